@@ -1,0 +1,33 @@
+# make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
+# make test   sets itself up and passes the tests
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DEMO   ?= out/demo
+
+.PHONY: demo test test-gpu lint clean
+
+demo: $(VENV)/.ready
+	$(BIN)/python benchmarks/demo.py --out $(DEMO)
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.ready
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Torch first and exactly: a looser request may fetch another build of several gigabytes.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out

@@ -1,0 +1,134 @@
+"""Synthetic cells and records, valid and small, for tests of everything behind the instruments.
+
+In: what a test wants to differ. Out: a CellSpec of a tiny llama on the CPU, or a RunRecord whose ledger closes.
+Never measures: the numbers are made up, but deterministic and consistent with each other.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vramprobe.record import (
+    Composition,
+    Environment,
+    Ledger,
+    ModelFacts,
+    Ok,
+    Peak,
+    PhaseMemory,
+    RunRecord,
+    Timing,
+)
+from vramprobe.spec import CellSpec, resolve
+
+TINY_LLAMA_PATH = Path(__file__).parent / "data" / "tiny-llama"
+TINY_LLAMA: dict[str, Any] = json.loads((TINY_LLAMA_PATH / "config.json").read_text())
+#: By hand: embedding and head 2·256·64, last norm 64, two layers: q, o 2·64·64, k, v 2·64·32, MLP 3·64·176, norms 2·64.
+TINY_LLAMA_PARAMS = 2 * 256 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64)
+
+
+def make_spec(**overrides: Any) -> CellSpec:
+    """A cell of the tiny llama on the CPU, full fine-tuning, batch 2 × 16; ``overrides`` are resolve()'s own words."""
+    words = {"model": str(TINY_LLAMA_PATH), "method": "full", "device": "cpu", "batch_size": 2, "seq_len": 16}
+    return resolve(**(words | overrides))
+
+
+def make_environment(**overrides: Any) -> Environment:
+    """A CPU machine with fixed versions."""
+    values: dict[str, Any] = {
+        "device_name": "Test CPU @ 2.00GHz",
+        "device_total_bytes": 16 * 1024**3,
+        "isolation": "forkserver",
+        "num_threads": 2,
+        "platform": "Linux-6.1-x86_64",
+        "python": "3.11.9",
+        "versions": {"torch": "2.13.0+cpu", "transformers": "5.23.0", "peft": "0.21.0", "bitsandbytes": "0.50.0",
+                     "accelerate": "1.15.0", "vramprobe": "0.1.0"},
+        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "dirty": False,
+    }  # fmt: skip
+    return Environment(**(values | overrides))
+
+
+def make_ledger(spec: CellSpec) -> Ledger:
+    """Made-up bytes that follow the cell's dtype, tokens and method, and add up exactly at the peak."""
+    width = 4 if spec.dtype == "fp32" else 2
+    weights = TINY_LLAMA_PARAMS * width
+    trained = TINY_LLAMA_PARAMS if spec.method == "full" else 4096
+    saved = spec.num_tokens * 4000 // (4 if spec.gradient_checkpointing else 1)
+    gradients, state, batch = trained * width, 2 * trained * width, spec.num_tokens * 24
+    temporaries = spec.num_tokens * 256 * 14
+    parts = {
+        "weights_bytes": weights,
+        "gradients_bytes": 0,
+        "optimizer_state_bytes": state,
+        "batch_bytes": batch,
+        "saved_activations_bytes": saved,
+        "temporaries_bytes": temporaries,
+    }
+    return Ledger(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_state_bytes=state,
+        batch_bytes=batch,
+        saved_activations_bytes=saved,
+        unaccounted_bytes=0,
+        at_peak=Composition(total_bytes=sum(parts.values()), **parts),
+    )
+
+
+def make_record(spec: CellSpec | None = None, **overrides: Any) -> RunRecord:
+    """One finished attempt at ``spec`` on the ``cpu`` instrument; ``overrides`` are RunRecord's fields.
+
+    An outcome other than ok leaves peak, ledger, facts, phases and timing empty unless ``overrides`` holds them.
+    """
+    spec = spec or make_spec()
+    values: dict[str, Any] = {
+        "attempt_id": f"attempt-{spec.fingerprint}",
+        "cell_id": spec.cell_id,
+        "fingerprint": spec.fingerprint,
+        "instrument": "cpu",
+        "started_at": "2026-03-01T12:00:00Z",
+        "spec": spec,
+        "environment": make_environment(),
+        "outcome": Ok(),
+    }
+    if isinstance(overrides.get("outcome", values["outcome"]), Ok):
+        values |= _measured(spec)
+    return RunRecord(**(values | overrides))
+
+
+def _measured(spec: CellSpec) -> dict[str, Any]:
+    ledger = make_ledger(spec)
+    peak_bytes = ledger.at_peak.total_bytes
+    idle = ledger.weights_bytes + ledger.optimizer_state_bytes + ledger.batch_bytes
+    phases = [
+        PhaseMemory(name="load", allocated_end_bytes=ledger.weights_bytes, allocated_peak_bytes=ledger.weights_bytes)
+    ]
+    for step in range(1, spec.steps + 1):
+        after_forward = idle + ledger.saved_activations_bytes
+        after_backward = idle + ledger.gradients_bytes
+        ends = {
+            "forward": after_forward,
+            "backward": after_backward,
+            "optimizer_step": after_backward,
+            "zero_grad": idle,
+        }
+        for name, end in ends.items():
+            highest = peak_bytes if name == "backward" else end
+            phases.append(PhaseMemory(name=name, step=step, allocated_end_bytes=end, allocated_peak_bytes=highest))
+    return {
+        "peak": Peak(phase="backward", step=2, allocated_bytes=peak_bytes, load_allocated_bytes=ledger.weights_bytes),
+        "ledger": ledger,
+        "phases": phases,
+        "facts": ModelFacts(
+            num_params=TINY_LLAMA_PARAMS,
+            num_trainable_params=TINY_LLAMA_PARAMS if spec.method == "full" else 4096,
+            num_quantised_params=0,
+            quantised_weights_bytes=0,
+            residual_dtype="bfloat16",
+        ),
+        "timing": Timing(step_seconds=[0.02, 0.021], load_seconds=0.1, traced_seconds=0.2, total_seconds=0.5),
+    }

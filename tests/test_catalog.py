@@ -1,0 +1,332 @@
+"""Models, GPUs, prices and claims: every shipped row can be used, every kind of name resolves, every miss helps."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from factories import TINY_LLAMA, TINY_LLAMA_PATH
+from huggingface_hub import errors as hub_errors
+
+from vramprobe import catalog
+from vramprobe.errors import MissingDependency, SpecError, UnknownName
+
+DATA = Path(catalog.__file__).parent / "data"
+
+
+# Models
+
+
+def test_every_architecture_file_has_a_verified_row_and_the_reverse() -> None:
+    files = {path.stem for path in (DATA / "models").glob("*.json")}
+    models = catalog.list_models()
+    assert {model.name for model in models} == files
+    assert len(models) == 68
+    for model in models:
+        assert model.n_params > model.n_embedding_params > 0
+        assert model.origin == "catalog"
+        assert model.checkpoint == model.hf_id
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "meta-llama/llama-3.1-8b"])
+def test_slug_and_hub_id_find_the_shipped_entry(name: str) -> None:
+    entry = catalog.find_model(name)
+    assert (entry.name, entry.hf_id, entry.model_type) == ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", "llama")
+    assert entry.n_params == 8030261248
+
+
+def test_a_caller_cannot_change_the_catalog() -> None:
+    catalog.find_model("gpt2").config["n_layer"] = 1
+    assert catalog.find_model("gpt2").config["n_layer"] == 12
+
+
+def test_config_file_and_its_folder_are_the_same_model() -> None:
+    folder = catalog.find_model(str(TINY_LLAMA_PATH))
+    file = catalog.find_model(str(TINY_LLAMA_PATH / "config.json"))
+    assert folder == file
+    assert folder.config == TINY_LLAMA
+    assert (folder.origin, folder.name, folder.hf_id) == ("path", str(TINY_LLAMA_PATH), None)
+    assert folder.checkpoint == str(TINY_LLAMA_PATH)
+    assert catalog.find_model(folder.name) == folder
+
+
+def test_a_json_file_of_another_name_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(TINY_LLAMA))
+    monkeypatch.chdir(tmp_path)
+    entry = catalog.find_model("./mine.json")
+    assert entry.name == str(tmp_path / "mine.json")  # absolute: the worker may run elsewhere
+    assert entry.checkpoint == str(tmp_path)
+
+
+def test_a_slug_wins_over_a_folder_and_dot_slash_names_the_folder(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(TINY_LLAMA))
+    monkeypatch.chdir(tmp_path)
+    assert catalog.find_model("gpt2").origin == "catalog"
+    assert catalog.find_model("./gpt2").model_type == "llama"
+
+
+def test_two_copies_of_one_architecture_resolve_alike_and_remote_code_needs_trust(tmp_path: Path) -> None:
+    noise = {"_name_or_path": "somewhere", "transformers_version": "4.1", "auto_map": {"AutoConfig": "code.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA | noise))
+    assert catalog.find_model(str(tmp_path)).config == TINY_LLAMA
+    trusted = catalog.find_model(str(tmp_path), trust_remote_code=True)
+    assert trusted.config == TINY_LLAMA | {"auto_map": noise["auto_map"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"hidden_size": 64}', "no model_type"),
+        ("[1]", "no model_type"),
+        ('{"model_type": 3}', "no model_type"),
+        ('{\n"model_type": "llama",\n}', "not valid JSON (line 3"),
+        (b"\xff\xfe\x00", "cannot be read"),
+    ],
+)
+def test_a_config_that_cannot_be_used_says_why(tmp_path: Path, content: str | bytes, complaint: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SpecError) as caught:
+        catalog.find_model(str(file))
+    assert complaint in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_folder_without_config_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"has no config\.json"):
+        catalog.find_model(str(tmp_path))
+
+
+def test_unknown_slug_gives_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"unknown model 'llama3-8b'.*llama-3-8b.*vramprobe models"):
+        catalog.find_model("llama3-8b")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/config.json", "nowhere.json", "~/no/such/folder"])
+def test_a_path_that_is_not_there_is_not_taken_for_a_hub_id(name: str) -> None:
+    with pytest.raises(UnknownName, match="No file or folder is there"):
+        catalog.find_model(name)
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name(name: str) -> None:
+    with pytest.raises(UnknownName, match="vramprobe models"):
+        catalog.find_model(name)
+
+
+# The hub, which no test ever asks
+
+
+def test_hub_offline_says_what_to_do() -> None:
+    with pytest.raises(MissingDependency, match=r"HF_HUB_OFFLINE is set\. Unset HF_HUB_OFFLINE.*vramprobe models"):
+        catalog.find_model("some-org/some-model")
+
+
+def test_hub_config_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file: str(TINY_LLAMA_PATH / file))
+    entry = catalog.find_model("some-org/some-model")
+    assert (entry.name, entry.hf_id, entry.origin) == ("some-org/some-model", "some-org/some-model", "hub")
+    assert (entry.config, entry.n_params) == (TINY_LLAMA, None)
+
+
+def test_hub_package_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingDependency, match=r"needs the package huggingface_hub.*pip install"):
+        catalog.find_model("some-org/some-model")
+
+
+class _Response:
+    headers: dict[str, str] = {}  # noqa: RUF012
+    request = None
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "complaint"),
+    [
+        (
+            hub_errors.GatedRepoError("403", response=_Response()),
+            MissingDependency,
+            "gated on the hub: accept its terms",
+        ),
+        (hub_errors.RepositoryNotFoundError("404", response=_Response()), UnknownName, "no such repository"),
+        (hub_errors.LocalEntryNotFoundError("no connection"), MissingDependency, "the hub is unreachable"),
+        (hub_errors.EntryNotFoundError("404"), UnknownName, "no config.json"),
+        (hub_errors.OfflineModeIsEnabled("offline"), MissingDependency, "did not come from the hub"),
+        (TimeoutError("read timed out"), MissingDependency, "read timed out"),
+    ],
+)
+def test_each_way_the_hub_can_fail(monkeypatch, raised: Exception, kind: type[Exception], complaint: str) -> None:
+    def fail(*_: object) -> str:
+        raise raised
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(kind) as caught:
+        catalog.find_model("some-org/some-model")
+    assert complaint in str(caught.value)
+    assert "vramprobe models" in str(caught.value)
+
+
+# Depth cuts (that the cut configs build is in test_catalog_instantiates.py)
+
+
+@pytest.mark.parametrize(
+    ("slug", "expected"),
+    [
+        ("llama-3.1-8b", {"num_hidden_layers": 2}),
+        ("gpt2", {"n_layer": 2}),
+        ("bloomz-560m", {"n_layer": 2}),
+        ("t5-small", {"num_layers": 2, "num_decoder_layers": 2}),
+        ("gpt-oss-20b", {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+def test_cut_depth_changes_the_depth_and_nothing_else(slug: str, expected: dict[str, object]) -> None:
+    whole = catalog.find_model(slug).config
+    cut = catalog.cut_depth(whole, 2)
+    assert {key: value for key, value in cut.items() if whole[key] != value} == expected
+    assert list(cut) == list(whole)
+    assert whole == catalog.find_model(slug).config  # a new config, the old one untouched
+
+
+def test_cut_depth_follows_lists_of_layer_indices_and_nested_text_configs() -> None:
+    config = {"model_type": "x", "num_hidden_layers": 4, "mlp_only_layers": [0, 3], "no_rope_layers": [1, 1, 1, 0]}
+    cut = {"model_type": "x", "num_hidden_layers": 2, "mlp_only_layers": [0], "no_rope_layers": [1, 1]}
+    assert catalog.cut_depth(config, 2) == cut
+    assert catalog.cut_depth({"model_type": "y", "text_config": config}, 2) == {"model_type": "y", "text_config": cut}
+
+
+@pytest.mark.parametrize("num_layers", [-1, 0, 33])
+def test_cut_depth_refuses_what_is_not_there(num_layers: int) -> None:
+    with pytest.raises(SpecError, match=f"num_layers {num_layers} is not possible: this model has 32 layers"):
+        catalog.cut_depth(catalog.find_model("llama-3.1-8b").config, num_layers)
+
+
+def test_cut_depth_of_a_config_without_depth() -> None:
+    with pytest.raises(SpecError, match="names no depth to cut"):
+        catalog.cut_depth({"model_type": "mystery"}, 1)
+
+
+# GPUs
+
+
+def test_every_gpu_has_its_names() -> None:
+    rows = list(csv.DictReader((DATA / "gpu_names.csv").read_text().splitlines()))
+    assert [row["gpu"] for row in rows] == [gpu.name for gpu in catalog.list_gpus()]
+    for gpu in catalog.list_gpus():
+        for name in (gpu.name, gpu.short_name, *gpu.aliases):
+            for spelling in (name, name.lower(), name.upper(), f"NVIDIA {name}", name.replace("-", " ")):
+                assert catalog.find_gpu(spelling) is gpu
+
+
+def test_no_two_gpus_share_a_name() -> None:
+    keys = [
+        key
+        for gpu in catalog.list_gpus()
+        for key in {"".join(catalog._gpu_words(name)) for name in (gpu.name, gpu.short_name, *gpu.aliases)}
+    ]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        # as torch.cuda.get_device_name and nvidia-smi report them
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5 80GB"),
+        ("NVIDIA H100 PCIe", "H100 PCIe 80GB"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada Generation"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 SXM4 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2 16GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA B200", "B200 SXM"),
+        ("NVIDIA GH200 480GB", "GH200 (96GB HBM3)"),
+        ("AMD Instinct MI300X", "Instinct MI300X"),
+        # as prices, claims and published figures write them
+        ("H100-SXM", "H100 SXM5 80GB"),
+        ("RTX-4090", "GeForce RTX 4090"),
+        ("RTX 4090 24GB", "GeForce RTX 4090"),
+        ("A10G 24GB", "A10G"),
+        ("A100-80GB-SXM", "A100 SXM4 80GB"),
+        ("A100 80GB", "A100 SXM4 80GB"),
+        ("A100 40GB", "A100 SXM4 40GB"),
+        ("A100-PCIe", "A100 PCIe 40GB"),
+        ("H100 80GB", "H100 SXM5 80GB"),
+        ("RTX 3090 24GB", "GeForce RTX 3090"),
+        ("V100 32GB", "V100 SXM2 32GB"),
+        ("rtx4090", "GeForce RTX 4090"),
+    ],
+)
+def test_gpu_names_in_the_wild(given: str, name: str) -> None:
+    assert catalog.find_gpu(given).name == name
+
+
+@pytest.mark.parametrize(
+    ("given", "candidates"),
+    [
+        ("A100", ["A100-40GB-PCIe", "A100-40GB-SXM", "A100-80GB-PCIe", "A100-80GB-SXM"]),
+        ("V100", ["V100-16GB-PCIe", "V100-16GB-SXM", "V100-32GB-PCIe", "V100-32GB-SXM"]),
+        ("RTX PRO 6000", ["RTX-PRO-6000-WS", "RTX-PRO-6000-Server"]),
+    ],
+)
+def test_an_ambiguous_gpu_lists_its_candidates(given: str, candidates: list[str]) -> None:
+    with pytest.raises(UnknownName, match="fits several") as caught:
+        catalog.find_gpu(given)
+    for short_name in candidates:
+        assert f"{short_name} (" in str(caught.value)
+        assert catalog.find_gpu(short_name).short_name == short_name
+
+
+@pytest.mark.parametrize("given", ["", "RTX 4070 Ti SUPER", "H100 96GB HBM2e", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
+def test_an_unknown_gpu_is_not_guessed(given: str) -> None:
+    with pytest.raises(UnknownName, match="vramprobe gpus"):
+        catalog.find_gpu(given)
+
+
+def test_a_misspelt_gpu_gives_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Nearest: H100-SXM"):
+        catalog.find_gpu("h100-smx")
+
+
+def test_gpu_memory_is_what_the_driver_reports() -> None:
+    h200 = catalog.find_gpu("H200")
+    assert (h200.total_bytes, h200.nominal_gb) == (143771 * 1024**2, 141)
+    assert catalog.find_gpu("GH200-144GB").total_bytes is None  # nobody's output found: unknown, not 0
+    assert catalog.find_gpu("T4").bf16_dense_tflops is None
+
+
+# Prices and claims
+
+
+def test_every_price_names_a_gpu() -> None:
+    prices = catalog.list_prices()
+    assert len(prices) == 25
+    assert [price.usd_per_hour for price in catalog.list_prices("NVIDIA H100 80GB HBM3")] == [2.69, 3.78, 49.24, 55.77]
+    pod = next(price for price in prices if price.provider == "CoreWeave" and price.gpu.short_name == "H200")
+    assert pod.usd_per_gpu_hour == pytest.approx(50.44 / 8)
+    with pytest.raises(UnknownName):
+        catalog.list_prices("H1000")
+
+
+def test_every_claim_is_typed() -> None:
+    claims = {claim.id: claim for claim in catalog.list_claims()}
+    assert len(claims) == len(catalog.list_claims()) == 135
+    named = [row for row in csv.DictReader((DATA / "claims.csv").read_text().splitlines()) if row["gpu"]]
+    assert all(claims[row["id"]].gpus for row in named)
+    assert {len(claim.gpus) for claim in claims.values()} == {0, 1, 2}  # "A100-80GB/H100-80GB" names two
+    assert {len(claim.seq_lens) for claim in claims.values()} == {0, 1, 2}
+    assert {claim.gradient_checkpointing for claim in claims.values()} == {None, True}
+    assert (claims["L1-01"].low, claims["L1-01"].high, claims["L1-01"].unit) == (2.0, 2.0, "B/param")
+    assert claims["L1-01"].method is None

@@ -1,0 +1,313 @@
+"""Cells: the defaults that a method's users expect, every impossible combination with its reason, and identity."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from factories import TINY_LLAMA, TINY_LLAMA_PATH, make_spec
+from pydantic import ValidationError
+
+from vramprobe import catalog, spec
+from vramprobe.errors import SpecError, UnknownName
+
+LONG = {"model": "gpt2", "seq_len": 1025}
+#: What cannot be → the start of the reason.
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"method": "qlora", "quant": "none"}, "method qlora trains adapters on a quantised base"),
+    ({"method": "full", "quant": "nf4"}, "quant nf4 needs method qlora"),
+    ({"method": "lora", "quant": "int8"}, "quant int8 needs method qlora"),
+    ({"method": "lora", "kbit_prep": "peft"}, "kbit_prep peft prepares a quantised model"),
+    ({"method": "full", "kbit_prep": "trl"}, "kbit_prep trl prepares a quantised model"),
+    ({"lora_r": 8}, "LoRA options"),
+    ({"lora_alpha": 8.0}, "LoRA options"),
+    ({"lora_dropout": 0.0}, "LoRA options"),
+    ({"lora_targets": "q_v"}, "LoRA options"),
+    ({"lora_dtype": "fp32"}, "LoRA options"),
+    ({"dora": True}, "LoRA options"),
+    ({"recipe": "lora-usual"}, "LoRA options"),
+    ({"method": "lora", "lora_r": 0}, "lora_r must be at least 1, 0 given"),
+    ({"method": "lora", "lora_dropout": 1.0}, "lora_dropout must be in [0, 1), 1.0 given"),
+    ({"method": "lora", "lora_dropout": -0.1}, "lora_dropout must be in [0, 1), -0.1 given"),
+    ({"dtype": "fp16", "autocast": "fp16"}, "fp16 autocast needs fp32 trained weights"),
+    ({"method": "lora", "dtype": "fp16", "autocast": "fp16", "lora_dtype": "fp16"}, "fp16 autocast needs fp32 trained"),
+    ({"dtype": "fp16", "autocast": "bf16"}, "weights in fp16 under bf16 autocast mix"),
+    ({"dtype": "bf16", "autocast": "fp16"}, "weights in bf16 under fp16 autocast mix"),
+    ({"method": "lora", "lora_dtype": "fp16", "autocast": "none"}, "fp16 adapters on bf16 weights mix"),
+    ({"device": "cuda", "attn": "flash_attention_2", "recipe": "fp32"}, "flash_attention_2 has no fp32 kernel"),
+    ({"optim": "paged_adamw_8bit"}, "paged_adamw_8bit pages its state between GPU and host"),
+    ({"optim": "paged_adamw"}, "paged_adamw_32bit pages its state"),
+    ({"attn": "flash_attention_2"}, "flash_attention_2 needs device cuda"),
+    ({"alloc_conf": "expandable_segments:True"}, "alloc_conf sets the CUDA caching allocator"),
+    ({"trust_remote_code": True}, "trust_remote_code runs a checkpoint's own code"),
+    ({"num_layers": 1, "weights": "pretrained"}, "a depth cut (num_layers) keeps no checkpoint's weights"),
+    (LONG, "seq_len 1025 is longer than the 1024 learned positions of gpt2"),
+    ({"model": "opt-125m", "seq_len": 2049}, "seq_len 2049 is longer than the 2048 learned positions of opt-125m"),
+]
+
+#: A wrong value → what the message says of it.
+WRONG_VALUES: list[tuple[dict[str, Any], str]] = [
+    ({"method": "finetune"}, "method: 'finetune' given; Input should be 'full', 'lora' or 'qlora'"),
+    ({"method": "qlora", "quant": "int4"}, "quant: 'int4' given"),
+    ({"dtype": "float32"}, "dtype: 'float32' given; Input should be 'bf16', 'fp32' or 'fp16'"),
+    ({"autocast": "off"}, "autocast: 'off' given"),
+    ({"optim": "adamw"}, "optim: 'adamw' given; Input should be 'adamw_torch'"),
+    ({"attn": "flash"}, "attn: 'flash' given"),
+    ({"device": "tpu"}, "device: 'tpu' given"),
+    ({"weights": "mine"}, "weights: 'mine' given"),
+    ({"batch_size": 0}, "batch_size: 0 given; must be at least 1"),
+    ({"seq_len": -1}, "seq_len: -1 given; must be at least 1"),
+    ({"grad_accum": 0}, "grad_accum: 0 given; must be at least 1"),
+    ({"steps": 2}, "steps: 2 given; must be at least 3: the first step creates the optimizer's state"),
+    ({"timing_steps": -1}, "timing_steps: -1 given; must be 0"),
+    ({"batch_size": 1.5}, "batch_size: 1.5 given"),
+    ({"method": "lora", "lora_targets": " , "}, "names no module"),
+    ({"recipe": "amp"}, "unknown recipe 'amp'; allowed: all-bf16, mixed, fp32, lora-usual"),
+    ({"recipe": "mixed", "dtype": "bf16"}, "recipe 'mixed' means dtype=fp32, but dtype=bf16 was given"),
+    ({"num_layers": 3}, "num_layers 3 is not possible: this model has 2 layers"),
+    ({"batchsize": 3}, "unknown option 'batchsize'; allowed: alloc_conf"),
+    ({"architecture": {}}, "unknown option 'architecture'"),
+]
+
+
+def ids(cases: list[tuple[dict[str, Any], str]]) -> list[str]:
+    return [", ".join(f"{key}={value}" for key, value in words.items()) for words, _ in cases]
+
+
+@pytest.mark.parametrize(("words", "reason"), IMPOSSIBLE, ids=ids(IMPOSSIBLE))
+def test_what_cannot_be_is_refused_with_the_reason(words: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        make_spec(**words)
+    assert str(caught.value).startswith(reason)
+
+
+@pytest.mark.parametrize(("words", "complaint"), WRONG_VALUES, ids=ids(WRONG_VALUES))
+def test_a_wrong_value_is_refused_with_what_is_allowed(words: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(complaint)):
+        make_spec(**words)
+
+
+def test_every_rule_of_the_spec_is_in_this_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = (spec._method_rules, spec._precision_rules, spec._device_rules)
+    seen: set[tuple[str, int]] = set()
+    num_rules = 0
+
+    def watch(cell: spec.CellSpec) -> list[str]:
+        nonlocal num_rules
+        rules = {(group.__name__, index): broken for group in groups for index, (broken, _) in enumerate(group(cell))}
+        num_rules = len(rules)
+        seen.update(key for key, broken in rules.items() if broken)
+        return []
+
+    monkeypatch.setattr(spec, "_impossible", watch)
+    for words, _ in IMPOSSIBLE:
+        make_spec(**words)
+    assert len(seen) == num_rules > 10
+
+
+def test_all_reasons_are_given_at_once() -> None:
+    with pytest.raises(SpecError, match=r"needs method qlora.*LoRA options.*needs device cuda"):
+        make_spec(quant="nf4", lora_r=3, attn="flash_attention_2")
+
+
+def test_an_unknown_model_keeps_its_kind() -> None:
+    with pytest.raises(UnknownName, match="Nearest: gpt2"):
+        make_spec(model="gtp2")
+
+
+# Defaults, recipes, aliases
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("full", ("none", "none", "bf16", "none", None, None, None, None, None)),
+        ("lora", ("none", "none", "bf16", "bf16", 16, 32.0, 0.0, "all-linear", "fp32")),
+        ("qlora", ("nf4", "peft", "bf16", "bf16", 16, 32.0, 0.0, "all-linear", "fp32")),
+    ],
+)
+def test_defaults_are_what_a_methods_users_expect(method: str, expected: tuple[object, ...]) -> None:
+    cell = make_spec(method=method)
+    assert (
+        cell.quant,
+        cell.kbit_prep,
+        cell.dtype,
+        cell.autocast,
+        cell.lora_r,
+        cell.lora_alpha,
+        cell.lora_dropout,
+        cell.lora_targets,
+        cell.lora_dtype,
+    ) == expected
+    assert (cell.optim, cell.weights, cell.attn, cell.steps) == ("adamw_torch_fused", "random", "sdpa", 3)
+
+
+def test_every_quantisation_and_preparation_can_be_chosen() -> None:
+    for quant in set(get_args(spec.Quant)) - {"none"}:
+        for kbit_prep in get_args(spec.KbitPrep):
+            cell = make_spec(method="qlora", quant=quant, kbit_prep=kbit_prep)
+            assert (cell.quant, cell.kbit_prep) == (quant, kbit_prep)
+
+
+@pytest.mark.parametrize("recipe", spec.RECIPES)
+def test_a_recipe_is_its_knobs(recipe: str) -> None:
+    knobs = spec.RECIPES[recipe]
+    assert make_spec(method="lora", recipe=recipe) == make_spec(method="lora", **knobs)
+    assert make_spec(method="lora", recipe=recipe, **knobs) == make_spec(method="lora", **knobs)
+
+
+def test_aliases_are_one_optimizer() -> None:
+    assert make_spec(optim="adamw_8bit") == make_spec(optim="adamw_bnb_8bit")
+    assert make_spec(optim="paged_adamw", device="cuda") == make_spec(optim="paged_adamw_32bit", device="cuda")
+
+
+def test_every_optimizer_is_possible_somewhere() -> None:
+    for optim in get_args(spec.Optim):
+        assert make_spec(optim=optim, device="cuda").optim == optim
+
+
+def test_targets_are_text_or_a_list() -> None:
+    named = make_spec(method="lora", lora_targets=" q_proj, v_proj,")
+    assert named.lora_targets == ("q_proj", "v_proj")
+    assert named == make_spec(method="lora", lora_targets=["q_proj", "v_proj"])
+    assert spec.lora_target_names(named) == ["q_proj", "v_proj"]
+    assert spec.lora_target_names(make_spec(method="lora")) is None
+    assert spec.lora_target_names(make_spec(method="lora", lora_targets="q_v")) == ["q_proj", "v_proj"]
+    assert spec.lora_target_names(make_spec(method="lora", lora_targets="q_v", model="gpt2")) == ["c_attn"]
+    assert spec.lora_target_names(make_spec()) == []
+
+
+def test_option_names_are_what_resolve_takes() -> None:
+    assert "architecture" not in spec.option_names()
+    assert {"model", "recipe", "lora_r", "gradient_checkpointing"} <= set(spec.option_names())
+    full = make_spec(device="cuda")
+    words = {name: getattr(full, name) for name in spec.option_names() if name != "recipe"}
+    assert spec.resolve(**words) == full
+
+
+def test_the_depth_cut_is_part_of_the_architecture() -> None:
+    cell = make_spec(num_layers=1)
+    assert cell.architecture == TINY_LLAMA | {"num_hidden_layers": 1}
+    assert cell.model_label == "tiny-llama@1layers"
+
+
+# Identity
+
+
+def test_ids_are_readable() -> None:
+    assert make_spec().cell_id == "tiny-llama_full_bf16_adamw-fused_b2s16"
+    cell = make_spec(
+        method="qlora",
+        quant="nf4-single",
+        kbit_prep="trl",
+        lora_r=8,
+        lora_targets="q_v",
+        dora=True,
+        optim="adamw_bnb_8bit",
+        grad_accum=4,
+        gradient_checkpointing=True,
+        attn="eager",
+        num_layers=1,
+    )
+    expected = (
+        "tiny-llama@1layers_qlora-nf4-single-trl-r8-q_proj+v_proj-dora_bf16+bf16_adamw_bnb_8bit_b2s16_ga4_ckpt_eager"
+    )
+    assert cell.cell_id == expected
+    assert make_spec(model="meta-llama/Llama-3.2-1B").cell_id.startswith("llama-3.2-1b_full_")
+    assert not re.search(r"[\s/]", cell.cell_id)  # it names files
+
+
+#: Another valid value for each field of a CUDA LoRA cell.
+OTHER_VALUES: dict[str, Any] = {
+    "architecture": TINY_LLAMA | {"hidden_size": 128},
+    "num_layers": 1,
+    "weights": "pretrained",
+    "trust_remote_code": True,
+    "method": "qlora",
+    "quant": "fp4",
+    "kbit_prep": "trl",
+    "dtype": "fp32",
+    "autocast": "none",
+    "lora_r": 4,
+    "lora_alpha": 1.0,
+    "lora_dropout": 0.1,
+    "lora_targets": "q_v",
+    "lora_dtype": "bf16",
+    "dora": True,
+    "optim": "sgd",
+    "batch_size": 3,
+    "seq_len": 17,
+    "grad_accum": 2,
+    "gradient_checkpointing": True,
+    "attn": "eager",
+    "device": "cpu",
+    "alloc_conf": "expandable_segments:True",
+    "steps": 4,
+    "timing_steps": 0,
+    "seed": 1,
+}
+
+
+def test_the_fingerprint_changes_with_every_field() -> None:
+    assert set(OTHER_VALUES) == set(spec.CellSpec.model_fields) - {"model"}
+    base = make_spec(method="lora", device="cuda")
+    fingerprints = {base.fingerprint}
+    for field, value in OTHER_VALUES.items():
+        assert getattr(base, field) != value
+        fingerprints.add(
+            base.model_copy(update={field: value}).fingerprint
+        )  # unchecked: only the identity matters here
+    assert len(fingerprints) == 1 + len(OTHER_VALUES)
+
+
+def test_the_models_name_counts_only_with_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(reversed(TINY_LLAMA.items()))))  # the order does not count
+    here, there = make_spec(), make_spec(model=str(tmp_path))
+    assert here.model != there.model
+    assert here.fingerprint == there.fingerprint
+    pretrained = {"weights": "pretrained"}
+    assert make_spec(**pretrained).fingerprint != make_spec(model=str(tmp_path), **pretrained).fingerprint
+
+
+def test_the_fingerprint_is_the_same_in_every_process_and_release() -> None:
+    # A catalog model: its fingerprint may not depend on where this checkout lies. If this changes on purpose, every
+    # stored record becomes a stranger to its sweep: raise _VERSION_OF_IDENTITY and say so in the changelog.
+    words = {"model": "gpt2", "method": "lora", "device": "cpu", "batch_size": 1, "seq_len": 64}
+    fingerprint = spec.resolve(**words).fingerprint
+    assert fingerprint == "3ea8d747d9f4f9cd"
+    code = f"from vramprobe.spec import resolve; print(resolve(**{words!r}).fingerprint)"
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        )
+        assert done.stdout.strip() == fingerprint
+
+
+def test_a_cell_survives_json() -> None:
+    for words in ({}, {"method": "lora", "lora_targets": "q_proj,v_proj"}, {"method": "qlora", "dora": True}):
+        cell = make_spec(**words)
+        again = spec.CellSpec.model_validate_json(cell.model_dump_json())
+        assert again == cell
+        assert again.fingerprint == cell.fingerprint
+
+
+def test_a_cell_is_frozen_and_takes_no_unknown_field() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        make_spec().seq_len = 3
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        spec.CellSpec(**make_spec().model_dump(), colour="red")
+
+
+def test_every_catalog_model_resolves_for_every_method() -> None:
+    for entry in catalog.list_models():
+        for method in get_args(spec.Method):
+            assert make_spec(model=entry.name, method=method).architecture == entry.config
+
+
+def test_the_tiny_model_is_found_by_its_folder() -> None:
+    assert make_spec().model == str(TINY_LLAMA_PATH)

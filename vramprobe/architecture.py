@@ -1,0 +1,291 @@
+"""Architecture: the dimensions and the parameters of a model, by arithmetic on its config.json.
+
+In: a config.json as a dict. Out: a frozen Architecture with every parameter's name, shape and role, or a VramprobeError
+that names the supported families. Never imports torch or transformers: an independent account of what they build.
+The names and shapes follow transformers 5 (``modeling_llama.py``, ``modeling_gpt_neox.py``, ``modeling_gpt2.py``,
+``modeling_opt.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from vramprobe.errors import VramprobeError
+
+Role = Literal["linear", "head", "embedding", "norm", "bias"]
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt")
+
+
+class UnsupportedArchitecture(VramprobeError):
+    """A model, or an option of it, that the formula engine has no arithmetic for."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter tensor; ``{layer}`` in the name stands for the layer's number where there is one per layer."""
+
+    name: str
+    module: str  # the last part of its module's name: q_proj, c_attn, fc1, input_layernorm
+    shape: tuple[int, ...]
+    role: Role
+    per_layer: bool
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer by its module name: a LoRA target, and what bitsandbytes replaces."""
+
+    name: str
+    num_in: int
+    num_out: int
+    bias: bool
+    per_layer: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Dimensions and parameters of a causal language model. Widths are elements, rates are probabilities."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    mlp_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    tied: bool  # the head's weight is the embedding's
+    activation: str
+    embedding_size: int  # differs from hidden_size only in OPT-350m
+    rotary_size: int  # rotated part of a head; 0 with learned positions
+    parallel_residual: bool = False
+    norm_first: bool = True
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    sliding_window: int | None = None
+    parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads."""
+        return self.num_kv_heads * self.head_size
+
+    def num_copies(self, parameter: Parameter) -> int:
+        """How many tensors of this name pattern the model has."""
+        return self.num_layers if parameter.per_layer else 1
+
+    @cached_property
+    def num_params(self) -> int:
+        """Parameters of the model, tied ones once."""
+        return sum(parameter.numel * self.num_copies(parameter) for parameter in self.parameters)
+
+    @cached_property
+    def linears(self) -> tuple[Linear, ...]:
+        """The linear layers apart from the output head; a fused projection is one."""
+        biased = {(p.name.rpartition(".")[0]) for p in self.parameters if p.role == "bias"}
+        return tuple(
+            Linear(p.name.removesuffix(".weight"), *_in_out(p, self.model_type),
+                   p.name.removesuffix(".weight") in biased, p.per_layer)
+            for p in self.parameters
+            if p.role == "linear"
+        )  # fmt: skip
+
+
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    """The Architecture of a ``config.json``.
+
+    Raises UnsupportedArchitecture (a VramprobeError) for a model type without arithmetic here.
+    """
+    model_type = config.get("model_type")
+    try:
+        if model_type in LLAMA_LIKE:
+            return _llama_like(config)
+        match model_type:
+            case "gpt_neox":
+                return _gpt_neox(config)
+            case "gpt2":
+                return _gpt2(config)
+            case "opt":
+                return _opt(config)
+    except KeyError as missing:
+        raise VramprobeError(f"the {model_type} config.json has no {missing}; it is needed to count memory") from None
+    raise UnsupportedArchitecture(
+        f"the formula engine has no arithmetic for model type {model_type!r}; it knows "
+        f"{', '.join(SUPPORTED_MODEL_TYPES)}. Measure the model, or predict with the trace engine."
+    )
+
+
+def _in_out(parameter: Parameter, model_type: str) -> tuple[int, int]:
+    """(in, out) of a linear weight: nn.Linear stores out × in, GPT-2's Conv1D in × out."""
+    first, second = parameter.shape
+    return (first, second) if model_type == "gpt2" else (second, first)
+
+
+class _Inventory:
+    """Collects parameters under a prefix, in the order in which the model's code creates them."""
+
+    def __init__(self) -> None:
+        self.parameters: list[Parameter] = []
+
+    def add(self, name: str, shape: tuple[int, ...], role: Role) -> None:
+        module = name.split(".")[-2]
+        self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name))
+
+    def linear(self, name: str, num_in: int, num_out: int, bias: bool, *, transposed: bool = False) -> None:
+        self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear")
+        if bias:
+            self.add(f"{name}.bias", (num_out,), "bias")
+
+    def layer_norm(self, name: str, size: int) -> None:
+        self.add(f"{name}.weight", (size,), "norm")
+        self.add(f"{name}.bias", (size,), "norm")
+
+    def embedding(self, name: str, num: int, size: int) -> None:
+        self.add(f"{name}.weight", (num, size), "embedding")
+
+    def head(self, vocab_size: int, size: int, tied: bool) -> None:
+        if not tied:
+            self.add("lm_head.weight", (vocab_size, size), "head")
+
+
+def _llama_like(config: Mapping[str, Any]) -> Architecture:
+    model_type, hidden, mlp = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    head_size = config.get("head_dim") or hidden // num_heads
+    tied = config.get("tie_word_embeddings", False)
+    # Qwen2 has biases on q, k and v whatever the config says; Llama and Qwen3 ask attention_bias; Mistral has none.
+    asked = bool(config.get("attention_bias", False)) and model_type in ("llama", "qwen3")
+    qkv_bias, out_bias = model_type == "qwen2" or asked, asked
+    mlp_bias = bool(config.get("mlp_bias", False)) and model_type == "llama"
+    queries, keys = num_heads * head_size, num_kv_heads * head_size
+
+    inventory, layer = _Inventory(), "model.layers.{layer}"
+    inventory.embedding("model.embed_tokens", config["vocab_size"], hidden)
+    inventory.linear(f"{layer}.self_attn.q_proj", hidden, queries, qkv_bias)
+    inventory.linear(f"{layer}.self_attn.k_proj", hidden, keys, qkv_bias)
+    inventory.linear(f"{layer}.self_attn.v_proj", hidden, keys, qkv_bias)
+    inventory.linear(f"{layer}.self_attn.o_proj", queries, hidden, out_bias)
+    if model_type == "qwen3":
+        inventory.add(f"{layer}.self_attn.q_norm.weight", (head_size,), "norm")
+        inventory.add(f"{layer}.self_attn.k_norm.weight", (head_size,), "norm")
+    inventory.linear(f"{layer}.mlp.gate_proj", hidden, mlp, mlp_bias)
+    inventory.linear(f"{layer}.mlp.up_proj", hidden, mlp, mlp_bias)
+    inventory.linear(f"{layer}.mlp.down_proj", mlp, hidden, mlp_bias)
+    inventory.add(f"{layer}.input_layernorm.weight", (hidden,), "norm")
+    inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
+    inventory.add("model.norm.weight", (hidden,), "norm")
+    inventory.head(config["vocab_size"], hidden, tied)
+    # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well.
+    windowed = model_type == "mistral" or config.get("use_sliding_window", False)
+    return Architecture(
+        model_type=model_type, num_layers=config["num_hidden_layers"], hidden_size=hidden, mlp_size=mlp,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config["vocab_size"],
+        tied=tied, activation=config.get("hidden_act", "silu"), embedding_size=hidden, rotary_size=head_size,
+        attention_dropout=config.get("attention_dropout", 0.0),
+        sliding_window=config.get("sliding_window") if windowed else None,
+        parameters=tuple(inventory.parameters),
+    )  # fmt: skip
+
+
+def _gpt_neox(config: Mapping[str, Any]) -> Architecture:
+    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    num_heads = config["num_attention_heads"]
+    tied, bias = config.get("tie_word_embeddings", False), config.get("attention_bias", True)
+    dropout = config.get("hidden_dropout", 0.0)
+    inventory, layer = _Inventory(), "gpt_neox.layers.{layer}"
+    inventory.embedding("gpt_neox.embed_in", config["vocab_size"], hidden)
+    inventory.layer_norm(f"{layer}.input_layernorm", hidden)
+    inventory.layer_norm(f"{layer}.post_attention_layernorm", hidden)
+    inventory.linear(f"{layer}.attention.query_key_value", hidden, 3 * hidden, bias)
+    inventory.linear(f"{layer}.attention.dense", hidden, hidden, bias)
+    inventory.linear(f"{layer}.mlp.dense_h_to_4h", hidden, mlp, True)
+    inventory.linear(f"{layer}.mlp.dense_4h_to_h", mlp, hidden, True)
+    inventory.layer_norm("gpt_neox.final_layer_norm", hidden)
+    inventory.head(config["vocab_size"], hidden, tied)
+    return Architecture(
+        model_type="gpt_neox", num_layers=config["num_hidden_layers"], hidden_size=hidden, mlp_size=mlp,
+        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config["vocab_size"],
+        tied=tied, activation=config.get("hidden_act", "gelu"), embedding_size=hidden,
+        rotary_size=int(hidden // num_heads * _partial_rotary(config)),
+        parallel_residual=config.get("use_parallel_residual", True), embedding_dropout=dropout,
+        attention_dropout=config.get("attention_dropout", 0.0), residual_dropout=dropout,
+        parameters=tuple(inventory.parameters),
+    )  # fmt: skip
+
+
+def _partial_rotary(config: Mapping[str, Any]) -> float:
+    """Rotated share of a head: transformers 5 writes it under rope_parameters, older configs as rotary_pct."""
+    rope = config.get("rope_parameters") or {}
+    return rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
+
+
+def _gpt2(config: Mapping[str, Any]) -> Architecture:
+    hidden, num_heads = config["n_embd"], config["n_head"]
+    mlp = config.get("n_inner") or 4 * hidden
+    tied = config.get("tie_word_embeddings", True)
+    inventory, layer = _Inventory(), "transformer.h.{layer}"
+    inventory.embedding("transformer.wte", config["vocab_size"], hidden)
+    inventory.embedding("transformer.wpe", config["n_positions"], hidden)
+    inventory.layer_norm(f"{layer}.ln_1", hidden)
+    inventory.linear(f"{layer}.attn.c_attn", hidden, 3 * hidden, True, transposed=True)
+    inventory.linear(f"{layer}.attn.c_proj", hidden, hidden, True, transposed=True)
+    inventory.layer_norm(f"{layer}.ln_2", hidden)
+    inventory.linear(f"{layer}.mlp.c_fc", hidden, mlp, True, transposed=True)
+    inventory.linear(f"{layer}.mlp.c_proj", mlp, hidden, True, transposed=True)
+    inventory.layer_norm("transformer.ln_f", hidden)
+    inventory.head(config["vocab_size"], hidden, tied)
+    return Architecture(
+        model_type="gpt2", num_layers=config["n_layer"], hidden_size=hidden, mlp_size=mlp, num_heads=num_heads,
+        num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config["vocab_size"], tied=tied,
+        activation=config.get("activation_function", "gelu_new"), embedding_size=hidden, rotary_size=0,
+        embedding_dropout=config.get("embd_pdrop", 0.1), attention_dropout=config.get("attn_pdrop", 0.1),
+        residual_dropout=config.get("resid_pdrop", 0.1), parameters=tuple(inventory.parameters),
+    )  # fmt: skip
+
+
+def _opt(config: Mapping[str, Any]) -> Architecture:
+    hidden, mlp, num_heads = config["hidden_size"], config["ffn_dim"], config["num_attention_heads"]
+    embedding = config.get("word_embed_proj_dim") or hidden
+    tied, bias = config.get("tie_word_embeddings", True), config.get("enable_bias", True)
+    norm_first = config.get("do_layer_norm_before", True)
+    dropout = config.get("dropout", 0.1)
+    inventory, layer = _Inventory(), "model.decoder.layers.{layer}"
+    inventory.embedding("model.decoder.embed_tokens", config["vocab_size"], embedding)
+    # OPT shifts its positions by two: OPTLearnedPositionalEmbedding.offset.
+    inventory.embedding("model.decoder.embed_positions", config["max_position_embeddings"] + 2, hidden)
+    if embedding != hidden:
+        inventory.linear("model.decoder.project_out", hidden, embedding, False)
+        inventory.linear("model.decoder.project_in", embedding, hidden, False)
+    if norm_first and not config.get("_remove_final_layer_norm", False):
+        inventory.layer_norm("model.decoder.final_layer_norm", hidden)
+    for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
+        inventory.linear(f"{layer}.self_attn.{name}", hidden, hidden, bias)
+    inventory.layer_norm(f"{layer}.self_attn_layer_norm", hidden)
+    inventory.linear(f"{layer}.fc1", hidden, mlp, bias)
+    inventory.linear(f"{layer}.fc2", mlp, hidden, bias)
+    inventory.layer_norm(f"{layer}.final_layer_norm", hidden)
+    inventory.head(config["vocab_size"], embedding, tied)
+    return Architecture(
+        model_type="opt", num_layers=config["num_hidden_layers"], hidden_size=hidden, mlp_size=mlp,
+        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config["vocab_size"],
+        tied=tied, activation=config.get("activation_function", "relu"), embedding_size=embedding, rotary_size=0,
+        norm_first=norm_first, embedding_dropout=0.0, attention_dropout=config.get("attention_dropout", 0.0),
+        residual_dropout=dropout, parameters=tuple(inventory.parameters),
+    )  # fmt: skip

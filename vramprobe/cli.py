@@ -1,0 +1,254 @@
+"""The command line: words in, text or JSON out. The only module that prints and exits.
+
+Every verb that takes a cell takes the same options, made here from the spec's own words. Exit codes: 0 done, 1 a user's
+error or a cell that failed, 2 wrong usage, 130 and 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+import vramprobe
+from vramprobe import api, display, spec
+from vramprobe.errors import VramprobeError
+
+app = typer.Typer(
+    name="vramprobe",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="How much GPU memory does this fine-tuning run need, and why? Measured, fitted, predicted, published.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
+Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
+_EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
+
+
+def _choices(kind: Any) -> str:
+    return " | ".join(get_args(kind))
+
+
+#: Option → (type, help). The names are spec.option_names(); a test holds the two together.
+CELL_OPTIONS: dict[str, tuple[Any, str]] = {
+    "model": (str, "A slug of `vramprobe models`, a path to a config.json or checkpoint folder, or a hub id."),
+    "method": (str, _choices(spec.Method)),
+    "batch_size": (int, "Sequences per micro-batch."),
+    "seq_len": (int, "Tokens per sequence."),
+    "recipe": (str, f"Names dtype and autocast together: {' | '.join(spec.RECIPES)}."),
+    "dtype": (str, f"Of the weights as loaded: {_choices(spec.Dtype)} (bf16 unless told)."),
+    "autocast": (str, f"{_choices(spec.Autocast)} (none for full, else bf16)."),
+    "quant": (str, f"{_choices(spec.Quant)} (nf4 for qlora)."),
+    "kbit_prep": (str, f"How a quantised model is prepared: {_choices(spec.KbitPrep)} (peft for qlora)."),
+    "optim": (str, f"{_choices(spec.Optim)} (adamw_torch_fused)."),
+    "gradient_checkpointing": (bool, "Recompute each layer in backward instead of keeping it."),
+    "grad_accum": (int, "Micro-batches per optimizer step (1)."),
+    "attn": (str, f"{_choices(spec.Attention)} (sdpa)."),
+    "lora_r": (int, "Rank (16)."),
+    "lora_alpha": (float, "Scale (2 × rank)."),
+    "lora_dropout": (float, "In [0, 1) (0)."),
+    "lora_targets": (str, "all-linear | q_v | names such as q_proj,v_proj (all-linear)."),
+    "lora_dtype": (str, f"Of the adapters: {_choices(spec.Dtype)} (fp32; bf16 under kbit-prep trl)."),
+    "dora": (bool, "Weight-decomposed adapters (DoRA)."),
+    "num_layers": (int, "Cut the architecture to its first layers; the record says so."),
+    "weights": (str, f"{_choices(spec.Weights)} (random: memory does not depend on the values)."),
+    "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
+    "device": (str, "auto | cuda | cpu (auto)."),
+    "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
+    "steps": (int, "Traced steps, at least 3 (3)."),
+    "timing_steps": (int, "Further steps, timed and not traced (2)."),
+    "seed": (int, "Of weights and tokens (0)."),
+}
+_REQUIRED = ("model", "method", "batch_size", "seq_len")
+
+
+def _takes_a_cell(command: Callable[..., None]) -> Callable[..., None]:
+    """Give ``command(cell_options, …)`` every option of a cell, as ``--batch-size`` and so on."""
+    own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "cell"]
+
+    def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
+        flag = f"--{name.replace('_', '-')}"
+        flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,)
+        required = name in _REQUIRED
+        annotation = Annotated[kind if required else kind | None, typer.Option(*flags, help=text, show_default=False)]
+        default = inspect.Parameter.empty if required else None
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        cell = {name: values.pop(name) for name in CELL_OPTIONS}
+        command({name: value for name, value in cell.items() if value is not None}, **values)
+
+    options = [parameter(name, kind, text) for name, (kind, text) in CELL_OPTIONS.items()]
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    with_options.__signature__ = inspect.Signature([*options, *keyword_only])
+    with_options.__annotations__ = {p.name: p.annotation for p in [*options, *keyword_only]}
+    return with_options
+
+
+@app.command()
+def models(json_output: Json = False) -> None:
+    """List the architectures that ship with vramprobe."""
+    entries = api.models()
+    if json_output:
+        _print_json(
+            [
+                {"slug": entry.name, "hf_id": entry.hf_id, "model_type": entry.model_type, "num_params": entry.n_params}
+                for entry in entries
+            ]
+        )
+    else:
+        display.print_models(entries)
+
+
+@app.command()
+def gpus(json_output: Json = False) -> None:
+    """List the GPUs that ship with vramprobe, with the memory they report and what renting one costs."""
+    listed = api.gpus()
+    if json_output:
+        _print_json(
+            [
+                {"gpu": gpu.name, "short_name": gpu.short_name, "arch": gpu.arch, "total_bytes": gpu.total_bytes}
+                for gpu in listed
+            ]
+        )
+    else:
+        display.print_gpus(listed)
+
+
+@app.command()
+@_takes_a_cell
+def measure(
+    cell: dict[str, Any],
+    timeout: Timeout = None,
+    save: Annotated[Path | None, typer.Option(help="Append the record to this .jsonl file.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Run one cell for a few steps in its own process and show where its memory went."""
+    with display.working("measuring in a worker process"):
+        record = api.measure(timeout_seconds=timeout, save=save, **cell)
+    if json_output:
+        print(record.to_json_line())
+    else:
+        display.print_record(record)
+    raise typer.Exit(0 if record.outcome.kind in ("ok", "oom") else 1)
+
+
+@app.command()
+def run(
+    sweep: Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Results folder (results/<device>/<sweep>).")] = None,
+    device: Annotated[str, typer.Option(help="auto | cuda | cpu")] = "auto",
+    timeout: Timeout = None,
+    json_output: Json = False,
+) -> None:
+    """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
+    with display.sweep_progress(as_json=json_output) as on_event:
+        summary = api.run(sweep, out=out, device=device, timeout_seconds=timeout, on_event=on_event)
+    if json_output:
+        _print_json({
+            "kind": "summary", "journal": str(summary.journal), "total": summary.total, "kept": summary.kept,
+            "outcomes": summary.counts(), "notes": summary.notes, "stopped_by": summary.stopped_by,
+        })  # fmt: skip
+    else:
+        display.print_summary(summary)
+    if summary.stopped_by:
+        raise typer.Exit(_EXIT_CODES[summary.stopped_by])
+    raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom"} else 1)
+
+
+@app.command()
+def fit(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the fit.")] = Path("fit.json"),
+    json_output: Json = False,
+) -> None:
+    """Fit the memory model to measured records; cells that their sweep holds out stay out."""
+    from vramprobe.fit import save_fit
+
+    model = api.fit(results)
+    save_fit(model, out)
+    if json_output:
+        print(model.model_dump_json(indent=2))
+    else:
+        display.print_fit(model, out)
+
+
+@app.command()
+@_takes_a_cell
+def predict(
+    cell: dict[str, Any],
+    fit: Fit = None,
+    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
+    allow_extrapolation: Annotated[bool, typer.Option(help="Predict far outside what the fit has seen.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Predict the memory of a cell without running it, in milliseconds and without torch."""
+    from vramprobe.catalog import find_gpu
+    from vramprobe.predict import verdict
+
+    card = find_gpu(gpu) if gpu else None
+    prediction = api.predict(fit=fit, allow_extrapolation=allow_extrapolation, **cell)
+    judged = verdict(prediction, card) if card else None
+    if json_output:
+        _print_json(
+            prediction.model_dump(mode="json") | ({"verdict": judged.model_dump(mode="json")} if judged else {})
+        )
+    else:
+        display.print_prediction(prediction, judged)
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables and the plot.")] = Path("out/report"),
+    fit: Fit = None,
+    json_output: Json = False,
+) -> None:
+    """Write tables (Markdown and CSV) and a plot from records, with predictions where a fit is given."""
+    written = api.report(results, out, fit=fit)
+    if json_output:
+        _print_json([str(path) for path in written])
+    else:
+        for path in written:
+            print(path)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"vramprobe {vramprobe.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def main() -> None:
+    """Run the command line; a user's error is one line on stderr and exit code 1."""
+    try:
+        app()
+    except VramprobeError as error:
+        print(f"vramprobe: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

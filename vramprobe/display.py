@@ -1,0 +1,228 @@
+"""What the command line shows a person: records, predictions, fits, lists and a sweep's progress.
+
+In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON lines for
+machines. Decides nothing and computes nothing that a stage should.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from vramprobe import catalog
+from vramprobe.table import describe_outcome
+from vramprobe.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vramprobe.fit import MemoryModel
+    from vramprobe.measure.runner import Progress as Event
+    from vramprobe.measure.runner import RunSummary
+    from vramprobe.predict import Prediction, Verdict
+    from vramprobe.record import RunRecord
+
+_BAR_WIDTH = 36
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr while something runs; nothing off a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def print_record(record: RunRecord) -> None:
+    """One measurement: the peak, its phase, and a bar for each cause."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{record.cell_id}[/]  ({record.instrument} instrument, {record.environment.device_name})")
+    if record.outcome.kind != "ok":
+        console.print(f"[red]{record.outcome.kind}[/]: {describe_outcome(record.outcome)}", soft_wrap=True)
+    if record.peak is None or record.ledger is None:
+        return
+    peak, ledger = record.peak, record.ledger
+    console.print(f"peak [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {peak.phase} of step {peak.step}")
+    tiers = {"reserved": peak.reserved_bytes, "device (NVML)": peak.device_bytes, "context": record.context_bytes}
+    for name, value in tiers.items():
+        if value is not None:
+            console.print(f"     {format_bytes(value)} {name}")
+    if ledger.at_peak is not None:
+        console.print(f"\nalive at the peak, {format_bytes(ledger.at_peak.total_bytes)}:")
+        parts = {name.removesuffix("_bytes"): size for name, size in ledger.at_peak.parts().items()}
+        _print_bars(console, parts)
+    console.print("\nby phase (last step):")
+    last_step = max(phase.step or 0 for phase in record.phases)
+    steady = {phase.name: phase.allocated_peak_bytes for phase in record.phases if phase.step == last_step}
+    _print_bars(console, steady, shares=False)
+    console.print(f"\nload peak {format_bytes(peak.load_allocated_bytes)}", end="")
+    if record.timing and record.timing.step_seconds:
+        console.print(f", step {statistics.median(record.timing.step_seconds):.2f} s untraced", end="")
+    console.print()
+
+
+def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
+    """One prediction: the interval, the phase, a bar for each term, the verdict for a GPU."""
+    console = Console(highlight=False)
+    peak = prediction.peak_allocated_bytes
+    console.print(
+        f"peak [bold]{format_bytes(peak.value)}[/] allocated ({format_bytes(peak.low)} to {format_bytes(peak.high)}), "
+        f"in {prediction.peak_phase}: predicted, not measured"
+    )
+    for name in ("reserved_bytes", "device_bytes"):
+        tier = getattr(prediction, name)
+        if tier is not None:
+            low, high = format_bytes(tier.low), format_bytes(tier.high)
+            console.print(f"     {format_bytes(tier.value)} {name.removesuffix('_bytes')} ({low} to {high})")
+    _print_bars(console, prediction.terms)
+    for warning in prediction.warnings:
+        console.print(f"[yellow]note[/]: {warning}", soft_wrap=True)
+    if verdict is not None:
+        console.print(f"[bold]{verdict.summary}[/]", soft_wrap=True)
+
+
+def print_fit(model: MemoryModel, path: Path) -> None:
+    """What was fitted, how well, and where it was written."""
+    console = Console(highlight=False)
+    for line in model.summary_lines():
+        console.print(line, soft_wrap=True)
+    console.print(f"written to {path}")
+
+
+def print_models(entries: Iterable[catalog.ModelEntry]) -> None:
+    """The catalog's models."""
+    table = Table(box=None, pad_edge=False)
+    for title, justify in (("model", "left"), ("parameters", "right"), ("type", "left"), ("hub id", "left")):
+        table.add_column(title, justify=justify)
+    for entry in entries:
+        table.add_row(entry.name, f"{entry.n_params:,}", entry.model_type, entry.hf_id)
+    Console(highlight=False).print(table)
+
+
+def print_gpus(gpus: Iterable[catalog.Gpu]) -> None:
+    """The catalog's GPUs with the cheapest on-demand price of one."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("gpu", "short name", "reported", "architecture", "from $/h"):
+        table.add_column(title, justify="right" if title in ("reported", "from $/h") else "left")
+    for gpu in gpus:
+        hourly = [price.usd_per_gpu_hour for price in catalog.list_prices(gpu.short_name) if price.terms == "on-demand"]
+        cheapest = f"{min(hourly):.2f}" if hourly else "-"
+        table.add_row(gpu.name, gpu.short_name, format_bytes(gpu.total_bytes), gpu.arch, cheapest)
+    Console(highlight=False).print(table)
+
+
+def print_summary(summary: RunSummary) -> None:
+    """How a sweep ended, and how to go on."""
+    console = Console(highlight=False)
+    for note in summary.notes:
+        console.print(f"[yellow]note[/]: {note}", soft_wrap=True)
+    done = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.counts().items())) or "nothing to run"
+    console.print(f"{done}; {summary.kept} kept of {summary.total} cells → {summary.journal}", soft_wrap=True)
+    if summary.stopped_by:
+        console.print(f"stopped by {summary.stopped_by}; run the same command again to go on")
+
+
+@contextmanager
+def sweep_progress(*, as_json: bool) -> Iterator[Callable[[Event], None]]:
+    """A sweep's events: a live bar with an ETA on a terminal, one line per cell elsewhere, JSON lines if asked."""
+    console = Console(stderr=True, highlight=False)
+    if as_json:
+        yield _print_event_json
+    elif not console.is_terminal:
+        yield _print_event_line
+    else:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TimeElapsedColumn(), TextColumn("{task.fields[eta]}"))  # fmt: skip
+        with Progress(*columns, console=console, transient=True) as bar:
+            yield _LiveBar(bar).show
+
+
+class _LiveBar:
+    """State of the live display: one task, and the times of finished cells for the ETA."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._task, self._eta = bar, None, _Eta()
+
+    def show(self, event: Event) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task("", total=event.total, eta="")
+        eta = self._eta.after(event)
+        if event.kind != "started":
+            self._bar.console.print(_event_text(event), soft_wrap=True)
+        done = event.index if event.kind != "started" else event.index - 1
+        self._bar.update(self._task, completed=done, description=event.spec.cell_id, eta=eta)
+
+
+class _Eta:
+    """Time left, from the median of the cells this run has finished."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._seconds: list[float] = []
+
+    def after(self, event: Event) -> str:
+        if event.kind == "started":
+            self._began = time.monotonic()
+        elif event.kind == "finished":
+            self._seconds.append(time.monotonic() - self._began)
+        if not self._seconds:
+            return ""
+        left = event.total - event.index + (event.kind == "started")
+        return f"about {statistics.median(self._seconds) * left:.0f} s left"
+
+
+def _print_event_line(event: Event) -> None:
+    if event.kind != "started":
+        print(_event_text(event), file=sys.stderr, flush=True)
+
+
+def _print_event_json(event: Event) -> None:
+    record = event.record
+    line = {
+        "kind": event.kind,
+        "index": event.index,
+        "total": event.total,
+        "cell_id": event.spec.cell_id,
+        "reason": event.reason,
+        "outcome": record and record.outcome.kind,
+        "peak_allocated_bytes": record and record.peak and record.peak.allocated_bytes,
+        "log": str(event.log) if record and record.outcome.kind != "ok" else None,
+    }
+    print(json.dumps(line), flush=True)
+
+
+def _event_text(event: Event) -> str:
+    head = f"[{event.index}/{event.total}] {event.spec.cell_id}"
+    if event.record is None:
+        return f"{head}  {event.kind}: {event.reason}".replace("[", "\\[")
+    outcome, peak = event.record.outcome, event.record.peak
+    text = f"{head}  {outcome.kind}"
+    if peak is not None:
+        text += f"  {format_bytes(peak.allocated_bytes)} in {peak.phase}"
+    if event.record.timing is not None:
+        text += f"  {event.record.timing.total_seconds:.1f} s"
+    if outcome.kind != "ok":
+        text += f"  {describe_outcome(outcome)}  log: {event.log}"
+    return text
+
+
+def _print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:
+    top = max(sizes.values(), default=0) or 1
+    width = max(len(name) for name in sizes)
+    total = sum(sizes.values()) or 1
+    for name, size in sizes.items():
+        bar = "█" * round(_BAR_WIDTH * size / top)
+        share = f"  {size / total:6.1%}" if shares else ""
+        console.print(f"  {name:<{width}}  {format_bytes(size):>11}{share}  {bar}")

@@ -1,0 +1,52 @@
+"""The errors a user can meet. Each message says what was given, what is allowed and what to do.
+
+The command line prints them without a traceback and exits with 1; a bug in vramprobe itself is an AssertionError.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VramprobeError(Exception):
+    """Base of every error that is the user's to mend."""
+
+
+class UnknownName(VramprobeError):
+    """A model, GPU, claim or file that does not exist; the message holds the nearest names."""
+
+    def __init__(self, kind: str, given: str, known: Iterable[str], advice: str = "") -> None:
+        by_lower = {name.lower(): name for name in sorted(known)}
+        near = [by_lower[name] for name in difflib.get_close_matches(given.lower(), by_lower, n=4, cutoff=0.4)]
+        did_you_mean = f" Nearest: {', '.join(near)}." if near else ""
+        super().__init__(f"unknown {kind} {given!r}.{did_you_mean}{' ' + advice if advice else ''}")
+        self.near = near
+
+
+class SpecError(VramprobeError, ValueError):
+    """A cell or sweep that cannot be: an unknown key, a bad value, an impossible combination."""
+
+
+class MissingDependency(VramprobeError):
+    """A package, a device or a hub that this cell needs and this machine lacks."""
+
+
+class StoreError(VramprobeError):
+    """A results file that cannot be read or written; nothing already written is touched."""
+
+
+class IncomparableRecords(VramprobeError):
+    """Records that must not be mixed in one table or fit; the message names the key and both values."""
+
+
+class FitError(VramprobeError):
+    """Too few records, or records that the memory model cannot explain."""
+
+
+class OutOfRange(VramprobeError):
+    """A prediction far outside what the fit has seen; carries the untrusted number."""
+
+    def __init__(self, message: str, prediction: object) -> None:
+        super().__init__(message)
+        self.prediction = prediction

@@ -1,0 +1,395 @@
+"""Fit: records -> a MemoryModel, one coefficient near 1 per term and a constant, over the arithmetic of terms.py.
+
+In: RunRecords of one instrument and one kind of device. Out: a frozen MemoryModel that says what it was fitted on, how
+well it explains that, and how well it predicts a model it has not seen. Physics is the prior: what the records do not
+decide stays at 1. Never imports torch; numpy and scipy only when fitting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.errors import FitError, IncomparableRecords
+from vramprobe.record import TRAINING_PHASES, RunRecord
+from vramprobe.spec import CellSpec
+from vramprobe.terms import Moment, moments
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = 1
+MIN_RECORDS = 4
+#: A coefficient outside these is no longer the physics it stands for.
+COEFFICIENT_BOUNDS = (0.8, 1.25)
+#: What a coefficient's distance from 1 costs, as relative error of one record: 10 % off costs like 0.1 % on one record.
+PRIOR_WEIGHT = 0.01
+#: Relative error from which the loss stops growing with the square.
+ROBUST_SCALE = 0.02
+#: Quantiles of the held-out errors that make the interval.
+INTERVAL_QUANTILES = (0.05, 0.95)
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Spread(_Frozen):
+    """A learnt number with its spread over the records."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ErrorSummary(_Frozen):
+    """Relative errors, (predicted − measured) / measured."""
+
+    num_records: int
+    mean_absolute: float
+    worst_absolute: float
+    mean_signed: float
+
+
+class LeaveOneModelOut(_Frozen):
+    """Errors on each model by a fit that has not seen it; ``low`` and ``high`` bound measured / predicted."""
+
+    overall: ErrorSummary
+    by_model: dict[str, ErrorSummary]
+    low: float
+    high: float
+
+
+class Ranges(_Frozen):
+    """What the fit has seen: (smallest, largest) of each number, and every value of each choice."""
+
+    num_params: tuple[int, int]
+    num_tokens: tuple[int, int]
+    seq_len: tuple[int, int]
+    batch_size: tuple[int, int]
+    choices: dict[str, list[str]]
+
+
+class MemoryModel(_Frozen):
+    """peak allocated = max over moments of Σ coefficient × term, + a constant; sizes in bytes."""
+
+    format: Literal[1] = FORMAT
+    instrument: str
+    device: str
+    device_name: str
+    data_fingerprint: str  # over the records' fingerprints and peaks
+    fingerprints: list[str] = []  # of the cells it was fitted on; the report shows these apart from the others
+    num_records: int
+    num_lower_bounds: int  # out-of-memory records, which only bound from below
+    left_out: dict[str, int]  # reason → number of records
+    models: list[str]
+    ranges: Ranges
+    coefficients: dict[str, float]
+    constant_bytes: int
+    residuals: dict[str, ErrorSummary]  # "overall", "method full", "phase backward", …
+    leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
+    reserved_over_allocated: Spread | None = None
+    device_over_reserved_bytes: Spread | None = None
+    versions: dict[str, str | None]
+    vramprobe_version: str
+    warnings: list[str] = []
+
+
+#: The choices of a cell that a fit remembers having seen.
+CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
+
+
+class Observation(NamedTuple):
+    """A record with its moments; ``bytes`` is its peak, or its lower bound where the device ran out of memory."""
+
+    record: RunRecord
+    moments: list[Moment]
+    bytes: int
+    censored: bool
+
+
+class _Design(NamedTuple):
+    """The records as arrays: ``terms`` is records × moments × causes in bytes, padded with zero rows."""
+
+    terms: np.ndarray
+    observed: np.ndarray
+    censored: np.ndarray
+    causes: list[str]
+
+
+def fit(records: Iterable[RunRecord]) -> MemoryModel:
+    """The memory model of these records.
+
+    Raises IncomparableRecords where instrument, device or torch differ, FitError with fewer than MIN_RECORDS usable.
+    """
+    records = list(records)
+    observations, left_out = _observations(records)
+    exact = [one for one in observations if not one.censored]
+    if len(exact) < MIN_RECORDS:
+        reasons = "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items())
+        raise FitError(
+            f"a fit needs at least {MIN_RECORDS} usable records; of {len(records)} given, {len(exact)} are. {reasons}"
+        )
+    warnings = _refuse_mixtures([one.record for one in observations])
+    coefficients, constant = _solve(observations)
+    first = exact[0].record
+    return MemoryModel(
+        instrument=first.instrument,
+        device=first.spec.device,
+        device_name=first.environment.device_name,
+        data_fingerprint=_data_fingerprint(observations),
+        fingerprints=sorted(one.record.fingerprint for one in observations),
+        num_records=len(exact),
+        num_lower_bounds=len(observations) - len(exact),
+        left_out=left_out,
+        models=sorted({one.record.spec.model for one in exact}),
+        ranges=_ranges([one.record.spec for one in exact]),
+        coefficients=coefficients,
+        constant_bytes=constant,
+        residuals=_residuals(exact, coefficients, constant),
+        leave_one_model_out=_leave_one_model_out(observations),
+        reserved_over_allocated=_reserved_gap([one.record for one in exact]),
+        device_over_reserved_bytes=_device_gap([one.record for one in exact]),
+        versions=first.environment.versions,
+        vramprobe_version=version("vramprobe"),
+        warnings=warnings,
+    )
+
+
+def save_fit(model: MemoryModel, path: str | Path) -> None:
+    """Write the model as readable JSON. Raises FitError where the path cannot be written."""
+    try:
+        Path(path).write_text(model.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise FitError(f"cannot write the fit to {path}: {error.strerror}") from error
+
+
+def load_fit(path: str | Path) -> MemoryModel:
+    """Read a saved model. Raises FitError for a missing file, for what is no fit, and for another format."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise FitError(
+            f"cannot read the fit {path}: {error.strerror}; vramprobe fit RESULTS -o {path} makes one"
+        ) from error
+    except ValueError as error:
+        raise FitError(f"{path} is not JSON ({error}); vramprobe fit RESULTS -o FILE makes a fit") from error
+    if not isinstance(data, dict) or "coefficients" not in data:
+        raise FitError(f"{path} is JSON but no fit; vramprobe fit RESULTS -o FILE makes one")
+    if data.get("format") != FORMAT:
+        raise FitError(
+            f"{path} has format {data.get('format')!r}, this vramprobe reads {FORMAT}; fit the records again"
+        )
+    try:
+        return MemoryModel.model_validate(data)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise FitError(f"{path} is damaged at {where}: {problem['msg']}; fit the records again") from None
+
+
+def peak_moment(found: Sequence[Moment], coefficients: dict[str, float]) -> Moment:
+    """The highest moment once each term has its coefficient, with the scaled terms in whole bytes."""
+    scaled = [
+        Moment(one.phase, one.label, {cause: round(coefficients.get(cause, 1.0) * n) for cause, n in one.terms.items()})
+        for one in found
+    ]
+    return max(scaled, key=lambda moment: moment.total_bytes)
+
+
+# -- which records --------------------------------------------------------------------------------------------------
+
+
+def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict[str, int]]:
+    found, left_out = [], Counter()
+    for record in records:
+        size, censored, reason = _observed_bytes(record)
+        if size is None:
+            left_out[reason] += 1
+            continue
+        try:
+            found.append(Observation(record, moments(record.spec), size, censored))
+        except UnsupportedArchitecture as error:
+            left_out[str(error)] += 1
+    return found, dict(left_out)
+
+
+def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
+    """(bytes, is a lower bound, why there is none)."""
+    outcome = record.outcome
+    if outcome.kind == "ok" and record.peak is not None:
+        return record.peak.allocated_bytes, False, ""
+    if outcome.kind == "oom" and outcome.phase in TRAINING_PHASES and outcome.allocated_bytes is not None:
+        return outcome.allocated_bytes + (outcome.requested_bytes or 0), True, ""
+    return None, False, f"outcome {outcome.kind}"
+
+
+def _refuse_mixtures(records: Sequence[RunRecord]) -> list[str]:
+    """Raise on another instrument, device or torch release; return what differs harmlessly."""
+    first = records[0]
+    for record in records[1:]:
+        for key, value_of in (
+            ("instrument", lambda one: one.instrument),
+            ("device_name", lambda one: one.environment.device_name),
+            ("torch", lambda one: _minor(one.environment.versions.get("torch"))),
+        ):
+            if value_of(record) != value_of(first):
+                raise IncomparableRecords(
+                    f"one fit must not mix records: {key} is {value_of(first)!r} in {first.cell_id} and "
+                    f"{value_of(record)!r} in {record.cell_id}; fit them apart"
+                )
+    seen: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        for package, release in record.environment.versions.items():
+            seen[package].add(str(release))
+    return [f"records of several versions of {package}: {', '.join(sorted(found))}"
+            for package, found in sorted(seen.items()) if len(found) > 1]  # fmt: skip
+
+
+def _minor(release: str | None) -> str | None:
+    return None if release is None else ".".join(release.split("+")[0].split(".")[:2])
+
+
+def _data_fingerprint(observations: Sequence[Observation]) -> str:
+    lines = sorted(f"{one.record.fingerprint} {one.bytes} {one.censored}" for one in observations)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _ranges(specs: Sequence[CellSpec]) -> Ranges:
+    def span(values: list[int]) -> tuple[int, int]:
+        return min(values), max(values)
+
+    return Ranges(
+        num_params=span([architecture(spec.architecture).num_params for spec in specs]),
+        num_tokens=span([spec.num_tokens for spec in specs]),
+        seq_len=span([spec.seq_len for spec in specs]),
+        batch_size=span([spec.batch_size for spec in specs]),
+        choices={name: sorted({str(getattr(spec, name)) for spec in specs}) for name in CHOICES},
+    )
+
+
+# -- the least squares ----------------------------------------------------------------------------------------------
+
+
+def _design(observations: Sequence[Observation]) -> _Design:
+    import numpy as np
+
+    causes = sorted({cause for one in observations for moment in one.moments for cause in moment.terms})
+    column = {cause: index for index, cause in enumerate(causes)}
+    terms = np.zeros((len(observations), max(len(one.moments) for one in observations), len(causes)))
+    for row, one in enumerate(observations):
+        for number, moment in enumerate(one.moments):
+            for cause, size in moment.terms.items():
+                terms[row, number, column[cause]] = size
+    observed = np.array([float(one.bytes) for one in observations])
+    return _Design(terms, observed, np.array([one.censored for one in observations]), causes)
+
+
+def _solve(observations: Sequence[Observation]) -> tuple[dict[str, float], int]:
+    """(coefficient per cause, constant in bytes): robust relative least squares around 1, constant not negative."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    design = _design(observations)
+    unit = 0.01 * float(np.median(design.observed))  # so that the constant is a number of the coefficients' size
+    num_causes = len(design.causes)
+
+    def residuals(unknowns: np.ndarray) -> np.ndarray:
+        predicted = (design.terms @ unknowns[:-1]).max(axis=1) + unit * unknowns[-1]
+        relative = (predicted - design.observed) / design.observed
+        relative[design.censored] = np.minimum(relative[design.censored], 0.0)  # above a lower bound is no error
+        return np.concatenate([relative, PRIOR_WEIGHT * (unknowns[:-1] - 1.0), [PRIOR_WEIGHT * unknowns[-1] * 0.1]])
+
+    low, high = COEFFICIENT_BOUNDS
+    solution = least_squares(
+        residuals, x0=[1.0] * num_causes + [1e-3], loss="soft_l1", f_scale=ROBUST_SCALE,
+        bounds=([low] * num_causes + [0.0], [high] * num_causes + [np.inf]),
+        xtol=1e-12, ftol=1e-12, gtol=1e-12,
+    )  # fmt: skip
+    coefficients = {cause: round(float(value), 6) for cause, value in zip(design.causes, solution.x, strict=False)}
+    return coefficients, round(unit * float(solution.x[-1]))
+
+
+def _errors(observations: Sequence[Observation], coefficients: dict[str, float], constant: int) -> list[float]:
+    """(predicted − measured) / measured of each record."""
+    predicted = [peak_moment(one.moments, coefficients).total_bytes + constant for one in observations]
+    return [(value - one.bytes) / one.bytes for value, one in zip(predicted, observations, strict=True)]
+
+
+def _summary(errors: Sequence[float]) -> ErrorSummary:
+    return ErrorSummary(
+        num_records=len(errors),
+        mean_absolute=sum(map(abs, errors)) / len(errors),
+        worst_absolute=max(map(abs, errors)),
+        mean_signed=sum(errors) / len(errors),
+    )
+
+
+def _residuals(exact: Sequence[Observation], coefficients: dict[str, float], constant: int) -> dict[str, ErrorSummary]:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one, error in zip(exact, _errors(exact, coefficients, constant), strict=True):
+        phase = one.record.peak.phase if one.record.peak else "unknown"
+        for name in ("overall", f"method {one.record.spec.method}", f"phase {phase}"):
+            groups[name].append(error)
+    return {name: _summary(errors) for name, errors in groups.items()}
+
+
+def _leave_one_model_out(observations: Sequence[Observation]) -> LeaveOneModelOut | None:
+    by_model: dict[str, list[Observation]] = defaultdict(list)
+    for one in observations:
+        by_model[one.record.spec.model].append(one)
+    errors: dict[str, list[float]] = {}
+    for model, held_out in by_model.items():
+        rest = [one for one in observations if one.record.spec.model != model]
+        exact = [one for one in held_out if not one.censored]
+        if exact and any(not one.censored for one in rest):
+            errors[model] = _errors(exact, *_solve(rest))
+    if not errors:
+        return None
+    every = [error for found in errors.values() for error in found]
+    measured_over_predicted = [1 / (1 + error) for error in every]
+    low, high = _quantiles(measured_over_predicted)
+    return LeaveOneModelOut(
+        overall=_summary(every), by_model={model: _summary(found) for model, found in sorted(errors.items())},
+        low=min(low, 1.0), high=max(high, 1.0),
+    )  # fmt: skip
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, float]:
+    import numpy as np
+
+    low, high = np.quantile(np.array(values), INTERVAL_QUANTILES)
+    return float(low), float(high)
+
+
+# -- the other tiers ------------------------------------------------------------------------------------------------
+
+
+def _reserved_gap(records: Sequence[RunRecord]) -> Spread | None:
+    """Reserved over allocated at the peak: what the caching allocator holds beyond the tensors."""
+    ratios = [record.peak.reserved_bytes / record.peak.allocated_bytes
+              for record in records if record.peak and record.peak.reserved_bytes is not None]  # fmt: skip
+    return _spread(ratios)
+
+
+def _device_gap(records: Sequence[RunRecord]) -> Spread | None:
+    """Device less reserved in bytes: the CUDA context and what libraries take behind torch."""
+    peaks = [record.peak for record in records if record.peak and record.peak.reserved_bytes is not None]
+    return _spread([peak.device_bytes - peak.reserved_bytes for peak in peaks if peak.device_bytes is not None])
+
+
+def _spread(values: Sequence[Any]) -> Spread | None:
+    if not values:
+        return None
+    import numpy as np
+
+    low, high = _quantiles(values)
+    return Spread(value=float(np.median(np.array(values))), low=low, high=high)

@@ -1,0 +1,145 @@
+"""The cpu instrument: the CPU allocator's own events, every allocation and free, with the resident set beside them.
+
+In: a workload that announces its phases. Out: an Observation. Sees what torch's allocator hands out (tensors, operator
+temporaries, bitsandbytes' buffers); it does not see what libraries malloc for themselves, which RSS includes.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from vramprobe.measure.observation import Observation, peak_of
+from vramprobe.measure.trace import Event, Holding, composition, lifetimes
+from vramprobe.record import Composition, PhaseMemory, PhaseName
+from vramprobe.workload.storages import Storages
+
+_MARK = "vramprobe"
+
+
+class CpuInstrument:
+    """Watches between ``start`` and ``finish``; must start before the weights are made."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._process = psutil.Process(os.getpid())
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._phases: list[tuple[PhaseName, int | None, int | None, int | None]] = []  # name, step, micro step, rss
+        self._held: list[tuple[str, int | None, Storages, int]] = []  # cause, step, storages, phases so far
+
+    def start(self) -> None:
+        """Begin to trace. The profiler keeps no tensor and no shape, so it moves no number."""
+        self._profile.start()
+
+    @contextmanager
+    def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Iterator[None]:
+        """One phase; recorded also when it raises, so that a failure keeps what was seen before it."""
+        number = len(self._phases)
+        self._phases.append((name, step, micro_step, None))
+        try:
+            with record_function(f"{_MARK}:{number}"):
+                yield
+        finally:
+            self._phases[number] = (name, step, micro_step, self._process.memory_info().rss)
+
+    def holds(self, cause: str, storages: Storages, step: int | None = None) -> None:
+        """These storages, standing now, have this cause."""
+        self._held.append((cause, step, storages, len(self._phases)))
+
+    def last_phase(self) -> tuple[PhaseName, int | None] | None:
+        """The phase that runs or ran last, with its step; None before the first."""
+        return self._phases[-1][:2] if self._phases else None
+
+    def settle(self) -> None:
+        """Between load and training: nothing to do, the CPU allocator keeps no cache."""
+
+    def finish(self) -> Observation:
+        """Stop tracing and put the events in order."""
+        self._profile.stop()
+        tree = self._profile.profiler.kineto_results.experimental_event_tree()
+        events, totals, marks, kernels = _read_tree(tree)
+        if totals:  # what this process held before start is not the cell's
+            before_bytes = totals[0] - events[0].size_bytes
+            totals = [total - before_bytes for total in totals]
+        times_ns = [event.time_ns for event in events]
+        spans = [_positions(times_ns, marks[number]) for number in range(len(self._phases)) if number in marks]
+        phases = [_phase_memory(described, span, totals) for described, span in zip(self._phases, spans, strict=False)]
+        return Observation(
+            phases=phases,
+            held_bytes={cause: sum(storages.values()) for cause, _, storages, _ in self._held},
+            at_peak=self._at_peak(events, totals, phases, spans),
+            attention_kernels=sorted(kernels),
+            inconsistencies=_gaps(events, totals),
+        )
+
+    def _at_peak(
+        self, events: list[Event], totals: list[int], phases: list[PhaseMemory], spans: list[range]
+    ) -> Composition | None:
+        """What was alive at the peak of the run, by cause; None where no training phase was reached."""
+        if not any(phase.name == "zero_grad" for phase in phases):
+            return None
+        peak = peak_of(Observation(phases, {}))
+        in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
+        top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
+        at = max(spans[top], key=lambda position: totals[position])
+        holdings = [
+            Holding(cause, spans[phases_so_far - 1].stop - 1, frozenset(storages))
+            for cause, step, storages, phases_so_far in self._held
+            if step in (None, peak.step)
+        ]
+        forwards = [spans[index] for index in in_step if phases[index].name == "forward"]
+        return composition(lifetimes(events), holdings, forwards, at)
+
+
+def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple[int, int]], set[str]]:
+    """(allocation events in order, allocated total after each, phase number → (start, end) ns, attention kernels)."""
+    found: list[tuple[Event, int]] = []
+    marks: dict[int, tuple[int, int]] = {}
+    kernels: set[str] = set()
+    todo = list(tree)
+    while todo:
+        node = todo.pop()
+        todo.extend(node.children)
+        kind, extra = node.typed
+        if kind.name == "Allocation":
+            found.append((Event(extra.ptr, extra.alloc_size, node.start_time_ns), extra.total_allocated))
+        elif node.name.startswith(f"{_MARK}:"):
+            marks[int(node.name.split(":")[1])] = (node.start_time_ns, node.start_time_ns + node.duration_time_ns)
+        elif "_scaled_dot_product_" in node.name and not node.name.endswith("backward"):
+            kernels.add(node.name)
+    found.sort(key=lambda pair: pair[0].time_ns)
+    return [event for event, _ in found], [total for _, total in found], marks, kernels
+
+
+def _positions(times_ns: list[int], mark: tuple[int, int]) -> range:
+    """The events inside a phase, by position; empty, but in its place, where nothing was allocated or freed."""
+    return range(bisect_left(times_ns, mark[0]), bisect_right(times_ns, mark[1]))
+
+
+def _phase_memory(described: tuple[Any, ...], span: range, totals: list[int]) -> PhaseMemory:
+    name, step, micro_step, rss_bytes = described
+    before = totals[span.start - 1] if span.start > 0 else 0
+    inside = [before, *totals[span.start : span.stop]]
+    return PhaseMemory(
+        name=name,
+        step=step,
+        micro_step=micro_step,
+        allocated_end_bytes=inside[-1],
+        allocated_peak_bytes=max(inside),
+        rss_end_bytes=rss_bytes,
+    )
+
+
+def _gaps(events: list[Event], totals: list[int]) -> list[str]:
+    """The allocator's running total must be the sum of its events; a gap means events were lost or out of order."""
+    gaps = sum(
+        total != before + event.size_bytes for before, event, total in zip([0, *totals], events, totals, strict=False)
+    )
+    return [f"{gaps} of {len(events)} allocation events do not add up to the allocator's running total"] if gaps else []

@@ -1,0 +1,176 @@
+"""The cuda instrument: the caching allocator's counters, reset at each phase, with NVML beside them.
+
+In: a workload that announces its phases. Out: an Observation in three tiers. The counters are exact and cost nothing;
+what was alive at the peak comes from one more step under the allocator's own history, which must repeat the peak.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from vramprobe.measure.nvml import NvmlDevice, open_device
+from vramprobe.measure.observation import Observation
+from vramprobe.measure.trace import Event, Holding, composition, lifetimes
+from vramprobe.record import Composition, PhaseMemory, PhaseName
+from vramprobe.workload.storages import Storages
+
+_TIERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "requested": "requested_bytes",
+          "active": "active_bytes"}  # fmt: skip
+_SIGNS = {"alloc": 1, "free_completed": -1}  # the history also tells of segments, snapshots and frees requested
+_MAX_HISTORY = 2_000_000  # allocations and frees of one step; a 70B QLoRA step makes well under a million
+
+
+class CudaInstrument:
+    """Watches GPU 0 of the visible ones, between ``start`` and ``finish``; starts before the CUDA context exists."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._phases: list[PhaseMemory] = []
+        self._spans_ns: list[tuple[int, int]] = []
+        self._running: tuple[PhaseName, int | None] | None = None
+        self._held: list[tuple[str, int | None, Storages]] = []
+        self._nvml: NvmlDevice | None = None
+        self._baseline_bytes: int | None = None
+        self.oom_seen: dict[str, int] | None = None  # filled by the allocator at the moment of an OOM
+
+    def start(self) -> None:
+        """Read NVML's baseline, then make the context. ``get_device_properties`` makes none (physics.md)."""
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        self._nvml = open_device(uuid)
+        self._baseline_bytes = self._nvml.used_bytes() if self._nvml else None
+        torch.zeros((), device="cuda")
+        torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
+        self._reset()
+
+    @contextmanager
+    def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Iterator[None]:
+        """One phase between two synchronisations, with its own peak."""
+        self._running = (name, step)
+        self._reset()
+        start_ns = time.time_ns()
+        yield
+        torch.cuda.synchronize()
+        self._spans_ns.append((start_ns, time.time_ns()))
+        self._phases.append(self._read(name, step, micro_step))
+
+    def holds(self, cause: str, storages: Storages, step: int | None = None) -> None:
+        """These storages, standing now, have this cause."""
+        self._held.append((cause, step, storages))
+
+    def last_phase(self) -> tuple[PhaseName, int | None] | None:
+        """The phase that runs or ran last, with its step; None before the first."""
+        return self._running
+
+    def settle(self) -> None:
+        """Between load and training: give back the segments that loading left, so that reserved is training's own."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def finish(self) -> Observation:
+        """The counters as they stand; no more phases after this."""
+        stats = torch.cuda.memory_stats()
+        return Observation(
+            phases=self._phases,
+            held_bytes={cause: sum(storages.values()) for cause, _, storages in self._held},
+            context_bytes=self._context_bytes(),
+            num_alloc_retries=stats.get("num_alloc_retries"),
+            inconsistencies=[f"num_ooms is {stats['num_ooms']}"] if stats.get("num_ooms") else [],
+        )
+
+    def trace_step(self, step: Callable[[], None]) -> tuple[Composition | None, list[str]]:
+        """(what was alive at the peak of one more steady step, the attention kernels that ran in another).
+
+        The composition is None where the allocator's history does not repeat the counters' peak to the byte.
+        """
+        first_new, self._spans_ns = len(self._phases), []
+        before = torch.cuda.memory_stats()
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MAX_HISTORY)
+        try:
+            step()
+            history = torch.cuda.memory._snapshot()["device_traces"][0]
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        events = [
+            Event(entry["addr"], _SIGNS[entry["action"]] * entry["size"], entry["time_us"] * 1000)
+            for entry in history
+            if entry["action"] in _SIGNS
+        ]
+        alive = None
+        # The history holds requested sizes in the releases we know, rounded ones in others: whichever closes is right.
+        for tier in ("requested", "allocated"):
+            peak_bytes = max(getattr(phase, f"{tier}_peak_bytes") for phase in self._phases[first_new:])
+            resident_bytes = before[f"{_TIERS[tier]}.all.current"]
+            alive = alive or self._composition(events, resident_bytes, peak_bytes, self._phases[first_new:])
+        del self._phases[first_new:]
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            step()
+        del self._phases[first_new:]
+        kernels = {event.key for event in seen.key_averages() if "_scaled_dot_product_" in event.key}
+        return alive, sorted(name for name in kernels if not name.endswith("backward"))
+
+    def _composition(
+        self, events: list[Event], resident_bytes: int, peak_bytes: int, phases: list[PhaseMemory]
+    ) -> Composition | None:
+        """The history's peak by cause, or None where it is not ``peak_bytes``; what is older than it is resident."""
+        totals = list(accumulate((event.size_bytes for event in events), initial=resident_bytes))[1:]
+        if not totals or max(totals) != peak_bytes:
+            return None
+        times_ns = [event.time_ns for event in events]
+        spans = [range(bisect_left(times_ns, start), bisect_right(times_ns, end)) for start, end in self._spans_ns]
+        named = list(zip(phases, spans, strict=True))
+        forwards = [span for phase, span in named if phase.name == "forward"]
+        after_backward = max(span.stop for phase, span in named if phase.name == "backward") - 1
+        held = {cause: storages for cause, _, storages in self._held}
+        gradients = Holding("gradients", after_backward, frozenset(held.get("gradients", {})))
+        new = composition(lifetimes(events), [gradients], forwards, totals.index(peak_bytes))
+        resident = {cause: sum(held.get(cause, {}).values()) for cause in ("optimizer_state", "batch")}
+        return Composition(
+            total_bytes=peak_bytes,
+            weights_bytes=peak_bytes - new.total_bytes - sum(resident.values()),
+            gradients_bytes=new.gradients_bytes,
+            optimizer_state_bytes=resident["optimizer_state"],
+            batch_bytes=resident["batch"],
+            saved_activations_bytes=new.saved_activations_bytes,
+            temporaries_bytes=new.temporaries_bytes,
+        )
+
+    def _reset(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+
+    def _read(self, name: PhaseName, step: int | None, micro_step: int | None) -> PhaseMemory:
+        stats = torch.cuda.memory_stats()
+        values = {
+            f"{tier}_{moment}_bytes": stats[f"{key}.all.{counter}"]
+            for tier, key in _TIERS.items()
+            for moment, counter in (("end", "current"), ("peak", "peak"))
+        }
+        return PhaseMemory(
+            name=name, step=step, micro_step=micro_step, device_used_bytes=self._device_used_bytes(), **values
+        )
+
+    def _device_used_bytes(self) -> int | None:
+        used = self._nvml.used_bytes() if self._nvml else None
+        return None if used is None or self._baseline_bytes is None else used - self._baseline_bytes
+
+    def _context_bytes(self) -> int | None:
+        """Device − reserved, after full steps: the context has grown by then as kernels were loaded."""
+        used = self._device_used_bytes()
+        return None if used is None else used - torch.cuda.memory_reserved()
+
+    def _note_oom(self, device: int, requested: int, device_total: int, device_free: int) -> None:
+        self.oom_seen = {
+            "requested_bytes": requested,
+            "allocated_bytes": torch.cuda.memory_allocated(device),
+            "reserved_bytes": torch.cuda.memory_reserved(device),
+            "free_bytes": device_free,
+        }

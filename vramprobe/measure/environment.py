@@ -1,0 +1,109 @@
+"""The context of a measurement: machine, driver, library versions, commit. Read in the worker, apart from the cell."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from vramprobe.measure import nvml
+from vramprobe.record import Environment, Isolation
+from vramprobe.spec import CellSpec
+
+PACKAGES = ("vramprobe", "torch", "transformers", "peft", "bitsandbytes", "accelerate")
+
+
+def capture(spec: CellSpec, isolation: Isolation, *, with_torch: bool) -> Environment:
+    """Everything a reader needs to run this again, or to refuse to compare it.
+
+    Without torch (the runner, describing a worker that died) what only torch knows is left null.
+    """
+    commit, dirty = _commit()
+    common = {
+        "isolation": isolation,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": commit,
+        "dirty": dirty,
+    }
+    if with_torch:
+        import torch
+
+        common["num_threads"] = torch.get_num_threads()
+    if spec.device == "cpu":
+        return Environment(device_name=cpu_name(), device_total_bytes=psutil.virtual_memory().total, **common)
+    common |= {"driver_version": nvml.driver_version(), "alloc_conf": spec.alloc_conf}
+    gpu = nvml.first_visible_gpu()
+    if with_torch and (seen := _cuda_properties()):
+        common |= seen
+    elif gpu:
+        common |= {"device_uuid": gpu[0], "device_name": gpu[1]}
+    device = nvml.open_device(common["device_uuid"]) if "device_uuid" in common else None
+    return Environment(
+        **({"device_name": "no CUDA device"} | common),
+        nvml_total_bytes=device.total_bytes() if device else None,
+        nvml_memory_info=device.memory_info if device else None,
+    )
+
+
+def device_to_use(wanted: str) -> Literal["cuda", "cpu"]:
+    """``auto`` → cuda where NVML lists a GPU, else cpu; without importing torch."""
+    if wanted != "auto":
+        return wanted
+    return "cuda" if nvml.visible_gpus() else "cpu"
+
+
+def _cuda_properties() -> dict[str, object]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device_name": properties.name,
+        "device_uuid": str(properties.uuid),
+        "device_total_bytes": properties.total_memory,
+        "cuda_version": torch.version.cuda,
+    }
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's marketing name, or its architecture where the system does not tell."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _commit() -> tuple[str | None, bool | None]:
+    """(commit, dirty) of the checkout this package runs from; (None, None) for an installed one."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None, None
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # Results and generated tables are written while a sweep runs; they do not make the code dirty.
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", "vramprobe"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None

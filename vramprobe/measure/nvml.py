@@ -1,0 +1,95 @@
+"""What NVML says of one GPU: the device tier, seen from outside torch.
+
+Opened by UUID, because torch's order is not NVML's. Version 2 of the memory query separates what the driver keeps for
+itself; where it is missing, version 1 answers and the record says so. Everything unavailable is None, never 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import pynvml
+
+
+@dataclass(frozen=True)
+class NvmlDevice:
+    """An open handle; the library stays initialised as long as the process lives."""
+
+    handle: object
+    memory_info: Literal["v2", "v1"]
+
+    def used_bytes(self) -> int | None:
+        """Device memory in use by everybody, in bytes, without what the driver reserves (v2); None if NVML fails."""
+        try:
+            return int(_memory_info(self.handle, self.memory_info).used)
+        except pynvml.NVMLError:
+            return None
+
+    def total_bytes(self) -> int | None:
+        """The card's memory as the driver reports it; torch reports less, the box says more."""
+        try:
+            return int(_memory_info(self.handle, self.memory_info).total)
+        except pynvml.NVMLError:
+            return None
+
+
+def open_device(uuid: str) -> NvmlDevice | None:
+    """The GPU with this UUID (with or without ``GPU-``); None where NVML or the device is not to be had."""
+    try:
+        pynvml.nvmlInit()
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+    except pynvml.NVMLError:
+        return None
+    for version in ("v2", "v1"):
+        with contextlib.suppress(pynvml.NVMLError):
+            _memory_info(handle, version)
+            return NvmlDevice(handle, version)
+    return None
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, None without one."""
+    try:
+        pynvml.nvmlInit()
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
+def visible_gpus() -> list[tuple[str, str]]:
+    """(uuid, name) of every GPU that NVML lists, without touching CUDA; empty on a machine without a driver."""
+    try:
+        pynvml.nvmlInit()
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [(_text(pynvml.nvmlDeviceGetUUID(gpu)), _text(pynvml.nvmlDeviceGetName(gpu))) for gpu in gpus]
+    except pynvml.NVMLError:
+        return []
+
+
+def first_visible_gpu() -> tuple[str, str] | None:
+    """(uuid, name) of the GPU that torch will call 0, given CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    None where there is none. An entry that is neither an index nor a full UUID hides everything after it, as in CUDA.
+    """
+    gpus = visible_gpus()
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return gpus[0] if gpus else None
+    first = wanted.split(",")[0].strip()
+    if first.isdigit():
+        return gpus[int(first)] if int(first) < len(gpus) else None
+    return next(((uuid, name) for uuid, name in gpus if first and uuid.startswith(first)), None)
+
+
+def _memory_info(handle: object, version: str) -> object:
+    if version == "v2":
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    return pynvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,119 @@
+"""Observation: what any instrument hands to the record, and the checks that decide whether to believe it.
+
+In: phases and holdings as the instrument saw them. Out: Peak, Ledger and the reasons why a run is invalid. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from vramprobe.record import TRAINING_PHASES, Composition, Ledger, Peak, PhaseMemory
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One watched run, complete or cut short. ``held_bytes``: the tensors' own account, by cause, in the last step."""
+
+    phases: list[PhaseMemory]
+    held_bytes: dict[str, int]
+    at_peak: Composition | None = None
+    attention_kernels: list[str] = field(default_factory=list)
+    context_bytes: int | None = None
+    num_alloc_retries: int | None = None
+    inconsistencies: list[str] = field(default_factory=list)
+
+
+def peak_of(observation: Observation) -> Peak:
+    """The highest training phase, the first of equals, and the highest moment before training."""
+    training = [phase for phase in observation.phases if phase.name in TRAINING_PHASES]
+    setting_up = [phase for phase in observation.phases if phase.name not in TRAINING_PHASES]
+    top = max(training, key=lambda phase: phase.allocated_peak_bytes)
+    reserved = [phase.reserved_peak_bytes for phase in training if phase.reserved_peak_bytes is not None]
+    device = [phase.device_used_bytes for phase in training if phase.device_used_bytes is not None]
+    return Peak(
+        phase=top.name,
+        step=top.step,
+        allocated_bytes=top.allocated_peak_bytes,
+        reserved_bytes=max(reserved) if reserved else None,
+        device_bytes=max(device) if device else None,
+        load_allocated_bytes=max(phase.allocated_peak_bytes for phase in setting_up),
+    )
+
+
+def ledger_of(observation: Observation) -> Ledger:
+    """The last (steady) step by cause; ``unaccounted`` is idle memory that no known tensor explains."""
+    held = observation.held_bytes
+    last_step = max(phase.step for phase in observation.phases if phase.step is not None)
+    steady = [phase for phase in observation.phases if phase.step == last_step]
+    idle_bytes = steady[-1].allocated_end_bytes
+    first_forward = steady[0]
+    resident_bytes = held["weights"] + held.get("optimizer_state", 0) + held["batch"]
+    return Ledger(
+        weights_bytes=held["weights"],
+        gradients_bytes=held.get("gradients", 0),
+        optimizer_state_bytes=held.get("optimizer_state", 0),
+        batch_bytes=held["batch"],
+        saved_activations_bytes=first_forward.allocated_end_bytes - idle_bytes,
+        unaccounted_bytes=idle_bytes - resident_bytes,
+        at_peak=observation.at_peak,
+    )
+
+
+def reasons_not_to_believe(observation: Observation, ledger: Ledger) -> list[str]:
+    """Why the measurement contradicts itself; empty when it holds together."""
+    return (
+        list(observation.inconsistencies)
+        + _order_of_tiers(observation.phases)
+        + _steady_steps(observation.phases)
+        + _closure(observation, ledger)
+    )
+
+
+def _order_of_tiers(phases: list[PhaseMemory]) -> list[str]:
+    """requested ≤ allocated ≤ active ≤ reserved, at the end and at the peak, wherever an instrument knows them."""
+    reasons = []
+    for phase in phases:
+        for moment in ("end", "peak"):
+            tiers = [
+                (tier, getattr(phase, f"{tier}_{moment}_bytes"))
+                for tier in ("requested", "allocated", "active", "reserved")
+            ]
+            known = [(tier, value) for tier, value in tiers if value is not None]
+            reasons += [
+                f"{phase.name} (step {phase.step}) {moment}: {low} {low_bytes} B > {high} {high_bytes} B"
+                for (low, low_bytes), (high, high_bytes) in pairwise(known)
+                if low_bytes > high_bytes
+            ]
+        if phase.allocated_end_bytes > phase.allocated_peak_bytes:
+            reasons.append(f"{phase.name} (step {phase.step}): ends above its own peak")
+    return reasons
+
+
+def _steady_steps(phases: list[PhaseMemory]) -> list[str]:
+    """Every step after the first must repeat the second to the byte, phase by phase."""
+    by_step: dict[int, list[tuple[str, int, int]]] = {}
+    for phase in phases:
+        if phase.step is not None and phase.step > 1:
+            entry = (phase.name, phase.allocated_end_bytes, phase.allocated_peak_bytes)
+            by_step.setdefault(phase.step, []).append(entry)
+    steady = by_step.get(2, [])
+    return [
+        f"step {step}, {here[0]}: end/peak {here[1]}/{here[2]} B, but step 2 had {before[1]}/{before[2]} B"
+        for step, entries in by_step.items()
+        for before, here in zip(steady, entries, strict=True)
+        if before != here
+    ]
+
+
+def _closure(observation: Observation, ledger: Ledger) -> list[str]:
+    reasons = []
+    if ledger.unaccounted_bytes < 0:
+        reasons.append(
+            f"the allocator holds {-ledger.unaccounted_bytes} B less between steps than the live tensors add up to"
+        )
+    live_bytes = ledger.weights_bytes + ledger.gradients_bytes + ledger.batch_bytes
+    top_bytes = max(phase.allocated_peak_bytes for phase in observation.phases)
+    if top_bytes < live_bytes:
+        reasons.append(f"the peak, {top_bytes} B, is below the live tensors, {live_bytes} B")
+    return reasons

@@ -1,0 +1,179 @@
+"""The worker: one spec in, one record out, in a process of its own.
+
+``python -m vramprobe.measure.worker SPEC.json RECORD.json`` is the spawned form; the fork server calls :func:`work` in
+a child. Whatever happens inside becomes the record's outcome; when the process itself dies, the runner writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vramprobe.errors import MissingDependency, VramprobeError
+from vramprobe.measure import environment
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.record import Error, Invalid, Isolation, ModelFacts, Ok, Oom, OomHost, Outcome, RunRecord, Timing
+from vramprobe.spec import CellSpec
+
+#: What a device out of memory says, in its many coats (measuring.md); the allocator's own observer is asked first.
+_DEVICE_OOM = (
+    "CUDA out of memory",
+    "OutOfMemoryError",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation",
+    "CUDA error: out of memory",
+    "NVML_SUCCESS == r INTERNAL ASSERT",
+)
+
+
+def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
+    """Run one cell in this process and describe it. Never raises for what the cell does; failures are outcomes."""
+    began, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="milliseconds")
+    fields: dict[str, Any] = {}
+    instrument = None
+    try:
+        instrument = instrument_for(spec)
+        instrument.start()
+        fields = _train(spec, instrument)
+        observation = fields.pop("observation")
+        ledger = ledger_of(observation)
+        doubts = reasons_not_to_believe(observation, ledger)
+        fields |= {"peak": peak_of(observation), "ledger": ledger}
+        fields["outcome"] = Invalid(reasons=doubts) if doubts else Ok()
+    except Exception as error:
+        fields["outcome"] = outcome_of(error, instrument)
+        observation = instrument.finish() if instrument and instrument.last_phase() else Observation([], {})
+    timing = fields.pop("timing", {})
+    return RunRecord(
+        attempt_id=uuid.uuid4().hex,
+        cell_id=spec.cell_id,
+        fingerprint=spec.fingerprint,
+        instrument=spec.device,
+        started_at=started_at,
+        spec=spec,
+        environment=environment.capture(spec, isolation, with_torch=True),
+        phases=observation.phases,
+        timing=Timing(**timing, total_seconds=time.perf_counter() - began),
+        context_bytes=observation.context_bytes,
+        num_alloc_retries=observation.num_alloc_retries,
+        **fields,
+    )
+
+
+def instrument_for(spec: CellSpec) -> Any:
+    """The instrument of the cell's device. Raises MissingDependency where the device is not there."""
+    import torch
+
+    if spec.device == "cpu":
+        from vramprobe.measure.cpu import CpuInstrument
+
+        return CpuInstrument()
+    if not torch.cuda.is_available():
+        raise MissingDependency(
+            f"device cuda was asked for, but torch {torch.__version__} sees no CUDA GPU; "
+            "use --device cpu, or install a CUDA build of torch on a machine with an NVIDIA driver"
+        )
+    from vramprobe.measure.cuda import CudaInstrument
+
+    return CudaInstrument()
+
+
+def outcome_of(error: BaseException, instrument: Any) -> Outcome:
+    """The outcome that an exception stands for."""
+    text = f"{type(error).__name__}: {error}"
+    name, step = (instrument and instrument.last_phase()) or (None, None)
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+        return OomHost(phase=name, message=text[:2000])
+    seen = getattr(instrument, "oom_seen", None)
+    if seen is not None or any(coat in text for coat in _DEVICE_OOM):
+        return Oom(phase=name or "load", step=step, message=text[:2000], **(seen or {}))
+    return Error(
+        phase=name,
+        error_type=type(error).__name__,
+        message=str(error)[:4000],
+        traceback=None if isinstance(error, VramprobeError) else traceback.format_exc()[-8000:],
+    )
+
+
+def work(spec_json: str, record_path: Path, isolation: Isolation) -> None:
+    """Run the cell and leave its record at ``record_path``, whole or not at all."""
+    record = run_cell(CellSpec.model_validate_json(spec_json), isolation=isolation)
+    partial = record_path.with_suffix(".partial")
+    partial.write_text(record.to_json_line())
+    partial.rename(record_path)
+
+
+def _train(spec: CellSpec, instrument: Any) -> dict[str, Any]:
+    """Load, train the traced steps, then the timed ones; what was seen, by the record's names."""
+    from vramprobe.workload.training import NOBODY, residual_dtype_probe, set_up, train_step
+
+    began = time.perf_counter()
+    work = set_up(spec, instrument)
+    instrument.settle()
+    loaded = time.perf_counter()
+    with residual_dtype_probe(work.model) as residual:
+        train_step(work, instrument, 1)
+    for step in range(2, spec.steps + 1):
+        train_step(work, instrument, step)
+    traced = time.perf_counter()
+    at_peak, kernels = None, None
+    if spec.device == "cuda":
+        at_peak, kernels = instrument.trace_step(lambda: train_step(work, instrument, spec.steps + 1))
+    observation = instrument.finish()
+    if at_peak is not None:
+        observation = replace(observation, at_peak=at_peak)
+    facts = _facts(work.model, residual, kernels or observation.attention_kernels)
+    step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps)]
+    timing = {"step_seconds": step_seconds, "load_seconds": loaded - began, "traced_seconds": traced - loaded}
+    return {"observation": observation, "facts": facts, "timing": timing}
+
+
+def _facts(model: Any, residual: list[str], kernels: list[str]) -> ModelFacts:
+    from vramprobe.workload.model import num_logical_params
+    from vramprobe.workload.storages import quantised_storages
+
+    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
+    total, quantised = num_logical_params(model)
+    return ModelFacts(
+        num_params=total - adapters,
+        num_trainable_params=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        num_quantised_params=quantised,
+        quantised_weights_bytes=sum(quantised_storages(model).values()),
+        residual_dtype=residual[0] if residual else None,
+        attention_kernels=kernels,
+    )
+
+
+def _timed(step: Any, spec: CellSpec) -> float:
+    import torch
+
+    wait = torch.cuda.synchronize if spec.device == "cuda" else lambda: None
+    wait()
+    began = time.perf_counter()
+    step()
+    wait()
+    return time.perf_counter() - began
+
+
+def _die_with_the_runner() -> None:
+    """Exit when stdin closes: a runner killed outright must not leave a worker on the GPU."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(137)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    _die_with_the_runner()
+    work(Path(sys.argv[1]).read_text(), Path(sys.argv[2]), "spawn")

@@ -1,0 +1,295 @@
+"""Operators on the tape: what each one allocates, saves for backward and allocates again in backward.
+
+In: Values. Out: Values. One function per operator that the models use, with the rules of ``derivatives.yaml`` and of
+the kernels behind it. Where the CPU's and CUDA's kernels differ, the function asks ``device`` and says so. Never imports
+torch.
+"""
+
+from __future__ import annotations
+
+from vramprobe.tape import Tape, Value
+
+FLOATS = ("fp16", "bf16", "fp32")  # narrow to wide: the wider dtype wins in arithmetic
+
+
+def wider(first: str, second: str) -> str:
+    """torch's type promotion between float dtypes."""
+    return "fp32" if first != second else first
+
+
+def cast(value: Value, dtype: str) -> Value:
+    """``value.to(dtype)``: itself where nothing changes, else a copy; its backward copies the gradient back."""
+    if value.dtype == dtype:
+        return value
+    out = value.tape.new_like(value, dtype)
+    before = value.dtype
+    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.new_like(grads[0], before)])
+    return out
+
+
+def add(left: Value, right: Value) -> Value:
+    """``left + right``: saves nothing; backward hands the same gradient to both, cast to each one's dtype."""
+    tape = left.tape
+    big = left if left.numel >= right.numel else right
+    out = tape.new_like(big, wider(left.dtype, right.dtype))
+    wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        return [_reduced(grads[0], numel, dtype) if needed else None for numel, dtype, needed in wanted]
+
+    tape.record([left, right], [out], [], backward)
+    return out
+
+
+def _reduced(grad: Value, numel: int, dtype: str) -> Value:
+    """The gradient for an input of ``numel`` elements: summed over what was broadcast, in the input's dtype."""
+    if numel < grad.numel:
+        grad = grad.tape.new(numel, grad.dtype)
+    return cast(grad, dtype) if grad.dtype != dtype else grad.tape.view(grad)
+
+
+def mul(left: Value, right: Value) -> Value:
+    """``left * right``: each side is saved if the other needs a gradient."""
+    tape = left.tape
+    big = left if left.numel >= right.numel else right
+    out = tape.new_like(big, wider(left.dtype, right.dtype))
+    wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
+    saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        full = [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in wanted]
+        return [_summed(full, side, *wanted[side][:2]) for side in (0, 1)]
+
+    tape.record([left, right], [out], saved, backward)
+    return out
+
+
+def _summed(full: list[Value | None], side: int, numel: int, dtype: str) -> Value | None:
+    value, full[side] = full[side], None
+    return None if value is None else _reduced(value, numel, dtype)
+
+
+def elementwise(value: Value, saves: str = "", dtype: str | None = None) -> Value:
+    """A function of each element. ``saves`` is "input" (silu, gelu), "output" (relu, tanh) or nothing (+ a number)."""
+    out = value.tape.new_like(value, dtype)
+    saved = {"input": [value], "output": [out], "": []}[saves]
+    value.tape.record([value], [out], saved, lambda grads, _: [grads[0].tape.new_like(grads[0])])
+    return out
+
+
+def scaled(value: Value) -> Value:
+    """``value * number``: the number is wrapped in an 8-byte tensor, and that is what multiplication saves."""
+    out = value_like(value)
+    number = value.tape.new(1, "int64")
+    if not value.tape.grad_enabled:
+        value.tape.numbers.append(number)  # saved-tensor hooks do not see wrapped numbers (saved_variable.cpp)
+    value.tape.record([value], [out], [number], lambda grads, _: [value_like(grads[0])])
+    return out
+
+
+def power(value: Value) -> Value:
+    """``value.pow(n)``: saves its input; its backward computes grad * (n * value.pow(n - 1)) in three full steps."""
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        lowered = value_like(grads[0])
+        scaled = value_like(grads[0])
+        result = value_like(grads[0])
+        del lowered, scaled
+        return [result]
+
+    out = value.tape.new_like(value)
+    value.tape.record([value], [out], [value], backward)
+    return out
+
+
+def value_like(value: Value) -> Value:
+    """A new value of the same size and dtype."""
+    return value.tape.new_like(value)
+
+
+def mean_of_rows(value: Value, num_rows: int) -> Value:
+    """``value.mean(-1, keepdim=True)``: saves nothing; backward spreads the gradient over the full width."""
+    out = value.tape.new(num_rows, value.dtype)
+    numel = value.numel
+    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.new(numel, grads[0].dtype)])
+    return out
+
+
+def rms_norm(value: Value, weight: Value, num_rows: int) -> Value:
+    """transformers' LlamaRMSNorm line by line: fp32 inside, the input's dtype outside."""
+    hidden = cast(value, "fp32")
+    variance = mean_of_rows(power(hidden), num_rows)
+    hidden = mul(hidden, elementwise(elementwise(variance), saves="output"))
+    return mul(weight, cast(hidden, value.dtype))
+
+
+def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: str, autocast: str) -> Value:
+    """``nn.LayerNorm``: saves its input and the rows' mean and inverse deviation.
+
+    CUDA keeps the statistics in fp32 and, under autocast, computes and returns fp32 (autocast_mode.cpp); the CPU keeps
+    them in the input's dtype, or fp32 where the weight is fp32 and the input is not (layer_norm_kernel.cpp).
+    """
+    if device == "cuda" and autocast != "none" and value.dtype != "fp32":
+        return layer_norm(cast(value, "fp32"), cast(weight, "fp32"), cast(bias, "fp32"), num_rows, device, autocast)
+    tape = value.tape
+    mixed = weight.dtype != value.dtype
+    stat_dtype = "fp32" if device == "cuda" or mixed else value.dtype
+    out = tape.new_like(value)
+    mean, deviation = tape.new(num_rows, stat_dtype), tape.new(num_rows, stat_dtype)
+    needs, trained, width, weight_dtype = value.needs_grad, weight.needs_grad, weight.numel, weight.dtype
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        grad = value_like(grads[0]) if needs else None
+        sides = [tape.new(width, weight_dtype) if trained else None for _ in range(2)]
+        return [grad, *sides]
+
+    tape.record([value, weight, bias], [out], [value, mean, deviation], backward)
+    return out
+
+
+def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Value:
+    """``x @ W.T + b``: saves the input if the weight is trained, and the weight if the input needs a gradient."""
+    tape = value.tape
+    num_in = weight.numel // num_out
+    out = tape.new(value.numel // num_in * num_out, value.dtype)
+    numel, needs, trained, weight_numel = value.numel, value.needs_grad, weight.needs_grad, weight.numel
+    has_bias, trains_bias = bias is not None, bias is not None and bias.needs_grad
+    saved = ([value] if trained else []) + ([weight] if needs else [])
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        dtype = grads[0].dtype
+        sums = [tape.new(num_out, dtype) if trains_bias else None] if has_bias else []
+        grad_weight = _as_view(tape.new(weight_numel, dtype)) if trained else None
+        return [_as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
+
+    tape.record([value, weight, *([bias] if bias is not None else [])], [out], saved, backward)
+    return out
+
+
+def _as_view(grad: Value) -> Value:
+    grad.is_view = True  # mm's results come back through .t() and .view()
+    return grad
+
+
+def embedding(tape: Tape, num_tokens: int, weight: Value, width: int) -> Value:
+    """A table's rows: saves only the ids; backward makes the dense gradient of the whole table."""
+    out = tape.new(num_tokens * width, weight.dtype)
+    table = weight.numel
+    tape.record([weight], [out], [], lambda grads, _: [tape.new(table, grads[0].dtype)])
+    return out
+
+
+def heads(value: Value) -> Value:
+    """``view(b, s, heads, d).transpose(1, 2)``: shares the storage; backward copies a gradient laid out by heads."""
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        grad = grads[0]
+        return [grad.tape.view(grad) if grad.contiguous else grad.tape.new(grad.numel, grad.dtype)]
+
+    out = value.tape.view(value)
+    value.tape.record([value], [out], [], backward)
+    return out
+
+
+def part(value: Value, numel: int) -> Value:
+    """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size."""
+    full = value.numel
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        grad = grads[0].tape.new(full, grads[0].dtype)
+        grad.contiguous = False
+        return [grad]
+
+    out = value.tape.view(value, numel)
+    value.tape.record([value], [out], [], backward)
+    return out
+
+
+def split(value: Value, num_parts: int) -> list[Value]:
+    """``value.split(...)``: views; backward concatenates the parts' gradients."""
+    numel = value.numel
+
+    def backward(grads: list[Value | None], _: tuple[Value, ...]) -> list[Value | None]:
+        dtype = next(grad.dtype for grad in grads if grad is not None)
+        return [value_tape.new(numel, dtype)]
+
+    value_tape = value.tape
+    outs = [value.tape.view(value, numel // num_parts) for _ in range(num_parts)]
+    value.tape.record([value], outs, [], backward)
+    return outs
+
+
+def concatenate(left: Value, right: Value) -> Value:
+    """``torch.cat``: copies both; backward hands each its slice of the gradient."""
+    tape = left.tape
+    out = tape.new(left.numel + right.numel, left.dtype)
+    out.contiguous = False  # of two parts of heads: cat writes the logical order, batch × heads × length × size
+    sizes = (left.numel, right.numel)
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        return [_as_view(tape.view(grads[0], size)) for size in sizes]
+
+    tape.record([left, right], [out], [], backward)
+    return out
+
+
+def contiguous(value: Value) -> Value:
+    """``value.contiguous()``: a copy where the layout asks for one; backward passes the gradient on."""
+    if value.contiguous:
+        return value
+    out = value.tape.new(value.numel, value.dtype)
+    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.view(grads[0])])
+    return out
+
+
+def rotate_half(value: Value) -> Value:
+    """``cat((-x2, x1))`` of the two halves."""
+    first = part(value, value.numel // 2)
+    second = part(value, value.numel // 2)
+    return concatenate(elementwise(second), first)
+
+
+def rotary(value: Value, cos: Value, sin: Value) -> Value:
+    """``x * cos + rotate_half(x) * sin``: saves only the shared cos and sin, since they need no gradient."""
+    return add(mul(value, cos), mul(rotate_half(value), sin))
+
+
+def dropout(value: Value, rate: float, device: str) -> Value:
+    """``nn.Dropout`` in training. CUDA saves a mask of one byte per element; the CPU a noise in the input's dtype."""
+    if rate == 0:
+        return value
+    tape = value.tape
+    if device == "cuda":
+        mask, out = tape.new(value.numel, "bool"), tape.new_like(value)
+        tape.record([value], [out], [mask], lambda grads, _: [value_like(grads[0])])
+        return out
+    return mul(value, tape.new_like(value))
+
+
+def fused_attention(query: Value, key: Value, value: Value, num_stats: int) -> Value:
+    """Flash or memory-efficient attention: saves q, k, v, its output and ``num_stats`` fp32 log-sum-exps."""
+    tape = query.tape
+    out = tape.new_like(query)  # empty_like(query): in the query's layout
+    stats = tape.new(num_stats, "fp32")
+    sizes = (query.numel, key.numel, value.numel)
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        return [tape.new(size, grads[0].dtype) for size in sizes]
+
+    tape.record([query, key, value], [out], [query, key, value, out, stats], backward)
+    return out
+
+
+def cross_entropy(logits: Value, batch_size: int, seq_len: int) -> Value:
+    """transformers' ForCausalLMLoss: fp32 logits, shifted labels, log-softmax (saved), mean over the tokens."""
+    tape = logits.tape
+    logits = cast(logits, "fp32")
+    labels = tape.new(batch_size * (seq_len + 1), "int64")  # padded by one, then shifted
+    if batch_size > 1:  # a single row's slice is contiguous as it stands
+        labels = tape.new(batch_size * seq_len, "int64")
+    logs = tape.new_like(logits)
+    tape.record([logits], [logs], [logs], lambda grads, _: [value_like(grads[0])])
+    loss, weight = tape.new(1, "fp32"), tape.new(1, "fp32")
+    numel = logs.numel
+    tape.record([logs], [loss], [labels, weight], lambda grads, _: [tape.new(numel, "fp32")])
+    return loss

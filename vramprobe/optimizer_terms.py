@@ -1,0 +1,128 @@
+"""The optimizer's bytes: its state after the first step, and what a step allocates for a moment.
+
+In: a spec and its Architecture. Out: bytes. The rules follow ``torch.optim``, transformers' Adafactor and
+``bitsandbytes.optim``; where the CPU's and CUDA's code differ the device decides. Never imports any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from vramprobe.architecture import Architecture
+from vramprobe.parameters import Tensor, trained_tensors
+from vramprobe.spec import CellSpec
+
+STEP_BYTES = 4  # torch.optim keeps one fp32 step counter per parameter
+BLOCK_8BIT = 256  # elements per absmax of an 8-bit state
+MIN_8BIT_ELEMENTS = 4096  # bitsandbytes' min_8bit_size: smaller tensors keep fp32 state
+MIN_PAGED_ELEMENTS = 100_000  # bitsandbytes pages only larger states (Optimizer2State.get_state_buffer)
+QMAP_BYTES = 256 * 4  # one code book per state, shared by all tensors
+
+
+def optimizer_state_bytes(spec: CellSpec, arch: Architecture) -> int:
+    """Bytes of the optimizer's state tensors after the first step, wherever they live."""
+    trained = trained_tensors(spec, arch)
+    state = sum(_state_bytes(spec, tensor) * tensor.num_copies for tensor in trained)
+    shared = any(_is_8bit(spec, tensor) for tensor in trained)
+    return state + (_num_states(spec) * QMAP_BYTES if shared else 0)
+
+
+def paged_state_bytes(spec: CellSpec, arch: Architecture) -> int:
+    """The part of the state that a paged optimizer keeps in managed memory, which torch's statistics do not see."""
+    if not spec.optim.startswith("paged_"):
+        return 0
+    large = (tensor for tensor in trained_tensors(spec, arch) if tensor.numel >= MIN_PAGED_ELEMENTS)
+    return sum(_paged_bytes(spec, tensor) * tensor.num_copies for tensor in large)
+
+
+def _paged_bytes(spec: CellSpec, tensor: Tensor) -> int:
+    return tensor.numel * _num_states(spec) * (1 if _is_8bit(spec, tensor) else 4)
+
+
+def _num_states(spec: CellSpec) -> int:
+    """Moments that a bitsandbytes optimizer keeps: Lion one, AdamW two."""
+    return 1 if spec.optim.startswith("lion") else 2
+
+
+def _is_8bit(spec: CellSpec, tensor: Tensor) -> bool:
+    """Whether the state is quantised: not of small tensors, nor of embeddings (transformers' Trainer exempts them)."""
+    return spec.optim.endswith("8bit") and tensor.numel >= MIN_8BIT_ELEMENTS and tensor.role != "embedding"
+
+
+def _state_bytes(spec: CellSpec, tensor: Tensor) -> int:
+    match spec.optim:
+        case "adamw_torch" | "adamw_torch_fused":
+            return 2 * tensor.num_bytes + STEP_BYTES
+        case "adagrad" | "rmsprop":
+            return tensor.num_bytes + STEP_BYTES
+        case "sgd":
+            return 0  # without momentum
+        case "adafactor":
+            return 4 * _adafactor_elements(tensor) + 4  # fp32 whatever the gradient's dtype, and one RMS
+    per_state = tensor.numel * 4
+    if _is_8bit(spec, tensor):
+        per_state = tensor.numel + 4 * math.ceil(tensor.numel / BLOCK_8BIT)
+    return _num_states(spec) * per_state
+
+
+def _adafactor_elements(tensor: Tensor) -> int:
+    """A matrix keeps one mean per row and per column; a vector keeps itself."""
+    return sum(tensor.shape) if len(tensor.shape) == 2 else tensor.numel
+
+
+def optimizer_temporaries_bytes(spec: CellSpec, arch: Architecture) -> int:
+    """Bytes that a step holds at its highest moment beside weights, gradients and state."""
+    trained = trained_tensors(spec, arch)
+    if spec.device == "cuda" and spec.optim in ("adamw_torch", "adagrad", "rmsprop"):
+        # foreach, torch's default on CUDA: whole lists at once. AdamW and RMSprop keep one list of denominators
+        # (_foreach_sqrt); Adagrad a second one of numerators (torch/optim/adagrad.py, _multi_tensor_adagrad).
+        lists = 2 if spec.optim == "adagrad" else 1
+        return lists * sum(tensor.num_bytes * tensor.num_copies for tensor in trained)
+    if spec.optim in ("adamw_torch_fused", "sgd") or (spec.device == "cuda" and spec.optim != "adafactor"):
+        return 0  # one kernel in place, torch's or bitsandbytes'
+    # One tensor after the other; some loops hold a result of the tensor before while they work on the next.
+    pairs = _in_order(trained)
+    return max(_held_bytes(spec, before) + _working_bytes(spec, now) for before, now in pairs)
+
+
+def _in_order(trained: list[Tensor]) -> Iterator[tuple[Tensor | None, Tensor]]:
+    """(the one before, this one) for each tensor in the order of ``model.parameters()``; layers repeat."""
+    before: Tensor | None = None
+    in_layers = [tensor for tensor in trained if tensor.per_layer]
+    for tensor in trained:
+        yield before, tensor
+        before = tensor
+    if in_layers:
+        yield in_layers[-1], in_layers[0]
+
+
+def _working_bytes(spec: CellSpec, tensor: Tensor) -> int:
+    """Temporaries while one tensor is updated on the CPU (Adafactor: everywhere)."""
+    fp32_bytes, is_fp32 = 4 * tensor.numel, tensor.dtype == "fp32"
+    match spec.optim:
+        case "adamw_torch":
+            return 2 * tensor.num_bytes  # sqrt, and its quotient
+        case "adagrad" | "rmsprop":
+            return tensor.num_bytes
+        case "adafactor":
+            # grad² and its sum with eps, or the new update and its factors; a 16-bit tensor is raised first, and its
+            # gradient.
+            factors = 4 * _adafactor_elements(tensor) if len(tensor.shape) == 2 else 0
+            return (2 if is_fp32 else 4) * fp32_bytes + factors
+    # bitsandbytes' CPU code (backends/cpu/ops.py): the scaled gradient, sqrt and quotient in fp32; the parameter too
+    # where it is 16 bit; an 8-bit state is dequantised beside them.
+    copies = 3 + (not is_fp32) + (_num_states(spec) if _is_8bit(spec, tensor) else 0)
+    return copies * fp32_bytes
+
+
+def _held_bytes(spec: CellSpec, before: Tensor | None) -> int:
+    """What the loop's variables still hold from the tensor before."""
+    if before is None:
+        return 0
+    match spec.optim:
+        case "adamw_torch" | "adagrad" | "rmsprop":
+            return before.num_bytes
+        case "adafactor":
+            return 4 * before.numel
+    return 0

@@ -1,0 +1,143 @@
+"""Every tensor of a prepared model: its dtype, whether it is trained, how it is quantised, and its bytes.
+
+In: a spec and its Architecture. Out: frozen Tensors, base parameters and adapters alike, and sums over them. The rules
+are those of peft (``prepare_model_for_kbit_training``), trl (``peft_module_casting_to_bf16``) and bitsandbytes
+(``Params4bit``, ``Int8Params``). Never imports torch or the workload.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vramprobe.architecture import Architecture, Linear, UnsupportedArchitecture
+from vramprobe.errors import SpecError
+from vramprobe.spec import CellSpec, lora_target_names
+from vramprobe.tape import ITEMSIZE_BYTES
+
+NF4_BLOCK = 64  # elements per absmax; bitsandbytes' default for 4 bit
+NESTED_BLOCK = 256  # absmax values per second-level block
+CODE_4BIT_BYTES = 16 * 4  # one fp32 code book per tensor
+CODE_8BIT_BYTES = 256 * 4  # the second-level code book
+_TRL_BF16_NAMES = ("lm_head", "embed_tokens", "wte", "wpe")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter of the prepared model; ``num_copies`` counts the layers that have it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # of its elements; for a quantised weight the dtype it is dequantised to
+    trained: bool
+    quantised: bool
+    role: str  # of the base parameter, or "adapter"
+    per_layer: bool
+    num_copies: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of one copy."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one copy as plain elements."""
+        return self.numel * ITEMSIZE_BYTES[self.dtype]
+
+
+def tensors(spec: CellSpec, arch: Architecture) -> list[Tensor]:
+    """All parameters after preparation, adapters last.
+
+    Raises SpecError where a LoRA target names no linear layer, UnsupportedArchitecture for DoRA.
+    """
+    full = spec.method == "full"
+    base = [
+        Tensor(p.name, p.shape, spec.dtype if full else _base_dtype(spec, p.name, p.role), full,
+               spec.quant != "none" and p.role == "linear", p.role, p.per_layer, arch.num_copies(p))
+        for p in arch.parameters
+    ]  # fmt: skip
+    return base if full else base + _adapters(spec, arch)
+
+
+def _base_dtype(spec: CellSpec, name: str, role: str) -> str:
+    if role == "linear" and spec.quant != "none":
+        return spec.dtype  # the compute dtype
+    if role == "bias" and spec.quant not in ("none", "int8"):
+        return spec.dtype  # Linear4bit.forward casts its bias to the compute dtype, for good
+    match spec.kbit_prep:
+        case "peft":
+            return "fp32"
+        case "trl" if role == "norm":
+            return "fp32"
+        case "trl" if any(part in name for part in _TRL_BF16_NAMES):
+            return "bf16" if spec.dtype == "fp32" else spec.dtype
+    return spec.dtype
+
+
+def adapter_dtype(spec: CellSpec) -> str:
+    """The dtype of the LoRA matrices; trl's casts make it bf16 whatever was asked."""
+    return "bf16" if spec.kbit_prep == "trl" else spec.lora_dtype or "fp32"
+
+
+def lora_targets(spec: CellSpec, arch: Architecture) -> frozenset[str]:
+    """Name patterns of the linear layers that get an adapter. Raises SpecError where a target matches none."""
+    if spec.method == "full":
+        return frozenset()
+    wanted = lora_target_names(spec)
+    if wanted is None:
+        return frozenset(linear.name for linear in arch.linears)
+    chosen = {name: [x.name for x in arch.linears if _matches(x, name)] for name in wanted}
+    if missing := [name for name, found in chosen.items() if not found]:
+        known = sorted({linear.name.rpartition(".")[2] for linear in arch.linears})
+        raise SpecError(f"lora_targets {', '.join(missing)}: no such linear layer; this model has {', '.join(known)}")
+    return frozenset(pattern for found in chosen.values() for pattern in found)
+
+
+def _matches(linear: Linear, target: str) -> bool:
+    """peft's rule for a list of targets: the module's whole name, or its end after a dot."""
+    return linear.name == target or linear.name.endswith(f".{target}")
+
+
+def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
+    if spec.dora:
+        raise UnsupportedArchitecture("the formula engine has no arithmetic for DoRA; measure it, or leave dora off")
+    rank, dtype, targets = spec.lora_r or 0, adapter_dtype(spec), lora_targets(spec, arch)
+    made = []
+    for linear in arch.linears:
+        if linear.name in targets:
+            copies = arch.num_layers if linear.per_layer else 1
+            shapes = {"lora_A": (rank, linear.num_in), "lora_B": (linear.num_out, rank)}
+            made += [Tensor(f"{linear.name}.{part}", shape, dtype, True, False, "adapter", linear.per_layer, copies)
+                     for part, shape in shapes.items()]  # fmt: skip
+    return made
+
+
+def weights_bytes(spec: CellSpec, arch: Architecture) -> int:
+    """Bytes of parameters, buffers and quantisation state of the prepared model."""
+    made = tensors(spec, arch)
+    plain = sum(t.num_bytes * t.num_copies for t in made if not t.quantised)
+    quantised = sum(quantised_bytes(t, spec.quant) * t.num_copies for t in made if t.quantised)
+    return plain + quantised + buffers_bytes(arch)
+
+
+def buffers_bytes(arch: Architecture) -> int:
+    """The rotary embedding's ``inv_freq`` and ``original_inv_freq``, fp32, once for the model."""
+    return 2 * (arch.rotary_size // 2) * 4
+
+
+def quantised_bytes(tensor: Tensor, quant: str) -> int:
+    """Bytes of one quantised weight with its state, as bitsandbytes stores it (``QuantState``, ``Int8Params``)."""
+    if quant == "int8":
+        return tensor.numel + 4 * tensor.shape[0]  # SCB: fp32 per output row
+    blocks = math.ceil(tensor.numel / NF4_BLOCK)
+    packed = math.ceil(tensor.numel / 2) + CODE_4BIT_BYTES
+    if quant == "nf4-single":
+        return packed + 4 * blocks
+    second = 4 * math.ceil(blocks / NESTED_BLOCK) + CODE_8BIT_BYTES + 4  # absmax of the absmax, its code, the offset
+    return packed + blocks + second
+
+
+def trained_tensors(spec: CellSpec, arch: Architecture) -> list[Tensor]:
+    """The tensors that get gradients and optimizer state."""
+    return [tensor for tensor in tensors(spec, arch) if tensor.trained]

@@ -1,0 +1,208 @@
+"""Predict: a spec (and a fit) -> the peak of a cell that nobody ran, with an interval, its terms and its phase.
+
+In: a CellSpec and a MemoryModel, or no fit for the arithmetic alone. Out: a frozen Prediction, and a verdict per GPU.
+Outside the range of the fit the interval widens and says so; far outside it refuses, and hands over the untrusted
+number on the exception. Never imports torch, numpy or scipy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from vramprobe.architecture import architecture
+from vramprobe.errors import OutOfRange, VramprobeError
+from vramprobe.fit import CHOICES, MemoryModel, peak_moment
+from vramprobe.record import PhaseName
+from vramprobe.spec import CellSpec
+from vramprobe.terms import moments
+from vramprobe.units import GIB, format_bytes
+
+#: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
+#: 512 bytes, workspaces and kernels' scratch are not in the arithmetic, so it may read low.
+ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
+#: No fit is trusted to less than this, relative to the value.
+MIN_HALF_WIDTH = 0.005
+#: A number beyond the fitted range by this factor is refused.
+FAR = 30.0
+#: Each doubling beyond the fitted range, and each choice never seen, widens the interval by this much of the value.
+WIDENING = 0.02
+#: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
+CONTEXT_ALLOWANCE_BYTES = 1 * GIB
+#: A prediction above this share of the usable memory is tight: fragmentation and a longer batch need room.
+TIGHT_SHARE = 0.95
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Interval(_Frozen):
+    """Bytes: the best value, and where the truth should lie."""
+
+    value: int
+    low: int
+    high: int
+
+
+class FitProvenance(_Frozen):
+    """Which fit a prediction rests on."""
+
+    data_fingerprint: str
+    num_records: int
+    models: list[str]
+    instrument: str
+    device_name: str
+    mean_absolute_error: float | None  # on models left out of the fit; null where there was only one
+    vramprobe_version: str
+
+
+class Prediction(_Frozen):
+    """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value."""
+
+    cell_id: str
+    engine: Literal["formula"] = "formula"
+    peak_allocated_bytes: Interval
+    peak_phase: PhaseName
+    peak_label: str
+    terms: dict[str, int]
+    constant_bytes: int
+    reserved_bytes: Interval | None = None  # null where the fit has not seen the caching allocator
+    device_bytes: Interval | None = None  # null where the fit has not seen NVML
+    fit: FitProvenance | None = None  # null: arithmetic alone
+    warnings: list[str] = []
+
+
+class HasMemory(Protocol):
+    """A GPU, as the catalog describes it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def total_bytes(self) -> int | None: ...
+
+
+class Verdict(_Frozen):
+    """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``."""
+
+    gpu: str
+    verdict: Literal["fits", "tight", "does not fit"]
+    needed_bytes: Interval
+    usable_bytes: int
+    reason: str
+
+
+def predict(spec: CellSpec, model: MemoryModel | None = None, *, allow_extrapolation: bool = False) -> Prediction:
+    """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
+
+    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, and OutOfRange, carrying the
+    prediction, far outside the fitted range unless ``allow_extrapolation``.
+    """
+    moment = peak_moment(moments(spec), model.coefficients if model else {})
+    constant = model.constant_bytes if model else 0
+    value = moment.total_bytes + constant
+    warnings, refusals, widening = _outside(spec, model) if model else (["arithmetic alone: no fit was given"], [], 0.0)
+    allocated = _allocated_interval(spec, model, value, widening)
+    reserved, device = _other_tiers(model, allocated)
+    prediction = Prediction(
+        cell_id=spec.cell_id, peak_allocated_bytes=allocated, peak_phase=moment.phase, peak_label=moment.label,
+        terms=moment.terms, constant_bytes=constant, reserved_bytes=reserved, device_bytes=device,
+        fit=_provenance(model) if model else None, warnings=[*refusals, *warnings],
+    )  # fmt: skip
+    if refusals and not allow_extrapolation:
+        raise OutOfRange(
+            f"{spec.cell_id} is far outside what the fit has seen: {'; '.join(refusals)}. The untrusted number is "
+            f"{format_bytes(value)}; allow extrapolation to get it, or measure cells nearer to this one",
+            prediction,
+        )
+    return prediction
+
+
+def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
+    """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
+    CUDA context. Raises VramprobeError where the GPU's size is not known.
+    """
+    if gpu.total_bytes is None:
+        raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
+    if prediction.device_bytes is not None:
+        needed, usable, basis = prediction.device_bytes, gpu.total_bytes, "predicted device memory"
+    else:
+        needed = prediction.reserved_bytes or prediction.peak_allocated_bytes
+        usable = gpu.total_bytes - CONTEXT_ALLOWANCE_BYTES
+        tier = "reserved" if prediction.reserved_bytes else "allocated"
+        basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
+    answer: Literal["fits", "tight", "does not fit"] = "tight"
+    if needed.value > usable:
+        answer = "does not fit"
+    elif needed.high <= TIGHT_SHARE * usable:
+        answer = "fits"
+    reason = f"{basis}: {format_bytes(needed.value)} (up to {format_bytes(needed.high)}) of {format_bytes(usable)}"
+    return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
+
+
+def _outside(spec: CellSpec, model: MemoryModel) -> tuple[list[str], list[str], float]:
+    """(warnings, reasons to refuse, widening as a share of the value) for what lies outside the fitted range."""
+    warnings, refusals, widening = [], [], 0.0
+    numbers = {
+        "num_params": architecture(spec.architecture).num_params, "num_tokens": spec.num_tokens,
+        "seq_len": spec.seq_len, "batch_size": spec.batch_size,
+    }  # fmt: skip
+    for name, value in numbers.items():
+        low, high = getattr(model.ranges, name)
+        factor = max(low / value, value / high)
+        if factor > 1:
+            text = f"{name} {value:,} is outside the fitted range {low:,} to {high:,}"
+            (refusals if factor > FAR and name in ("num_params", "num_tokens") else warnings).append(text)
+            widening += WIDENING * math.log2(factor)
+    for name in CHOICES:
+        value, seen = str(getattr(spec, name)), model.ranges.choices.get(name, [])
+        if value not in seen:
+            text = f"{name} {value} was never seen; the fit knows {', '.join(seen)}"
+            (refusals if name == "method" else warnings).append(text)
+            widening += WIDENING
+    if spec.device != model.device:
+        warnings.append(f"the fit comes from {model.device} ({model.device_name}), the cell is for {spec.device}")
+        widening += ARITHMETIC_SPREAD[spec.device][1] - 1
+    return warnings, refusals, widening
+
+
+def _allocated_interval(spec: CellSpec, model: MemoryModel | None, value: int, widening: float) -> Interval:
+    if model is None:
+        low, high = ARITHMETIC_SPREAD[spec.device]
+    elif model.leave_one_model_out is not None:
+        low, high = model.leave_one_model_out.low, model.leave_one_model_out.high
+    else:  # one model only: its own residuals say little about another, so they count twice
+        worst = 2 * model.residuals["overall"].worst_absolute
+        low, high = 1 - worst, 1 + worst
+    low, high = min(low, 1 - MIN_HALF_WIDTH) - widening, max(high, 1 + MIN_HALF_WIDTH) + widening
+    return Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
+
+
+def _other_tiers(model: MemoryModel | None, allocated: Interval) -> tuple[Interval | None, Interval | None]:
+    """(reserved, device): a ratio over allocated, then a constant over reserved."""
+    ratio = model.reserved_over_allocated if model else None
+    if model is None or ratio is None:
+        return None, None
+    reserved = Interval(
+        value=round(allocated.value * ratio.value), low=round(allocated.low * ratio.low),
+        high=round(allocated.high * ratio.high),
+    )  # fmt: skip
+    gap = model.device_over_reserved_bytes
+    if gap is None:
+        return reserved, None
+    return reserved, Interval(
+        value=reserved.value + round(gap.value), low=reserved.low + round(gap.low), high=reserved.high + round(gap.high)
+    )
+
+
+def _provenance(model: MemoryModel) -> FitProvenance:
+    held_out = model.leave_one_model_out
+    return FitProvenance(
+        data_fingerprint=model.data_fingerprint, num_records=model.num_records, models=model.models,
+        instrument=model.instrument, device_name=model.device_name,
+        mean_absolute_error=held_out.overall.mean_absolute if held_out else None,
+        vramprobe_version=model.vramprobe_version,
+    )  # fmt: skip

@@ -1,0 +1,226 @@
+"""RunRecord: what one attempt at a cell produced; one JSON line, versioned and validated.
+
+In: what an instrument observed. Out: a frozen record, and JSON both ways. Bytes are ints and the unit is the last word
+of the name; what is not known is null, never 0 or -1. Never measures and never judges comparability (table.py does).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vramprobe.spec import CellSpec
+
+#: Raise it when a field changes its meaning or goes; say what changed in FORMAT_HISTORY and keep reading the old one.
+FORMAT = 1
+FORMAT_HISTORY = {1: "first format"}
+
+Instrument = Literal["cuda", "cpu", "simulated"]
+Isolation = Literal["spawn", "forkserver"]
+#: In the order of a run. ``load`` builds the weights and quantises each as it comes, ``prepare`` casts and adds
+#: adapters, ``batch`` puts the tokens on the device; then, each step: forward, backward, optimizer_step, zero_grad.
+PhaseName = Literal["load", "prepare", "batch", "forward", "backward", "optimizer_step", "zero_grad"]
+TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PhaseMemory(_Frozen):
+    """Memory over one phase of one step: at its end (``end``) and the highest within it (``peak``)."""
+
+    name: PhaseName
+    step: int | None = None  # 1-based; None for load, prepare and batch
+    micro_step: int | None = None  # 1-based, for forward and backward under gradient accumulation
+    allocated_end_bytes: int
+    allocated_peak_bytes: int
+    reserved_end_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    requested_end_bytes: int | None = None
+    requested_peak_bytes: int | None = None
+    active_end_bytes: int | None = None
+    active_peak_bytes: int | None = None
+    device_used_bytes: int | None = None  # NVML at the phase's end, less the baseline before the context
+    rss_end_bytes: int | None = None  # the process's resident set, for the cpu instrument
+
+
+class Composition(_Frozen):
+    """What is alive at one moment, in bytes by cause; the parts add up to ``total_bytes`` exactly."""
+
+    total_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    batch_bytes: int
+    saved_activations_bytes: int  # made in forward, alive when forward ended
+    temporaries_bytes: int  # the rest: live only within the phase
+
+    def parts(self) -> dict[str, int]:
+        """The parts by name, without the total."""
+        return {name: value for name, value in self.model_dump().items() if name != "total_bytes"}
+
+
+class Ledger(_Frozen):
+    """The steady step by cause. Sizes are the tensors' own (numel × itemsize, each storage once)."""
+
+    weights_bytes: int  # parameters, buffers and quantisation state
+    gradients_bytes: int  # at the end of backward
+    optimizer_state_bytes: int  # after the first step
+    batch_bytes: int
+    saved_activations_bytes: int  # allocated at the end of forward less at its start
+    unaccounted_bytes: int  # idle allocated memory less all of the above that is alive then
+    at_peak: Composition | None = None  # null where no allocation trace was taken
+
+
+class Peak(_Frozen):
+    """The highest memory of the training phases, by tier (load is apart: see ``load_allocated_bytes``)."""
+
+    phase: PhaseName
+    step: int
+    allocated_bytes: int
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None  # reserved + context + rest, as NVML saw it; null where NVML is not there
+    load_allocated_bytes: int  # peak while loading and preparing
+
+
+class ModelFacts(_Frozen):
+    """Seen on the live model, not taken from its name."""
+
+    num_params: int  # logical parameters of the base model (a 4-bit weight counts its elements), tied ones once
+    num_trainable_params: int
+    num_quantised_params: int
+    quantised_weights_bytes: int  # packed weights and their quantisation state
+    residual_dtype: str | None = None  # dtype of the hidden states between layers, e.g. "float32"
+    attention_kernels: list[str] = []  # ops the profiler saw, e.g. "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+class Timing(_Frozen):
+    """Seconds. ``step_seconds`` comes from steps that were not traced; the rest is wall time of this cell."""
+
+    step_seconds: list[float] = []
+    load_seconds: float | None = None
+    traced_seconds: float | None = None
+    total_seconds: float
+
+
+class Environment(_Frozen):
+    """The context of a measurement, apart from the cell's identity."""
+
+    device_name: str  # GPU marketing name, or the CPU's model
+    device_uuid: str | None = None
+    device_total_bytes: int | None = None  # as torch reports it (cuda), or the host's memory
+    nvml_total_bytes: int | None = None
+    nvml_memory_info: Literal["v2", "v1"] | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    alloc_conf: str | None = None
+    isolation: Isolation
+    num_threads: int | None = None
+    platform: str
+    python: str
+    versions: dict[str, str | None]  # torch, transformers, peft, bitsandbytes, accelerate, vramprobe
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class Ok(_Frozen):
+    kind: Literal["ok"] = "ok"
+
+
+class Oom(_Frozen):
+    """The device ran out; a lower bound for the fit: allocated + requested at the failure."""
+
+    kind: Literal["oom"] = "oom"
+    phase: PhaseName
+    step: int | None = None
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    free_bytes: int | None = None
+    message: str
+
+
+class OomHost(_Frozen):
+    """The host ran out: a failed host allocation, or the kernel's or the container's killer."""
+
+    kind: Literal["oom_host"] = "oom_host"
+    phase: PhaseName | None = None
+    message: str
+
+
+class Timeout(_Frozen):
+    kind: Literal["timeout"] = "timeout"
+    limit_seconds: float
+
+
+class Error(_Frozen):
+    kind: Literal["error"] = "error"
+    phase: PhaseName | None = None
+    error_type: str
+    message: str
+    traceback: str | None = None
+
+
+class Interrupted(_Frozen):
+    kind: Literal["interrupted"] = "interrupted"
+    message: str
+
+
+class Skipped(_Frozen):
+    kind: Literal["skipped"] = "skipped"
+    evidence: str
+
+
+class Invalid(_Frozen):
+    """Measured, but it must not be believed: the ledger did not close or steady steps did not repeat."""
+
+    kind: Literal["invalid"] = "invalid"
+    reasons: list[str]
+
+
+class Contaminated(_Frozen):
+    """Someone else's memory on the device moved while the cell ran."""
+
+    kind: Literal["contaminated"] = "contaminated"
+    baseline_before_bytes: int
+    baseline_after_bytes: int
+
+
+Outcome = Annotated[
+    Ok | Oom | OomHost | Timeout | Error | Interrupted | Skipped | Invalid | Contaminated, Field(discriminator="kind")
+]
+
+
+class RunRecord(_Frozen):
+    """One attempt at one cell. ``peak``, ``ledger`` and ``facts`` are null where the run did not get that far."""
+
+    format: Literal[1] = FORMAT
+    attempt_id: str  # unique per attempt
+    cell_id: str
+    fingerprint: str
+    instrument: Instrument
+    started_at: str  # ISO 8601, UTC
+    sweep: str | None = None  # the sweep's name; null for a single measurement
+    held_out: bool = False  # the sweep keeps this cell out of the fit, to test predictions on it
+    spec: CellSpec
+    environment: Environment
+    outcome: Outcome
+    peak: Peak | None = None
+    ledger: Ledger | None = None
+    phases: list[PhaseMemory] = []
+    facts: ModelFacts | None = None
+    timing: Timing | None = None
+    context_bytes: int | None = None  # device − reserved after a full step: CUDA context and what sits behind torch
+    num_alloc_retries: int | None = None
+    warnings: list[str] = []
+
+    def to_json_line(self) -> str:
+        """One line of JSON, without the newline."""
+        return self.model_dump_json()
+
+
+def record_from_json(line: str | bytes) -> RunRecord:
+    """Read one line of any format this version knows. Raises ValueError (pydantic's) on anything else."""
+    return RunRecord.model_validate_json(line)

@@ -1,0 +1,343 @@
+"""CellSpec: one configuration to run, frozen, checked, with everything resolved.
+
+In: the words a user types (CLI options, YAML keys; the same ones everywhere). Out: a CellSpec that holds the whole
+architecture and every default, or a SpecError that says which combination cannot be and why.
+Never touches torch, a GPU or the network (the catalog does that, on request).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, Self, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from vramprobe import catalog
+from vramprobe.errors import SpecError
+
+Method = Literal["full", "lora", "qlora"]
+Quant = Literal["none", "nf4", "nf4-single", "fp4", "int8"]
+Dtype = Literal["bf16", "fp32", "fp16"]
+Autocast = Literal["bf16", "fp16", "none"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
+KbitPrep = Literal["none", "peft", "trl"]
+Device = Literal["cuda", "cpu"]
+Weights = Literal["random", "pretrained"]
+#: transformers' own names, and ``adamw_bnb_32bit`` for the optimizer that transformers has no name for.
+Optim = Literal[
+    "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_bnb_32bit", "paged_adamw_8bit", "paged_adamw_32bit",
+    "lion_8bit", "lion_32bit", "adafactor", "sgd", "adagrad", "rmsprop",
+]  # fmt: skip
+
+#: transformers' second names for the same optimizer.
+OPTIM_ALIASES = {"adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
+
+#: Recipes people name, as the two knobs they turn: the dtype the weights are loaded in, and autocast.
+#: With the adapter dtype, these decide bytes per parameter and the dtype of most saved activations.
+RECIPES: dict[str, dict[str, str]] = {
+    "all-bf16": {"dtype": "bf16", "autocast": "none"},  # weights, gradients and AdamW state in bf16: 8 B/param
+    "mixed": {"dtype": "fp32", "autocast": "bf16"},  # a trainer's bf16=True on an fp32 model: 16 B/param + cast copies
+    "fp32": {"dtype": "fp32", "autocast": "none"},
+    "lora-usual": {"dtype": "bf16", "autocast": "bf16", "lora_dtype": "fp32"},  # peft raises 16-bit adapters to fp32
+}
+
+#: What ``--lora-targets q_v`` means per model type: the LoRA paper's query and value projections, as peft maps them;
+#: where a family fuses the projections, the fused one.
+Q_V_TARGETS: dict[str, tuple[str, ...]] = {
+    "gpt2": ("c_attn",),
+    "gpt_neox": ("query_key_value",), "bloom": ("query_key_value",), "falcon": ("query_key_value",),
+    "phi3": ("qkv_proj",),
+    "t5": ("q", "v"),
+    "deepseek_v2": ("q_proj", "kv_b_proj"),
+}  # fmt: skip
+
+_LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
+_SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
+_VERSION_OF_IDENTITY = 1
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class CellSpec(BaseModel):
+    """One cell: everything that decides its memory, resolved. Build it with :func:`resolve`, not by hand."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    architecture: dict[str, Any]  # the model's config.json, after the depth cut
+    num_layers: int | None = None  # set when the depth was cut; None is the model's own depth
+    weights: Weights = "random"
+    trust_remote_code: bool = False
+
+    method: Method
+    quant: Quant
+    kbit_prep: KbitPrep
+    dtype: Dtype
+    autocast: Autocast
+
+    lora_r: int | None = None
+    lora_alpha: float | None = None
+    lora_dropout: float | None = None
+    lora_targets: str | tuple[str, ...] | None = None
+    lora_dtype: Dtype | None = None
+    dora: bool = False
+
+    optim: Optim
+    batch_size: int
+    seq_len: int
+    grad_accum: int = 1
+    gradient_checkpointing: bool = False
+    attn: Attention = "sdpa"
+
+    device: Device
+    alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF for the cell's process; cuda only
+    steps: int = 3
+    timing_steps: int = 2
+    seed: int = 0
+
+    @field_validator("batch_size", "seq_len", "grad_accum")
+    @classmethod
+    def _positive(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+    @field_validator("steps")
+    @classmethod
+    def _enough_steps(cls, value: int) -> int:
+        if value < 3:
+            raise ValueError(
+                "must be at least 3: the first step creates the optimizer's state, the next two must repeat"
+            )
+        return value
+
+    @field_validator("timing_steps")
+    @classmethod
+    def _not_negative(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError("must be 0 (no timing) or more")
+        return value
+
+    @field_validator("lora_targets")
+    @classmethod
+    def _targets_text(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if isinstance(value, str) and value not in ("all-linear", "q_v"):
+            value = tuple(name.strip() for name in value.split(",") if name.strip())
+        if value == ():
+            raise ValueError("names no module; use all-linear, q_v, or names such as q_proj,v_proj")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if reasons := _impossible(self):
+            raise ValueError("; ".join(reasons))
+        return self
+
+    @property
+    def model_type(self) -> str:
+        """transformers' ``model_type`` of the architecture, e.g. ``llama``."""
+        return self.architecture["model_type"]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one micro-batch: batch × length."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def model_label(self) -> str:
+        """The model's name without its folders or organisation, and its depth when that was cut: ``gpt2@2layers``."""
+        name = self.model.rstrip("/").split("/")[-1].removesuffix(".json")
+        return name if self.num_layers is None else f"{name}@{self.num_layers}layers"
+
+    @property
+    def cell_id(self) -> str:
+        """A readable name; two different cells of one sweep may share it only if their fingerprints differ too."""
+        method = self.method if self.method != "qlora" else f"qlora-{self.quant}-{self.kbit_prep}"
+        if self.method != "full":
+            method += f"-r{self.lora_r}-{'+'.join(lora_target_names(self) or ['all'])}"
+            method += "-dora" if self.dora else ""
+        precision = self.dtype if self.autocast == "none" else f"{self.dtype}+{self.autocast}"
+        parts = [
+            self.model_label,
+            method,
+            precision,
+            _SHORT_OPTIM.get(self.optim, self.optim),
+            f"b{self.batch_size}s{self.seq_len}",
+        ]
+        parts += [f"ga{self.grad_accum}"] if self.grad_accum > 1 else []
+        parts += ["ckpt"] if self.gradient_checkpointing else []
+        parts += [self.attn] if self.attn != "sdpa" else []
+        return "_".join(parts)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over everything resolved. The model's display name counts only where it decides the weights.
+
+        Fields at their default stay out, so that a new field leaves old fingerprints (and so resumes) as they are; the
+        other side of this is that a field's default never changes.
+        """
+        resolved = self.model_dump(mode="json", exclude_defaults=True)
+        if self.weights == "random":
+            del resolved["model"]
+        text = json.dumps({"identity": _VERSION_OF_IDENTITY, **resolved}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def lora_target_names(spec: CellSpec) -> list[str] | None:
+    """Module names the adapters go on; None means every linear layer but the output head (peft's ``all-linear``)."""
+    match spec.lora_targets:
+        case "all-linear":
+            return None
+        case "q_v":
+            return list(Q_V_TARGETS.get(spec.model_type, ("q_proj", "v_proj")))
+        case names:
+            return list(names or ())
+
+
+def resolve(
+    *,
+    model: str,
+    method: str,
+    device: str,
+    recipe: str | None = None,
+    quant: str | None = None,
+    kbit_prep: str | None = None,
+    dtype: str | None = None,
+    autocast: str | None = None,
+    num_layers: int | None = None,
+    optim: str = "adamw_torch_fused",
+    lora_r: int | None = None,
+    lora_alpha: float | None = None,
+    lora_dropout: float | None = None,
+    lora_targets: str | list[str] | None = None,
+    lora_dtype: str | None = None,
+    **rest: Any,
+) -> CellSpec:
+    """A CellSpec from a user's words; what is left out gets the default that the method's users expect.
+
+    ``model`` is a slug, a path to a ``config.json`` or checkpoint directory, or a hub id. ``recipe`` names a row of
+    :data:`RECIPES`. Raises SpecError for a value or combination that cannot be, UnknownName for an unknown model.
+    """
+    if unknown := sorted(set(rest) - set(option_names())):
+        raise SpecError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(option_names())}")
+    named = _recipe_values(recipe, dtype=dtype, autocast=autocast, lora_dtype=lora_dtype)
+    entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
+    architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
+    values = {
+        "model": entry.name, "architecture": architecture, "num_layers": num_layers,
+        "method": method, "device": device, "optim": OPTIM_ALIASES.get(optim, optim),
+        "quant": quant or ("nf4" if method == "qlora" else "none"),
+        "kbit_prep": kbit_prep or ("peft" if method == "qlora" else "none"),
+        "dtype": named["dtype"] or "bf16",
+        "autocast": named["autocast"] or ("none" if method == "full" else "bf16"),
+        **rest,
+    }  # fmt: skip
+    adapter = {"lora_r": lora_r, "lora_alpha": lora_alpha, "lora_dropout": lora_dropout,
+               "lora_targets": lora_targets, "lora_dtype": named["lora_dtype"]}  # fmt: skip
+    if method in ("lora", "qlora"):
+        rank = adapter["lora_r"] = 16 if lora_r is None else lora_r
+        defaults = {"lora_alpha": 2.0 * rank, "lora_dropout": 0.0, "lora_targets": "all-linear",
+                    "lora_dtype": "bf16" if kbit_prep == "trl" else "fp32"}  # fmt: skip
+        adapter |= {key: default for key, default in defaults.items() if adapter[key] is None}
+        if isinstance(adapter["lora_targets"], list):
+            adapter["lora_targets"] = ",".join(adapter["lora_targets"])
+    return checked(CellSpec, values | adapter)
+
+
+def option_names() -> list[str]:
+    """Every word that :func:`resolve` takes: the keys of a sweep file and, with dashes, the options of the CLI."""
+    return sorted((set(CellSpec.model_fields) - {"architecture"}) | {"recipe"})
+
+
+def checked(kind: type[Model], values: dict[str, Any]) -> Model:
+    """``kind(**values)``, with pydantic's complaint turned into a SpecError a person can act on."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise SpecError("; ".join(_plain(problem) for problem in error.errors())) from None
+
+
+def _plain(problem: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    given = problem["input"]
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(given, dict | CellSpec) else f": {given!r} given"
+    return f"{where}{shown}; {message}" if where else message
+
+
+def _recipe_values(recipe: str | None, **given: str | None) -> dict[str, str | None]:
+    if recipe is None:
+        return given
+    if recipe not in RECIPES:
+        raise SpecError(f"unknown recipe {recipe!r}; allowed: {', '.join(RECIPES)}")
+    for key, value in RECIPES[recipe].items():
+        if given[key] not in (None, value):
+            raise SpecError(
+                f"recipe {recipe!r} means {key}={value}, but {key}={given[key]} was given; drop one of them"
+            )
+        given[key] = value
+    return given
+
+
+def _impossible(spec: CellSpec) -> list[str]:
+    """Why this combination cannot run; empty when it can."""
+    rules = _method_rules(spec) + _precision_rules(spec) + _device_rules(spec)
+    return [reason for broken, reason in rules if broken] + _architecture_reasons(spec)
+
+
+def _method_rules(spec: CellSpec) -> list[tuple[bool, str]]:
+    adapters = [spec.lora_r, spec.lora_alpha, spec.lora_dropout, spec.lora_targets, spec.lora_dtype]
+    return [
+        (spec.method == "qlora" and spec.quant == "none",
+         "method qlora trains adapters on a quantised base; set quant to nf4, nf4-single, fp4 or int8, or use lora"),
+        (spec.method != "qlora" and spec.quant != "none",
+         f"quant {spec.quant} needs method qlora: quantised weights cannot be trained, only adapters on them"),
+        (spec.method != "qlora" and spec.kbit_prep != "none",
+         f"kbit_prep {spec.kbit_prep} prepares a quantised model; it needs method qlora"),
+        (spec.method == "full" and (spec.dora or any(value is not None for value in adapters)),
+         "LoRA options (lora_*, dora) were given, but method full trains no adapters; use method lora or qlora"),
+        (spec.method != "full" and (spec.lora_r or 0) < 1, f"lora_r must be at least 1, {spec.lora_r} given"),
+        (spec.lora_dropout is not None and not 0 <= spec.lora_dropout < 1,
+         f"lora_dropout must be in [0, 1), {spec.lora_dropout} given"),
+    ]  # fmt: skip
+
+
+def _precision_rules(spec: CellSpec) -> list[tuple[bool, str]]:
+    trained = spec.dtype if spec.method == "full" else spec.lora_dtype
+    return [
+        (trained == "fp16" and spec.autocast == "fp16",
+         "fp16 autocast needs fp32 trained weights: GradScaler refuses to unscale fp16 gradients"),
+        ({spec.dtype, spec.autocast} == {"bf16", "fp16"},
+         f"weights in {spec.dtype} under {spec.autocast} autocast mix two 16-bit formats; use one of them"),
+        (spec.kbit_prep == "trl" and spec.lora_dtype != "bf16",
+         f"kbit_prep trl casts adapters to bf16; lora_dtype {spec.lora_dtype} was given"),
+        (spec.autocast == "none" and {spec.dtype, spec.lora_dtype} == {"bf16", "fp16"},
+         f"{spec.lora_dtype} adapters on {spec.dtype} weights mix two 16-bit formats; use {spec.dtype} or fp32"),
+        (spec.attn == "flash_attention_2" and spec.dtype == "fp32" and spec.autocast == "none",
+         "flash_attention_2 has no fp32 kernel; load in bf16 or fp16, or set autocast"),
+    ]  # fmt: skip
+
+
+def _device_rules(spec: CellSpec) -> list[tuple[bool, str]]:
+    return [
+        (spec.device == "cpu" and spec.optim.startswith("paged_"),
+         f"{spec.optim} pages its state between GPU and host; it needs device cuda"),
+        (spec.device == "cpu" and spec.attn == "flash_attention_2", "flash_attention_2 needs device cuda"),
+        (spec.device == "cpu" and spec.alloc_conf is not None,
+         "alloc_conf sets the CUDA caching allocator; it needs device cuda"),
+        (spec.trust_remote_code and spec.weights == "random",
+         "trust_remote_code runs a checkpoint's own code; it needs weights pretrained"),
+        (spec.num_layers is not None and spec.weights == "pretrained",
+         "a depth cut (num_layers) keeps no checkpoint's weights; use weights random"),
+    ]  # fmt: skip
+
+
+def _architecture_reasons(spec: CellSpec) -> list[str]:
+    key = _LEARNED_POSITIONS.get(spec.model_type)
+    longest = spec.architecture.get(key) if key else None
+    if longest is not None and spec.seq_len > longest:
+        return [f"seq_len {spec.seq_len} is longer than the {longest} learned positions of {spec.model}"]
+    return []
+
+
+assert set(OPTIM_ALIASES.values()) <= set(get_args(Optim))

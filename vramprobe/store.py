@@ -1,0 +1,282 @@
+"""The append-only journal of records: one JSON line per attempt, synced, repaired after a kill, never rewritten.
+
+In: RunRecords, one at a time. Out: what a file or folder holds, and which cells a resumed sweep need not run again.
+Never changes or drops a line already written; the torn tail of a killed writer is moved to ``<file>.torn``.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from vramprobe.errors import StoreError
+from vramprobe.record import FORMAT_HISTORY, RunRecord, record_from_json
+from vramprobe.spec import CellSpec
+
+#: Outcomes that the same cell on the same machine would give again. ``invalid`` is one: the steps of this cell did not
+#: repeat, and running it again unchanged hides that. The others (error, timeout, interrupted, oom_host, contaminated,
+#: skipped) may be the machine's, a neighbour's or the plan's, and are run again.
+FINISHED = ("ok", "oom", "invalid")
+_READ_BLOCK_BYTES = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreContents:
+    """What was read: ``records`` in the order of the files and lines, each attempt once."""
+
+    records: tuple[RunRecord, ...]
+    torn_tail: (
+        str | None
+    )  # says which file ends in a half-written line, and what was done about it; null when none does
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """What a resumed sweep does with one cell, and why."""
+
+    spec: CellSpec
+    action: Literal["run", "kept"]
+    reason: str
+
+
+def append(path: str | Path, record: RunRecord) -> str | None:
+    """Add ``record`` as one whole line, synced to disk; null, or a warning when a torn tail was moved away first.
+
+    A write that fails half-way is cut off again, so the file stays clean. Raises StoreError (a full disk, no
+    permission, a folder in the way) saying what to do. A sweep also holds :func:`lock`.
+    """
+    path = Path(path)
+    line = record.to_json_line().encode() + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # another's line in the making must not pass for a torn one
+        warning = _move_torn_tail(path, descriptor)
+        _write_whole(descriptor, line)
+        if is_new:
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        os.close(descriptor)
+    return warning
+
+
+def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreContents:
+    """Every record of a .jsonl file, or of all .jsonl files below a folder, sorted by path; each attempt once.
+
+    A half-written last line (a killed writer) is left out and reported; any other broken line is a StoreError with its
+    file and number, and so is a format that this version does not know, and a place without records (but not a file
+    that holds none yet, if ``allow_empty``).
+    """
+    files = _files(Path(path_or_folder))
+    records: dict[str, RunRecord] = {}
+    torn = []
+    for file in files:
+        in_file, tail = _records_of(file)
+        torn += [tail] if tail else []
+        for record in in_file:
+            first = records.setdefault(record.attempt_id, record)
+            if first != record:
+                raise StoreError(
+                    f"{file}: attempt {record.attempt_id} is there a second time with other values; an attempt is "
+                    "written once and never changed. Delete the copy that was edited."
+                )
+    if not records and not allow_empty:
+        raise StoreError(
+            f"{path_or_folder} holds no record; run a sweep first: vramprobe run configs/sweeps/quickstart.yaml"
+            + (f" ({'; '.join(torn)})" if torn else "")
+        )
+    return StoreContents(records=tuple(records.values()), torn_tail="; ".join(torn) or None, files=files)
+
+
+def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
+    """The attempt that counts for each cell: the latest finished one, or the latest at all where none finished."""
+    latest: dict[str, RunRecord] = {}
+    for record in sorted(records, key=lambda one: (one.outcome.kind in FINISHED, one.started_at)):
+        latest[record.fingerprint] = record
+    return latest
+
+
+def finished(records: Iterable[RunRecord]) -> set[str]:
+    """Fingerprints of the cells with an attempt that need not be run again (see ``FINISHED``)."""
+    return {record.fingerprint for record in records if record.outcome.kind in FINISHED}
+
+
+def plan_resume(specs: Iterable[CellSpec], records: Sequence[RunRecord]) -> list[PlannedCell]:
+    """For each cell, in order: kept because an attempt finished, or to run, and why. ``records`` are one machine's."""
+    latest = latest_by_fingerprint(records)
+    planned = []
+    for spec in specs:
+        record = latest.get(spec.fingerprint)
+        if record is None:
+            planned.append(PlannedCell(spec, "run", "no attempt yet"))
+        elif record.outcome.kind in FINISHED:
+            planned.append(PlannedCell(spec, "kept", f"{record.outcome.kind} at {record.started_at}"))
+        else:
+            planned.append(PlannedCell(spec, "run", f"the last attempt ended as {record.outcome.kind}"))
+    return planned
+
+
+@contextmanager
+def lock(folder: str | Path) -> Iterator[None]:
+    """Hold ``folder`` for one writer; a kill frees it, too. Raises StoreError where another holds it."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
+            raise StoreError(
+                f"another sweep writes to {folder} (process {holder}); wait for it, stop it, or choose another folder"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)  # frees the lock; the file stays, because deleting it would let two hold it
+
+
+def _write_whole(descriptor: int, line: bytes) -> None:
+    end = os.fstat(descriptor).st_size
+    try:
+        written = 0
+        while written < len(line):
+            written += os.write(descriptor, line[written:])
+        os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):  # if even this fails, the next append finds a torn tail and moves it away
+            os.ftruncate(descriptor, end)
+        raise
+
+
+def _move_torn_tail(path: Path, descriptor: int) -> str | None:
+    """Cut what follows the last newline and keep it in ``<file>.torn``; a warning when there was such a tail."""
+    size = os.fstat(descriptor).st_size
+    keep = _end_of_last_line(descriptor, size)
+    if keep == size:
+        return None
+    tail = os.pread(descriptor, size - keep, keep)
+    if _is_whole(tail):  # killed between the line and its newline
+        _write_whole(descriptor, b"\n")
+        return None
+    beside = path.with_name(path.name + ".torn")
+    kept = os.open(beside, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _write_whole(kept, tail + b"\n")
+    finally:
+        os.close(kept)
+    os.ftruncate(descriptor, keep)
+    return f"{path} ended in a half-written line of {len(tail)} bytes (a killed writer); moved to {beside}"
+
+
+def _is_whole(tail: bytes) -> bool:
+    """A JSON object is valid only up to its closing brace, so no shorter piece of a line can pass for a whole one."""
+    try:
+        json.loads(tail)
+    except ValueError:
+        return False
+    return True
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    end = size
+    while end > 0:
+        start = max(0, end - _READ_BLOCK_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name is only safe once its folder is synced, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> StoreError:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            todo = "the disk (or your quota) is full: free some space and resume"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            todo = "no permission to write there: choose another folder or change its permissions"
+        case errno.EISDIR:
+            todo = "a folder has that name: name a .jsonl file"
+        case errno.ENOTDIR | errno.EEXIST:
+            todo = "a file stands where a folder is needed: choose another path"
+        case _:
+            todo = "see the system's message"
+    return StoreError(f"cannot write to {path}: {todo} ({error.strerror}). What was written before is untouched.")
+
+
+def _files(place: Path) -> tuple[Path, ...]:
+    if place.is_dir():
+        files = tuple(sorted(place.rglob("*.jsonl")))
+        if not files:
+            raise StoreError(f"no .jsonl file in {place} or below; run a sweep first, or name the file of another")
+        return files
+    if not place.exists():
+        raise StoreError(f"there are no results at {place}; name a .jsonl file or a folder that holds some")
+    return (place,)
+
+
+def _records_of(file: Path) -> tuple[list[RunRecord], str | None]:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {file}: {error.strerror}") from error
+    *lines, tail = content.split(b"\n")
+    if _is_whole(tail):
+        lines, tail = [*lines, tail], b""
+    records = [_record(line, file, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not tail:
+        return records, None
+    return records, f"{file} ends in a half-written line of {len(tail)} bytes (a killed writer), which is left out"
+
+
+def _record(line: bytes, file: Path, number: int) -> RunRecord:
+    where = f"{file}, line {number}"
+    try:
+        version = json.loads(line)["format"]
+    except (ValueError, TypeError, KeyError):
+        raise StoreError(
+            f"{where} is not a record (damaged or edited by hand): {line[:60]!r}…; restore the file from a copy, or "
+            "move that one line elsewhere, and its cell will be run again"
+        ) from None
+    if not isinstance(version, int) or version not in FORMAT_HISTORY:
+        raise StoreError(
+            f"{where} has format {version!r} and this vramprobe knows {', '.join(map(str, FORMAT_HISTORY))}; "
+            "upgrade vramprobe to read it"
+        )
+    try:
+        return record_from_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise StoreError(
+            f"{where} is a record of format {version}, but its {'.'.join(map(str, first['loc']))} cannot be "
+            f"({first['msg']}); restore the file from a copy, or move that one line elsewhere"
+        ) from None

@@ -1,0 +1,268 @@
+"""A tape of values that knows only sizes: what autograd keeps alive, when it lets go, and the highest moment between.
+
+In: calls that look like a model's own code (``add``, ``linear``, ``silu`` …) over Values with a width and a dtype.
+Out: live bytes by cause, and for each place of the step the highest moment within it. Never imports torch.
+
+A Value dies when Python drops its last reference, exactly as a tensor does, so code written like the model's own keeps
+the same values alive. The rules of saving and releasing are autograd's (``derivatives.yaml``, ``engine.cpp``):
+a node holds what it saved until its own backward has run; a gradient that nobody else holds is accumulated in place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
+
+#: The cause of a value until something more telling is known about it.
+TEMPORARY = "temporaries"
+
+Backward = Callable[[list["Value | None"], tuple["Value", ...]], Sequence["Value | None"]]
+
+
+class Storage:
+    """One allocation. It is freed when the last Value on it dies."""
+
+    __slots__ = ("cause", "num_bytes", "num_values")
+
+    def __init__(self, num_bytes: int, cause: str) -> None:
+        self.num_bytes, self.cause, self.num_values = num_bytes, cause, 0
+
+
+class Node:
+    """One backward function: the nodes its gradients go to, and what it saved."""
+
+    __slots__ = ("backward", "edges", "leaf", "num_outputs", "place", "saved", "sequence")
+
+    def __init__(self, sequence: int, edges: list[tuple[Node, int] | None], place: str, num_outputs: int = 1) -> None:
+        self.sequence, self.edges, self.place, self.num_outputs = sequence, edges, place, num_outputs
+        self.saved: tuple[Value, ...] = ()
+        self.backward: Backward | None = None
+        self.leaf: Value | None = None  # set where a gradient ends: a trained parameter, or a checkpoint's input
+
+
+class Value:
+    """A tensor's size, dtype, storage and place in the graph; views share the storage."""
+
+    __slots__ = ("contiguous", "dtype", "gradient", "index", "is_view", "node", "numel", "storage", "tape")
+
+    def __init__(self, tape: Tape, numel: int, dtype: str, storage: Storage | None) -> None:
+        self.tape, self.numel, self.dtype, self.storage = tape, numel, dtype, storage
+        self.node: Node | None = None
+        self.index = 0
+        self.gradient: Value | None = None
+        self.contiguous = True  # False: laid out by heads, so that a reshape must copy
+        self.is_view = False  # a gradient that is a view holds its base, so the engine cannot add to it in place
+        if storage is not None:
+            storage.num_values += 1
+
+    def __del__(self) -> None:
+        storage = self.storage
+        if storage is not None:
+            storage.num_values -= 1
+            if storage.num_values == 0:
+                self.tape._count(storage.cause, -storage.num_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of this value's own elements in bytes."""
+        return self.numel * ITEMSIZE_BYTES[self.dtype]
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a gradient flows to it."""
+        return self.node is not None
+
+
+class Tape:
+    """Live bytes by cause and the highest moment of each place; also the autograd engine."""
+
+    def __init__(self) -> None:
+        self.live_bytes: Counter[str] = Counter()
+        self.total_bytes = 0
+        self.place: tuple[str, str] = ("forward", "start")
+        self.peaks: dict[tuple[str, str], tuple[int, dict[str, int]]] = {}
+        self.grad_enabled = True
+        self.numbers: list[Value] = []  # wrapped numbers that a checkpoint does not recompute
+        self._cause = TEMPORARY
+        self._saved_cause = "saved_activations"
+        self._sequence = 0
+
+    # -- allocation -------------------------------------------------------------------------------------------------
+
+    def _count(self, cause: str, num_bytes: int) -> None:
+        self.live_bytes[cause] += num_bytes
+        self.total_bytes += num_bytes
+        if num_bytes > 0:
+            seen = self.peaks.get(self.place)
+            if seen is None or self.total_bytes > seen[0]:
+                self.peaks[self.place] = (self.total_bytes, dict(self.live_bytes))
+
+    def at(self, phase: str, place: str) -> None:
+        """From here on, moments belong to this place of this phase."""
+        self.place = (phase, place)
+
+    @contextmanager
+    def cause(self, name: str, saved: str | None = None) -> Iterator[None]:
+        """Inside, new values have this cause, and ``saved`` (if given) once a backward function holds them."""
+        before = self._cause, self._saved_cause
+        self._cause, self._saved_cause = name, saved or self._saved_cause
+        try:
+            yield
+        finally:
+            self._cause, self._saved_cause = before
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Inside, nothing is saved and no graph is built."""
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+    def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
+        """Allocate ``numel`` elements."""
+        storage = Storage(numel * ITEMSIZE_BYTES[dtype], cause or self._cause)
+        value = Value(self, numel, dtype, storage)
+        self._count(storage.cause, storage.num_bytes)
+        return value
+
+    def new_like(self, value: Value, dtype: str | None = None) -> Value:
+        """Allocate as many elements as ``value`` has, in its layout."""
+        made = self.new(value.numel, dtype or value.dtype)
+        made.contiguous = value.contiguous
+        return made
+
+    def view(self, value: Value, numel: int | None = None) -> Value:
+        """Another value on the same storage, outside the graph."""
+        made = Value(self, value.numel if numel is None else numel, value.dtype, value.storage)
+        made.contiguous = value.contiguous
+        return made
+
+    def constant(self, numel: int, dtype: str, *, trained: bool = False) -> Value:
+        """A value that was there before the step (a weight): its bytes are not counted here."""
+        value = Value(self, numel, dtype, None)
+        if trained:
+            self._make_leaf(value)
+        return value
+
+    def _make_leaf(self, value: Value) -> None:
+        value.node = Node(2**62, [], self.place[1])  # the engine accumulates into leaves before anything else
+        value.node.leaf = value
+
+    # -- the graph --------------------------------------------------------------------------------------------------
+
+    def record(
+        self, inputs: Sequence[Value], outputs: Sequence[Value], saved: Sequence[Value], backward: Backward
+    ) -> None:
+        """Make ``outputs`` the result of one node. ``backward(grads, saved)`` returns one gradient per input."""
+        if not self.grad_enabled or not any(value.needs_grad for value in inputs):
+            return
+        self._sequence += 1
+        edges = [(value.node, value.index) if value.node is not None else None for value in inputs]
+        node = Node(self._sequence, edges, self.place[1], len(outputs))
+        node.saved = tuple(self._held(value) for value in saved)
+        node.backward = backward
+        for index, output in enumerate(outputs):
+            output.node, output.index = node, index
+
+    def _held(self, value: Value) -> Value:
+        storage = value.storage
+        if storage is not None and storage.cause == TEMPORARY:
+            self._count(TEMPORARY, -storage.num_bytes)
+            storage.cause = self._saved_cause
+            self._count(storage.cause, storage.num_bytes)
+        return self.view(value)
+
+    def detached_leaf(self, value: Value) -> Value:
+        """The same storage as a leaf that collects its own gradient: the input of a recomputed layer."""
+        leaf = self.view(value)
+        self._make_leaf(leaf)
+        return leaf
+
+    def require_grad(self, value: Value) -> None:
+        """``value.requires_grad_()`` on a result outside the graph: its gradient is made and dropped."""
+        assert value.node is None
+        self._make_leaf(value)
+
+    def take_gradient(self, leaf: Value) -> Value | None:
+        """The gradient a leaf collected; the leaf lets go of it and of its place in the graph."""
+        gradient, leaf.gradient, leaf.node = leaf.gradient, None, None
+        return gradient
+
+    def backward(self, root: Node, gradient: Value) -> None:
+        """Run every node behind ``root``; leaves keep their gradients. Consumes the graph."""
+        waiting = _dependencies(root)
+        buffers: dict[Node, list[Value | None]] = {root: [gradient]}
+        ready = [(-root.sequence, id(root), root)]
+        del gradient
+        while ready:
+            node = heapq.heappop(ready)[2]
+            grads = buffers.pop(node)
+            if node.leaf is not None:
+                self._accumulate_leaf(node.leaf, grads)
+                continue
+            self.place = ("backward", node.place)
+            made = list(node.backward(grads, node.saved))
+            grads.clear()
+            node.saved = ()
+            for position, edge in enumerate(node.edges):
+                if edge is None:
+                    made[position] = None
+                    continue
+                target, index = edge
+                slots = buffers.setdefault(target, [None] * target.num_outputs)
+                new, made[position] = made[position], None
+                if new is not None:
+                    slots[index] = self._sum(slots[index], new, target.leaf is not None)
+                del new, slots
+                waiting[target] -= 1
+                if waiting[target] == 0:
+                    heapq.heappush(ready, (-target.sequence, id(target), target))
+
+    def _sum(self, old: Value | None, new: Value, to_leaf: bool) -> Value:
+        if to_leaf:
+            self._recause(new, "gradients")
+        if old is None:
+            return new
+        if old.storage.num_values == 1 and not old.is_view:
+            return old  # engine's InputBuffer adds in place to a gradient that nobody else holds
+        total = self.new_like(old)
+        if to_leaf:
+            self._recause(total, "gradients")
+        return total
+
+    def _accumulate_leaf(self, leaf: Value, grads: list[Value | None]) -> None:
+        grad = grads.pop()
+        if grad is None or leaf.gradient is not None:
+            return  # a second micro-step adds in place
+        if grad.storage.num_values > 1:
+            grad = self.new_like(grad)
+            self._recause(grad, "gradients")
+        leaf.gradient = grad
+
+    def _recause(self, value: Value, cause: str) -> None:
+        storage = value.storage
+        if storage is not None and storage.cause != cause:
+            self._count(storage.cause, -storage.num_bytes)
+            storage.cause = cause
+            self._count(cause, storage.num_bytes)
+
+
+def _dependencies(root: Node) -> Counter[Node]:
+    """How many gradients each node waits for."""
+    waiting: Counter[Node] = Counter()
+    seen, stack = {root}, [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            waiting[edge[0]] += 1
+            if edge[0] not in seen:
+                seen.add(edge[0])
+                stack.append(edge[0])
+    return waiting

@@ -1,0 +1,103 @@
+"""Terms: a spec and its architecture -> bytes per physical cause, by arithmetic alone.
+
+In: a CellSpec. Out: the ledger's terms (weights, gradients, optimizer state, batch, saved activations) and the moments
+that can be the peak, each a sum of named terms. The peak is the highest moment, never one long sum. Never imports torch
+or the workload: the two accounts meet only in the fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vramprobe import families, parameters
+from vramprobe.architecture import Architecture, architecture
+from vramprobe.optimizer_terms import optimizer_state_bytes, optimizer_temporaries_bytes, paged_state_bytes
+from vramprobe.spec import CellSpec
+from vramprobe.tape import Tape
+
+#: Depths of the two shallow walks; memory is linear in depth from the first layer that is neither first nor last.
+_SHALLOW = (3, 4)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment of a steady step: ``phase`` is a record's PhaseName, ``terms`` are bytes by cause."""
+
+    phase: str
+    label: str
+    terms: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """Allocated bytes at this moment."""
+        return sum(self.terms.values())
+
+
+def ledger_terms(spec: CellSpec) -> dict[str, int]:
+    """Bytes of the steady step's ledger by cause, as :class:`vramprobe.record.Ledger` defines them.
+
+    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
+    """
+    arch = architecture(spec.architecture)
+    return {**_idle_terms(spec, arch), "gradients": _gradients_bytes(spec, arch),
+            "saved_activations": _walk(spec, arch)[0]}  # fmt: skip
+
+
+def moments(spec: CellSpec) -> list[Moment]:
+    """The moments of a steady step that can be its peak, in the order of the step.
+
+    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
+    """
+    arch = architecture(spec.architecture)
+    idle = _idle_terms(spec, arch)
+    idle["optimizer_state"] -= paged_state_bytes(spec, arch)
+    _, places = _walk(spec, arch)
+    made = [Moment(phase, place, _without_zeros({**idle, **terms})) for (phase, place), terms in places.items()]
+    step = {**idle, "gradients": _gradients_bytes(spec, arch),
+            "optimizer_temporaries": optimizer_temporaries_bytes(spec, arch)}  # fmt: skip
+    return [*made, Moment("optimizer_step", "optimizer", _without_zeros(step))]
+
+
+def _idle_terms(spec: CellSpec, arch: Architecture) -> dict[str, int]:
+    """What is alive between two steps: input_ids and labels are int64, and the cell passes no mask."""
+    return {
+        "weights": parameters.weights_bytes(spec, arch),
+        "optimizer_state": optimizer_state_bytes(spec, arch),
+        "batch": 2 * 8 * spec.num_tokens,
+    }
+
+
+def _gradients_bytes(spec: CellSpec, arch: Architecture) -> int:
+    return sum(tensor.num_bytes * tensor.num_copies for tensor in parameters.trained_tensors(spec, arch))
+
+
+def _without_zeros(terms: dict[str, int]) -> dict[str, int]:
+    return {cause: num_bytes for cause, num_bytes in terms.items() if num_bytes}
+
+
+Places = dict[tuple[str, str], dict[str, int]]
+
+
+def _walk(spec: CellSpec, arch: Architecture) -> tuple[int, Places]:
+    """(saved activations in bytes, terms of the highest moment of each place) for the model's own depth."""
+    if arch.num_layers <= _SHALLOW[1]:
+        return _walk_layers(spec, arch, arch.num_layers)
+    (saved, places), (deeper_saved, deeper_places) = (_walk_layers(spec, arch, depth) for depth in _SHALLOW)
+    extra = arch.num_layers - _SHALLOW[0]
+    return saved + extra * (deeper_saved - saved), {
+        place: {cause: terms.get(cause, 0) + extra * (deeper_places[place].get(cause, 0) - terms.get(cause, 0))
+                for cause in terms.keys() | deeper_places[place].keys()}
+        for place, terms in places.items()
+    }  # fmt: skip
+
+
+def _walk_layers(spec: CellSpec, arch: Architecture, num_layers: int) -> tuple[int, Places]:
+    tape = Tape()
+    model = families.Model(tape, spec, arch, num_layers)
+    saved_bytes = 0
+    for _ in range(min(spec.grad_accum, 2)):  # from the second micro-step on, gradients are alive throughout
+        before = tape.total_bytes
+        loss = families.forward(model)
+        saved_bytes = tape.total_bytes - before
+        tape.backward(loss.node, tape.new(1, "fp32"))
+    return saved_bytes, {place: terms for place, (_, terms) in tape.peaks.items()}

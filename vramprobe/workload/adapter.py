@@ -1,0 +1,80 @@
+"""A base model → the model as it is trained: k-bit preparation, LoRA adapters, gradient checkpointing.
+
+The order is a trainer's: prepare, wrap, cast. Every step is the library's own; what trl does is quoted, not imported,
+because trl is no dependency.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from vramprobe.spec import CellSpec, lora_target_names
+from vramprobe.workload.model import TORCH_DTYPES
+
+#: Non-reentrant, as transformers and torch advise: needs no input gradients on frozen embeddings.
+_CHECKPOINTING = {"use_reentrant": False}
+
+
+def prepare_model(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
+    """The model ready to train: adapters where the method has them, casts and checkpointing as the cell says."""
+    if spec.kbit_prep == "peft":
+        from peft import prepare_model_for_kbit_training
+
+        # Its own checkpointing switch only calls what follows here, by a name that transformers is retiring.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if spec.gradient_checkpointing:
+        _enable_checkpointing(model)
+    if spec.method == "full":
+        return model.requires_grad_(True)
+    adapted = _add_adapters(spec, model)
+    if spec.kbit_prep == "trl":
+        _cast_like_trl(adapted)
+    return adapted.train()
+
+
+def _enable_checkpointing(model: PreTrainedModel) -> None:
+    """Recompute each layer in backward; transformers renames the call on its way to version 6."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(_CHECKPOINTING)
+    else:
+        model.gradient_checkpointing_enable(_CHECKPOINTING)
+
+
+def _add_adapters(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    names = lora_target_names(spec)
+    config = LoraConfig(
+        r=spec.lora_r,
+        lora_alpha=spec.lora_alpha,
+        lora_dropout=spec.lora_dropout,
+        target_modules="all-linear" if names is None else names,
+        use_dora=spec.dora,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # gpt2's transposed linear
+        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
+    )
+    adapted = get_peft_model(model, config, autocast_adapter_dtype=spec.lora_dtype == "fp32")
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(TORCH_DTYPES[spec.lora_dtype])
+    return adapted
+
+
+def _cast_like_trl(model: nn.Module) -> None:
+    """trl's ``peft_module_casting_to_bf16``: norms to fp32; embeddings, head and adapters to bf16."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.to(torch.bfloat16)
+        elif isinstance(module, nn.LayerNorm) or "norm" in name:
+            module.to(torch.float32)
+        elif any(part in name for part in ("lm_head", "embed_tokens", "wte", "wpe")):
+            weight = getattr(module, "weight", None)
+            if weight is not None and weight.dtype == torch.float32:
+                module.to(torch.bfloat16)

@@ -1,0 +1,181 @@
+"""CellSpec → a real transformers model on its device, with random or pretrained weights, quantised or not.
+
+Random weights are made on the target device and never pass through host memory. A quantised model is made one weight at
+a time, so a 70B QLoRA never holds its 16-bit weights whole. Values do not decide memory: weights repeat one random
+tile, which costs a copy instead of a generator call per element.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from vramprobe import catalog
+from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.spec import CellSpec
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_TILE_ELEMENTS = 2**20
+_INIT_STD = 0.02  # transformers' usual initializer_range
+
+
+def build_model(spec: CellSpec) -> PreTrainedModel:
+    """The base model in ``spec.dtype`` on ``spec.device``, quantised if the cell says so, without adapters.
+
+    Raises MissingDependency where a package or a checkpoint that the cell needs is not there, SpecError where this
+    version of transformers cannot build the architecture.
+    """
+    if spec.weights == "pretrained":
+        return _pretrained(spec)
+    with no_init_weights():
+        model = _random_quantised(spec) if spec.quant != "none" else _random(spec)
+    return model.train()
+
+
+def config_from_dict(architecture: dict[str, Any]) -> Any:
+    """transformers' config object for a config.json's content."""
+    fields = {key: value for key, value in architecture.items() if key != "model_type"}
+    try:
+        return AutoConfig.for_model(architecture["model_type"], **fields)
+    except (ValueError, KeyError) as error:
+        raise SpecError(f"transformers cannot read model_type {architecture['model_type']!r}: {error}") from error
+
+
+def model_class(config: Any) -> type:
+    """The auto class with a language-modelling loss: sequence-to-sequence for encoder-decoders, causal otherwise."""
+    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+
+
+def quantization_config(spec: CellSpec) -> BitsAndBytesConfig:
+    """bitsandbytes' settings for ``spec.quant``, as a user of ``from_pretrained`` would write them."""
+    if spec.quant == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="fp4" if spec.quant == "fp4" else "nf4",
+        bnb_4bit_use_double_quant=spec.quant == "nf4",
+        bnb_4bit_compute_dtype=TORCH_DTYPES[spec.dtype],
+    )
+
+
+def _pretrained(spec: CellSpec) -> PreTrainedModel:
+    config = config_from_dict(spec.architecture)
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[spec.dtype], "attn_implementation": spec.attn}
+    if spec.quant != "none":
+        options["quantization_config"] = quantization_config(spec)
+    try:
+        model = model_class(config).from_pretrained(
+            catalog.find_model(spec.model).checkpoint,
+            device_map={"": spec.device},
+            trust_remote_code=spec.trust_remote_code,
+            **options,
+        )
+    except OSError as error:
+        raise MissingDependency(
+            f"no pretrained weights for {spec.model!r}: {error}. Name a local checkpoint directory or a hub id that "
+            "this machine can reach, or use weights random: memory does not depend on the values"
+        ) from error
+    return model.train()
+
+
+def _random(spec: CellSpec) -> PreTrainedModel:
+    with torch.device(spec.device):
+        model = _from_config(spec)
+        fill = _filler(spec.device)
+        for name, parameter in model.named_parameters():
+            fill(name, parameter.data)
+    model.tie_weights()
+    return model
+
+
+def _random_quantised(spec: CellSpec) -> PreTrainedModel:
+    """The skeleton first, with parameters on ``meta`` and real buffers; then every parameter in turn."""
+    from accelerate import init_empty_weights
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    with init_empty_weights(include_buffers=False):
+        model = _from_config(spec)
+    config = quantization_config(spec)
+    replace_with_bnb_linear(model, get_keys_to_not_convert(model), config)
+    model.tie_weights()
+    fill = _filler(spec.device)
+    for module_name, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.is_meta:
+                made = _materialise(f"{module_name}.{name}", module, parameter, spec, fill)
+                setattr(module, name, made)
+                _share(model, parameter, made)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = buffer.to(spec.device)
+    # What from_pretrained leaves on a quantised model; peft chooses its layers by these.
+    model.is_loaded_in_8bit, model.is_loaded_in_4bit = spec.quant == "int8", spec.quant != "int8"
+    model.is_quantized, model.quantization_method = True, config.quant_method
+    model.config.quantization_config = config
+    return model
+
+
+def _from_config(spec: CellSpec) -> PreTrainedModel:
+    config = config_from_dict(spec.architecture)
+    try:
+        return model_class(config).from_config(
+            config, dtype=TORCH_DTYPES[spec.dtype], attn_implementation=spec.attn, trust_remote_code=False
+        )
+    except ImportError as error:
+        raise MissingDependency(
+            f"attn {spec.attn} is not to be had here: {error}. Install it, or use attn sdpa"
+        ) from error
+
+
+def _materialise(name: str, module: nn.Module, parameter: nn.Parameter, spec: CellSpec, fill: Any) -> nn.Parameter:
+    """One real parameter in place of one on ``meta``; a quantised layer's weight is quantised at once."""
+    import bitsandbytes as bnb
+
+    data = torch.empty(parameter.shape, dtype=TORCH_DTYPES[spec.dtype], device=spec.device)
+    fill(name, data)
+    if isinstance(parameter, bnb.nn.Params4bit):
+        return bnb.nn.Params4bit(data, requires_grad=False, **parameter.__dict__).to(spec.device)
+    if isinstance(parameter, bnb.nn.Int8Params):
+        # Int8Params wants to come from the host, as transformers hands it over (integrations/bitsandbytes.py).
+        return bnb.nn.Int8Params(data.to("cpu"), requires_grad=False, has_fp16_weights=False).to(spec.device)
+    return nn.Parameter(data, requires_grad=parameter.requires_grad)
+
+
+def _share(model: PreTrainedModel, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Keep tied weights tied: wherever ``old`` still stands, put ``new``."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter is old:
+                setattr(module, name, new)
+
+
+def _filler(device: str) -> Any:
+    """A function that fills a tensor in place: weights from one random tile, norms with 1, biases with 0."""
+    tile = torch.randn(_TILE_ELEMENTS, device=device).mul_(_INIT_STD)
+
+    def fill(name: str, tensor: torch.Tensor) -> None:
+        if tensor.ndim < 2:
+            tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+            return
+        flat = tensor.view(-1)
+        whole = flat.numel() // _TILE_ELEMENTS * _TILE_ELEMENTS
+        flat[:whole].view(-1, _TILE_ELEMENTS).copy_(tile)
+        flat[whole:].copy_(tile[: flat.numel() - whole])
+
+    return fill
+
+
+def num_logical_params(model: PreTrainedModel) -> tuple[int, int]:
+    """(all, quantised) parameters; a packed 4-bit weight counts its elements, tied weights count once."""
+    total = quantised = 0
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        count = math.prod(state.shape) if state is not None else parameter.numel()
+        total += count
+        quantised += count if type(parameter).__name__ in ("Params4bit", "Int8Params") else 0
+    return total, quantised

@@ -1,0 +1,88 @@
+"""The tensors that stay: their storages, each once, by address.
+
+In: a live model or optimizer. Out: ``{data_ptr: bytes}``. This is the tensors' own account, to be held against the
+allocator's; it never asks the allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Storages = dict[int, int]
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
+    """Bytes of each distinct storage behind ``tensors``, by its address; empty ones are left out."""
+    found: Storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            found[storage.data_ptr()] = storage.nbytes()
+    return found
+
+
+def weight_storages(model: nn.Module) -> Storages:
+    """Parameters, buffers, and what bitsandbytes keeps beside a quantised weight (scales, codes, offsets)."""
+    return storages_of(_weights(model))
+
+
+def quantised_storages(model: nn.Module) -> Storages:
+    """The part of :func:`weight_storages` that belongs to quantised weights: packed values and their state."""
+    return storages_of(tensor for parameter, module in _quantised(model) for tensor in _with_state(parameter, module))
+
+
+def gradient_storages(model: nn.Module) -> Storages:
+    """Every ``.grad`` alive now."""
+    return storages_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+
+def optimizer_storages(optimizer: torch.optim.Optimizer) -> Storages:
+    """Every tensor in the optimizer's state; empty before its first step."""
+    return storages_of(_tensors_in(dict(optimizer.state)))
+
+
+def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    for parameter, module in _quantised(model):
+        yield from _with_state(parameter, module)
+
+
+def _quantised(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module]]:
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if type(parameter).__name__ in ("Params4bit", "Int8Params"):
+                yield parameter, module
+
+
+def _with_state(parameter: nn.Parameter, module: nn.Module) -> Iterator[torch.Tensor]:
+    yield parameter
+    # bitsandbytes: Params4bit.quant_state; Int8Params.CB/SCB until the first forward, Linear8bitLt.state afterwards.
+    for owner, names in ((parameter, ("quant_state", "CB", "SCB")), (module, ("state",))):
+        yield from _tensors_in([getattr(owner, name, None) for name in names])
+
+
+def _tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors inside dicts, lists and state objects (bitsandbytes' QuantState, MatmulLtState), each object once."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, torch.nn.Module):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors_in(inner, seen)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors_in(inner, seen)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors_in(getattr(value, field.name, None), seen)
+    elif type(value).__module__.startswith("bitsandbytes"):
+        yield from _tensors_in(vars(value), seen)

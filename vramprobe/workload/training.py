@@ -1,0 +1,130 @@
+"""One cell from load to the last step, phase by phase; whoever watches is handed in as an Observer.
+
+The step is a trainer's: forward under autocast with the model's own loss, the outputs dropped before backward, backward
+outside autocast, optimizer step, gradients set to None. Never measures anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from vramprobe.record import PhaseName
+from vramprobe.spec import CellSpec
+from vramprobe.workload.adapter import prepare_model
+from vramprobe.workload.model import TORCH_DTYPES, build_model
+from vramprobe.workload.optimizer import build_optimizer
+from vramprobe.workload.storages import Storages, gradient_storages, optimizer_storages, storages_of, weight_storages
+
+
+class Observer(Protocol):
+    """What the workload tells its instrument: when a phase runs, and which storages stand at this moment."""
+
+    def phase(
+        self, name: PhaseName, step: int | None = None, micro_step: int | None = None
+    ) -> AbstractContextManager[None]: ...
+
+    def holds(self, cause: str, storages: Storages, step: int | None = None) -> None: ...
+
+
+class _Nobody:
+    """The observer of timed steps: nothing is traced."""
+
+    def phase(
+        self, name: PhaseName, step: int | None = None, micro_step: int | None = None
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def holds(self, cause: str, storages: Storages, step: int | None = None) -> None:
+        pass
+
+
+NOBODY = _Nobody()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything a step needs, alive."""
+
+    spec: CellSpec
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: dict[str, torch.Tensor]  # input_ids and labels, both (batch_size, seq_len) int64
+
+
+def set_up(spec: CellSpec, observer: Observer) -> Workload:
+    """Load, prepare and place the batch, each a phase."""
+    torch.manual_seed(spec.seed)
+    with observer.phase("load"):
+        model = build_model(spec)
+    with observer.phase("prepare"):
+        model = prepare_model(spec, model)
+        optimizer = build_optimizer(spec, model)
+    with observer.phase("batch"):
+        batch = _make_batch(spec)
+    observer.holds("batch", storages_of(batch.values()))
+    return Workload(spec, model, optimizer, batch)
+
+
+def train_step(work: Workload, observer: Observer, step: int) -> None:
+    """One optimizer step over ``grad_accum`` micro-batches; ``step`` counts from 1."""
+    spec = work.spec
+    for micro_step in range(1, spec.grad_accum + 1):
+        with observer.phase("forward", step, micro_step):
+            loss = _forward(work)
+        with observer.phase("backward", step, micro_step):
+            loss.backward()
+            del loss
+    observer.holds("gradients", gradient_storages(work.model), step)
+    with observer.phase("optimizer_step", step):
+        work.optimizer.step()
+    observer.holds("optimizer_state", optimizer_storages(work.optimizer), step)
+    # Not once after prepare: bitsandbytes casts its layers' biases and moves int8 scales in the first forward.
+    observer.holds("weights", weight_storages(work.model), step)
+    with observer.phase("zero_grad", step):
+        work.optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def residual_dtype_probe(model: nn.Module) -> Iterator[list[str]]:
+    """While open, notes the dtype of the hidden states that leave the last layer of the longest layer stack."""
+    seen: list[str] = []
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    if not stacks:
+        yield seen
+        return
+
+    def note(module: nn.Module, args: object, output: object) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if isinstance(hidden, torch.Tensor):
+            seen.append(str(hidden.dtype).removeprefix("torch."))
+
+    handle = max(stacks, key=len)[-1].register_forward_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _forward(work: Workload) -> torch.Tensor:
+    """The loss; the logits and the rest of the outputs are gone when this returns, as they are in a trainer."""
+    spec = work.spec
+    autocast: AbstractContextManager = nullcontext()
+    if spec.autocast != "none":
+        autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])
+    with autocast:
+        loss = work.model(**work.batch, use_cache=False).loss
+    return loss / spec.grad_accum if spec.grad_accum > 1 else loss
+
+
+def _make_batch(spec: CellSpec) -> dict[str, torch.Tensor]:
+    """Exactly batch × length random tokens and as many labels; no padding mask, which would change the kernel."""
+    shape = (spec.batch_size, spec.seq_len)
+    vocab_size = spec.architecture["vocab_size"]
+    input_ids = torch.randint(vocab_size, shape, device=spec.device)
+    return {"input_ids": input_ids, "labels": input_ids.clone()}

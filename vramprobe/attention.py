@@ -1,20 +1,98 @@
 """Attention on the tape: which kernel runs for a cell, and what it keeps.
 
-In: query, key and value after the rotation. Out: the attention's output as the output projection takes it. The fused
-kernels are linear in the sequence; the math and eager paths hold batch × heads × length² scores. Never imports torch.
+In: query, key and value after the rotation. Out: the attention's output, laid out by tokens. The fused kernels are
+linear in the sequence; the math and eager paths hold batch × heads × length² scores. Never imports torch.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from vramprobe import operators as op
 from vramprobe.architecture import Architecture
 from vramprobe.spec import CellSpec
 from vramprobe.tape import Value
 
+Kernel = Literal["fused", "math", "eager"]
 
-def attend(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value) -> Value:
-    """The attention of one layer, without a padding mask."""
+
+def kernel(spec: CellSpec, arch: Architecture, dtype: str) -> Kernel:
+    """Which implementation runs on q, k and v of this dtype, without a padding mask.
+
+    CPU: the flash kernel takes no dropout (``use_flash_attention_cpp``), so dropout means math. CUDA: flash takes
+    16-bit heads up to 256; else the memory-efficient kernel, which has no grouped heads, so fp32 with grouped heads
+    means math (``sdp_utils.cpp``; to be checked on a GPU).
+    """
+    if spec.attn == "eager":
+        return "eager"
+    if spec.device == "cpu":
+        return "math" if arch.attention_dropout > 0 else "fused"
+    grouped = arch.num_kv_heads != arch.num_heads
+    return "math" if grouped and (dtype == "fp32" or arch.head_size > 256) else "fused"
+
+
+def attend(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+    """The attention of one layer. ``mask`` is the eager path's causal mask, made once per forward."""
+    if spec.attn == "eager":
+        return _eager(spec, arch, query, key, value, mask)
     if spec.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
         query, key, value = (op.cast(x, spec.autocast) for x in (query, key, value))
-    num_scores = spec.num_tokens * arch.num_heads
-    return op.contiguous(op.fused_attention(query, key, value, num_scores))
+    if kernel(spec, arch, query.dtype) == "math":
+        return _math(spec, arch, query, key, value)
+    out = op.fused_attention(query, key, value, spec.num_tokens * arch.num_heads)
+    return op.contiguous(out)
+
+
+def _num_scores(spec: CellSpec, arch: Architecture) -> int:
+    return spec.batch_size * arch.num_heads * spec.seq_len**2
+
+
+def _math(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value) -> Value:
+    """``_scaled_dot_product_attention_math``: fp32 inside; q and k are scaled and copied for the batched product."""
+    tape, dtype = query.tape, query.dtype
+    q, k, v = (op.cast(x, "fp32") for x in (query, key, value))
+    if k.numel != q.numel:
+        k, v = op.repeated(k, q.numel), op.repeated(v, q.numel)
+    q = op.elementwise(q)
+    mask = tape.new(spec.seq_len**2, "fp32")
+    scores = op.batched_product(op.by_heads(q), op.by_heads(op.elementwise(k)), _num_scores(spec, arch))
+    scores = _safe_softmax(scores)
+    scores = op.dropout(scores, arch.attention_dropout, spec.device)
+    out = op.batched_product(scores, op.by_heads(v), q.numel)
+    del q, k, v, mask, scores
+    out = op.cast(out, dtype)
+    out.contiguous = False
+    return op.contiguous(out)
+
+
+def _safe_softmax(scores: Value) -> Value:
+    """``_safe_softmax``: saves its output; looks for rows of −inf through a mask of one byte per score."""
+    out = op.elementwise(scores, saves="output")
+    infinite = scores.tape.new(scores.numel, "bool")
+    del infinite
+    return out
+
+
+def _eager(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+    """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
+    if key.numel != query.numel:
+        key, value = op.repeated(key, query.numel), op.repeated(value, query.numel)
+    dtype = query.dtype
+    scores = _product(spec, query, key, _num_scores(spec, arch))
+    scores = op.scaled(scores)
+    scores = op.add(scores, mask) if mask is not None else scores
+    if arch.model_type == "gpt2":
+        scores = op.cast(op.elementwise(scores, saves="output"), value.dtype)
+    else:
+        scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
+    scores = op.dropout(scores, arch.attention_dropout, spec.device)
+    out = _product(spec, scores, value, query.numel)
+    out.contiguous = False
+    return op.contiguous(out)
+
+
+def _product(spec: CellSpec, left: Value, right: Value, numel: int) -> Value:
+    """``torch.matmul`` of two values laid out by heads, under the cell's autocast."""
+    if spec.autocast != "none":
+        left, right = op.cast(left, spec.autocast), op.cast(right, spec.autocast)
+    return op.batched_product(op.by_heads(left), op.by_heads(right), numel)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from vramprobe import operators as op
 from vramprobe.architecture import LLAMA_LIKE, Architecture, UnsupportedArchitecture
 from vramprobe.attention import attend
-from vramprobe.parameters import NF4_BLOCK, Tensor, lora_targets, tensors
+from vramprobe.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor, lora_targets, tensors
 from vramprobe.spec import CellSpec
 from vramprobe.tape import TEMPORARY, Tape, Value
 
@@ -32,7 +32,8 @@ class Model:
         self._weights: dict[str, Value] = {}
         self._cast_cache: dict[str, Value] = {}
         self.tables: tuple[Value, Value] | None = None  # rotary cos and sin
-        self.positions: Value | None = None  # position ids: alive in forward, and held by every checkpoint
+        self.shared: tuple[Value, ...] = ()  # position ids and mask: alive in forward, and held by every checkpoint
+        self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -63,9 +64,13 @@ class Model:
 
     def linear(self, name: str, value: Value) -> Value:
         """A linear layer as it was prepared: plain, quantised, with an adapter."""
+        if name in self.targets:
+            return self._adapted(name, value, self._base(name, value))
+        return self._base(name, value)
+
+    def _base(self, name: str, value: Value) -> Value:
         tensor = self.tensors[f"{name}.weight"]
-        base = self._quantised(name, value, tensor) if tensor.quantised else self._plain(name, value)
-        return self._adapted(name, value, base, tensor.quantised) if name in self.targets else base
+        return self._quantised(name, value, tensor) if tensor.quantised else self._plain(name, value)
 
     def _plain(self, name: str, value: Value) -> Value:
         bias = self._autocast_weight(f"{name}.bias") if f"{name}.bias" in self.tensors else None
@@ -103,7 +108,7 @@ class Model:
     def _dequantised(self, tensor: Tensor, dtype: str) -> Value:
         """The whole weight in the compute dtype; under double quantisation its absmax is rebuilt in fp32 first."""
         with self.tape.cause("dequantisation"):
-            if self.spec.quant not in ("nf4", "fp4"):
+            if self.spec.quant not in DOUBLE_QUANTISED:
                 return self.tape.new(tensor.numel, dtype)
             absmax = self.tape.new(math.ceil(tensor.numel / NF4_BLOCK), "fp32")
             shifted = op.value_like(absmax)
@@ -112,14 +117,15 @@ class Model:
             del shifted
             return weight
 
-    def _adapted(self, name: str, value: Value, base: Value, quantised: bool) -> Value:
-        """peft's LoRA forward: ``base + B(A(dropout(x))) * scaling``; its 4-bit layer clones the base first."""
-        spec, dtype = self.spec, base.dtype
+    def _adapted(self, name: str, value: Value, result: Value) -> Value:
+        """peft's LoRA forward: ``result + B(A(dropout(x))) * scaling``; its 4-bit layer clones the result first."""
+        spec, dtype, quantised = self.spec, result.dtype, self.tensors[f"{name}.weight"].quantised
         rank = self.tensors[f"{name}.lora_A"].shape[0]
         # peft's bitsandbytes layers ask torch.is_autocast_enabled() without a device, which is about CUDA: on the CPU
         # they convert to the adapter's dtype even under autocast.
         converts = not quantised or spec.device == "cpu" or spec.autocast == "none"
-        result = op.elementwise(base) if quantised and spec.quant != "int8" else base
+        if quantised and spec.quant != "int8":
+            result = op.elementwise(result)
         given = op.cast(value, self.tensors[f"{name}.lora_A"].dtype) if converts else value
         dropped = op.dropout(given, spec.lora_dropout or 0.0, self.device)
         low = self._matmul(dropped, f"{name}.lora_A", None, rank)
@@ -127,7 +133,9 @@ class Model:
         out = op.scaled(out)
         if quantised and converts:
             out = op.cast(out, dtype)
-        return op.cast(op.add(result, out), dtype)
+        result = op.add(result, out)
+        del out
+        return op.cast(result, dtype)
 
     def rms_norm(self, name: str, value: Value) -> Value:
         """A LlamaRMSNorm over rows as wide as its weight."""
@@ -154,10 +162,12 @@ class Model:
                 return op.gelu_new(value)
         raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
 
-    def embed(self, name: str, num_ids: int) -> Value:
-        """The rows of a table for ``num_ids`` ids; checkpointed adapters make them need a gradient (peft)."""
-        out = op.embedding(self.tape, num_ids, self.weight(name), self.tensors[name].shape[1])
-        if self.spec.gradient_checkpointing and not out.needs_grad:
+    def embed(self, name: str, num_ids: int, ids: Value | None = None) -> Value:
+        """The rows of a table; ``ids`` where they are made in forward. Adapters under checkpointing make the tokens'
+        rows need a gradient (peft's enable_input_require_grads)."""
+        tensor = self.tensors[name]
+        out = op.embedding(num_ids, self.weight(name), tensor.shape[1], ids)
+        if self.spec.gradient_checkpointing and not tensor.trained and ids is None:
             self.tape.require_grad(out)
         return out
 
@@ -166,6 +176,22 @@ class Model:
         name = "lm_head.weight" if "lm_head.weight" in self.tensors else next(iter(self.tensors))
         return self._matmul(hidden, name, None, self.arch.vocab_size)
 
+    def share(self, position_ids: Value) -> None:
+        """Make what every layer is handed: the position ids, and the eager path's causal mask."""
+        spec, mask = self.spec, ()
+        if spec.attn == "eager":
+            mask = (self.tape.new(spec.batch_size * spec.seq_len**2, spec.dtype),)
+        self.shared = (position_ids, *mask)
+
+    def attend(self, query: Value, key: Value, value: Value) -> Value:
+        """The layer's attention."""
+        return attend(self.spec, self.arch, query, key, value, self.shared[1] if self.spec.attn == "eager" else None)
+
+    def end_of_layers(self) -> None:
+        """The model's own forward returns: its variables go."""
+        self.tables, self.shared = None, ()
+        self.held.clear()
+
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer; the head's own half is repeated."""
         numel = self.spec.seq_len * self.arch.rotary_size
@@ -173,7 +199,6 @@ class Model:
         angles = self.tape.new(numel, "fp32")
         cos, sin = op.value_like(angles), op.value_like(angles)
         self.tables = (op.cast(cos, dtype), op.cast(sin, dtype))
-        self.positions = self.tape.new(self.spec.seq_len, "int64")
 
 
 # -- the step -------------------------------------------------------------------------------------------------------
@@ -185,18 +210,19 @@ def forward(model: Model) -> Value:
     embed, layer, finish = _family(model.arch)
     tape.at("forward", "embedding")
     hidden = embed(model)
+    model.held.append(hidden)
     for index in range(model.num_layers):
         model.layer = index
         tape.at("forward", layer_place(model))
         hidden = _checkpointed(model, layer, hidden) if model.spec.gradient_checkpointing else layer(model, hidden)
     tape.at("forward", "loss")
     hidden = finish(model, hidden)
+    model.end_of_layers()
     with tape.cause("logits", saved="logits"):
         logits = model.logits(hidden)
         loss = op.cross_entropy(logits, model.spec.batch_size, model.spec.seq_len)
     model.leave_autocast()
-    model.tables = model.positions = None
-    return loss
+    return loss if model.spec.grad_accum == 1 else op.scaled(loss)
 
 
 def layer_place(model: Model) -> str:
@@ -208,12 +234,12 @@ def layer_place(model: Model) -> str:
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
     """``torch.utils.checkpoint`` without re-entry: keep the layer's input, run the layer again in backward."""
-    tape, index, place, tables, positions = model.tape, model.layer, layer_place(model), model.tables, model.positions
+    tape, index, place, tables, shared = model.tape, model.layer, layer_place(model), model.tables, model.shared
     with tape.no_grad():
         out = layer(model, hidden)
 
     def backward(grads: list[Value], saved: tuple[Value, ...]) -> list[Value | None]:
-        model.layer, model.tables, model.positions = index, tables, positions
+        model.layer, model.tables, model.shared = index, tables, shared
         tape.at("backward", place)
         leaf = tape.detached_leaf(saved[0])
         with tape.cause(TEMPORARY, saved="recomputed_layer"):
@@ -237,11 +263,16 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
     match arch.model_type:
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
-    raise UnsupportedArchitecture(f"the formula engine has no walk for {arch.model_type}")
+        case "gpt2":
+            return _gpt2_embed, _gpt2_layer, lambda model, hidden: model.layer_norm("transformer.ln_f", hidden)
+        case "opt":
+            return _opt_embed, _opt_layer, _opt_finish
+    raise AssertionError(f"architecture() knows {arch.model_type}, this walk does not")
 
 
 def _llama_embed(model: Model) -> Value:
     hidden = model.embed("model.embed_tokens.weight", model.num_tokens)
+    model.share(model.tape.new(model.spec.seq_len, "int64"))
     model.make_rotary_tables(hidden.dtype)
     return hidden
 
@@ -265,7 +296,7 @@ def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
     if model.arch.model_type == "qwen3":
         query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
     query, key = op.rotary(query, *model.tables), op.rotary(key, *model.tables)
-    out = attend(model.spec, model.arch, query, key, value)
+    out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)
 
 
@@ -279,6 +310,7 @@ def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
 def _neox_embed(model: Model) -> Value:
     hidden = model.embed("gpt_neox.embed_in.weight", model.num_tokens)
     hidden = model.dropout(hidden, model.arch.embedding_dropout)
+    model.share(model.tape.new(model.spec.seq_len, "int64"))
     model.make_rotary_tables(hidden.dtype)
     return hidden
 
@@ -299,7 +331,7 @@ def _neox_attention(model: Model, prefix: str, hidden: Value) -> Value:
     fused = op.heads(model.linear(prefix + "attention.query_key_value", hidden))
     query, key, value = op.split(fused, 3)
     query, key = _partly_rotated(model, query), _partly_rotated(model, key)
-    out = attend(model.spec, model.arch, query, key, value)
+    out = model.attend(query, key, value)
     return model.linear(prefix + "attention.dense", out)
 
 
@@ -316,3 +348,88 @@ def _neox_mlp(model: Model, prefix: str, hidden: Value) -> Value:
     hidden = model.linear(prefix + "mlp.dense_h_to_4h", normed)
     hidden = model.activation(hidden)
     return model.linear(prefix + "mlp.dense_4h_to_h", hidden)
+
+
+def _gpt2_embed(model: Model) -> Value:
+    tokens = model.embed("transformer.wte.weight", model.num_tokens)
+    positions = model.tape.new(model.spec.seq_len, "int64")
+    places = model.embed("transformer.wpe.weight", model.spec.seq_len, positions)
+    model.held += [tokens, places]
+    hidden = op.add(tokens, places)
+    model.share(positions)
+    return model.dropout(hidden, model.arch.embedding_dropout)
+
+
+def _gpt2_layer(model: Model, hidden: Value) -> Value:
+    prefix = "transformer.h.{layer}."
+    residual = hidden
+    hidden = model.layer_norm(prefix + "ln_1", hidden)
+    attention = _gpt2_attention(model, prefix + "attn.", hidden)
+    hidden = op.add(attention, residual)
+    del attention
+    residual = hidden
+    hidden = model.layer_norm(prefix + "ln_2", hidden)
+    hidden = _gpt2_mlp(model, prefix + "mlp.", hidden)
+    return op.add(residual, hidden)
+
+
+def _gpt2_attention(model: Model, prefix: str, hidden: Value) -> Value:
+    query, key, value = (op.heads(part) for part in op.split(model.linear(prefix + "c_attn", hidden), 3))
+    out = model.attend(query, key, value)
+    out = model.linear(prefix + "c_proj", out)
+    return model.dropout(out, model.arch.residual_dropout)
+
+
+def _gpt2_mlp(model: Model, prefix: str, hidden: Value) -> Value:
+    inner = model.activation(model.linear(prefix + "c_fc", hidden))
+    out = model.linear(prefix + "c_proj", inner)
+    return model.dropout(out, model.arch.residual_dropout)
+
+
+def _opt_embed(model: Model) -> Value:
+    tokens = model.embed("model.decoder.embed_tokens.weight", model.num_tokens)
+    position_ids = model.tape.new(model.num_tokens, "int64")
+    shifted = model.tape.new(model.num_tokens, "int64")  # OPT's positions start at 2
+    places = model.embed("model.decoder.embed_positions.weight", model.num_tokens, shifted)
+    if "model.decoder.project_in.weight" in model.tensors:
+        tokens = model.linear("model.decoder.project_in", tokens)
+    model.held += [tokens, places, model.tape.new(model.num_tokens, "fp32")]  # the mask of ones the positions come from
+    model.share(position_ids)
+    return op.add(tokens, places)
+
+
+def _opt_layer(model: Model, hidden: Value) -> Value:
+    prefix, first = "model.decoder.layers.{layer}.", model.arch.norm_first
+    residual = hidden
+    if first:
+        hidden = model.layer_norm(prefix + "self_attn_layer_norm", hidden)
+    hidden = _opt_attention(model, prefix + "self_attn.", hidden)
+    hidden = model.dropout(hidden, model.arch.residual_dropout)
+    hidden = op.add(residual, hidden)
+    if not first:
+        hidden = model.layer_norm(prefix + "self_attn_layer_norm", hidden)
+    residual = hidden
+    if first:
+        hidden = model.layer_norm(prefix + "final_layer_norm", hidden)
+    hidden = model.linear(prefix + "fc1", hidden)
+    hidden = model.activation(hidden)
+    hidden = model.linear(prefix + "fc2", hidden)
+    hidden = model.dropout(hidden, model.arch.residual_dropout)
+    hidden = op.add(residual, hidden)
+    return hidden if first else model.layer_norm(prefix + "final_layer_norm", hidden)
+
+
+def _opt_attention(model: Model, prefix: str, hidden: Value) -> Value:
+    query = op.heads(op.scaled(model.linear(prefix + "q_proj", hidden)))
+    key = op.heads(model.linear(prefix + "k_proj", hidden))
+    value = op.heads(model.linear(prefix + "v_proj", hidden))
+    out = model.attend(query, key, value)
+    return model.linear(prefix + "out_proj", out)
+
+
+def _opt_finish(model: Model, hidden: Value) -> Value:
+    if "model.decoder.final_layer_norm.weight" in model.tensors:
+        hidden = model.layer_norm("model.decoder.final_layer_norm", hidden)
+    if "model.decoder.project_out.weight" in model.tensors:
+        hidden = model.linear("model.decoder.project_out", hidden)
+    return hidden

@@ -1,13 +1,13 @@
 """Operators on the tape: what each one allocates, saves for backward and allocates again in backward.
 
 In: Values. Out: Values. One function per operator that the models use, with the rules of ``derivatives.yaml`` and of
-the kernels behind it. Where the CPU's and CUDA's kernels differ, the function asks ``device`` and says so. Never imports
-torch.
+the kernels behind it. Where the CPU's and CUDA's kernels differ, the function asks ``device`` and says so. Never
+imports torch.
 """
 
 from __future__ import annotations
 
-from vramprobe.tape import Tape, Value
+from vramprobe.tape import Value
 
 FLOATS = ("fp16", "bf16", "fp32")  # narrow to wide: the wider dtype wins in arithmetic
 
@@ -171,11 +171,12 @@ def _as_view(grad: Value) -> Value:
     return grad
 
 
-def embedding(tape: Tape, num_tokens: int, weight: Value, width: int) -> Value:
-    """A table's rows: saves only the ids; backward makes the dense gradient of the whole table."""
-    out = tape.new(num_tokens * width, weight.dtype)
-    table = weight.numel
-    tape.record([weight], [out], [], lambda grads, _: [tape.new(table, grads[0].dtype)])
+def embedding(num_ids: int, weight: Value, width: int, ids: Value | None = None) -> Value:
+    """A table's rows: saves only the ids (those of the batch are counted there); backward makes a dense gradient."""
+    tape, table = weight.tape, weight.numel
+    out = tape.new(num_ids * width, weight.dtype)
+    saved = [ids] if ids is not None else []
+    tape.record([weight], [out], saved, lambda grads, _: [tape.new(table, grads[0].dtype)])
     return out
 
 
@@ -278,6 +279,54 @@ def fused_attention(query: Value, key: Value, value: Value, num_stats: int) -> V
 
     tape.record([query, key, value], [out], [query, key, value, out, stats], backward)
     return out
+
+
+def by_heads(value: Value) -> Value:
+    """What ``matmul`` hands to ``bmm``: itself where the memory is laid out by heads, else a copy that is."""
+    if not value.contiguous:
+        return value
+    out = value.tape.new(value.numel, value.dtype)
+    out.contiguous = False
+    value.tape.record([value], [out], [], _passed_on)
+    return out
+
+
+def _passed_on(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    """The same gradient, seen through a view."""
+    return [_as_view(grads[0].tape.view(grads[0]))]
+
+
+def repeated(value: Value, numel: int) -> Value:
+    """``repeat_kv``: key and value heads copied to the number of query heads; backward adds them up again."""
+    out, before = value.tape.new(numel, value.dtype), value.numel
+    out.contiguous = False
+    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.new(before, grads[0].dtype)])
+    return out
+
+
+def batched_product(left: Value, right: Value, numel: int) -> Value:
+    """``torch.bmm``: saves each side if the other needs a gradient."""
+    tape = left.tape
+    out = tape.new(numel, left.dtype)
+    out.contiguous = False
+    sizes = (left.numel, right.numel)
+    saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
+
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        made = [tape.new(size, grads[0].dtype) for size in reversed(sizes)]
+        for grad in made:
+            grad.contiguous = False
+        return made[::-1]
+
+    tape.record([left, right], [out], saved, backward)
+    return out
+
+
+def gelu_new(value: Value) -> Value:
+    """transformers' NewGELUActivation, term by term: ``0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))``."""
+    half = scaled(value)
+    inner = scaled(add(value, scaled(power(value))))
+    return mul(half, elementwise(elementwise(inner, saves="output")))
 
 
 def cross_entropy(logits: Value, batch_size: int, seq_len: int) -> Value:

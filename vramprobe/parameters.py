@@ -16,6 +16,7 @@ from vramprobe.spec import CellSpec, lora_target_names
 from vramprobe.tape import ITEMSIZE_BYTES
 
 NF4_BLOCK = 64  # elements per absmax; bitsandbytes' default for 4 bit
+DOUBLE_QUANTISED = ("nf4",)  # the cells whose absmax is quantised again
 NESTED_BLOCK = 256  # absmax values per second-level block
 CODE_4BIT_BYTES = 16 * 4  # one fp32 code book per tensor
 CODE_8BIT_BYTES = 256 * 4  # the second-level code book
@@ -75,11 +76,6 @@ def _base_dtype(spec: CellSpec, name: str, role: str) -> str:
     return spec.dtype
 
 
-def adapter_dtype(spec: CellSpec) -> str:
-    """The dtype of the LoRA matrices; trl's casts make it bf16 whatever was asked."""
-    return "bf16" if spec.kbit_prep == "trl" else spec.lora_dtype or "fp32"
-
-
 def lora_targets(spec: CellSpec, arch: Architecture) -> frozenset[str]:
     """Name patterns of the linear layers that get an adapter. Raises SpecError where a target matches none."""
     if spec.method == "full":
@@ -102,7 +98,7 @@ def _matches(linear: Linear, target: str) -> bool:
 def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
     if spec.dora:
         raise UnsupportedArchitecture("the formula engine has no arithmetic for DoRA; measure it, or leave dora off")
-    rank, dtype, targets = spec.lora_r or 0, adapter_dtype(spec), lora_targets(spec, arch)
+    rank, dtype, targets = spec.lora_r or 0, spec.lora_dtype or "fp32", lora_targets(spec, arch)
     made = []
     for linear in arch.linears:
         if linear.name in targets:
@@ -132,7 +128,7 @@ def quantised_bytes(tensor: Tensor, quant: str) -> int:
         return tensor.numel + 4 * tensor.shape[0]  # SCB: fp32 per output row
     blocks = math.ceil(tensor.numel / NF4_BLOCK)
     packed = math.ceil(tensor.numel / 2) + CODE_4BIT_BYTES
-    if quant == "nf4-single":
+    if quant not in DOUBLE_QUANTISED:
         return packed + 4 * blocks
     second = 4 * math.ceil(blocks / NESTED_BLOCK) + CODE_8BIT_BYTES + 4  # absmax of the absmax, its code, the offset
     return packed + blocks + second

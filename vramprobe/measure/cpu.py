@@ -101,6 +101,7 @@ class CpuInstrument:
 def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple[int, int]], set[str]]:
     """(allocation events in order, allocated total after each, phase number → (start, end) ns, attention kernels)."""
     found: list[tuple[Event, int]] = []
+    mapped: set[int] = set()  # a checkpoint's files, announced like allocations but with a reserved size
     marks: dict[int, tuple[int, int]] = {}
     kernels: set[str] = set()
     todo = list(tree)
@@ -109,11 +110,13 @@ def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple
         todo.extend(node.children)
         kind, extra = node.typed
         if kind.name == "Allocation":
+            mapped |= {extra.ptr} if extra.total_reserved else set()
             found.append((Event(extra.ptr, extra.alloc_size, node.start_time_ns), extra.total_allocated))
         elif node.name.startswith(f"{_MARK}:"):
             marks[int(node.name.split(":")[1])] = (node.start_time_ns, node.start_time_ns + node.duration_time_ns)
         elif "_scaled_dot_product_" in node.name and not node.name.endswith("backward"):
             kernels.add(node.name)
+    found = [pair for pair in found if not (pair[1] == 0 and pair[0].ptr in mapped)]
     found.sort(key=lambda pair: pair[0].time_ns)
     return [event for event, _ in found], [total for _, total in found], marks, kernels
 

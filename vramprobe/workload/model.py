@@ -8,6 +8,7 @@ tile, which costs a copy instead of a generator call per element.
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ def _pretrained(spec: CellSpec) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[spec.dtype], "attn_implementation": spec.attn}
     if spec.quant != "none":
         options["quantization_config"] = quantization_config(spec)
+    if spec.device == "cpu":
+        os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # transformers' loader threads would escape the profiler
     try:
         model = model_class(config).from_pretrained(
             catalog.find_model(spec.model).checkpoint,
@@ -80,7 +83,15 @@ def _pretrained(spec: CellSpec) -> PreTrainedModel:
             f"no pretrained weights for {spec.model!r}: {error}. Name a local checkpoint directory or a hub id that "
             "this machine can reach, or use weights random: memory does not depend on the values"
         ) from error
+    if spec.device == "cpu":
+        _move_into_the_allocator(model)
     return model.train()
+
+
+def _move_into_the_allocator(model: PreTrainedModel) -> None:
+    """On the CPU a checkpoint's tensors may lie in a mapped file; a copy is an allocation that the instrument sees."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _random(spec: CellSpec) -> PreTrainedModel:

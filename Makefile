@@ -8,7 +8,10 @@ DEMO   ?= out/demo
 .PHONY: demo test test-gpu lint clean
 
 demo: $(VENV)/.ready
-	$(BIN)/python benchmarks/demo.py --out $(DEMO)
+	$(BIN)/vramprobe run configs/sweeps/quickstart.yaml --out $(DEMO)
+	$(BIN)/vramprobe fit $(DEMO) --out $(DEMO)/fit.json
+	$(BIN)/vramprobe predict --model smollm2-360m --method qlora --batch-size 1 --seq-len 128 --fit $(DEMO)/fit.json
+	$(BIN)/vramprobe report $(DEMO) --fit $(DEMO)/fit.json --out $(DEMO)/report
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest

@@ -6,6 +6,7 @@ batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ def run(
     out: str | Path | None = None,
     device: str = "auto",
     timeout_seconds: float | None = None,
+    max_seconds: float = math.inf,
     on_event: Callable[[Progress], None] = lambda event: None,
     **overrides: Any,
 ) -> RunSummary:
@@ -60,7 +62,7 @@ def run(
     loaded = sweep.load_sweep(path, device=device, overrides=overrides)
     folder = Path(out) if out is not None else default_results(loaded.name, device)
     limit = runner.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
-    summary = runner.run(loaded, folder, timeout_seconds=limit, on_event=on_event)
+    summary = runner.run(loaded, folder, timeout_seconds=limit, max_seconds=max_seconds, on_event=on_event)
     summary.notes[:0] = loaded.notes
     return summary
 
@@ -82,12 +84,21 @@ def fit(results: str | Path) -> MemoryModel:
 
 
 def predict(
-    *, fit: str | Path | MemoryModel | None = None, allow_extrapolation: bool = False, **options: Any
+    *,
+    fit: str | Path | MemoryModel | None = None,
+    device: str | None = None,
+    allow_extrapolation: bool = False,
+    **options: Any,
 ) -> Prediction:
-    """The memory of a cell that nobody ran; ``fit`` is a file, a model, or None for arithmetic alone."""
+    """The memory of a cell that nobody ran; ``fit`` is a file, a model, or None for arithmetic alone.
+
+    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise.
+    """
     from vramprobe.predict import predict as predict_cell
 
-    return predict_cell(cell(**options), _model(fit), allow_extrapolation=allow_extrapolation)
+    model = _model(fit)
+    device = device or (model.device if model else "cuda")
+    return predict_cell(cell(device=device, **options), model, allow_extrapolation=allow_extrapolation)
 
 
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:

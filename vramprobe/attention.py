@@ -49,18 +49,17 @@ def _num_scores(spec: CellSpec, arch: Architecture) -> int:
 
 def _math(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value) -> Value:
     """``_scaled_dot_product_attention_math``: fp32 inside; q and k are scaled and copied for the batched product."""
-    tape, dtype = query.tape, query.dtype
+    tape = query.tape
     q, k, v = (op.cast(x, "fp32") for x in (query, key, value))
     if k.numel != q.numel:
         k, v = op.repeated(k, q.numel), op.repeated(v, q.numel)
-    q = op.elementwise(q)
+    scaled_query = op.elementwise(q)
     mask = tape.new(spec.seq_len**2, "fp32")
-    scores = op.batched_product(op.by_heads(q), op.by_heads(op.elementwise(k)), _num_scores(spec, arch))
+    scores = _product(scaled_query, op.elementwise(k), _num_scores(spec, arch))
     scores = _safe_softmax(scores)
     scores = op.dropout(scores, arch.attention_dropout, spec.device)
-    out = op.batched_product(scores, op.by_heads(v), q.numel)
-    del q, k, v, mask, scores
-    out = op.cast(out, dtype)
+    out = op.cast(_product(scores, v, q.numel), query.dtype)
+    del q, k, v, scaled_query, scores, mask
     out.contiguous = False
     return op.contiguous(out)
 
@@ -78,7 +77,7 @@ def _eager(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: 
     if key.numel != query.numel:
         key, value = op.repeated(key, query.numel), op.repeated(value, query.numel)
     dtype = query.dtype
-    scores = _product(spec, query, key, _num_scores(spec, arch))
+    scores = _product(query, key, _num_scores(spec, arch), spec.autocast)
     scores = op.scaled(scores)
     scores = op.add(scores, mask) if mask is not None else scores
     if arch.model_type == "gpt2":
@@ -86,13 +85,13 @@ def _eager(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: 
     else:
         scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
     scores = op.dropout(scores, arch.attention_dropout, spec.device)
-    out = _product(spec, scores, value, query.numel)
+    out = _product(scores, value, query.numel, spec.autocast)
     out.contiguous = False
     return op.contiguous(out)
 
 
-def _product(spec: CellSpec, left: Value, right: Value, numel: int) -> Value:
-    """``torch.matmul`` of two values laid out by heads, under the cell's autocast."""
-    if spec.autocast != "none":
-        left, right = op.cast(left, spec.autocast), op.cast(right, spec.autocast)
+def _product(left: Value, right: Value, numel: int, autocast: str = "none") -> Value:
+    """``torch.matmul`` of two values laid out by heads."""
+    if autocast != "none":
+        return _product(op.cast(left, autocast), op.cast(right, autocast), numel)
     return op.batched_product(op.by_heads(left), op.by_heads(right), numel)

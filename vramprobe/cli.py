@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import typer
 import vramprobe
 from vramprobe import api, display, spec
 from vramprobe.errors import VramprobeError
+from vramprobe.units import parse_duration
 
 app = typer.Typer(
     name="vramprobe",
@@ -62,7 +64,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "num_layers": (int, "Cut the architecture to its first layers; the record says so."),
     "weights": (str, f"{_choices(spec.Weights)} (random: memory does not depend on the values)."),
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
-    "device": (str, "auto | cuda | cpu (auto)."),
+    "device": (str, "auto | cuda | cpu (auto; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
     "steps": (int, "Traced steps, at least 3 (3)."),
     "timing_steps": (int, "Further steps, timed and not traced (2)."),
@@ -149,19 +151,23 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Results folder (results/<device>/<sweep>).")] = None,
     device: Annotated[str, typer.Option(help="auto | cuda | cpu")] = "auto",
     timeout: Timeout = None,
+    max_time: Annotated[
+        str | None, typer.Option(help="Stop before this is over, e.g. 9m; the rest stays to do.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
     with display.sweep_progress(as_json=json_output) as on_event:
-        summary = api.run(sweep, out=out, device=device, timeout_seconds=timeout, on_event=on_event)
+        limit = parse_duration(max_time) if max_time else math.inf
+        summary = api.run(sweep, out=out, device=device, timeout_seconds=timeout, max_seconds=limit, on_event=on_event)
     if json_output:
-        _print_json({
+        print(json.dumps({
             "kind": "summary", "journal": str(summary.journal), "total": summary.total, "kept": summary.kept,
             "outcomes": summary.counts(), "notes": summary.notes, "stopped_by": summary.stopped_by,
-        })  # fmt: skip
+        }))  # fmt: skip
     else:
         display.print_summary(summary)
-    if summary.stopped_by:
+    if summary.stopped_by in _EXIT_CODES:
         raise typer.Exit(_EXIT_CODES[summary.stopped_by])
     raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom"} else 1)
 
@@ -197,6 +203,7 @@ def predict(
     from vramprobe.predict import verdict
 
     card = find_gpu(gpu) if gpu else None
+    cell = {"device": "cuda"} | cell if card else cell
     prediction = api.predict(fit=fit, allow_extrapolation=allow_extrapolation, **cell)
     judged = verdict(prediction, card) if card else None
     if json_output:
@@ -219,8 +226,7 @@ def report(
     if json_output:
         _print_json([str(path) for path in written])
     else:
-        for path in written:
-            print(path)
+        display.print_report(written)
 
 
 def _version(wanted: bool) -> None:

@@ -90,15 +90,45 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     for warning in prediction.warnings:
         console.print(f"[yellow]note[/]: {warning}", soft_wrap=True)
     if verdict is not None:
-        console.print(f"[bold]{verdict.summary}[/]", soft_wrap=True)
+        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({verdict.reason})", soft_wrap=True)
 
 
 def print_fit(model: MemoryModel, path: Path) -> None:
     """What was fitted, how well, and where it was written."""
     console = Console(highlight=False)
-    for line in model.summary_lines():
-        console.print(line, soft_wrap=True)
-    console.print(f"written to {path}")
+    console.print(
+        f"{model.num_records} records of {len(model.models)} models ({', '.join(model.models)}), "
+        f"{model.instrument} instrument, {model.device_name}",
+        soft_wrap=True,
+    )
+    if model.num_lower_bounds:
+        console.print(f"{model.num_lower_bounds} out-of-memory records as lower bounds")
+    for reason, count in model.left_out.items():
+        console.print(f"[yellow]left out[/] {count}: {reason}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for title in ("relative error", "records", "mean", "worst"):
+        table.add_column(title, justify="left" if title == "relative error" else "right")
+    groups = dict(model.residuals)
+    if model.leave_one_model_out is not None:
+        groups["on a model left out"] = model.leave_one_model_out.overall
+    for name, errors in groups.items():
+        table.add_row(name, str(errors.num_records), f"{errors.mean_absolute:.3%}", f"{errors.worst_absolute:.3%}")
+    console.print(table)
+    coefficients = ", ".join(f"{term} {value:.4f}" for term, value in model.coefficients.items())
+    console.print(f"coefficients: {coefficients}; constant {format_bytes(model.constant_bytes)}", soft_wrap=True)
+    for warning in model.warnings:
+        console.print(f"[yellow]note[/]: {warning}", soft_wrap=True)
+    console.print(f"written to {path}", soft_wrap=True)
+
+
+def print_report(paths: Iterable[Path]) -> None:
+    """The head of the report's first page, up to the cells that the fit has seen, and the files written."""
+    console = Console(highlight=False, markup=False)
+    for path in paths:
+        if path.name == "measured.md":
+            console.print(path.read_text().split("\n## In the fit\n")[0].split("\n---\n")[0], soft_wrap=True)
+    for path in paths:
+        console.print(str(path), soft_wrap=True)
 
 
 def print_models(entries: Iterable[catalog.ModelEntry]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vramprobe.architecture import Architecture, Linear, UnsupportedArchitecture
+from vramprobe.architecture import Architecture, Linear, Parameter, UnsupportedArchitecture
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, lora_target_names
 from vramprobe.tape import ITEMSIZE_BYTES
@@ -20,6 +20,7 @@ DOUBLE_QUANTISED = ("nf4",)  # the cells whose absmax is quantised again
 NESTED_BLOCK = 256  # absmax values per second-level block
 CODE_4BIT_BYTES = 16 * 4  # one fp32 code book per tensor
 CODE_8BIT_BYTES = 256 * 4  # the second-level code book
+_BEHIND_A_PRODUCT = ("o_proj", "out_proj", "dense", "c_proj", "down_proj", "dense_4h_to_h", "fc2")
 _TRL_BF16_NAMES = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
@@ -53,19 +54,27 @@ def tensors(spec: CellSpec, arch: Architecture) -> list[Tensor]:
     Raises SpecError where a LoRA target names no linear layer, UnsupportedArchitecture for DoRA.
     """
     full = spec.method == "full"
-    base = [
-        Tensor(p.name, p.shape, spec.dtype if full else _base_dtype(spec, p.name, p.role), full,
-               spec.quant != "none" and p.role == "linear", p.role, p.per_layer, arch.num_copies(p))
-        for p in arch.parameters
-    ]  # fmt: skip
+    base = []
+    for p in arch.parameters:
+        quantised = spec.quant != "none" and p.role == "linear"
+        # bitsandbytes stores out × in; GPT-2's Conv1D is turned round when it is quantised.
+        shape = p.shape[::-1] if quantised and arch.model_type == "gpt2" else p.shape
+        dtype = spec.dtype if full else _base_dtype(spec, p)
+        base.append(Tensor(p.name, shape, dtype, full, quantised, p.role, p.per_layer, arch.num_copies(p)))
     return base if full else base + _adapters(spec, arch)
 
 
-def _base_dtype(spec: CellSpec, name: str, role: str) -> str:
+def _base_dtype(spec: CellSpec, parameter: Parameter) -> str:
+    name, role = parameter.name, parameter.role
     if role == "linear" and spec.quant != "none":
         return spec.dtype  # the compute dtype
-    if role == "bias" and spec.quant not in ("none", "int8"):
-        return spec.dtype  # Linear4bit.forward casts its bias to the compute dtype, for good
+    if role == "bias" and spec.quant != "none":
+        # bitsandbytes casts a layer's bias for good in the first forward: Linear4bit to its compute dtype, Linear8bitLt
+        # to its input's, which under autocast is 16 bit behind another product.
+        if spec.quant != "int8":
+            return spec.dtype
+        if spec.autocast != "none" and parameter.module in _BEHIND_A_PRODUCT:
+            return spec.autocast
     match spec.kbit_prep:
         case "peft":
             return "fp32"

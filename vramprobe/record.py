@@ -43,7 +43,7 @@ class PhaseMemory(_Frozen):
     active_end_bytes: int | None = None
     active_peak_bytes: int | None = None
     device_used_bytes: int | None = None  # NVML at the phase's end, less the baseline before the context
-    rss_end_bytes: int | None = None  # the process's resident set, for the cpu instrument
+    rss_end_bytes: int | None = None  # the process's resident set
 
 
 class Composition(_Frozen):

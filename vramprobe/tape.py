@@ -35,10 +35,11 @@ class Storage:
 class Node:
     """One backward function: the nodes its gradients go to, and what it saved."""
 
-    __slots__ = ("backward", "edges", "leaf", "num_outputs", "place", "saved", "sequence")
+    __slots__ = ("backward", "cause", "edges", "leaf", "num_outputs", "place", "saved", "sequence")
 
     def __init__(self, sequence: int, edges: list[tuple[Node, int] | None], place: str, num_outputs: int = 1) -> None:
         self.sequence, self.edges, self.place, self.num_outputs = sequence, edges, place, num_outputs
+        self.cause = TEMPORARY  # of what its backward allocates: as in forward
         self.saved: tuple[Value, ...] = ()
         self.backward: Backward | None = None
         self.leaf: Value | None = None  # set where a gradient ends: a trained parameter, or a checkpoint's input
@@ -90,6 +91,7 @@ class Tape:
         self._cause = TEMPORARY
         self._saved_cause = "saved_activations"
         self._sequence = 0
+        self._required: list[Value] = []
 
     # -- allocation -------------------------------------------------------------------------------------------------
 
@@ -166,7 +168,7 @@ class Tape:
         edges = [(value.node, value.index) if value.node is not None else None for value in inputs]
         node = Node(self._sequence, edges, self.place[1], len(outputs))
         node.saved = tuple(self._held(value) for value in saved)
-        node.backward = backward
+        node.backward, node.cause = backward, self._cause
         for index, output in enumerate(outputs):
             output.node, output.index = node, index
 
@@ -188,6 +190,13 @@ class Tape:
         """``value.requires_grad_()`` on a result outside the graph: its gradient is made and dropped."""
         assert value.node is None
         self._make_leaf(value)
+        self._required.append(value)
+
+    def forget_required(self) -> None:
+        """The graph is gone, and with it the values that were made to need a gradient."""
+        for value in self._required:
+            value.node = value.gradient = None
+        self._required.clear()
 
     def take_gradient(self, leaf: Value) -> Value | None:
         """The gradient a leaf collected; the leaf lets go of it and of its place in the graph."""
@@ -207,7 +216,9 @@ class Tape:
                 self._accumulate_leaf(node.leaf, grads)
                 continue
             self.place = ("backward", node.place)
+            before, self._cause = self._cause, node.cause
             made = list(node.backward(grads, node.saved))
+            self._cause = before
             grads.clear()
             node.saved = ()
             for position, edge in enumerate(node.edges):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from vramprobe import families, parameters
 from vramprobe.architecture import Architecture, architecture
+from vramprobe.modules import Model
 from vramprobe.optimizer_terms import optimizer_state_bytes, optimizer_temporaries_bytes, paged_state_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.tape import Tape
@@ -93,11 +94,13 @@ def _walk(spec: CellSpec, arch: Architecture) -> tuple[int, Places]:
 
 def _walk_layers(spec: CellSpec, arch: Architecture, num_layers: int) -> tuple[int, Places]:
     tape = Tape()
-    model = families.Model(tape, spec, arch, num_layers)
+    model = Model(tape, spec, arch, num_layers)
     saved_bytes = 0
     for _ in range(min(spec.grad_accum, 2)):  # from the second micro-step on, gradients are alive throughout
         before = tape.total_bytes
         loss = families.forward(model)
         saved_bytes = tape.total_bytes - before
         tape.backward(loss.node, tape.new(1, "fp32"))
+        del loss
+        tape.forget_required()
     return saved_bytes, {place: terms for place, (_, terms) in tape.peaks.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from vramprobe.measure.observation import Observation, peak_of
+from vramprobe.measure.observation import Observation, is_attention_kernel, peak_of
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
@@ -104,17 +104,17 @@ def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple
     mapped: set[int] = set()  # a checkpoint's files, announced like allocations but with a reserved size
     marks: dict[int, tuple[int, int]] = {}
     kernels: set[str] = set()
-    todo = list(tree)
+    todo = tree[::-1]
     while todo:
         node = todo.pop()
-        todo.extend(node.children)
+        todo.extend(node.children[::-1])
         kind, extra = node.typed
         if kind.name == "Allocation":
             mapped |= {extra.ptr} if extra.total_reserved else set()
             found.append((Event(extra.ptr, extra.alloc_size, node.start_time_ns), extra.total_allocated))
         elif node.name.startswith(f"{_MARK}:"):
             marks[int(node.name.split(":")[1])] = (node.start_time_ns, node.start_time_ns + node.duration_time_ns)
-        elif "_scaled_dot_product_" in node.name and not node.name.endswith("backward"):
+        elif is_attention_kernel(node.name):
             kernels.add(node.name)
     found = [pair for pair in found if not (pair[1] == 0 and pair[0].ptr in mapped)]
     found.sort(key=lambda pair: pair[0].time_ns)

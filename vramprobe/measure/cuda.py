@@ -7,17 +7,19 @@ what was alive at the peak comes from one more step under the allocator's own hi
 from __future__ import annotations
 
 import gc
+import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
+import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vramprobe.measure.nvml import NvmlDevice, open_device
-from vramprobe.measure.observation import Observation
+from vramprobe.measure.nvml import open_device
+from vramprobe.measure.observation import Observation, is_attention_kernel
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
@@ -29,24 +31,23 @@ _MAX_HISTORY = 2_000_000  # allocations and frees of one step; a 70B QLoRA step 
 
 
 class CudaInstrument:
-    """Watches GPU 0 of the visible ones, between ``start`` and ``finish``; starts before the CUDA context exists."""
+    """Watches GPU 0 of the visible ones, between ``start`` and ``finish``; made before the CUDA context exists."""
 
     name = "cuda"
 
     def __init__(self) -> None:
+        self._process = psutil.Process(os.getpid())
         self._phases: list[PhaseMemory] = []
         self._spans_ns: list[tuple[int, int]] = []
         self._running: tuple[PhaseName, int | None] | None = None
         self._held: list[tuple[str, int | None, Storages]] = []
-        self._nvml: NvmlDevice | None = None
-        self._baseline_bytes: int | None = None
         self.oom_seen: dict[str, int] | None = None  # filled by the allocator at the moment of an OOM
+        # Before anything makes a context (importing bitsandbytes does); get_device_properties makes none (physics.md).
+        self._nvml = open_device(str(torch.cuda.get_device_properties(0).uuid))
+        self._baseline_bytes = self._nvml.used_bytes() if self._nvml else None
 
     def start(self) -> None:
-        """Read NVML's baseline, then make the context. ``get_device_properties`` makes none (physics.md)."""
-        uuid = str(torch.cuda.get_device_properties(0).uuid)
-        self._nvml = open_device(uuid)
-        self._baseline_bytes = self._nvml.used_bytes() if self._nvml else None
+        """Make the context, and ask the allocator to tell of any OOM."""
         torch.zeros((), device="cuda")
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._reset()
@@ -114,8 +115,7 @@ class CudaInstrument:
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             step()
         del self._phases[first_new:]
-        kernels = {event.key for event in seen.key_averages() if "_scaled_dot_product_" in event.key}
-        return alive, sorted(name for name in kernels if not name.endswith("backward"))
+        return alive, sorted({event.key for event in seen.key_averages() if is_attention_kernel(event.key)})
 
     def _composition(
         self, events: list[Event], resident_bytes: int, peak_bytes: int, phases: list[PhaseMemory]
@@ -155,7 +155,12 @@ class CudaInstrument:
             for moment, counter in (("end", "current"), ("peak", "peak"))
         }
         return PhaseMemory(
-            name=name, step=step, micro_step=micro_step, device_used_bytes=self._device_used_bytes(), **values
+            name=name,
+            step=step,
+            micro_step=micro_step,
+            device_used_bytes=self._device_used_bytes(),
+            rss_end_bytes=self._process.memory_info().rss,
+            **values,
         )
 
     def _device_used_bytes(self) -> int | None:

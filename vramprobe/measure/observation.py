@@ -41,6 +41,11 @@ def peak_of(observation: Observation) -> Peak:
     )
 
 
+def is_attention_kernel(op: str) -> bool:
+    """Whether a profiled operator is the forward of a fused attention kernel; eager attention runs none."""
+    return ("_scaled_dot_product_" in op or "flash_attn" in op) and not op.endswith("backward")
+
+
 def ledger_of(observation: Observation) -> Ledger:
     """The last (steady) step by cause; ``unaccounted`` is idle memory that no known tensor explains."""
     held = observation.held_bytes

@@ -8,8 +8,10 @@ shows progress passes ``on_event``.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
 
 JOURNAL = "records.jsonl"
+OUT_OF_TIME = "max-time"
 #: Slow enough for a 70B model to load and train its steps on one card; a hung cell costs no more than this.
 DEFAULT_TIMEOUT_SECONDS = 900.0
 
@@ -43,7 +46,7 @@ class Progress:
 
 @dataclass
 class RunSummary:
-    """What a sweep did. ``stopped_by`` is the signal's name when it did not reach its end."""
+    """What a sweep did. ``stopped_by``: the signal, or OUT_OF_TIME, where it did not reach its end."""
 
     journal: Path
     total: int
@@ -68,7 +71,7 @@ class _Stopped(BaseException):
         return self.args[0]
 
 
-def measure(spec: CellSpec, *, log: Path, timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS) -> RunRecord:
+def measure(spec: CellSpec, *, log: Path, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> RunRecord:
     """Run one cell in a process of its own and return its record; nothing is stored."""
     launcher = Spawner(worker_environment())
     try:
@@ -81,14 +84,16 @@ def run(
     sweep: Sweep,
     folder: Path,
     *,
-    timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    max_seconds: float = math.inf,
     on_event: Callable[[Progress], None] = lambda event: None,
 ) -> RunSummary:
-    """Run the cells of ``sweep`` that ``folder`` has no finished record of.
+    """Run the cells of ``sweep`` that ``folder`` has no finished record of, starting none that ``max_seconds`` forbids.
 
+    The time must do for the slowest cell so far; one that still overruns it is ended and recorded as interrupted.
     Raises StoreError before running anything where the folder cannot be read or written.
     """
-    logs = folder / "logs"
+    logs, signals = folder / "logs", _Signals()
     with store.lock(folder):
         summary = RunSummary(folder / JOURNAL, total=len(sweep.cells))
         planned = store.plan_resume(sweep.cells, _already(summary))
@@ -96,30 +101,54 @@ def run(
             logs.mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot write logs to {logs}: {error.strerror}; choose another folder") from error
-        signals = _Signals()
+        clock = _Clock(timeout_seconds, max_seconds)
         with _launchers(sweep, logs) as launcher_for, signals.caught():
             for index, cell in enumerate(planned, start=1):
-                if signals.stopped_by:
-                    break
                 event = Progress("kept", index, summary.total, cell.spec, cell.reason)
                 if cell.action == "kept":
                     summary.kept += 1
                     on_event(event)
                     continue
+                summary.stopped_by = signals.stopped_by or (None if clock.allows_another() else OUT_OF_TIME)
+                if summary.stopped_by:
+                    break
                 log = logs / f"{cell.spec.cell_id}.{cell.spec.fingerprint}.log"
                 on_event(replace(event, kind="started", log=log))
-                record = _attempt(cell.spec, launcher_for(cell.spec), log, timeout_seconds, signals)
+                launcher = launcher_for(cell.spec)
+                with clock.timing() as limit_seconds:
+                    record = _attempt(cell.spec, launcher, log, limit_seconds, signals)
+                if record.outcome.kind == "timeout" and limit_seconds < timeout_seconds:
+                    record = interrupted(cell.spec, launcher.isolation, OUT_OF_TIME)
                 _keep(record, sweep, summary)
                 if record.outcome.kind == "ok":
                     log.unlink(missing_ok=True)
                 on_event(replace(event, kind="finished", record=record, log=log))
-        summary.stopped_by = signals.stopped_by
+            summary.stopped_by = signals.stopped_by or summary.stopped_by
     return summary
 
 
-def _attempt(
-    spec: CellSpec, launcher: Launcher, log: Path, timeout_seconds: float | None, signals: _Signals
-) -> RunRecord:
+class _Clock:
+    """The time a sweep has, and what its slowest cell took."""
+
+    def __init__(self, timeout_seconds: float, max_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._deadline = time.monotonic() + max_seconds
+        self._slowest_seconds = 0.0
+
+    def allows_another(self) -> bool:
+        """Whether the time left would have done for the slowest cell so far."""
+        left_seconds = self._deadline - time.monotonic()
+        return left_seconds > self._slowest_seconds
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[float]:
+        """Around one cell: gives the seconds it may take, and notes those it took."""
+        began = time.monotonic()
+        yield min(self._timeout_seconds, self._deadline - began)
+        self._slowest_seconds = max(self._slowest_seconds, time.monotonic() - began)
+
+
+def _attempt(spec: CellSpec, launcher: Launcher, log: Path, timeout_seconds: float, signals: _Signals) -> RunRecord:
     """One cell; the record says so if a signal ended it."""
     try:
         with signals.raising():

@@ -42,6 +42,7 @@ def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
     instrument = None
     try:
         instrument = instrument_for(spec)
+        _load_libraries(spec)
         instrument.start()
         fields = _train(spec, instrument)
         observation = fields.pop("observation")
@@ -110,6 +111,16 @@ def work(spec_json: str, record_path: Path, isolation: Isolation) -> None:
     partial = record_path.with_suffix(".partial")
     partial.write_text(record.to_json_line())
     partial.rename(record_path)
+
+
+def _load_libraries(spec: CellSpec) -> None:
+    """Import what the cell will use before the instrument starts: some modules make small tensors as they load."""
+    import vramprobe.workload.training  # noqa: F401
+
+    if spec.method != "full":
+        import peft  # noqa: F401
+    if spec.quant != "none":
+        import transformers.integrations.bitsandbytes  # noqa: F401
 
 
 def _train(spec: CellSpec, instrument: Any) -> dict[str, Any]:

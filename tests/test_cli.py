@@ -1,0 +1,148 @@
+"""The command line: every verb, the same options everywhere, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import TINY_LLAMA_PATH, make_spec
+from typer.main import get_command
+
+from vramprobe import cli, spec, store
+
+VERBS = get_command(cli.app).commands
+TAKES_A_CELL = ("measure", "predict")
+CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
+TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]
+
+
+def vramprobe(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "vramprobe", *words], capture_output=True, text=True, cwd=cwd)
+
+
+def test_cell_options_are_the_specs_words() -> None:
+    assert sorted(cli.CELL_OPTIONS) == spec.option_names()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_json_and_help_for_each_option(verb: str) -> None:
+    options = {option for parameter in VERBS[verb].params for option in parameter.opts}
+    assert "--json" in options
+    assert VERBS[verb].help
+    assert all(getattr(parameter, "help", "") for parameter in VERBS[verb].params if parameter.name != "help")
+
+
+@pytest.mark.parametrize("verb", TAKES_A_CELL)
+def test_verbs_with_a_cell_take_every_cell_option(verb: str) -> None:
+    options = {option for parameter in VERBS[verb].params for option in parameter.opts}
+    assert {f"--{name.replace('_', '-')}" for name in cli.CELL_OPTIONS} <= options
+
+
+def test_readme_names_every_verb() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for verb in VERBS:
+        assert f"vramprobe {verb}" in readme, verb
+
+
+def test_measure_prints_a_breakdown_and_saves(tmp_path: Path) -> None:
+    journal = tmp_path / "one.jsonl"
+    done = vramprobe("measure", *TINY, "--timing-steps", "0", "--save", str(journal))
+    assert done.returncode == 0, done.stderr
+    for word in ("weights", "saved_activations", "temporaries", "█", "allocated, in", "cpu instrument"):
+        assert word in done.stdout
+    assert store.read(journal).records[0].outcome.kind == "ok"
+
+
+def test_measure_json_is_the_record() -> None:
+    done = vramprobe("measure", *TINY, "--timing-steps", "1", "--json")
+    record = json.loads(done.stdout)
+    assert record["outcome"] == {"kind": "ok"}
+    assert record["fingerprint"] == make_spec(method="lora", batch_size=1, timing_steps=1).fingerprint
+    assert len(record["timing"]["step_seconds"]) == 1
+
+
+def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
+    sweep = {
+        "name": "tiny",
+        "defaults": {"timing_steps": 0},
+        "cells": [
+            {"model": str(TINY_LLAMA_PATH), "method": ["full", "lora"], "batch_size": [1, 2], "seq_len": [16, 32]},
+            {"model": str(TINY_LLAMA_PATH), "method": "lora", "batch_size": 4, "seq_len": 64, "hold_out": True},
+        ],
+    }
+    (tmp_path / "tiny.yaml").write_text(json.dumps(sweep))
+    run = vramprobe("run", "tiny.yaml", "--device", "cpu", "--json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [line["kind"] for line in lines] == 9 * ["started", "finished"] + ["summary"]
+    assert lines[-1]["outcomes"] == {"ok": 9}
+    results = tmp_path / "results" / "cpu" / "tiny"
+    assert len(store.read(results).records) == 9
+
+    fit = vramprobe("fit", str(results), "--out", "fit.json", "--json", cwd=tmp_path)
+    assert fit.returncode == 0, fit.stderr
+    assert json.loads(fit.stdout)["num_records"] == 8  # the held-out cell stays out
+    predicted = vramprobe("predict", *TINY, "--fit", "fit.json", "--gpu", "H100-SXM", "--json", cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr
+    prediction = json.loads(predicted.stdout)
+    peak = prediction["peak_allocated_bytes"]
+    assert 0 < peak["low"] <= peak["value"] <= peak["high"]
+    assert prediction["peak_phase"] in ("forward", "backward", "optimizer_step")
+    assert sum(prediction["terms"].values()) == peak["value"]
+    report = vramprobe("report", str(results), "--fit", "fit.json", "-o", "out", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    table = (tmp_path / "out" / "measured.md").read_text()
+    assert "Held out" in table or "held out" in table
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["predict", "--model", "lama-3.1-8b", *CELL], "Nearest: llama-3.1-8b"),
+    (["predict", *TINY, "--quant", "nf4"], "needs method qlora"),
+    (["predict", *TINY, "--gpu", "H1000"], "unknown GPU"),
+    (["predict", *TINY, "--fit", "nowhere.json"], "nowhere.json"),
+    (["predict", "--model", "org/model", *CELL], "HF_HUB_OFFLINE"),
+    (["measure", *TINY[:-1], "cuda"], "CUDA"),
+    (["measure", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
+    (["run", "nowhere.yaml"], "nowhere.yaml"),
+    (["fit", "nowhere"], "nowhere"),
+    (["report", "nowhere"], "nowhere"),
+], ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "")  # fmt: skip
+def test_a_users_error_is_one_clear_line(words: list[str], said: str, tmp_path: Path) -> None:
+    if "cuda" in words:
+        pytest.importorskip("torch")
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("this machine has CUDA")
+    done = vramprobe(*words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("vramprobe: ")
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr
+
+
+def test_an_unknown_key_in_a_sweep_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("cells: [{model: gpt2, method: lora, batch_sice: 1, seq_len: 64}]")
+    done = vramprobe("run", "bad.yaml", "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "batch_sice" in done.stderr
+    assert "batch_size" in done.stderr
+
+
+def test_wrong_usage_exits_with_2() -> None:
+    assert vramprobe("measure", "--model", "gpt2").returncode == 2
+    assert vramprobe("no-such-verb").returncode == 2
+
+
+def test_results_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file where the folder should be")
+    cells: list[dict[str, Any]] = [{"model": str(TINY_LLAMA_PATH), "method": "full", "batch_size": 1, "seq_len": 8}]
+    (tmp_path / "one.yaml").write_text(json.dumps({"cells": cells}))
+    done = vramprobe("run", "one.yaml", "--device", "cpu", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "out" in done.stderr
+    assert "Traceback" not in done.stderr

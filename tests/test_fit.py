@@ -1,0 +1,195 @@
+"""The fit: known coefficients come back from synthetic records, physics stays where records are silent, and bad data is
+refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_environment, make_record
+
+from vramprobe.errors import FitError, IncomparableRecords
+from vramprobe.fit import MemoryModel, fit, load_fit, peak_moment, save_fit
+from vramprobe.record import Oom, Peak, RunRecord, Timeout
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms import moments
+
+MODELS = ("pythia-70m", "smollm2-135m", "opt-125m")
+TRUE = {"weights": 1.0, "logits": 1.06, "saved_activations": 1.1, "temporaries": 1.0, "optimizer_temporaries": 1.0}
+CONSTANT_BYTES = 20_000_000
+
+
+def specs(device: str = "cpu", models: tuple[str, ...] = MODELS) -> list[CellSpec]:
+    """A small sweep over models, methods and lengths."""
+    return [
+        resolve(model=model, method=method, device=device, batch_size=2, seq_len=seq_len, gradient_checkpointing=on)
+        for model in models
+        for method in ("full", "lora", "qlora")
+        for seq_len in (128, 512, 2048)
+        for on in (False, True)
+        if model != "opt-125m" or seq_len < 2048
+    ]  # fmt: skip
+
+
+def synthetic(
+    spec: CellSpec, coefficients: dict[str, float], constant: int = 0, noise: float = 0.0, **overrides: Any
+) -> RunRecord:
+    """A record whose peak is what these coefficients make of the arithmetic."""
+    moment = peak_moment(moments(spec), coefficients)
+    size = round((moment.total_bytes + constant) * (1 + noise))
+    values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": size, "load_allocated_bytes": 1}
+    return make_record(spec, **({"peak": Peak(**(values | overrides.pop("peak", {})))} | overrides))
+
+
+@pytest.fixture(scope="module")
+def model() -> MemoryModel:
+    return fit([synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()])
+
+
+def test_known_coefficients_come_back(model: MemoryModel) -> None:
+    for cause in ("weights", "logits", "saved_activations"):
+        assert model.coefficients[cause] == pytest.approx(TRUE[cause], abs=0.02), cause
+    assert model.constant_bytes == pytest.approx(CONSTANT_BYTES, rel=0.15)
+    assert model.residuals["overall"].mean_absolute < 0.003
+
+
+def test_perfect_arithmetic_leaves_every_coefficient_at_one() -> None:
+    model = fit([synthetic(spec, {}) for spec in specs()])
+    assert all(value == pytest.approx(1, abs=1e-3) for value in model.coefficients.values())
+    assert model.constant_bytes < 1_000_000
+
+
+def test_what_the_records_do_not_decide_stays_at_one() -> None:
+    """Four cells of one shape cannot tell the terms apart: the physics is kept, not thrown away."""
+    one = [synthetic(specs()[0].model_copy(update={"seed": seed}), {}) for seed in range(4)]
+    assert fit(one).coefficients["gradients"] == pytest.approx(1, abs=1e-3)
+    assert fit(one).leave_one_model_out is None
+
+
+def test_one_wild_record_does_not_move_the_fit() -> None:
+    records = [synthetic(spec, {}) for spec in specs()]
+    wild = synthetic(specs()[3].model_copy(update={"seed": 1}), {}, noise=0.5)
+    model = fit([*records, wild])
+    assert abs(model.residuals["overall"].mean_signed) < 0.02
+    assert all(value == pytest.approx(1, abs=0.03) for value in model.coefficients.values())
+
+
+def test_leave_one_model_out_covers_every_model_and_bounds_the_errors() -> None:
+    noise = random.Random(0)
+    model = fit([synthetic(spec, TRUE, CONSTANT_BYTES, noise.gauss(0, 0.01)) for spec in specs()])
+    held_out = model.leave_one_model_out
+    assert held_out is not None
+    assert set(held_out.by_model) == set(MODELS)
+    assert held_out.overall.num_records == len(specs())
+    assert 0.95 < held_out.low < 1 < held_out.high < 1.05
+
+
+def test_an_out_of_memory_record_is_a_lower_bound() -> None:
+    base = [synthetic(spec, {}) for spec in specs()]
+    spec = specs()[0].model_copy(update={"seed": 9})
+    size = max(moment.total_bytes for moment in moments(spec))
+
+    def with_bound(share: float) -> MemoryModel:
+        oom = Oom(phase="backward", allocated_bytes=round(size * share), requested_bytes=0, message="out of memory")
+        return fit([*base, make_record(spec, outcome=oom)])
+
+    def predicted(model: MemoryModel) -> int:
+        return peak_moment(moments(spec), model.coefficients).total_bytes + model.constant_bytes
+
+    assert with_bound(0.5).num_lower_bounds == 1
+    assert with_bound(0.5).coefficients == fit(base).coefficients  # far below: it says nothing
+    assert predicted(with_bound(1.05)) > predicted(fit(base)) * 1.002
+
+
+def test_left_out_records_are_counted_with_the_reason() -> None:
+    records = [synthetic(spec, {}) for spec in specs()]
+    bloom = resolve(model="bloomz-560m", method="full", device="cpu", batch_size=1, seq_len=8)
+    timeout = make_record(specs()[0], outcome=Timeout(limit_seconds=1))
+    model = fit([*records, make_record(bloom), timeout])
+    assert model.num_records == len(records)
+    assert model.left_out["outcome timeout"] == 1
+    assert any("'bloom'" in reason for reason in model.left_out)
+
+
+def test_ranges_and_provenance(model: MemoryModel) -> None:
+    assert model.models == sorted(MODELS)
+    assert (model.instrument, model.device, model.num_records) == ("cpu", "cpu", len(specs()))
+    assert model.ranges.seq_len == (128, 2048)
+    assert model.ranges.num_params == (70_426_624, 134_515_008)
+    assert model.ranges.choices["method"] == ["full", "lora", "qlora"]
+    assert {"overall", "method qlora", "phase backward"} <= set(model.residuals)
+    assert (
+        model.data_fingerprint == fit([synthetic(s, TRUE, CONSTANT_BYTES) for s in reversed(specs())]).data_fingerprint
+    )
+
+
+def test_reserved_and_device_tiers_are_learnt_where_the_records_have_them() -> None:
+    def on_gpu(spec: CellSpec) -> RunRecord:
+        size = max(moment.total_bytes for moment in moments(spec))
+        tiers = {"reserved_bytes": round(size * 1.08), "device_bytes": round(size * 1.08) + 600_000_000}
+        return synthetic(spec, {}, peak=tiers, instrument="cuda")
+
+    model = fit([on_gpu(spec) for spec in specs("cuda")])
+    assert model.reserved_over_allocated.value == pytest.approx(1.08, abs=1e-6)
+    assert model.device_over_reserved_bytes.value == pytest.approx(600_000_000, abs=2)
+    assert fit([synthetic(spec, {}) for spec in specs()]).reserved_over_allocated is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"instrument": "simulated"}, "instrument is 'cpu' in .* and 'simulated'"),
+        (
+            {"environment": make_environment(device_name="Other CPU")},
+            "device_name is 'Test CPU.*' in .* and 'Other CPU'",
+        ),
+        ({"environment": make_environment(versions={"torch": "2.11.0"})}, "torch is '2.13' in .* and '2.11'"),
+    ],
+)
+def test_mixed_records_are_refused(overrides: dict[str, Any], message: str) -> None:
+    records = [synthetic(spec, {}) for spec in specs()[:6]]
+    with pytest.raises(IncomparableRecords, match=message):
+        fit([*records, synthetic(specs()[7], {}, **overrides)])
+
+
+def test_differing_patch_versions_are_a_warning() -> None:
+    versions = make_environment().versions | {"peft": "0.20.0"}
+    records = [synthetic(spec, {}) for spec in specs()[:6]]
+    model = fit([*records, synthetic(specs()[7], {}, environment=make_environment(versions=versions))])
+    assert model.warnings == ["records of several versions of peft: 0.20.0, 0.21.0"]
+
+
+def test_too_few_records_say_how_many_and_why() -> None:
+    with pytest.raises(FitError, match=r"at least 4 usable records; of 2 given, 1 are.*outcome timeout"):
+        fit([synthetic(specs()[0], {}), make_record(specs()[1], outcome=Timeout(limit_seconds=1))])
+
+
+def test_a_saved_fit_reads_back_the_same(model: MemoryModel, tmp_path: Path) -> None:
+    path = tmp_path / "fit.json"
+    save_fit(model, path)
+    assert load_fit(path) == model
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read the fit"),
+        ("{", "not JSON"),
+        ('{"a": 1}', "no fit"),
+        ('{"coefficients": {}, "format": 99}', "format 99"),
+        ('{"coefficients": {}, "format": 1}', "damaged at"),
+    ],
+)
+def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "fit.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(FitError, match=message):
+        load_fit(path)
+
+
+def test_an_unwritable_path_is_a_clear_error(model: MemoryModel, tmp_path: Path) -> None:
+    with pytest.raises(FitError, match="cannot write the fit"):
+        save_fit(model, tmp_path / "no such folder" / "fit.json")

@@ -1,0 +1,124 @@
+"""The lines nobody crosses: torch stays behind its own, imports point one way, arithmetic and tensors never meet."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vramprobe
+
+ROOT = Path(vramprobe.__file__).parent
+MODULES = {
+    "vramprobe"
+    + "".join(f".{part}" for part in path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", ""): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
+TORCH_SIDE = ("vramprobe.workload", "vramprobe.measure.cpu", "vramprobe.measure.cuda", "vramprobe.measure.worker",
+              "vramprobe.measure.environment", "vramprobe.simulate")  # fmt: skip
+
+
+def imports(path: Path, *, also_lazy: bool) -> set[str]:
+    """Absolute names that a module imports at its top level, or anywhere; names under TYPE_CHECKING do not run."""
+    tree = ast.parse(path.read_text())
+    bodies = list(ast.walk(tree)) if also_lazy else tree.body
+    typing_only = {
+        node for branch in tree.body if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+        for node in ast.walk(branch)
+    }  # fmt: skip
+    found: set[str] = set()
+    for node in bodies:
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def graph() -> dict[str, set[str]]:
+    return {
+        name: {
+            used for used in imports(path, also_lazy=True) if used in MODULES and used != name and used != "vramprobe"
+        }
+        for name, path in MODULES.items()
+    }
+
+
+def test_imports_point_one_way() -> None:
+    """No cycle, lazy imports counted too."""
+    edges, done, path = graph(), set(), []
+
+    def visit(name: str) -> None:
+        assert name not in path, f"a cycle: {' → '.join([*path[path.index(name) :], name])}"
+        if name in done:
+            return
+        path.append(name)
+        for used in sorted(edges[name]):
+            if not used.startswith(f"{name}.") and not name.startswith(f"{used}."):  # a package and its own parts
+                visit(used)
+        path.pop()
+        done.add(name)
+
+    for name in edges:
+        visit(name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_torch_side_names_torch(name: str) -> None:
+    used = {module.split(".")[0] for module in imports(MODULES[name], also_lazy=True)}
+    if not name.startswith((*TORCH_SIDE, "vramprobe.measure.forkserver")):
+        assert not used & set(HEAVY)
+
+
+def test_arithmetic_and_tensors_never_meet() -> None:
+    """terms and what it stands on never import the workload, nor the reverse; they meet only in fit."""
+    edges = graph()
+
+    def reach(name: str) -> set[str]:
+        todo, seen = [name], set()
+        while todo:
+            for used in edges[todo.pop()] - seen:
+                seen.add(used)
+                todo.append(used)
+        return seen
+
+    arithmetic = {name for name in MODULES if name.startswith("vramprobe.terms")}
+    assert arithmetic
+    for name in arithmetic:
+        assert not [used for used in reach(name) if used.startswith(("vramprobe.workload", "vramprobe.measure"))]
+    for name in MODULES:
+        if name.startswith("vramprobe.workload"):
+            assert not reach(name) & arithmetic
+
+
+def test_only_the_command_line_prints_and_exits() -> None:
+    for name, path in MODULES.items():
+        calls = {
+            node.func.id for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }  # fmt: skip
+        if name not in ("vramprobe.cli", "vramprobe.display"):
+            assert "print" not in calls, name
+
+
+LIGHT = "import sys; from vramprobe.cli import main; sys.argv[1:] = {words!r}\ntry: main()\nexcept SystemExit: pass\n" \
+        "print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [
+    ["--help"],
+    ["measure", "--help"],
+    ["models"],
+    ["gpus"],
+    ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64"],
+], ids=" ".join)  # fmt: skip
+def test_the_light_commands_load_nothing_heavy(words: list[str]) -> None:
+    code = LIGHT.format(words=words, heavy=(*HEAVY, "pandas", "matplotlib", "scipy", "huggingface_hub"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"

@@ -1,0 +1,172 @@
+"""How a cell is observed: the trace, the cpu instrument against known allocations, and the reasons to disbelieve."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from vramprobe.measure.cpu import CpuInstrument
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.trace import Event, Holding, composition, lifetimes
+from vramprobe.measure.worker import outcome_of
+from vramprobe.record import PhaseMemory
+from vramprobe.workload.storages import storages_of
+
+
+def events(*sizes_at: tuple[int, int]) -> list[Event]:
+    return [Event(ptr, size, time) for time, (ptr, size) in enumerate(sizes_at)]
+
+
+def test_lifetimes_pair_addresses_that_are_used_again() -> None:
+    blocks = lifetimes(events((1, 100), (2, 50), (1, -100), (1, 30), (9, -7)))
+    assert sorted((b.ptr, b.size_bytes, b.start, b.end) for b in blocks) == [
+        (1, 30, 3, 5),
+        (1, 100, 0, 2),
+        (2, 50, 1, 5),
+    ]
+
+
+def test_composition_by_cause_adds_up() -> None:
+    """weights at 1; in the forward (events 1-3) a saved and a passing block; a gradient; a temporary at the peak."""
+    trace = events((1, 1000), (2, 70), (3, 7), (3, -7), (4, 300), (5, 40), (2, -70))
+    holdings = [Holding("weights", 0, frozenset({1})), Holding("gradients", 6, frozenset({4}))]
+    alive = composition(lifetimes(trace), holdings, [range(1, 4)], at=5)
+    assert alive.parts() == {
+        "weights_bytes": 1000, "gradients_bytes": 300, "optimizer_state_bytes": 0, "batch_bytes": 0,
+        "saved_activations_bytes": 70, "temporaries_bytes": 40,
+    }  # fmt: skip
+    assert alive.total_bytes == 1410
+
+
+def test_cpu_instrument_sees_every_allocation_to_the_byte() -> None:
+    gc.collect()
+    instrument = CpuInstrument()
+    instrument.start()
+    with instrument.phase("load"):
+        kept = torch.empty(1000, dtype=torch.float32)
+    with instrument.phase("prepare"):
+        pass
+    with instrument.phase("batch"):
+        batch = torch.empty(10, dtype=torch.int64)
+    instrument.holds("batch", storages_of([batch]))
+    with instrument.phase("forward", 1, 1):
+        passing = torch.empty(500, dtype=torch.uint8)
+        del passing
+        saved = torch.empty(123, dtype=torch.uint8)
+    with instrument.phase("backward", 1, 1):
+        gradient = torch.empty(77, dtype=torch.uint8)
+        temporary = torch.empty(10_000, dtype=torch.uint8)
+        del temporary, saved
+    instrument.holds("gradients", storages_of([gradient]), 1)
+    with instrument.phase("optimizer_step", 1):
+        pass
+    instrument.holds("weights", storages_of([kept]), 1)
+    with instrument.phase("zero_grad", 1):
+        del gradient
+    observation = instrument.finish()
+    seen = [(p.name, p.allocated_end_bytes, p.allocated_peak_bytes) for p in observation.phases]
+    assert seen == [
+        ("load", 4000, 4000),
+        ("prepare", 4000, 4000),
+        ("batch", 4080, 4080),
+        ("forward", 4203, 4580),
+        ("backward", 4157, 14280),
+        ("optimizer_step", 4157, 4157),
+        ("zero_grad", 4080, 4157),
+    ]
+    assert observation.inconsistencies == []
+    assert observation.held_bytes == {"batch": 80, "gradients": 77, "weights": 4000}
+    assert observation.at_peak.parts() == {
+        "weights_bytes": 4000, "gradients_bytes": 77, "optimizer_state_bytes": 0, "batch_bytes": 80,
+        "saved_activations_bytes": 123, "temporaries_bytes": 10_000,
+    }  # fmt: skip
+    assert peak_of(observation).phase == "backward"
+    ledger = ledger_of(observation)
+    assert (ledger.saved_activations_bytes, ledger.unaccounted_bytes) == (123, 0)
+    assert reasons_not_to_believe(observation, ledger) == []
+
+
+def test_cpu_instrument_keeps_what_it_saw_of_a_run_that_raised() -> None:
+    instrument = CpuInstrument()
+    instrument.start()
+    with instrument.phase("load"):
+        kept = torch.empty(1000, dtype=torch.uint8)
+    with pytest.raises(RuntimeError), instrument.phase("forward", 1, 1):
+        raise RuntimeError
+    observation = instrument.finish()
+    assert [phase.name for phase in observation.phases] == ["load", "forward"]
+    assert instrument.last_phase() == ("forward", 1)
+    assert observation.at_peak is None
+    del kept
+
+
+def phase(name: str, step: int | None, end: int, peak: int, **tiers: int) -> PhaseMemory:
+    return PhaseMemory(name=name, step=step, allocated_end_bytes=end, allocated_peak_bytes=peak, **tiers)
+
+
+def believable(**changes: PhaseMemory) -> Observation:
+    phases = {"load": phase("load", None, 100, 120)}
+    for step in (1, 2, 3):
+        phases |= {
+            f"forward{step}": phase("forward", step, 160, 170),
+            f"backward{step}": phase("backward", step, 150, 180),
+            f"zero{step}": phase("zero_grad", step, 104, 150),
+        }
+    return Observation(list((phases | changes).values()), {"weights": 100, "batch": 4, "gradients": 50})
+
+
+def doubts(observation: Observation) -> list[str]:
+    return reasons_not_to_believe(observation, ledger_of(observation))
+
+
+def test_a_believable_run_raises_no_doubt() -> None:
+    assert doubts(believable()) == []
+
+
+@pytest.mark.parametrize(("changes", "word"), [
+    ({"backward3": phase("backward", 3, 150, 181)}, "step 3, backward"),
+    ({"load": phase("load", None, 130, 120)}, "ends above its own peak"),
+    ({"load": phase("load", None, 100, 120, reserved_end_bytes=90)}, "allocated 100 B > reserved 90 B"),
+    ({f"zero{step}": phase("zero_grad", step, 90, 150) for step in (1, 2, 3)}, "14 B less"),
+])  # fmt: skip
+def test_a_run_that_contradicts_itself_is_doubted(changes: dict[str, PhaseMemory], word: str) -> None:
+    reasons = doubts(believable(**changes))
+    assert any(word in reason for reason in reasons), reasons
+
+
+class Watched:
+    def __init__(self, oom_seen: dict[str, int] | None = None) -> None:
+        self.oom_seen = oom_seen
+
+    def last_phase(self) -> tuple[str, int]:
+        return "backward", 2
+
+
+SEEN = {"requested_bytes": 5, "allocated_bytes": 6, "reserved_bytes": 7, "free_bytes": 8}
+
+
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
+    RuntimeError("CUDA error: out of memory"),
+])  # fmt: skip
+def test_a_device_out_of_memory_is_known_in_every_coat(error: Exception) -> None:
+    outcome = outcome_of(error, Watched())
+    assert (outcome.kind, outcome.phase, outcome.step, outcome.requested_bytes) == ("oom", "backward", 2, None)
+
+
+def test_the_allocators_own_word_makes_any_error_an_oom() -> None:
+    outcome = outcome_of(RuntimeError("cuDNN error: NOT_SUPPORTED"), Watched(SEEN))
+    assert outcome.kind == "oom"
+    assert outcome.model_dump(include=set(SEEN)) == SEEN
+
+
+def test_host_memory_and_other_errors_are_told_apart() -> None:
+    host = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+    assert outcome_of(RuntimeError(host), Watched()).kind == "oom_host"
+    assert outcome_of(MemoryError(), Watched()).kind == "oom_host"
+    other = outcome_of(ValueError("shape"), Watched())
+    assert (other.kind, other.error_type, other.phase) == ("error", "ValueError", "backward")

@@ -1,0 +1,148 @@
+"""Predictions: they add up, say what they rest on, widen outside the fitted range and refuse far outside it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import pytest
+from factories import make_spec
+from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.errors import OutOfRange, VramprobeError
+from vramprobe.fit import MemoryModel, Spread, fit
+from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
+from vramprobe.spec import resolve
+from vramprobe.units import GIB
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    total_bytes: int | None
+
+
+@pytest.fixture(scope="module")
+def model() -> MemoryModel:
+    return fit([synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()])
+
+
+def test_terms_and_constant_add_up_to_the_value(model: MemoryModel) -> None:
+    for given in (None, model):
+        prediction = predict(specs()[0], given)
+        assert sum(prediction.terms.values()) + prediction.constant_bytes == prediction.peak_allocated_bytes.value
+        assert all(isinstance(size, int) for size in prediction.terms.values())
+
+
+def test_arithmetic_alone_says_so_and_has_an_interval() -> None:
+    prediction = predict(make_spec())
+    assert prediction.fit is None
+    assert prediction.warnings == ["arithmetic alone: no fit was given"]
+    peak = prediction.peak_allocated_bytes
+    assert peak.low < peak.value < peak.high
+
+
+def test_a_held_out_model_is_predicted_from_the_others(model: MemoryModel) -> None:
+    spec = resolve(model="smollm2-360m", method="lora", device="cpu", batch_size=2, seq_len=512)
+    truth = synthetic(spec, TRUE, CONSTANT_BYTES).peak.allocated_bytes
+    prediction = predict(spec, model)
+    assert prediction.peak_allocated_bytes.value == pytest.approx(truth, rel=0.01)
+    assert prediction.peak_allocated_bytes.low <= truth <= prediction.peak_allocated_bytes.high
+    assert prediction.fit.data_fingerprint == model.data_fingerprint
+    assert any("num_params 361,821,120 is outside the fitted range" in warning for warning in prediction.warnings)
+
+
+def test_inside_the_range_there_is_no_warning_and_the_interval_is_narrow(model: MemoryModel) -> None:
+    prediction = predict(specs()[0].model_copy(update={"seq_len": 256}), model)
+    assert prediction.warnings == []
+    peak = prediction.peak_allocated_bytes
+    assert (peak.high - peak.low) / peak.value < 0.05
+
+
+def test_outside_the_range_the_interval_widens(model: MemoryModel) -> None:
+    def width(seq_len: int) -> float:
+        spec = resolve(model="smollm2-135m", method="lora", device="cpu", batch_size=2, seq_len=seq_len)
+        peak = predict(spec, model).peak_allocated_bytes
+        return (peak.high - peak.low) / peak.value
+
+    assert width(1024) < width(4096) < width(8192)
+
+
+def test_a_choice_never_seen_warns(model: MemoryModel) -> None:
+    spec = resolve(model="pythia-70m", method="full", optim="adafactor", device="cpu", batch_size=2, seq_len=128)
+    assert predict(spec, model).warnings == ["optim adafactor was never seen; the fit knows adamw_torch_fused"]
+
+
+def test_far_outside_is_refused_with_the_number_on_the_exception(model: MemoryModel) -> None:
+    spec = resolve(model="llama-2-7b", method="lora", device="cpu", batch_size=2, seq_len=512)
+    with pytest.raises(OutOfRange, match=r"num_params 6,738,415,616 .* untrusted number is [\d.]+ GiB") as refused:
+        predict(spec, model)
+    allowed = predict(spec, model, allow_extrapolation=True)
+    assert refused.value.prediction == allowed
+    assert allowed.peak_allocated_bytes.value > 13 * 10**9
+
+
+def test_a_method_never_seen_is_refused() -> None:
+    only_lora = fit([synthetic(spec, {}) for spec in specs() if spec.method == "lora"])
+    with pytest.raises(OutOfRange, match="method full was never seen; the fit knows lora"):
+        predict(specs()[0], only_lora)
+
+
+def test_a_fit_from_another_device_is_named(model: MemoryModel) -> None:
+    spec = resolve(model="pythia-70m", method="full", device="cuda", batch_size=2, seq_len=128)
+    assert "the fit comes from cpu (Test CPU @ 2.00GHz), the cell is for cuda" in predict(spec, model).warnings
+
+
+def test_unsupported_architecture_is_an_error() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="bloom"):
+        predict(resolve(model="bloomz-560m", method="full", device="cpu", batch_size=1, seq_len=8))
+
+
+def test_reserved_and_device_tiers_build_on_allocated(model: MemoryModel) -> None:
+    tiers = model.model_copy(
+        update={
+            "reserved_over_allocated": Spread(value=1.1, low=1.0, high=1.2),
+            "device_over_reserved_bytes": Spread(value=5e8, low=4e8, high=6e8),
+        }
+    )
+    prediction = predict(specs()[0], tiers)
+    peak = prediction.peak_allocated_bytes
+    assert prediction.reserved_bytes == Interval(
+        value=round(peak.value * 1.1), low=peak.low, high=round(peak.high * 1.2)
+    )
+    assert prediction.device_bytes.value == prediction.reserved_bytes.value + 500_000_000
+
+
+def with_peak(value: int, high: int) -> Prediction:
+    return predict(make_spec()).model_copy(update={"peak_allocated_bytes": Interval(value=value, low=value, high=high)})
+
+
+@pytest.mark.parametrize(
+    ("value_gib", "high_gib", "answer"),
+    [(10, 11, "fits"), (21, 22, "tight"), (22, 24, "tight"), (23.5, 24, "does not fit"), (30, 31, "does not fit")],
+)
+def test_verdicts_on_a_24_gib_card(value_gib: float, high_gib: float, answer: str) -> None:
+    found = verdict(with_peak(int(value_gib * GIB), int(high_gib * GIB)), Card("card", 24 * GIB))
+    assert found.verdict == answer
+    assert found.usable_bytes == 24 * GIB - CONTEXT_ALLOWANCE_BYTES
+    assert "set aside for the CUDA context" in found.reason
+
+
+def test_a_known_device_tier_is_compared_with_the_whole_card() -> None:
+    device = Interval(value=20 * GIB, low=19 * GIB, high=21 * GIB)
+    found = verdict(with_peak(1, 1).model_copy(update={"device_bytes": device}), Card("card", 24 * GIB))
+    assert (found.verdict, found.usable_bytes, found.needed_bytes) == ("fits", 24 * GIB, device)
+
+
+def test_a_card_of_unknown_size_is_an_error() -> None:
+    with pytest.raises(VramprobeError, match="memory of card is not known"):
+        verdict(with_peak(1, 1), Card("card", None))
+
+
+def test_a_deep_model_takes_milliseconds() -> None:
+    spec = resolve(model="llama-3.1-405b", method="qlora", device="cuda", batch_size=1, seq_len=4096)
+    predict(spec)
+    began = time.perf_counter()
+    predict(spec)
+    assert time.perf_counter() - began < 0.2

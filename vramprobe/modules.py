@@ -1,0 +1,194 @@
+"""The modules of a model on the tape: its weights, linears (plain, quantised, adapted), norms, embeddings.
+
+In: a spec and its Architecture. Out: a Model whose methods do on the tape what the libraries' modules do, under the
+cell's dtypes, autocast, quantisation (bitsandbytes) and adapters (peft). Never imports torch or the workload.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vramprobe import operators as op
+from vramprobe.architecture import Architecture, UnsupportedArchitecture
+from vramprobe.attention import attend
+from vramprobe.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor, lora_targets, tensors
+from vramprobe.spec import CellSpec
+from vramprobe.tape import Tape, Value
+
+
+class Model:
+    """A model on a tape: its weights as constants, its batch's sizes, and the rules of its linears and norms."""
+
+    def __init__(self, tape: Tape, spec: CellSpec, arch: Architecture, num_layers: int) -> None:
+        self.tape, self.spec, self.arch, self.num_layers = tape, spec, arch, num_layers
+        self.num_tokens, self.device = spec.num_tokens, spec.device
+        self.tensors = {tensor.name: tensor for tensor in tensors(spec, arch)}
+        self.targets = lora_targets(spec, arch)
+        self.layer = 0
+        self._weights: dict[str, Value] = {}
+        self._cast_cache: dict[str, Value] = {}
+        self.tables: tuple[Value, Value] | None = None  # rotary cos and sin
+        self.shared: tuple[Value, ...] = ()  # position ids and mask: alive in forward, and held by every checkpoint
+        self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def weight(self, name: str) -> Value:
+        """The weight of this name, in the current layer where there is one per layer."""
+        tensor, key = self.tensors[name], name.replace("{layer}", str(self.layer))
+        if key not in self._weights:
+            self._weights[key] = self.tape.constant(tensor.numel, tensor.dtype, trained=tensor.trained)
+        return self._weights[key]
+
+    def _autocast_weight(self, name: str) -> Value:
+        """The weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
+        weight, key = self.weight(name), name.replace("{layer}", str(self.layer))
+        if self.spec.autocast == "none" or weight.dtype == self.spec.autocast:
+            return weight
+        with self.tape.cause("cast_copies"):
+            if not weight.needs_grad:
+                return op.cast(weight, self.spec.autocast)
+            if key not in self._cast_cache:
+                self._cast_cache[key] = op.cast(weight, self.spec.autocast)
+        return self._cast_cache[key]
+
+    def leave_autocast(self) -> None:
+        """The end of the autocast block: its cache of cast weights goes."""
+        self._cast_cache.clear()
+
+    # -- modules ----------------------------------------------------------------------------------------------------
+
+    def linear(self, name: str, value: Value) -> Value:
+        """A linear layer as it was prepared: plain, quantised, with an adapter."""
+        if name in self.targets:
+            return self._adapted(name, value, self._base(name, value))
+        return self._base(name, value)
+
+    def _base(self, name: str, value: Value) -> Value:
+        tensor = self.tensors[f"{name}.weight"]
+        return self._quantised(name, value, tensor) if tensor.quantised else self._plain(name, value)
+
+    def _plain(self, name: str, value: Value) -> Value:
+        bias = self._autocast_weight(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+        return self._matmul(value, f"{name}.weight", bias, self.num_out(name))
+
+    def _matmul(self, value: Value, weight_name: str, bias: Value | None, num_out: int) -> Value:
+        """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
+        given = value if self.spec.autocast == "none" else op.cast(value, self.spec.autocast)
+        return op.linear(given, self._autocast_weight(weight_name), bias, num_out)
+
+    def num_out(self, name: str) -> int:
+        """Output width of a linear layer; GPT-2's Conv1D stores in × out unless it is quantised."""
+        tensor = self.tensors[f"{name}.weight"]
+        return tensor.shape[1] if self.arch.model_type == "gpt2" and not tensor.quantised else tensor.shape[0]
+
+    def _quantised(self, name: str, value: Value, tensor: Tensor) -> Value:
+        """bitsandbytes: dequantise the whole weight, multiply, save nothing for 4 bit and the input for 8 bit."""
+        tape, eight_bit, autocast = self.tape, self.spec.quant == "int8", self.spec.autocast
+        given = value if eight_bit else op.cast(value, tensor.dtype)
+        num_out, numel = self.num_out(name), given.numel
+        whole = self._dequantised(tensor, given.dtype)
+        out_dtype = autocast if autocast != "none" else given.dtype
+        out = tape.new(numel // (tensor.numel // num_out) * num_out, out_dtype)
+        del whole
+
+        def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+            weight = self._dequantised(tensor, grads[0].dtype)[0]  # here the scales go before the product
+            made = tape.new(numel, grads[0].dtype)
+            del weight
+            return [made]
+
+        tape.record([given], [out], [given] if eight_bit else [], backward)
+        return out if eight_bit else op.cast(out, value.dtype)
+
+    def _dequantised(self, tensor: Tensor, dtype: str) -> tuple[Value, ...]:
+        """The whole weight in the compute dtype; under double quantisation its fp32 scales are rebuilt first."""
+        with self.tape.cause("dequantisation"):
+            if self.spec.quant not in DOUBLE_QUANTISED:
+                return (self.tape.new(tensor.numel, dtype),)
+            scales = self.tape.new(math.ceil(tensor.numel / NF4_BLOCK), "fp32")
+            scales = op.value_like(scales)  # plus the offset
+            return self.tape.new(tensor.numel, dtype), scales
+
+    def _adapted(self, name: str, value: Value, result: Value) -> Value:
+        """peft's LoRA forward: ``result + B(A(dropout(x))) * scaling``; its 4-bit layer clones the result first."""
+        spec, dtype, quantised = self.spec, result.dtype, self.tensors[f"{name}.weight"].quantised
+        rank = self.tensors[f"{name}.lora_A"].shape[0]
+        # peft's bitsandbytes layers ask torch.is_autocast_enabled() without a device, which is about CUDA: on the CPU
+        # they convert to the adapter's dtype even under autocast.
+        converts = not quantised or spec.device == "cpu" or spec.autocast == "none"
+        if quantised and spec.quant != "int8":
+            result = op.elementwise(result)
+        given = op.cast(value, self.tensors[f"{name}.lora_A"].dtype) if converts else value
+        dropped = op.dropout(given, spec.lora_dropout or 0.0, self.device)
+        low = self._matmul(dropped, f"{name}.lora_A", None, rank)
+        out = self._matmul(low, f"{name}.lora_B", None, self.num_out(name))
+        out = op.scaled(out)
+        if quantised and converts:
+            out = op.cast(out, dtype)
+        result = op.add(result, out)
+        del out
+        return op.cast(result, dtype)
+
+    def rms_norm(self, name: str, value: Value) -> Value:
+        """A LlamaRMSNorm over rows as wide as its weight."""
+        weight = self.weight(f"{name}.weight")
+        return op.rms_norm(value, weight, value.numel // weight.numel)
+
+    def layer_norm(self, name: str, value: Value) -> Value:
+        """An ``nn.LayerNorm``."""
+        weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
+        return op.layer_norm(value, weight, bias, value.numel // weight.numel, self.device, self.spec.autocast)
+
+    def dropout(self, value: Value, rate: float) -> Value:
+        """``nn.Dropout`` in training mode."""
+        return op.dropout(value, rate, self.device)
+
+    def activation(self, value: Value) -> Value:
+        """The MLP's activation. Raises UnsupportedArchitecture for one that has no rule here."""
+        match self.arch.activation:
+            case "silu" | "gelu" | "gelu_pytorch_tanh":
+                return op.elementwise(value, saves="input")
+            case "relu":
+                return op.elementwise(value, saves="output")
+            case "gelu_new":
+                return op.gelu_new(value)
+        raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
+
+    def embed(self, name: str, num_ids: int, ids: Value | None = None) -> Value:
+        """The rows of a table; ``ids`` where they are made in forward. Adapters under checkpointing make the tokens'
+        rows need a gradient (peft's enable_input_require_grads)."""
+        tensor = self.tensors[name]
+        out = op.embedding(num_ids, self.weight(name), tensor.shape[1], ids)
+        if self.spec.gradient_checkpointing and not tensor.trained and ids is None:
+            self.tape.require_grad(out)
+        return out
+
+    def logits(self, hidden: Value) -> Value:
+        """The output head; a tied one is the embedding's own table."""
+        name = "lm_head.weight" if "lm_head.weight" in self.tensors else next(iter(self.tensors))
+        return self._matmul(hidden, name, None, self.arch.vocab_size)
+
+    def share(self, position_ids: Value) -> None:
+        """Make what every layer is handed: the position ids, and the eager path's causal mask."""
+        spec, mask = self.spec, ()
+        if spec.attn == "eager":
+            mask = (self.tape.new(spec.batch_size * spec.seq_len**2, spec.dtype),)
+        self.shared = (position_ids, *mask)
+
+    def attend(self, query: Value, key: Value, value: Value) -> Value:
+        """The layer's attention."""
+        return attend(self.spec, self.arch, query, key, value, self.shared[1] if self.spec.attn == "eager" else None)
+
+    def end_of_layers(self) -> None:
+        """The model's own forward returns: its variables go."""
+        self.tables, self.shared = None, ()
+        self.held.clear()
+
+    def make_rotary_tables(self, dtype: str) -> None:
+        """The rotary cos and sin, shared by every layer; the head's own half is repeated."""
+        numel = self.spec.seq_len * self.arch.rotary_size
+        # cos, sin and their cast copies: computed in fp32 without a graph, then cast to the hidden states' dtype.
+        angles = self.tape.new(numel, "fp32")
+        cos, sin = op.value_like(angles), op.value_like(angles)
+        self.tables = (op.cast(cos, dtype), op.cast(sin, dtype))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from vramprobe import catalog
-from vramprobe.spec import lora_target_names, resolve
+from vramprobe.spec import _NO_SDPA, lora_target_names, resolve
 from vramprobe.workload.model import config_from_dict, model_class
 
 MODELS = catalog.list_models()
@@ -49,3 +51,21 @@ def test_q_v_names_modules_that_every_family_has(slug: str) -> None:
     cell = resolve(model=slug, method="lora", lora_targets="q_v", num_layers=1, device="cpu", batch_size=1, seq_len=8)
     modules = {name.split(".")[-1] for name, _ in build_on_meta(cell.architecture).named_modules()}
     assert set(lora_target_names(cell)) <= modules
+
+
+def test_families_without_sdpa_are_the_ones_the_spec_knows() -> None:
+    """Completeness over the catalog: a family that transformers gives SDPA later must leave the list."""
+    without = set()
+    for entry in MODELS:
+        config = AutoConfig.for_model(entry.model_type)
+        if not model_class(config)._model_mapping[type(config)]._supports_sdpa:
+            without.add(entry.model_type)
+    assert without == set(_NO_SDPA)
+
+
+@EVERY_MODEL
+def test_building_a_config_leaves_the_architecture_as_it_was(entry: catalog.ModelEntry) -> None:
+    """transformers writes defaults into nested dicts; a spec whose architecture changes has another fingerprint."""
+    before = json.dumps(entry.config)
+    config_from_dict(entry.config)
+    assert json.dumps(entry.config) == before

@@ -184,6 +184,13 @@ def test_dora_says_that_it_is_not_covered() -> None:
         ledger_terms(make_spec(method="lora", dora=True))
 
 
+def test_a_sequence_beyond_the_sliding_window_says_that_it_is_not_covered() -> None:
+    config = TINY_LLAMA | {"model_type": "mistral", "sliding_window": 32}
+    assert moments(cell(config, seq_len=32))
+    with pytest.raises(UnsupportedArchitecture, match="seq_len 33 is longer than the model's sliding window of 32"):
+        moments(cell(config, seq_len=33))
+
+
 def test_every_supported_catalog_model_has_moments() -> None:
     for slug in ("llama-3.1-8b", "mistral-7b-v0.3", "qwen2.5-7b", "qwen3-8b", "pythia-6.9b", "gpt2-xl", "opt-350m"):
         for method in ("full", "lora", "qlora"):
@@ -271,8 +278,12 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
 def test_measured_ledger_to_the_byte_and_peak_within_percents(family: str, options: dict[str, Any]) -> None:
     spec = cell(FAMILIES[family], batch_size=3, seq_len=48, timing_steps=0, **options)
     record = measured(spec)
-    ledger = {name.removesuffix("_bytes"): size for name, size in record.ledger.model_dump().items()}
-    assert ledger_terms(spec) == {cause: ledger[cause] for cause in ledger_terms(spec)}
+    terms = ledger_terms(spec)
+    ledger = {cause: getattr(record.ledger, f"{cause}_bytes") for cause in terms}
+    if spec.grad_accum > 1:  # the undivided loss, 4 bytes, is sometimes still there
+        assert ledger["saved_activations"] - terms.pop("saved_activations") in (0, 4)
+        del ledger["saved_activations"]
+    assert terms == ledger
 
     # A 16-bit product packs its operands into scratch of up to 2 MiB (oneDNN), which shows only on models as tiny as
     # these; fp32 has none, and there the peak is exact but for scalars.

@@ -54,7 +54,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "optim": (str, f"{_choices(spec.Optim)} (adamw_torch_fused)."),
     "gradient_checkpointing": (bool, "Recompute each layer in backward instead of keeping it."),
     "grad_accum": (int, "Micro-batches per optimizer step (1)."),
-    "attn": (str, f"{_choices(spec.Attention)} (sdpa)."),
+    "attn": (str, f"{_choices(spec.Attention)} (sdpa where transformers has it for the family)."),
     "lora_r": (int, "Rank (16)."),
     "lora_alpha": (float, "Scale (2 × rank)."),
     "lora_dropout": (float, "In [0, 1) (0)."),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from vramprobe import operators as op
 from vramprobe.architecture import LLAMA_LIKE, Architecture
 from vramprobe.modules import Model
-from vramprobe.tape import TEMPORARY, Value
+from vramprobe.tape import TEMPORARY, Checkpoint, Value
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]
@@ -35,7 +35,7 @@ def forward(model: Model) -> Value:
         logits = model.logits(hidden)
         loss = op.cross_entropy(logits, model.spec.batch_size, model.spec.seq_len)
     model.leave_autocast()
-    return loss if model.spec.grad_accum == 1 else op.divided(loss)
+    return loss if model.spec.grad_accum == 1 else op.scaled(loss)
 
 
 def layer_place(model: Model) -> str:
@@ -47,26 +47,22 @@ def layer_place(model: Model) -> str:
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
     """``torch.utils.checkpoint`` without re-entry: keep the layer's input, run the layer again in backward."""
-    tape, index, place, tables, shared = model.tape, model.layer, layer_place(model), model.tables, model.shared
-    with tape.no_grad():
-        out = layer(model, hidden)
-
-    def backward(grads: list[Value], saved: tuple[Value, ...]) -> list[Value | None]:
-        model.layer, model.tables, model.shared = index, tables, shared
-        tape.at("backward", place)
-        leaf = tape.detached_leaf(saved[0])
-        with tape.cause(TEMPORARY, saved="recomputed_layer"):
-            root = layer(model, leaf).node
-        model.leave_autocast()
-        tape.backward(root, grads.pop())
-        return [tape.take_gradient(leaf)]
-
-    with tape.cause(TEMPORARY, saved="checkpoint_store"):
+    tape, index, tables, shared = model.tape, model.layer, model.tables, model.shared
+    with tape.cause("checkpoint_store"):
         # The CPU's random state is kept to repeat dropout; CUDA's is copied to the host.
-        state = [tape.new(CPU_RNG_STATE_BYTES, "int8")] if model.device == "cpu" else []
-        tape.record([hidden], [out], [hidden, *state, *tape.numbers], backward)
-    tape.numbers.clear()
-    return out
+        state = tape.new(CPU_RNG_STATE_BYTES, "int8") if model.device == "cpu" else None
+    tape.keep(hidden, "checkpoint_store")
+
+    def run_again(hidden: Value = hidden, state: Value | None = state) -> None:
+        model.layer, model.tables, model.shared = index, tables, shared
+        try:
+            layer(model, hidden)
+        finally:
+            model.leave_autocast()
+
+    checkpoint = Checkpoint(tape, run_again)
+    with tape.checkpointed(checkpoint), tape.cause(TEMPORARY, saved="checkpoint_store"):
+        return layer(model, hidden)
 
 
 def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]:

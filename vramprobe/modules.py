@@ -20,6 +20,11 @@ class Model:
     """A model on a tape: its weights as constants, its batch's sizes, and the rules of its linears and norms."""
 
     def __init__(self, tape: Tape, spec: CellSpec, arch: Architecture, num_layers: int) -> None:
+        if arch.sliding_window is not None and spec.seq_len > arch.sliding_window:
+            raise UnsupportedArchitecture(
+                f"seq_len {spec.seq_len} is longer than the model's sliding window of {arch.sliding_window}: the mask "
+                "that makes is not in the formula engine; measure the cell, or use a shorter sequence"
+            )
         self.tape, self.spec, self.arch, self.num_layers = tape, spec, arch, num_layers
         self.num_tokens, self.device = spec.num_tokens, spec.device
         self.tensors = {tensor.name: tensor for tensor in tensors(spec, arch)}
@@ -120,8 +125,7 @@ class Model:
         if quantised and spec.quant != "int8":
             result = op.elementwise(result)
         given = op.cast(value, self.tensors[f"{name}.lora_A"].dtype) if converts else value
-        dropped = op.dropout(given, spec.lora_dropout or 0.0, self.device)
-        low = self._matmul(dropped, f"{name}.lora_A", None, rank)
+        low = self._matmul(op.dropout(given, spec.lora_dropout or 0.0, self.device), f"{name}.lora_A", None, rank)
         out = self._matmul(low, f"{name}.lora_B", None, self.num_out(name))
         out = op.scaled(out)
         if quantised and converts:
@@ -152,7 +156,7 @@ class Model:
             case "relu":
                 return op.elementwise(value, saves="output")
             case "gelu_new":
-                return op.gelu_new(value)
+                return op.gelu_new(value, fp32_power=self.device == "cuda" and self.spec.autocast != "none")
         raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
 
     def embed(self, name: str, num_ids: int, ids: Value | None = None) -> Value:

@@ -81,17 +81,12 @@ def scaled(value: Value) -> Value:
     """``value * number``: the number is wrapped in an 8-byte tensor, and that is what multiplication saves."""
     out = value_like(value)
     number = value.tape.new(1, "int64")
-    if not value.tape.grad_enabled:
-        value.tape.numbers.append(number)  # saved-tensor hooks do not see wrapped numbers (saved_variable.cpp)
-    value.tape.record([value], [out], [number], lambda grads, _: [value_like(grads[0])])
-    return out
 
+    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        return [value_like(grads[0])]
 
-def divided(loss: Value) -> Value:
-    """``loss / number``: as :func:`scaled`; the undivided loss was seen to stay as well."""
-    out = scaled(loss)
-    if out.node is not None:
-        out.node.saved += (loss.tape.view(loss),)
+    # Saved-tensor hooks do not see wrapped numbers (saved_variable.cpp), so a checkpoint keeps them.
+    value.tape.record([value], [out], [number], backward, recomputable=False)
     return out
 
 
@@ -159,7 +154,6 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Val
     """``x @ W.T + b``: saves the input if the weight is trained, and the weight if the input needs a gradient."""
     tape = value.tape
     num_in = weight.numel // num_out
-    out = tape.new(value.numel // num_in * num_out, value.dtype)
     numel, needs, trained, weight_numel = value.numel, value.needs_grad, weight.needs_grad, weight.numel
     has_bias, trains_bias = bias is not None, bias is not None and bias.needs_grad
     saved = ([value] if trained else []) + ([weight] if needs else [])
@@ -170,7 +164,10 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Val
         grad_weight = _as_view(tape.new(weight_numel, dtype)) if trained else None
         return [_as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
 
-    tape.record([value, weight, *([bias] if bias is not None else [])], [out], saved, backward)
+    # What it saves is saved before it runs: the last product of a recomputed layer is never made again.
+    node = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
+    out = tape.new(value.numel // num_in * num_out, value.dtype)
+    out.node = node
     return out
 
 
@@ -330,10 +327,13 @@ def batched_product(left: Value, right: Value, numel: int) -> Value:
     return out
 
 
-def gelu_new(value: Value) -> Value:
-    """transformers' NewGELUActivation, term by term: ``0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))``."""
+def gelu_new(value: Value, *, fp32_power: bool) -> Value:
+    """transformers' NewGELUActivation, term by term: ``0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))``.
+
+    CUDA's autocast computes powers in fp32 (autocast_mode.h), and the rest follows by promotion; the CPU's does not.
+    """
     half = scaled(value)
-    inner = scaled(add(value, scaled(power(value))))
+    inner = scaled(add(value, scaled(power(cast(value, "fp32") if fp32_power else value))))
     inner = elementwise(inner, saves="output")
     inner = elementwise(inner)
     return mul(half, inner)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.fit import CHOICES, MemoryModel, peak_moment
+from vramprobe.memory_model import CHOICES, MemoryModel, peak_moment
 from vramprobe.record import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.terms import moments

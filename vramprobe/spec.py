@@ -53,6 +53,8 @@ Q_V_TARGETS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
+#: Families that transformers gives no SDPA attention; it loads them eager by default, and so do we.
+_NO_SDPA = ("bloom", "gemma2", "gpt_oss")
 _SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
 Model = TypeVar("Model", bound=BaseModel)
@@ -211,6 +213,7 @@ def resolve(
     lora_dropout: float | None = None,
     lora_targets: str | list[str] | None = None,
     lora_dtype: str | None = None,
+    attn: str | None = None,
     **rest: Any,
 ) -> CellSpec:
     """A CellSpec from a user's words; what is left out gets the default that the method's users expect.
@@ -230,6 +233,7 @@ def resolve(
         "kbit_prep": kbit_prep or ("peft" if method == "qlora" else "none"),
         "dtype": named["dtype"] or "bf16",
         "autocast": named["autocast"] or ("none" if method == "full" else "bf16"),
+        "attn": attn or ("eager" if architecture["model_type"] in _NO_SDPA else "sdpa"),
         **rest,
     }  # fmt: skip
     adapter = {"lora_r": lora_r, "lora_alpha": lora_alpha, "lora_dropout": lora_dropout,
@@ -333,11 +337,14 @@ def _device_rules(spec: CellSpec) -> list[tuple[bool, str]]:
 
 
 def _architecture_reasons(spec: CellSpec) -> list[str]:
+    reasons = []
     key = _LEARNED_POSITIONS.get(spec.model_type)
     longest = spec.architecture.get(key) if key else None
     if longest is not None and spec.seq_len > longest:
-        return [f"seq_len {spec.seq_len} is longer than the {longest} learned positions of {spec.model}"]
-    return []
+        reasons.append(f"seq_len {spec.seq_len} is longer than the {longest} learned positions of {spec.model}")
+    if spec.attn == "sdpa" and spec.model_type in _NO_SDPA:
+        reasons.append(f"transformers has no sdpa attention for {spec.model_type}; use attn eager")
+    return reasons
 
 
 assert set(OPTIM_ALIASES.values()) <= set(get_args(Optim))

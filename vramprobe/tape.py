@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
 
@@ -35,14 +35,15 @@ class Storage:
 class Node:
     """One backward function: the nodes its gradients go to, and what it saved."""
 
-    __slots__ = ("backward", "cause", "edges", "leaf", "num_outputs", "place", "saved", "sequence")
+    __slots__ = ("backward", "cause", "checkpoint", "edges", "leaf", "num_outputs", "place", "saved", "sequence")
 
     def __init__(self, sequence: int, edges: list[tuple[Node, int] | None], place: str, num_outputs: int = 1) -> None:
         self.sequence, self.edges, self.place, self.num_outputs = sequence, edges, place, num_outputs
         self.cause = TEMPORARY  # of what its backward allocates: as in forward
         self.saved: tuple[Value, ...] = ()
         self.backward: Backward | None = None
-        self.leaf: Value | None = None  # set where a gradient ends: a trained parameter, or a checkpoint's input
+        self.leaf: Value | None = None  # set where a gradient ends, at a trained parameter
+        self.checkpoint: Checkpoint | None = None  # where what this node saves is made again
 
 
 class Value:
@@ -78,6 +79,44 @@ class Value:
         return self.node is not None
 
 
+class Recomputed(Exception):
+    """Raised inside a recomputation once everything that its layer saves is there (torch's early stop)."""
+
+
+class Checkpoint:
+    """A stretch of forward whose saved values are dropped and made again when backward first asks for one.
+
+    As torch.utils.checkpoint without re-entry does it: the graph of the first run stays, without what it saved; the
+    second run fills it in.
+    """
+
+    def __init__(self, tape: Tape, run_again: Callable[[], object]) -> None:
+        self.tape, self.run_again = tape, run_again
+        self.nodes: list[Node] = []
+        self.again: list[Node] | None = None  # null in the first run
+
+    def add(self, node: Node) -> None:
+        """A node that saves something was recorded. Raises Recomputed when it is the last one of the second run."""
+        if self.again is None:
+            node.saved, node.checkpoint = (), self
+            self.nodes.append(node)
+            return
+        self.again.append(node)
+        if len(self.again) == len(self.nodes):
+            raise Recomputed
+
+    def fill(self) -> None:
+        """Run the stretch again, unless that was done, and hand what it saves to the nodes of the first run."""
+        if self.again is not None:
+            return
+        self.again = []
+        with self.tape.checkpointed(self), self.tape.cause(TEMPORARY, saved="recomputed_layer"), suppress(Recomputed):
+            self.run_again()
+        for node, made_again in zip(self.nodes, self.again, strict=True):
+            node.saved, made_again.saved = made_again.saved, ()
+        self.nodes, self.again = [], []
+
+
 class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
@@ -86,8 +125,7 @@ class Tape:
         self.total_bytes = 0
         self.place: tuple[str, str] = ("forward", "start")
         self.peaks: dict[tuple[str, str], tuple[int, dict[str, int]]] = {}
-        self.grad_enabled = True
-        self.numbers: list[Value] = []  # wrapped numbers that a checkpoint does not recompute
+        self._checkpoint: Checkpoint | None = None
         self._cause = TEMPORARY
         self._saved_cause = "saved_activations"
         self._sequence = 0
@@ -118,13 +156,13 @@ class Tape:
             self._cause, self._saved_cause = before
 
     @contextmanager
-    def no_grad(self) -> Iterator[None]:
-        """Inside, nothing is saved and no graph is built."""
-        before, self.grad_enabled = self.grad_enabled, False
+    def checkpointed(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Inside, what nodes save belongs to this checkpoint."""
+        before, self._checkpoint = self._checkpoint, checkpoint
         try:
             yield
         finally:
-            self.grad_enabled = before
+            self._checkpoint = before
 
     def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
         """Allocate ``numel`` elements."""
@@ -159,32 +197,42 @@ class Tape:
     # -- the graph --------------------------------------------------------------------------------------------------
 
     def record(
-        self, inputs: Sequence[Value], outputs: Sequence[Value], saved: Sequence[Value], backward: Backward
-    ) -> None:
-        """Make ``outputs`` the result of one node. ``backward(grads, saved)`` returns one gradient per input."""
-        if not self.grad_enabled or not any(value.needs_grad for value in inputs):
-            return
+        self,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        saved: Sequence[Value],
+        backward: Backward,
+        *,
+        recomputable: bool = True,
+    ) -> Node | None:
+        """Make ``outputs`` the result of one node. ``backward(grads, saved)`` returns one gradient per input.
+
+        What is saved is dropped under a checkpoint, unless it is not ``recomputable``. The node is returned, null where
+        no input needs a gradient.
+        """
+        if not any(value.needs_grad for value in inputs):
+            return None
         self._sequence += 1
         edges = [(value.node, value.index) if value.node is not None else None for value in inputs]
-        node = Node(self._sequence, edges, self.place[1], len(outputs))
-        node.saved = tuple(self._held(value) for value in saved)
+        node = Node(self._sequence, edges, self.place[1], max(1, len(outputs)))
         node.backward, node.cause = backward, self._cause
         for index, output in enumerate(outputs):
             output.node, output.index = node, index
+        dropped = self._checkpoint is not None and recomputable
+        if not (dropped and self._checkpoint.again is None):
+            node.saved = tuple(self._held(value) for value in saved)
+        if dropped and saved:
+            self._checkpoint.add(node)
+        return node
 
     def _held(self, value: Value) -> Value:
-        storage = value.storage
-        if storage is not None and storage.cause == TEMPORARY:
-            self._count(TEMPORARY, -storage.num_bytes)
-            storage.cause = self._saved_cause
-            self._count(storage.cause, storage.num_bytes)
+        self.keep(value, self._saved_cause)
         return self.view(value)
 
-    def detached_leaf(self, value: Value) -> Value:
-        """The same storage as a leaf that collects its own gradient: the input of a recomputed layer."""
-        leaf = self.view(value)
-        self._make_leaf(leaf)
-        return leaf
+    def keep(self, value: Value, cause: str) -> None:
+        """Give a temporary the cause it is kept for."""
+        if value.storage is not None and value.storage.cause == TEMPORARY:
+            self._recause(value, cause)
 
     def require_grad(self, value: Value) -> None:
         """``value.requires_grad_()`` on a result outside the graph: its gradient is made and dropped."""
@@ -197,11 +245,6 @@ class Tape:
         for value in self._required:
             value.node = value.gradient = None
         self._required.clear()
-
-    def take_gradient(self, leaf: Value) -> Value | None:
-        """The gradient a leaf collected; the leaf lets go of it and of its place in the graph."""
-        gradient, leaf.gradient, leaf.node = leaf.gradient, None, None
-        return gradient
 
     def backward(self, root: Node, gradient: Value) -> None:
         """Run every node behind ``root``; leaves keep their gradients. Consumes the graph."""
@@ -216,11 +259,13 @@ class Tape:
                 self._accumulate_leaf(node.leaf, grads)
                 continue
             self.place = ("backward", node.place)
+            if node.checkpoint is not None:
+                node.checkpoint.fill()
             before, self._cause = self._cause, node.cause
             made = list(node.backward(grads, node.saved))
             self._cause = before
             grads.clear()
-            node.saved = ()
+            node.saved, node.checkpoint = (), None
             for position, edge in enumerate(node.edges):
                 if edge is None:
                     made[position] = None

@@ -7,6 +7,7 @@ tile, which costs a copy instead of a generator call per element.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from typing import Any
@@ -40,7 +41,11 @@ def build_model(spec: CellSpec) -> PreTrainedModel:
 
 def config_from_dict(architecture: dict[str, Any]) -> Any:
     """transformers' config object for a config.json's content."""
-    fields = {key: value for key, value in architecture.items() if key != "model_type"}
+    fields = copy.deepcopy(
+        {key: value for key, value in architecture.items() if key != "model_type"}
+    )  # it writes in them
+    if architecture.get("is_encoder_decoder"):  # checkpoints of encoder-decoders say so, bare architectures may not
+        fields = {"decoder_start_token_id": 0, "pad_token_id": 0} | fields
     try:
         return AutoConfig.for_model(architecture["model_type"], **fields)
     except (ValueError, KeyError) as error:
@@ -98,7 +103,10 @@ def _random(spec: CellSpec) -> PreTrainedModel:
     with torch.device(spec.device):
         model = _from_config(spec)
         fill = _filler(spec.device)
+        kept = _kept_in_fp32(model, spec)
         for name, parameter in model.named_parameters():
+            if _is_part_of(name, kept):
+                parameter.data = parameter.data.float()
             fill(name, parameter.data)
     model.tie_weights()
     return model
@@ -108,18 +116,22 @@ def _random_quantised(spec: CellSpec) -> PreTrainedModel:
     """The skeleton first, with parameters on ``meta`` and real buffers; then every parameter in turn."""
     from accelerate import init_empty_weights
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-    from transformers.quantizers.base import get_keys_to_not_convert
+    from transformers.quantizers.base import HfQuantizer
 
     with init_empty_weights(include_buffers=False):
         model = _from_config(spec)
     config = quantization_config(spec)
-    replace_with_bnb_linear(model, get_keys_to_not_convert(model), config)
+    not_quantised = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    replace_with_bnb_linear(model, not_quantised, config)
     model.tie_weights()
+    kept = _kept_in_fp32(model, spec)
     fill = _filler(spec.device)
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.is_meta:
-                made = _materialise(f"{module_name}.{name}", module, parameter, spec, fill)
+                full_name = f"{module_name}.{name}"
+                dtype = torch.float32 if _is_part_of(full_name, kept) else TORCH_DTYPES[spec.dtype]
+                made = _materialise(full_name, parameter, dtype, spec.device, fill)
                 setattr(module, name, made)
                 _share(model, parameter, made)
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -143,18 +155,32 @@ def _from_config(spec: CellSpec) -> PreTrainedModel:
         ) from error
 
 
-def _materialise(name: str, module: nn.Module, parameter: nn.Parameter, spec: CellSpec, fill: Any) -> nn.Parameter:
+def _materialise(name: str, parameter: nn.Parameter, dtype: torch.dtype, device: str, fill: Any) -> nn.Parameter:
     """One real parameter in place of one on ``meta``; a quantised layer's weight is quantised at once."""
     import bitsandbytes as bnb
 
-    data = torch.empty(parameter.shape, dtype=TORCH_DTYPES[spec.dtype], device=spec.device)
+    data = torch.empty(parameter.shape, dtype=dtype, device=device)
     fill(name, data)
     if isinstance(parameter, bnb.nn.Params4bit):
-        return bnb.nn.Params4bit(data, requires_grad=False, **parameter.__dict__).to(spec.device)
+        return bnb.nn.Params4bit(data, requires_grad=False, **parameter.__dict__).to(device)
     if isinstance(parameter, bnb.nn.Int8Params):
         # Int8Params wants to come from the host, as transformers hands it over (integrations/bitsandbytes.py).
-        return bnb.nn.Int8Params(data.to("cpu"), requires_grad=False, has_fp16_weights=False).to(spec.device)
+        return bnb.nn.Int8Params(data.to("cpu"), requires_grad=False, has_fp16_weights=False).to(device)
     return nn.Parameter(data, requires_grad=parameter.requires_grad)
+
+
+def _kept_in_fp32(model: PreTrainedModel, spec: CellSpec) -> set[str]:
+    """Module names that ``from_pretrained`` loads in fp32 whatever was asked (modeling_utils, ``_get_dtype_plan``)."""
+    names: set[str] = set()
+    if spec.dtype == "fp16":
+        names |= set(model._keep_in_fp32_modules or ())
+    if spec.dtype in ("fp16", "bf16"):
+        names |= set(model._keep_in_fp32_modules_strict or ())
+    return names
+
+
+def _is_part_of(name: str, modules: set[str]) -> bool:
+    return not modules.isdisjoint(name.split("."))
 
 
 def _share(model: PreTrainedModel, old: nn.Parameter, new: nn.Parameter) -> None:

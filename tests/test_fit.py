@@ -11,8 +11,8 @@ import pytest
 from factories import make_environment, make_record
 
 from vramprobe.errors import FitError, IncomparableRecords
-from vramprobe.fit import MemoryModel, fit, load_fit, save_fit
-from vramprobe.memory_model import peak_moment
+from vramprobe.fit import fit
+from vramprobe.memory_model import MemoryModel, load_fit, peak_moment, save_fit
 from vramprobe.record import Oom, Peak, RunRecord, Timeout
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments

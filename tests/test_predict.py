@@ -11,8 +11,8 @@ from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.fit import MemoryModel, fit
-from vramprobe.memory_model import Spread
+from vramprobe.fit import fit
+from vramprobe.memory_model import MemoryModel, Spread
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
 from vramprobe.spec import resolve
 from vramprobe.units import GIB

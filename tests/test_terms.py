@@ -10,14 +10,14 @@ import pytest
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe import catalog
-from vramprobe import operators as op
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import SpecError
-from vramprobe.parameters import quantised_bytes, tensors
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.tape import Tape, Value
 from vramprobe.terms import ledger_terms, moments
+from vramprobe.terms import operators as op
+from vramprobe.terms.parameters import quantised_bytes, tensors
+from vramprobe.terms.tape import Tape, Value
 
 H, F, HEADS, HEAD, KV_HEADS, RANK = 64, 176, 4, 16, 2, 8
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any
 
@@ -28,7 +27,6 @@ LORA = LAYERS * RANK * (2 * (H + H) + 2 * (H + KV) + 3 * (H + F))
 
 def measured(**options: Any) -> RunRecord:
     """One real run in this process; it must be believable."""
-    gc.collect()  # an earlier test's tensors, freed while the profiler runs, would count against this cell
     record = run_cell(make_spec(timing_steps=0, **options), isolation="spawn")
     assert record.outcome.kind == "ok", record.outcome
     return record

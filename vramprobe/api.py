@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from vramprobe import catalog, spec, store, sweep
 
 if TYPE_CHECKING:
-    from vramprobe.fit import MemoryModel
     from vramprobe.measure.runner import Progress, RunSummary
+    from vramprobe.memory_model import MemoryModel
     from vramprobe.predict import Prediction
     from vramprobe.record import RunRecord
 
@@ -120,7 +120,7 @@ def gpus() -> list[catalog.Gpu]:
 
 def _model(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
     if isinstance(fit, str | Path):
-        from vramprobe.fit import load_fit
+        from vramprobe.memory_model import load_fit
 
         return load_fit(fit)
     return fit

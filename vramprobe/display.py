@@ -25,9 +25,9 @@ from vramprobe.units import format_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vramprobe.fit import MemoryModel
     from vramprobe.measure.runner import Progress as Event
     from vramprobe.measure.runner import RunSummary
+    from vramprobe.memory_model import MemoryModel
     from vramprobe.predict import Prediction, Verdict
     from vramprobe.record import RunRecord
 

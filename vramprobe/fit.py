@@ -1,4 +1,4 @@
-"""Fit: records -> a MemoryModel, one coefficient near 1 per term and a constant, over the arithmetic of terms.py.
+"""Fit: records -> a MemoryModel, one coefficient near 1 per term and a constant, over the arithmetic of terms.
 
 In: RunRecords of one instrument and one kind of device. Out: a frozen MemoryModel that says what it was fitted on, how
 well it explains that, and how well it predicts a model it has not seen. Physics is the prior: what the records do not
@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import vramprobe
 from vramprobe.architecture import UnsupportedArchitecture, architecture
-from vramprobe.errors import FitError, IncomparableRecords
+from vramprobe.errors import FitError
 from vramprobe.memory_model import (
     CHOICES,
     ErrorSummary,
@@ -22,18 +22,15 @@ from vramprobe.memory_model import (
     MemoryModel,
     Ranges,
     Spread,
-    load_fit,
     peak_moment,
-    save_fit,
 )
 from vramprobe.record import TRAINING_PHASES, RunRecord
 from vramprobe.spec import CellSpec
+from vramprobe.table import require_comparable
 from vramprobe.terms import Moment, moments
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["MemoryModel", "fit", "load_fit", "save_fit"]
 
 MIN_RECORDS = 4
 #: A coefficient outside these is no longer the physics it stands for.
@@ -77,7 +74,7 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         raise FitError(
             f"a fit needs at least {MIN_RECORDS} usable records; of {len(records)} given, {len(exact)} are. {reasons}"
         )
-    warnings = _refuse_mixtures([one.record for one in observations])
+    require_comparable([one.record for one in observations])
     coefficients, constant = _solve(observations)
     first = exact[0].record
     return MemoryModel(
@@ -98,8 +95,8 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         reserved_over_allocated=_reserved_gap([one.record for one in exact]),
         device_over_reserved_bytes=_device_gap([one.record for one in exact]),
         versions=first.environment.versions,
-        vramprobe_version=version("vramprobe"),
-        warnings=warnings,
+        vramprobe_version=vramprobe.__version__,
+        warnings=_mixed_versions([one.record for one in observations]),
     )
 
 
@@ -123,6 +120,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
 def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     """(bytes, is a lower bound, why there is none)."""
     outcome = record.outcome
+    if record.held_out:
+        return None, False, "held out by its sweep"
     if outcome.kind == "ok" and record.peak is not None:
         return record.peak.allocated_bytes, False, ""
     if outcome.kind == "oom" and outcome.phase in TRAINING_PHASES and outcome.allocated_bytes is not None:
@@ -130,30 +129,14 @@ def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     return None, False, f"outcome {outcome.kind}"
 
 
-def _refuse_mixtures(records: Sequence[RunRecord]) -> list[str]:
-    """Raise on another instrument, device or torch release; return what differs harmlessly."""
-    first = records[0]
-    for record in records[1:]:
-        for key, value_of in (
-            ("instrument", lambda one: one.instrument),
-            ("device_name", lambda one: one.environment.device_name),
-            ("torch", lambda one: _minor(one.environment.versions.get("torch"))),
-        ):
-            if value_of(record) != value_of(first):
-                raise IncomparableRecords(
-                    f"one fit must not mix records: {key} is {value_of(first)!r} in {first.cell_id} and "
-                    f"{value_of(record)!r} in {record.cell_id}; fit them apart"
-                )
+def _mixed_versions(records: Sequence[RunRecord]) -> list[str]:
+    """What differs harmlessly; what must not differ has raised by now (table.require_comparable)."""
     seen: dict[str, set[str]] = defaultdict(set)
     for record in records:
         for package, release in record.environment.versions.items():
             seen[package].add(str(release))
     return [f"records of several versions of {package}: {', '.join(sorted(found))}"
             for package, found in sorted(seen.items()) if len(found) > 1]  # fmt: skip
-
-
-def _minor(release: str | None) -> str | None:
-    return None if release is None else ".".join(release.split("+")[0].split(".")[:2])
 
 
 def _data_fingerprint(observations: Sequence[Observation]) -> str:

@@ -313,6 +313,8 @@ def _precision_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          "fp16 autocast needs fp32 trained weights: GradScaler refuses to unscale fp16 gradients"),
         ({spec.dtype, spec.autocast} == {"bf16", "fp16"},
          f"weights in {spec.dtype} under {spec.autocast} autocast mix two 16-bit formats; use one of them"),
+        (spec.kbit_prep == "trl" and spec.autocast != "bf16",
+         "trl makes these casts only under bf16 autocast (its fp32 norms feed a bf16 head); set autocast bf16"),
         (spec.kbit_prep == "trl" and spec.lora_dtype != "bf16",
          f"kbit_prep trl casts adapters to bf16; lora_dtype {spec.lora_dtype} was given"),
         (spec.autocast == "none" and {spec.dtype, spec.lora_dtype} == {"bf16", "fp16"},

@@ -6,6 +6,7 @@ a child. Whatever happens inside becomes the record's outcome; when the process 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -43,6 +44,7 @@ def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
     try:
         instrument = instrument_for(spec)
         _load_libraries(spec)
+        gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
         fields = _train(spec, instrument)
         observation = fields.pop("observation")

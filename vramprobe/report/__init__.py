@@ -14,7 +14,7 @@ from vramprobe import store, table
 from vramprobe.errors import StoreError
 
 if TYPE_CHECKING:
-    from vramprobe.fit import MemoryModel
+    from vramprobe.memory_model import MemoryModel
 
 
 def report(

@@ -16,7 +16,7 @@ from vramprobe.record import RunRecord
 from vramprobe.spec import Method
 
 if TYPE_CHECKING:
-    from vramprobe.fit import MemoryModel
+    from vramprobe.memory_model import MemoryModel
 
 
 @dataclass(frozen=True, kw_only=True)

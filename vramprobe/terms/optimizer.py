@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 
 from vramprobe.architecture import Architecture
-from vramprobe.parameters import Tensor, trained_tensors
 from vramprobe.spec import CellSpec
+from vramprobe.terms.parameters import Tensor, trained_tensors
 
 STEP_BYTES = 4  # torch.optim keeps one fp32 step counter per parameter
 BLOCK_8BIT = 256  # elements per absmax of an 8-bit state

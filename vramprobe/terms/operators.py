@@ -7,7 +7,7 @@ imports torch.
 
 from __future__ import annotations
 
-from vramprobe.tape import Value
+from vramprobe.terms.tape import Value
 
 FLOATS = ("fp16", "bf16", "fp32")  # narrow to wide: the wider dtype wins in arithmetic
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
-from vramprobe import operators as op
 from vramprobe.architecture import Architecture, UnsupportedArchitecture
-from vramprobe.attention import attend
-from vramprobe.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor, lora_targets, tensors
 from vramprobe.spec import CellSpec
-from vramprobe.tape import Tape, Value
+from vramprobe.terms import operators as op
+from vramprobe.terms.attention import attend
+from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor, lora_targets, tensors
+from vramprobe.terms.tape import Tape, Value
 
 
 class Model:

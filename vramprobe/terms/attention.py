@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vramprobe import operators as op
 from vramprobe.architecture import Architecture
 from vramprobe.spec import CellSpec
-from vramprobe.tape import Value
+from vramprobe.terms import operators as op
+from vramprobe.terms.tape import Value
 
 Kernel = Literal["fused", "math", "eager"]
 

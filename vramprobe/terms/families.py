@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramprobe import operators as op
 from vramprobe.architecture import LLAMA_LIKE, Architecture
-from vramprobe.modules import Model
-from vramprobe.tape import TEMPORARY, Checkpoint, Value
+from vramprobe.terms import operators as op
+from vramprobe.terms.modules import Model
+from vramprobe.terms.tape import TEMPORARY, Checkpoint, Value
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]

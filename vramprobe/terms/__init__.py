@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vramprobe import families, parameters
 from vramprobe.architecture import Architecture, architecture
-from vramprobe.modules import Model
-from vramprobe.optimizer_terms import optimizer_state_bytes, optimizer_temporaries_bytes, paged_state_bytes
 from vramprobe.spec import CellSpec
-from vramprobe.tape import Tape
+from vramprobe.terms import families, parameters
+from vramprobe.terms.modules import Model
+from vramprobe.terms.optimizer import optimizer_state_bytes, optimizer_temporaries_bytes, paged_state_bytes
+from vramprobe.terms.tape import Tape
 
 #: Depths of the two shallow walks; memory is linear in depth from the first layer that is neither first nor last.
 _SHALLOW = (3, 4)

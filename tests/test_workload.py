@@ -102,6 +102,8 @@ def test_lora_trains_only_adapters() -> None:
     assert record.ledger.gradients_bytes == 4 * LORA
     assert record.ledger.optimizer_state_bytes == 8 * LORA + 4 * LAYERS * 7 * 2
     assert record.facts.residual_dtype == "bfloat16"
+    assert record.facts.attention_kernels == ["ScaledDotProductFlashAttentionForCpu"]
+    assert measured(method="lora", attn="eager").facts.attention_kernels == []
 
 
 def nf4_bytes(sizes: list[int], *, double: bool) -> int:

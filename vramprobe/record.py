@@ -93,7 +93,7 @@ class ModelFacts(_Frozen):
     num_quantised_params: int
     quantised_weights_bytes: int  # packed weights and their quantisation state
     residual_dtype: str | None = None  # dtype of the hidden states between layers, e.g. "float32"
-    attention_kernels: list[str] = []  # ops the profiler saw, e.g. "aten::_scaled_dot_product_flash_attention_for_cpu"
+    attention_kernels: list[str] = []  # fused ones that ran, e.g. "ScaledDotProductFlashAttentionForCpu"
 
 
 class Timing(_Frozen):

@@ -6,6 +6,7 @@ temporaries, bitsandbytes' buffers); it does not see what libraries malloc for t
 
 from __future__ import annotations
 
+import gc
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import RecordScope
+from torch.autograd.profiler import profile, record_function
 
-from vramprobe.measure.observation import Observation, is_attention_kernel, peak_of
+from vramprobe.measure.observation import Observation, peak_of
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
@@ -30,13 +33,17 @@ class CpuInstrument:
 
     def __init__(self) -> None:
         self._process = psutil.Process(os.getpid())
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._phases: list[tuple[PhaseName, int | None, int | None, int | None]] = []  # name, step, micro step, rss
         self._held: list[tuple[str, int | None, Storages, int]] = []  # cause, step, storages, phases so far
 
     def start(self) -> None:
-        """Begin to trace. The profiler keeps no tensor and no shape, so it moves no number."""
-        self._profile.start()
+        """Begin to trace. The profiler keeps no tensor and no shape, so it moves no number.
+
+        torch.profiler itself would record every operator too, at seconds a cell; of the scopes only our marks are kept.
+        """
+        settings = profile(use_cpu=True, profile_memory=True)
+        _prepare_profiler(settings.config(), settings.kineto_activities)
+        _enable_profiler(settings.config(), settings.kineto_activities, {RecordScope.USER_SCOPE})
 
     @contextmanager
     def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Iterator[None]:
@@ -62,20 +69,19 @@ class CpuInstrument:
 
     def finish(self) -> Observation:
         """Stop tracing and put the events in order."""
-        self._profile.stop()
-        tree = self._profile.profiler.kineto_results.experimental_event_tree()
-        events, totals, marks, kernels = _read_tree(tree)
+        gc.disable()  # hundreds of thousands of small objects at once, none of them garbage
+        events, totals, marks = _read_tree(_disable_profiler().experimental_event_tree())
         if totals:  # what this process held before start is not the cell's
             before_bytes = totals[0] - events[0].size_bytes
             totals = [total - before_bytes for total in totals]
         times_ns = [event.time_ns for event in events]
         spans = [_positions(times_ns, marks[number]) for number in range(len(self._phases)) if number in marks]
         phases = [_phase_memory(described, span, totals) for described, span in zip(self._phases, spans, strict=False)]
+        gc.enable()
         return Observation(
             phases=phases,
             held_bytes={cause: sum(storages.values()) for cause, _, storages, _ in self._held},
             at_peak=self._at_peak(events, totals, phases, spans),
-            attention_kernels=sorted(kernels),
             inconsistencies=_gaps(events, totals),
         )
 
@@ -98,27 +104,26 @@ class CpuInstrument:
         return composition(lifetimes(events), holdings, forwards, at)
 
 
-def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple[int, int]], set[str]]:
-    """(allocation events in order, allocated total after each, phase number → (start, end) ns, attention kernels)."""
+def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple[int, int]]]:
+    """(allocation events in order, allocated total after each, phase number → (start, end) in ns)."""
     found: list[tuple[Event, int]] = []
     mapped: set[int] = set()  # a checkpoint's files, announced like allocations but with a reserved size
     marks: dict[int, tuple[int, int]] = {}
-    kernels: set[str] = set()
     todo = tree[::-1]
     while todo:
         node = todo.pop()
-        todo.extend(node.children[::-1])
-        kind, extra = node.typed
-        if kind.name == "Allocation":
-            mapped |= {extra.ptr} if extra.total_reserved else set()
+        if node.name == "[memory]":
+            extra = node.extra_fields
+            if extra.total_reserved:
+                mapped.add(extra.ptr)
             found.append((Event(extra.ptr, extra.alloc_size, node.start_time_ns), extra.total_allocated))
-        elif node.name.startswith(f"{_MARK}:"):
+            continue
+        todo.extend(node.children[::-1])
+        if node.name.startswith(f"{_MARK}:"):
             marks[int(node.name.split(":")[1])] = (node.start_time_ns, node.start_time_ns + node.duration_time_ns)
-        elif is_attention_kernel(node.name):
-            kernels.add(node.name)
     found = [pair for pair in found if not (pair[1] == 0 and pair[0].ptr in mapped)]
     found.sort(key=lambda pair: pair[0].time_ns)
-    return [event for event, _ in found], [total for _, total in found], marks, kernels
+    return [event for event, _ in found], [total for _, total in found], marks
 
 
 def _positions(times_ns: list[int], mark: tuple[int, int]) -> range:

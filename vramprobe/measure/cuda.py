@@ -16,10 +16,9 @@ from itertools import accumulate
 
 import psutil
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from vramprobe.measure.nvml import open_device
-from vramprobe.measure.observation import Observation, is_attention_kernel
+from vramprobe.measure.observation import Observation
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
@@ -87,10 +86,10 @@ class CudaInstrument:
             inconsistencies=[f"num_ooms is {stats['num_ooms']}"] if stats.get("num_ooms") else [],
         )
 
-    def trace_step(self, step: Callable[[], None]) -> tuple[Composition | None, list[str]]:
-        """(what was alive at the peak of one more steady step, the attention kernels that ran in another).
+    def trace_step(self, step: Callable[[], None]) -> Composition | None:
+        """What is alive at the peak of one more steady step, from the allocator's history.
 
-        The composition is None where the allocator's history does not repeat the counters' peak to the byte.
+        None where the history does not repeat the counters' peak to the byte.
         """
         first_new, self._spans_ns = len(self._phases), []
         before = torch.cuda.memory_stats()
@@ -112,10 +111,7 @@ class CudaInstrument:
             resident_bytes = before[f"{_TIERS[tier]}.all.current"]
             alive = alive or self._composition(events, resident_bytes, peak_bytes, self._phases[first_new:])
         del self._phases[first_new:]
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
-            step()
-        del self._phases[first_new:]
-        return alive, sorted({event.key for event in seen.key_averages() if is_attention_kernel(event.key)})
+        return alive
 
     def _composition(
         self, events: list[Event], resident_bytes: int, peak_bytes: int, phases: list[PhaseMemory]

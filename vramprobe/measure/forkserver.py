@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-_PRELOADED = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "torch.profiler",
+_PRELOADED = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", 
               "vramprobe.measure.worker", "vramprobe.measure.cpu", "vramprobe.workload.training",
               "transformers.models.auto.modeling_auto", "transformers.integrations.bitsandbytes")  # fmt: skip
 

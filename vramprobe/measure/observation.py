@@ -18,7 +18,6 @@ class Observation:
     phases: list[PhaseMemory]
     held_bytes: dict[str, int]
     at_peak: Composition | None = None
-    attention_kernels: list[str] = field(default_factory=list)
     context_bytes: int | None = None
     num_alloc_retries: int | None = None
     inconsistencies: list[str] = field(default_factory=list)
@@ -39,11 +38,6 @@ def peak_of(observation: Observation) -> Peak:
         device_bytes=max(device) if device else None,
         load_allocated_bytes=max(phase.allocated_peak_bytes for phase in setting_up),
     )
-
-
-def is_attention_kernel(op: str) -> bool:
-    """Whether a profiled operator is the forward of a fused attention kernel; eager attention runs none."""
-    return ("_scaled_dot_product_" in op or "flash_attn" in op) and not op.endswith("backward")
 
 
 def ledger_of(observation: Observation) -> Ledger:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vramprobe.record import Composition
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One allocation (positive size) or free (negative) at an address."""
 
     ptr: int
@@ -21,8 +21,7 @@ class Event:
     time_ns: int
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One block's life, as positions in the event order: alive from ``start`` up to, not including, ``end``."""
 
     ptr: int

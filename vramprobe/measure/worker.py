@@ -127,30 +127,30 @@ def _load_libraries(spec: CellSpec) -> None:
 
 def _train(spec: CellSpec, instrument: Any) -> dict[str, Any]:
     """Load, train the traced steps, then the timed ones; what was seen, by the record's names."""
-    from vramprobe.workload.training import NOBODY, residual_dtype_probe, set_up, train_step
+    from vramprobe.workload.training import NOBODY, set_up, train_step, watch_stack
 
     began = time.perf_counter()
     work = set_up(spec, instrument)
     instrument.settle()
     loaded = time.perf_counter()
-    with residual_dtype_probe(work.model) as residual:
+    with watch_stack(work.model) as stack:
         train_step(work, instrument, 1)
     for step in range(2, spec.steps + 1):
         train_step(work, instrument, step)
     traced = time.perf_counter()
-    at_peak, kernels = None, None
+    at_peak = None
     if spec.device == "cuda":
-        at_peak, kernels = instrument.trace_step(lambda: train_step(work, instrument, spec.steps + 1))
+        at_peak = instrument.trace_step(lambda: train_step(work, instrument, spec.steps + 1))
     observation = instrument.finish()
     if at_peak is not None:
         observation = replace(observation, at_peak=at_peak)
-    facts = _facts(work.model, residual, kernels or observation.attention_kernels)
+    facts = _facts(work.model, stack)
     step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps)]
     timing = {"step_seconds": step_seconds, "load_seconds": loaded - began, "traced_seconds": traced - loaded}
     return {"observation": observation, "facts": facts, "timing": timing}
 
 
-def _facts(model: Any, residual: list[str], kernels: list[str]) -> ModelFacts:
+def _facts(model: Any, stack: Any) -> ModelFacts:
     from vramprobe.workload.model import num_logical_params
     from vramprobe.workload.storages import quantised_storages
 
@@ -161,8 +161,8 @@ def _facts(model: Any, residual: list[str], kernels: list[str]) -> ModelFacts:
         num_trainable_params=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         num_quantised_params=quantised,
         quantised_weights_bytes=sum(quantised_storages(model).values()),
-        residual_dtype=residual[0] if residual else None,
-        attention_kernels=kernels,
+        residual_dtype=stack.residual_dtype,
+        attention_kernels=stack.attention_kernels,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -90,25 +90,48 @@ def train_step(work: Workload, observer: Observer, step: int) -> None:
         work.optimizer.zero_grad(set_to_none=True)
 
 
+@dataclass
+class StackFacts:
+    """What a forward through the layers shows; both stay empty for a model without a stack of layers."""
+
+    residual_dtype: str | None = None  # of the hidden states that leave the last layer, e.g. "float32"
+    attention_kernels: list[str] = field(default_factory=list)  # fused ones in the autograd graph; none: eager or math
+
+
 @contextmanager
-def residual_dtype_probe(model: nn.Module) -> Iterator[list[str]]:
-    """While open, notes the dtype of the hidden states that leave the last layer of the longest layer stack."""
-    seen: list[str] = []
+def watch_stack(model: nn.Module) -> Iterator[StackFacts]:
+    """While open, notes the facts of the first forward through the longest stack of layers."""
+    facts = StackFacts()
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     if not stacks:
-        yield seen
+        yield facts
         return
 
     def note(module: nn.Module, args: object, output: object) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
-        if isinstance(hidden, torch.Tensor):
-            seen.append(str(hidden.dtype).removeprefix("torch."))
+        if facts.residual_dtype is None and isinstance(hidden, torch.Tensor):
+            facts.residual_dtype = str(hidden.dtype).removeprefix("torch.")
+            facts.attention_kernels = _attention_nodes(hidden)
 
     handle = max(stacks, key=len)[-1].register_forward_hook(note)
     try:
-        yield seen
+        yield facts
     finally:
         handle.remove()
+
+
+def _attention_nodes(tensor: torch.Tensor) -> list[str]:
+    """Names of the fused attention functions that backward will run: the graph knows which kernel was chosen."""
+    found: set[str] = set()
+    todo, seen = [tensor.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [earlier for earlier, _ in node.next_functions]
+            if "Attention" in node.name() or "FlashAttn" in node.name():
+                found.add(node.name())
+    return sorted(name.removesuffix("0").removesuffix("Backward") for name in found)
 
 
 def _forward(work: Workload) -> torch.Tensor:

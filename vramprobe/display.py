@@ -79,7 +79,8 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     peak = prediction.peak_allocated_bytes
     console.print(
         f"peak [bold]{format_bytes(peak.value)}[/] allocated ({format_bytes(peak.low)} to {format_bytes(peak.high)}), "
-        f"in {prediction.peak_phase}: predicted, not measured"
+        f"in {prediction.peak_phase}: predicted, not measured",
+        soft_wrap=True,
     )
     for name in ("reserved_bytes", "device_bytes"):
         tier = getattr(prediction, name)

@@ -206,7 +206,7 @@ _SUMMARY_COLUMNS = [
     _summary_column("num_cells", "n", str),
     _summary_column("mean_abs_error_percent", "mean absolute error, %", "{:.2f}".format),
     _summary_column("worst_abs_error_percent", "worst absolute error, %", "{:.2f}".format),
-    _summary_column("worst_under_prediction_percent", "worst under-prediction, %", "{:+.2f}".format),
+    _summary_column("worst_under_prediction_percent", "worst under-prediction, %", lambda value: _signed(value)),
     _summary_column("inside_interval_percent", "measured inside the interval, %", "{:.0f}".format),
 ]
 
@@ -229,7 +229,7 @@ def _yes_no(value: bool) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}"
+    return f"{value:+.2f}" if abs(value) >= 0.005 else "0.00"  # no -0.00
 
 
 def _shortened(text: str) -> str:

@@ -1,11 +1,12 @@
 # make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
 # make test   sets itself up and passes the tests
+# make readme rebuilds the generated blocks of README.md
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= out/demo
 
-.PHONY: demo test test-gpu lint clean
+.PHONY: demo test test-gpu readme lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/vramprobe run configs/sweeps/quickstart.yaml --out $(DEMO)
@@ -18,6 +19,9 @@ test: $(VENV)/.ready
 
 test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu
+
+readme: $(VENV)/.ready
+	$(BIN)/python benchmarks/readme.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -1,0 +1,84 @@
+"""What is published can be rebuilt from the records, and says what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vramprobe import store
+from vramprobe.api import fit, report
+from vramprobe.memory_model import load_fit
+from vramprobe.sweep import load_sweep
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "results" / "cpu" / "quickstart"
+
+
+def test_the_committed_report_is_what_the_records_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = QUICKSTART.relative_to(ROOT)
+    written = report(folder, tmp_path, fit=folder / "fit.json")
+    for path in written:
+        if path.suffix in (".md", ".csv"):
+            fresh = path.read_text().replace(str(tmp_path), str(folder / "report"))
+            assert fresh == (QUICKSTART / "report" / path.name).read_text(), f"{path.name} is stale"
+
+
+def test_the_committed_fit_is_what_the_records_give() -> None:
+    fresh, committed = fit(QUICKSTART), load_fit(QUICKSTART / "fit.json")
+    assert fresh.data_fingerprint == committed.data_fingerprint
+    assert fresh.coefficients == pytest.approx(committed.coefficients, rel=1e-5)
+
+
+def test_the_committed_records_are_the_quickstart_sweeps_cells() -> None:
+    sweep = load_sweep(ROOT / "configs" / "sweeps" / "quickstart.yaml", device="cpu")
+    records = store.read(QUICKSTART).records
+    assert {record.fingerprint for record in records} == {cell.fingerprint for cell in sweep.cells}
+    assert {record.outcome.kind for record in records} == {"ok"}
+    assert {record.fingerprint for record in records if record.held_out} == sweep.held_out
+    assert not any(record.environment.dirty for record in records)
+
+
+def test_the_demo_keeps_the_issues_promises() -> None:
+    """At least 24 cells of four architectures fitted; a larger one held out, within 3 % on average."""
+    records = store.read(QUICKSTART).records
+    fitted = [record for record in records if not record.held_out]
+    held_out = [record for record in records if record.held_out]
+    assert len(fitted) >= 24
+    assert len({record.spec.model for record in fitted}) >= 4
+    assert (
+        {record.spec.method for record in fitted}
+        == {record.spec.method for record in held_out}
+        == {"full", "lora", "qlora"}
+    )
+    assert min(r.facts.num_params for r in held_out) > max(r.facts.num_params for r in fitted)
+    from vramprobe.predict import predict
+
+    model = load_fit(QUICKSTART / "fit.json")
+    errors = []
+    for record in held_out:
+        predicted = predict(record.spec, model).peak_allocated_bytes.value
+        errors.append(abs(predicted - record.peak.allocated_bytes) / record.peak.allocated_bytes)
+    assert sum(errors) / len(errors) <= 0.03
+
+
+def test_the_readmes_blocks_are_fresh() -> None:
+    done = subprocess.run([sys.executable, "benchmarks/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readmes_commands_are_the_makefiles() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    commands = [line.replace("$(BIN)/", "").replace("$(DEMO)", "out/demo").strip() for line in makefile.splitlines()]
+    demo = [line for line in commands if line.startswith("vramprobe ")]
+    assert len(demo) == 4
+    assert "\n".join(demo) in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_sweep_file_expands(path: Path, device: str) -> None:
+    assert load_sweep(path, device=device).cells

@@ -7,6 +7,7 @@ nothing and fails when a page's or a prediction's block is stale; a measurement'
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -23,7 +24,12 @@ def block(source: str) -> str:
         page = (ROOT / source).read_text()
         return page[page.index("## Summary") : page.index("## In the fit")].replace("## ", "### ")
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(source)], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", *shlex.split(source)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "110"},
     )
     lines = "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
     return f"```\n$ {source}\n{lines}\n```\n"

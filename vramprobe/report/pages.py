@@ -17,6 +17,7 @@ from vramprobe.store import StoreContents
 from vramprobe.table import describe_outcome, to_row
 from vramprobe.units import GIB, MIB
 
+_SMALLEST_PERCENT = 0.01  # an error below it is said to be below it; the CSV has all digits
 _LONGEST_DETAIL = 200  # characters of a failure in Markdown; the CSV has all
 
 
@@ -204,8 +205,8 @@ def _summary_column(name: str, heading: str, text: Callable[[float], str]) -> Co
 _SUMMARY_COLUMNS = [
     Column("group", "cells", lambda summary: summary.group),
     _summary_column("num_cells", "n", str),
-    _summary_column("mean_abs_error_percent", "mean absolute error, %", "{:.2f}".format),
-    _summary_column("worst_abs_error_percent", "worst absolute error, %", "{:.2f}".format),
+    _summary_column("mean_abs_error_percent", "mean absolute error, %", lambda value: _unsigned(value)),
+    _summary_column("worst_abs_error_percent", "worst absolute error, %", lambda value: _unsigned(value)),
     _summary_column("worst_under_prediction_percent", "worst under-prediction, %", lambda value: _signed(value)),
     _summary_column("inside_interval_percent", "measured inside the interval, %", "{:.0f}".format),
 ]
@@ -229,7 +230,11 @@ def _yes_no(value: bool) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}" if abs(value) >= 0.005 else "0.00"  # no -0.00
+    return f"{value:+.2f}" if abs(value) >= _SMALLEST_PERCENT else f"< {_SMALLEST_PERCENT}"
+
+
+def _unsigned(value: float) -> str:
+    return f"{value:.2f}" if value >= _SMALLEST_PERCENT else f"< {_SMALLEST_PERCENT}"
 
 
 def _shortened(text: str) -> str:

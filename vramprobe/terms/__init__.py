@@ -19,6 +19,12 @@ from vramprobe.terms.tape import Tape
 #: Depths of the two shallow walks; memory is linear in depth from the first layer that is neither first nor last.
 _SHALLOW = (3, 4)
 
+#: Every cause a moment's bytes may have, in the order they are shown.
+CAUSES = (
+    "weights", "gradients", "optimizer_state", "batch", "saved_activations", "checkpoint_store", "recomputed_layer",
+    "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -53,10 +59,10 @@ def moments(spec: CellSpec) -> list[Moment]:
     idle = _idle_terms(spec, arch)
     idle["optimizer_state"] -= paged_state_bytes(spec, arch)
     _, places = _walk(spec, arch)
-    made = [Moment(phase, place, _without_zeros({**idle, **terms})) for (phase, place), terms in places.items()]
+    made = [Moment(phase, place, _in_order({**idle, **terms})) for (phase, place), terms in places.items()]
     step = {**idle, "gradients": _gradients_bytes(spec, arch),
             "optimizer_temporaries": optimizer_temporaries_bytes(spec, arch)}  # fmt: skip
-    return [*made, Moment("optimizer_step", "optimizer", _without_zeros(step))]
+    return [*made, Moment("optimizer_step", "optimizer", _in_order(step))]
 
 
 def _idle_terms(spec: CellSpec, arch: Architecture) -> dict[str, int]:
@@ -72,8 +78,9 @@ def _gradients_bytes(spec: CellSpec, arch: Architecture) -> int:
     return sum(tensor.num_bytes * tensor.num_copies for tensor in parameters.trained_tensors(spec, arch))
 
 
-def _without_zeros(terms: dict[str, int]) -> dict[str, int]:
-    return {cause: num_bytes for cause, num_bytes in terms.items() if num_bytes}
+def _in_order(terms: dict[str, int]) -> dict[str, int]:
+    assert terms.keys() <= set(CAUSES), terms.keys() - set(CAUSES)
+    return {cause: terms[cause] for cause in CAUSES if terms.get(cause)}
 
 
 Places = dict[tuple[str, str], dict[str, int]]

@@ -99,6 +99,7 @@ def test_cpu_instrument_keeps_what_it_saw_of_a_run_that_raised() -> None:
     assert [phase.name for phase in observation.phases] == ["load", "forward"]
     assert instrument.last_phase() == ("forward", 1)
     assert observation.at_peak is None
+    assert instrument.finish() is observation
     del kept
 
 

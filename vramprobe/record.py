@@ -6,7 +6,9 @@ of the name; what is not known is null, never 0 or -1. Never measures and never 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import uuid
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -219,6 +221,18 @@ class RunRecord(_Frozen):
     def to_json_line(self) -> str:
         """One line of JSON, without the newline."""
         return self.model_dump_json()
+
+
+def new_attempt(spec: CellSpec, started_at: datetime) -> dict[str, Any]:
+    """The fields that name one attempt at a cell, whoever writes its record: the worker, or the runner for it."""
+    return {
+        "attempt_id": uuid.uuid4().hex,
+        "cell_id": spec.cell_id,
+        "fingerprint": spec.fingerprint,
+        "instrument": spec.device,
+        "started_at": started_at.isoformat(timespec="milliseconds"),
+        "spec": spec,
+    }
 
 
 def record_from_json(line: str | bytes) -> RunRecord:

@@ -35,6 +35,7 @@ class CpuInstrument:
         self._process = psutil.Process(os.getpid())
         self._phases: list[tuple[PhaseName, int | None, int | None, int | None]] = []  # name, step, micro step, rss
         self._held: list[tuple[str, int | None, Storages, int]] = []  # cause, step, storages, phases so far
+        self._observation: Observation | None = None
 
     def start(self) -> None:
         """Begin to trace. The profiler keeps no tensor and no shape, so it moves no number.
@@ -68,7 +69,11 @@ class CpuInstrument:
         """Between load and training: nothing to do, the CPU allocator keeps no cache."""
 
     def finish(self) -> Observation:
-        """Stop tracing and put the events in order."""
+        """Stop tracing and put the events in order; asked again (a timed step failed), the same answer."""
+        self._observation = self._observation or self._stop()
+        return self._observation
+
+    def _stop(self) -> Observation:
         gc.disable()  # hundreds of thousands of small objects at once, none of them garbage
         events, totals, marks = _read_tree(_disable_profiler().experimental_event_tree())
         if totals:  # what this process held before start is not the cell's

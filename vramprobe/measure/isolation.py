@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +29,7 @@ from vramprobe.record import (
     Outcome,
     RunRecord,
     Timeout,
+    new_attempt,
     record_from_json,
 )
 from vramprobe.spec import CellSpec
@@ -114,7 +114,7 @@ class Server:
 def run_isolated(spec: CellSpec, launcher: Launcher, log: Path, timeout_seconds: float | None) -> RunRecord:
     """One attempt at a cell in its own process. Raises MissingDependency before starting what cannot work here."""
     require_packages(spec)
-    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    started_at = datetime.now(UTC)
     device = _watched_device(spec)
     before_bytes = device.used_bytes() if device else None
     kills_before = _kernel_oom_kills()
@@ -132,15 +132,10 @@ def run_isolated(spec: CellSpec, launcher: Launcher, log: Path, timeout_seconds:
     return record
 
 
-def describe_death(spec: CellSpec, isolation: Isolation, outcome: Outcome, started_at: str) -> RunRecord:
+def describe_death(spec: CellSpec, isolation: Isolation, outcome: Outcome, started_at: datetime) -> RunRecord:
     """The record of a cell whose worker could not write one."""
     return RunRecord(
-        attempt_id=uuid.uuid4().hex,
-        cell_id=spec.cell_id,
-        fingerprint=spec.fingerprint,
-        instrument=spec.device,
-        started_at=started_at,
-        spec=spec,
+        **new_attempt(spec, started_at),
         environment=environment.capture(spec, isolation, with_torch=False),
         outcome=outcome,
     )
@@ -219,5 +214,4 @@ def _contamination(record: RunRecord, before_bytes: int, device: nvml.NvmlDevice
 
 def interrupted(spec: CellSpec, isolation: Isolation, signal_name: str) -> RunRecord:
     """The record of a cell that the user or the machine stopped."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return describe_death(spec, isolation, Interrupted(message=f"stopped by {signal_name}"), now)
+    return describe_death(spec, isolation, Interrupted(message=f"stopped by {signal_name}"), datetime.now(UTC))

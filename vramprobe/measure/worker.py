@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +20,19 @@ from typing import Any
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
-from vramprobe.record import Error, Invalid, Isolation, ModelFacts, Ok, Oom, OomHost, Outcome, RunRecord, Timing
+from vramprobe.record import (
+    Error,
+    Invalid,
+    Isolation,
+    ModelFacts,
+    Ok,
+    Oom,
+    OomHost,
+    Outcome,
+    RunRecord,
+    Timing,
+    new_attempt,
+)
 from vramprobe.spec import CellSpec
 
 #: What a device out of memory says, in its many coats (measuring.md); the allocator's own observer is asked first.
@@ -38,7 +49,7 @@ _DEVICE_OOM = (
 
 def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
     """Run one cell in this process and describe it. Never raises for what the cell does; failures are outcomes."""
-    began, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="milliseconds")
+    began, started_at = time.perf_counter(), datetime.now(UTC)
     fields: dict[str, Any] = {}
     instrument = None
     try:
@@ -57,12 +68,7 @@ def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
         observation = instrument.finish() if instrument and instrument.last_phase() else Observation([], {})
     timing = fields.pop("timing", {})
     return RunRecord(
-        attempt_id=uuid.uuid4().hex,
-        cell_id=spec.cell_id,
-        fingerprint=spec.fingerprint,
-        instrument=spec.device,
-        started_at=started_at,
-        spec=spec,
+        **new_attempt(spec, started_at),
         environment=environment.capture(spec, isolation, with_torch=True),
         phases=observation.phases,
         timing=Timing(**timing, total_seconds=time.perf_counter() - began),

@@ -34,7 +34,10 @@ def test_one_gib_moves_every_tier_by_one_gib() -> None:
 
     before = tiers()
     block = torch.empty(GIB, dtype=torch.uint8, device="cuda")
-    assert [after - first for after, first in zip(tiers(), before, strict=True)] == 4 * [GIB]
+    allocated, reserved, driver, nvml_used = (after - first for after, first in zip(tiers(), before, strict=True))
+    assert allocated == reserved == GIB
+    assert abs(driver - GIB) <= 4 * MIB  # the driver may round to its own pages
+    assert abs(nvml_used - GIB) <= 4 * MIB
     del block
 
 
@@ -51,6 +54,7 @@ def test_torch_and_nvml_mean_the_same_gpu() -> None:
     {"method": "full", "optim": "adamw_torch"},
     {"method": "full", "dtype": "fp32", "autocast": "bf16", "optim": "adamw_bnb_8bit"},
     {"method": "full", "optim": "paged_adamw_8bit"},
+    {"method": "full", "optim": "paged_adamw_8bit", "model": "smollm2-135m", "num_layers": 2},  # large enough to page
     {"method": "lora", "gradient_checkpointing": True, "grad_accum": 2},
     {"method": "qlora"},
     {"method": "qlora", "quant": "int8", "kbit_prep": "none"},
@@ -68,6 +72,7 @@ def test_a_cell_is_measured_in_three_tiers(options: dict[str, Any], tmp_path: Pa
     assert at_peak is not None, "the allocator's history did not repeat the counters' peak"
     assert sum(at_peak.parts().values()) == at_peak.total_bytes
     assert min(at_peak.parts().values()) >= 0
+    assert at_peak.weights_bytes == record.ledger.weights_bytes
     assert record.facts.attention_kernels
     assert record.timing.step_seconds
 

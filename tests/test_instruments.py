@@ -30,14 +30,14 @@ def test_lifetimes_pair_addresses_that_are_used_again() -> None:
 
 def test_composition_by_cause_adds_up() -> None:
     """weights at 1; in the forward (events 1-3) a saved and a passing block; a gradient; a temporary at the peak."""
-    trace = events((1, 1000), (2, 70), (3, 7), (3, -7), (4, 300), (5, 40), (2, -70))
-    holdings = [Holding("weights", 0, frozenset({1})), Holding("gradients", 6, frozenset({4}))]
-    alive = composition(lifetimes(trace), holdings, [range(1, 4)], at=5)
+    trace = events((1, 1000), (8, 11), (2, 70), (3, 7), (3, -7), (4, 300), (5, 40), (2, -70))
+    holdings = [Holding("weights", 0, frozenset({1})), Holding("gradients", 7, frozenset({4}))]
+    alive = composition(lifetimes(trace), holdings, [range(2, 5)], step_start=2, at=6)
     assert alive.parts() == {
         "weights_bytes": 1000, "gradients_bytes": 300, "optimizer_state_bytes": 0, "batch_bytes": 0,
-        "saved_activations_bytes": 70, "temporaries_bytes": 40,
+        "saved_activations_bytes": 70, "temporaries_bytes": 40, "other_bytes": 11,
     }  # fmt: skip
-    assert alive.total_bytes == 1410
+    assert alive.total_bytes == 1421
 
 
 def test_cpu_instrument_sees_every_allocation_to_the_byte() -> None:
@@ -80,7 +80,7 @@ def test_cpu_instrument_sees_every_allocation_to_the_byte() -> None:
     assert observation.held_bytes == {"batch": 80, "gradients": 77, "weights": 4000}
     assert observation.at_peak.parts() == {
         "weights_bytes": 4000, "gradients_bytes": 77, "optimizer_state_bytes": 0, "batch_bytes": 80,
-        "saved_activations_bytes": 123, "temporaries_bytes": 10_000,
+        "saved_activations_bytes": 123, "temporaries_bytes": 10_000, "other_bytes": 0,
     }  # fmt: skip
     assert peak_of(observation).phase == "backward"
     ledger = ledger_of(observation)

@@ -202,7 +202,7 @@ def test_the_peak_by_term_adds_up(tmp_path: Path) -> None:
     (row,) = csv.DictReader((tmp_path / "out" / "by_term.csv").read_text().splitlines())
     total = int(row["total_bytes"])
     parts = [int(value) for name, value in row.items() if name.endswith("_bytes") and name != "total_bytes"]
-    assert len(parts) == 6
+    assert len(parts) == 7
     assert sum(parts) == total == record.peak.allocated_bytes
     text = (tmp_path / "out" / "by_term.md").read_text()
     assert (

@@ -75,6 +75,7 @@ def test_forked_and_spawned_workers_measure_the_same_bytes(tmp_path: Path) -> No
     spec = make_spec(method="qlora", gradient_checkpointing=True, **FAST)
     forked = runner.run(sweep_of(spec), tmp_path).records[0]
     spawned = runner.measure(spec, log=tmp_path / "log")
+    assert "Fatal" not in (tmp_path / "log").read_text()
     assert (forked.environment.isolation, spawned.environment.isolation) == ("forkserver", "spawn")
     assert forked.peak == spawned.peak
     assert [p.model_dump(exclude={"rss_end_bytes"}) for p in forked.phases] == [

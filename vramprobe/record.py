@@ -49,7 +49,10 @@ class PhaseMemory(_Frozen):
 
 
 class Composition(_Frozen):
-    """What is alive at one moment, in bytes by cause; the parts add up to ``total_bytes`` exactly."""
+    """What is alive at one moment, in bytes by cause; the parts add up to ``total_bytes`` exactly.
+
+    On cuda in requested bytes: what the caching allocator rounds up or does not split off has no cause.
+    """
 
     total_bytes: int
     weights_bytes: int
@@ -58,6 +61,7 @@ class Composition(_Frozen):
     batch_bytes: int
     saved_activations_bytes: int  # made in forward, alive when forward ended
     temporaries_bytes: int  # the rest: live only within the phase
+    other_bytes: int = 0  # there before the step and no tensor of the workload's: cuBLAS workspaces, libraries' tables
 
     def parts(self) -> dict[str, int]:
         """The parts by name, without the total."""
@@ -65,7 +69,10 @@ class Composition(_Frozen):
 
 
 class Ledger(_Frozen):
-    """The steady step by cause. Sizes are the tensors' own (numel × itemsize, each storage once)."""
+    """The steady step by cause. Sizes are the tensors' own (numel × itemsize, each storage once).
+
+    What is read off the allocator is in requested bytes on cuda, for the same reason as in Composition.
+    """
 
     weights_bytes: int  # parameters, buffers and quantisation state
     gradients_bytes: int  # at the end of backward

@@ -6,7 +6,7 @@ out=${OUT:-results/h200}
 python=${PYTHON:-python3}
 mkdir -p "$out"
 case "${1:-}" in
-  0) "$python" -m pytest -m gpu -p no:cacheprovider 2>&1 | tee "$out/stage0.log" ;;
+  0) "$python" -m pytest -m gpu -W default -p no:cacheprovider 2>&1 | tee "$out/stage0.log" ;;
   1) "$python" -m vramprobe run configs/sweeps/h200-calibration.yaml --out "$out/h200-calibration" \
        --device cuda --max-time "${MAX_TIME:-9m}" ;;
   2) "$python" -m vramprobe run configs/sweeps/h200-held-out.yaml --out "$out/h200-held-out" \

@@ -106,7 +106,7 @@ class CpuInstrument:
             if step in (None, peak.step)
         ]
         forwards = [spans[index] for index in in_step if phases[index].name == "forward"]
-        return composition(lifetimes(events), holdings, forwards, at)
+        return composition(lifetimes(events), holdings, forwards, step_start=spans[in_step[0]].start, at=at)
 
 
 def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple[int, int]]]:

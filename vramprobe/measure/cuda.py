@@ -93,7 +93,7 @@ class CudaInstrument:
         """
         first_new, self._spans_ns = len(self._phases), []
         before = torch.cuda.memory_stats()
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MAX_HISTORY)
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_MAX_HISTORY)
         try:
             step()
             history = torch.cuda.memory._snapshot()["device_traces"][0]
@@ -120,23 +120,26 @@ class CudaInstrument:
         totals = list(accumulate((event.size_bytes for event in events), initial=resident_bytes))[1:]
         if not totals or max(totals) != peak_bytes:
             return None
-        times_ns = [event.time_ns for event in events]
+        times_ns = list(accumulate((event.time_ns for event in events), max))  # read on two threads, put in one order
         spans = [range(bisect_left(times_ns, start), bisect_right(times_ns, end)) for start, end in self._spans_ns]
+        if sum(map(len, spans)) != len(events):
+            return None  # the allocator's clock and ours disagree: nothing is allocated between phases
         named = list(zip(phases, spans, strict=True))
         forwards = [span for phase, span in named if phase.name == "forward"]
         after_backward = max(span.stop for phase, span in named if phase.name == "backward") - 1
         held = {cause: storages for cause, _, storages in self._held}
         gradients = Holding("gradients", after_backward, frozenset(held.get("gradients", {})))
-        new = composition(lifetimes(events), [gradients], forwards, totals.index(peak_bytes))
-        resident = {cause: sum(held.get(cause, {}).values()) for cause in ("optimizer_state", "batch")}
+        new = composition(lifetimes(events), [gradients], forwards, step_start=0, at=totals.index(peak_bytes))
+        resident = {cause: sum(held.get(cause, {}).values()) for cause in ("weights", "optimizer_state", "batch")}
         return Composition(
             total_bytes=peak_bytes,
-            weights_bytes=peak_bytes - new.total_bytes - sum(resident.values()),
+            weights_bytes=resident["weights"],
             gradients_bytes=new.gradients_bytes,
             optimizer_state_bytes=resident["optimizer_state"],
             batch_bytes=resident["batch"],
             saved_activations_bytes=new.saved_activations_bytes,
             temporaries_bytes=new.temporaries_bytes,
+            other_bytes=peak_bytes - new.total_bytes - sum(resident.values()),
         )
 
     def _reset(self) -> None:

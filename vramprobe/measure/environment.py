@@ -53,10 +53,10 @@ def capture(spec: CellSpec, isolation: Isolation, *, with_torch: bool) -> Enviro
 
 
 def device_to_use(wanted: str) -> Literal["cuda", "cpu"]:
-    """``auto`` → cuda where NVML lists a GPU, else cpu; without importing torch."""
+    """``auto`` → cuda where NVML lists a GPU that CUDA_VISIBLE_DEVICES shows, else cpu; without importing torch."""
     if wanted != "auto":
         return wanted
-    return "cuda" if nvml.visible_gpus() else "cpu"
+    return "cuda" if nvml.first_visible_gpu() else "cpu"
 
 
 def _cuda_properties() -> dict[str, object]:
@@ -67,7 +67,7 @@ def _cuda_properties() -> dict[str, object]:
     properties = torch.cuda.get_device_properties(0)
     return {
         "device_name": properties.name,
-        "device_uuid": str(properties.uuid),
+        "device_uuid": f"GPU-{str(properties.uuid).removeprefix('GPU-')}",  # as NVML spells it; torch leaves GPU- out
         "device_total_bytes": properties.total_memory,
         "cuda_version": torch.version.cuda,
     }

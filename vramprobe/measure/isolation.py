@@ -37,6 +37,9 @@ from vramprobe.units import MIB
 
 #: NVML moves by this much without anybody allocating; more means that someone else was on the card.
 CONTAMINATION_BYTES = 16 * MIB
+_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # newer torch reads the first, older the second
+#: Not inherited: a record says what its spec says, and an allocator set from outside would not be in it.
+_SAID_BY_THE_SPEC = (*_ALLOCATOR_SETTINGS, "PYTORCH_NO_CUDA_MEMORY_CACHING")
 _TEARDOWN_SECONDS = 3.0  # the driver frees a dead process's memory a moment after it is gone
 
 
@@ -163,13 +166,12 @@ def worker_environment() -> dict[str, str]:
     """The variables a worker starts with; set before any library is imported."""
     quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    return {**quiet, **order, **os.environ}
+    inherited = {name: value for name, value in os.environ.items() if name not in _SAID_BY_THE_SPEC}
+    return quiet | inherited | order
 
 
 def _allocator_settings(spec: CellSpec) -> dict[str, str]:
-    """Newer torch reads PYTORCH_ALLOC_CONF, older PYTORCH_CUDA_ALLOC_CONF."""
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return dict.fromkeys(names, spec.alloc_conf) if spec.alloc_conf else {}
+    return dict.fromkeys(_ALLOCATOR_SETTINGS, spec.alloc_conf) if spec.alloc_conf else {}
 
 
 def _watched_device(spec: CellSpec) -> nvml.NvmlDevice | None:

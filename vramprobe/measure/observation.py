@@ -40,12 +40,18 @@ def peak_of(observation: Observation) -> Peak:
     )
 
 
+def _exact(phase: PhaseMemory, moment: str) -> int:
+    """Bytes as asked for where they are known: allocated adds what the caching allocator did not split off a block."""
+    requested = getattr(phase, f"requested_{moment}_bytes")
+    return getattr(phase, f"allocated_{moment}_bytes") if requested is None else requested
+
+
 def ledger_of(observation: Observation) -> Ledger:
     """The last (steady) step by cause; ``unaccounted`` is idle memory that no known tensor explains."""
     held = observation.held_bytes
     last_step = max(phase.step for phase in observation.phases if phase.step is not None)
     steady = [phase for phase in observation.phases if phase.step == last_step]
-    idle_bytes = steady[-1].allocated_end_bytes
+    idle_bytes = _exact(steady[-1], "end")
     first_forward = steady[0]
     resident_bytes = held["weights"] + held.get("optimizer_state", 0) + held["batch"]
     return Ledger(
@@ -53,7 +59,7 @@ def ledger_of(observation: Observation) -> Ledger:
         gradients_bytes=held.get("gradients", 0),
         optimizer_state_bytes=held.get("optimizer_state", 0),
         batch_bytes=held["batch"],
-        saved_activations_bytes=first_forward.allocated_end_bytes - idle_bytes,
+        saved_activations_bytes=_exact(first_forward, "end") - idle_bytes,
         unaccounted_bytes=idle_bytes - resident_bytes,
         at_peak=observation.at_peak,
     )
@@ -94,7 +100,7 @@ def _steady_steps(phases: list[PhaseMemory]) -> list[str]:
     by_step: dict[int, list[tuple[str, int, int]]] = {}
     for phase in phases:
         if phase.step is not None and phase.step > 1:
-            entry = (phase.name, phase.allocated_end_bytes, phase.allocated_peak_bytes)
+            entry = (phase.name, _exact(phase, "end"), _exact(phase, "peak"))
             by_step.setdefault(phase.step, []).append(entry)
     steady = by_step.get(2, [])
     return [

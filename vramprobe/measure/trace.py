@@ -59,26 +59,28 @@ def lifetimes(events: Iterable[Event]) -> list[Block]:
 
 
 def composition(
-    blocks: Iterable[Block], holdings: Iterable[Holding], forwards: Iterable[range], at: int
+    blocks: Iterable[Block], holdings: Iterable[Holding], forwards: Iterable[range], *, step_start: int, at: int
 ) -> Composition:
     """What is alive after event ``at``, by cause.
 
     A block belongs to a holding if its address was among the holding's while the block was alive. Of the rest, what was
-    made in a forward (``forwards``: event positions of each) and outlived it is a saved activation; the remainder is
-    temporary. The parts add up to the total by construction.
+    made in a forward (``forwards``: event positions of each) and outlived it is a saved activation, what is older than
+    the step (event ``step_start``) is other, and the remainder is temporary. The parts add up to the total.
     """
-    parts = dict.fromkeys(("weights", "gradients", "optimizer_state", "batch", "saved_activations", "temporaries"), 0)
+    parts = dict.fromkeys(
+        (name.removesuffix("_bytes") for name in Composition.model_fields if name != "total_bytes"), 0
+    )
     holdings, forwards = list(holdings), list(forwards)
     for block in blocks:
         if block.alive_after(at):
-            parts[_cause(block, holdings, forwards)] += block.size_bytes
+            parts[_cause(block, holdings, forwards, step_start)] += block.size_bytes
     return Composition(total_bytes=sum(parts.values()), **{f"{cause}_bytes": size for cause, size in parts.items()})
 
 
-def _cause(block: Block, holdings: list[Holding], forwards: list[range]) -> str:
+def _cause(block: Block, holdings: list[Holding], forwards: list[range], step_start: int) -> str:
     for holding in holdings:
         if block.ptr in holding.ptrs and block.alive_after(holding.position):
             return holding.cause
     if any(block.start in forward and block.end >= forward.stop for forward in forwards):
         return "saved_activations"
-    return "temporaries"
+    return "other" if block.start < step_start else "temporaries"

@@ -187,7 +187,8 @@ def _die_with_the_runner() -> None:
     """Exit when stdin closes: a runner killed outright must not leave a worker on the GPU."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 4096):  # not sys.stdin: a daemon thread that holds its lock aborts the interpreter as it ends
+            pass
         os._exit(137)
 
     threading.Thread(target=watch, daemon=True).start()

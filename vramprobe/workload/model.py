@@ -1,8 +1,8 @@
 """CellSpec → a real transformers model on its device, with random or pretrained weights, quantised or not.
 
 Random weights are made on the target device and never pass through host memory. A quantised model is made one weight at
-a time, so a 70B QLoRA never holds its 16-bit weights whole. Values do not decide memory: weights repeat one random
-tile, which costs a copy instead of a generator call per element.
+a time, so a 70B QLoRA never holds its 16-bit weights whole. Values do not decide memory (but for int8, which
+keeps outlier columns apart): weights repeat one random tile, a copy instead of a generator call per element.
 """
 
 from __future__ import annotations

@@ -42,8 +42,12 @@ def gradient_storages(model: nn.Module) -> Storages:
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer) -> Storages:
-    """Every tensor in the optimizer's state; empty before its first step."""
-    return storages_of(_tensors_in(dict(optimizer.state)))
+    """Every tensor of the optimizer's state on its parameters' device; empty before its first step.
+
+    Step counters on the host and paged state (managed memory, to torch a CPU tensor) are not the device allocator's.
+    """
+    device = optimizer.param_groups[0]["params"][0].device
+    return storages_of(tensor for tensor in _tensors_in(dict(optimizer.state)) if tensor.device == device)
 
 
 def _weights(model: nn.Module) -> Iterator[torch.Tensor]:

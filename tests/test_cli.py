@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from factories import TINY_LLAMA_PATH, make_spec
 from typer.main import get_command
@@ -107,6 +111,14 @@ def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     (["predict", "--model", "org/model", *CELL], "HF_HUB_OFFLINE"),
     (["measure", *TINY[:-1], "cuda"], "CUDA"),
     (["measure", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
+    (["measure", *TINY, "--lora-alpha", "nan"], "lora_alpha"),
+    (["measure", *TINY, "--save", "/dev/full"], "/dev/full"),
+    (["measure", *TINY, "--save", "."], "a folder has that name"),
+    (["measure", *TINY, "--timeout", "-5"], "more than 0 seconds"),
+    (["measure", *TINY, "--seed", str(10**23)], "seed"),
+    (["measure", *TINY, "--lora-targets", "a/b"], "module names"),
+    (["measure", *TINY[:-1], "gpu"], "Nearest: cpu"),
+    (["measure", *TINY, "--quant", "int8", "--dora", "--method", "qlora"], "DoRA cannot"),
     (["run", "nowhere.yaml"], "nowhere.yaml"),
     (["fit", "nowhere"], "nowhere"),
     (["report", "nowhere"], "nowhere"),
@@ -146,3 +158,30 @@ def test_results_that_cannot_be_written_are_refused_before_anything_runs(tmp_pat
     assert done.returncode == 1
     assert "out" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_measurement_exits_with_130_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vramprobe", "measure", *TINY, "--steps", "1000000"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
+    deadline = time.monotonic() + 60
+    while not (workers := psutil.Process(process.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert not workers[0].is_running()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_under_the_output_is_one_clear_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "vramprobe", "models"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "vramprobe: the output could not be written: No space left on device\n"

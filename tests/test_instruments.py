@@ -131,6 +131,10 @@ def test_a_believable_run_raises_no_doubt() -> None:
     ({"load": phase("load", None, 130, 120)}, "ends above its own peak"),
     ({"load": phase("load", None, 100, 120, reserved_end_bytes=90)}, "allocated 100 B > reserved 90 B"),
     ({f"zero{step}": phase("zero_grad", step, 90, 150) for step in (1, 2, 3)}, "14 B less"),
+    ({"load": phase("load", None, 100, 120)} | {
+        f"{name}{step}": phase({"zero": "zero_grad"}.get(name, name), step, end, end)
+        for name, end in (("forward", 110), ("backward", 120), ("zero", 104)) for step in (1, 2, 3)
+    }, "below the live tensors"),
 ])  # fmt: skip
 def test_a_run_that_contradicts_itself_is_doubted(changes: dict[str, PhaseMemory], word: str) -> None:
     reasons = doubts(believable(**changes))

@@ -119,6 +119,22 @@ def test_max_time_starts_no_cell_it_cannot_end_and_cuts_one_that_overruns(
     assert runner.run(sweep_of(cells.cells[0]), tmp_path).kept == 1
 
 
+def test_a_spawned_worker_that_hangs_is_killed_and_described(tmp_path: Path) -> None:
+    record = runner.measure(make_spec(**ENDLESS), log=tmp_path / "log", timeout_seconds=3)
+    assert (record.outcome.kind, record.outcome.limit_seconds) == ("timeout", 3)
+    assert record.environment.isolation == "spawn"
+    assert psutil.Process().children() == []
+
+
+def test_a_record_that_cannot_be_stored_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path))
+    record = make_record()
+    with pytest.raises(StoreError, match="append that line to the journal"):
+        store.append("/dev/full", record)
+    (rescued,) = tmp_path.glob("*.jsonl")
+    assert store.read(rescued).records == (record,)
+
+
 def test_a_killed_worker_is_described_and_the_next_cell_runs(tmp_path: Path) -> None:
     import threading
 

@@ -24,6 +24,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"method": "lora", "quant": "int8"}, "quant int8 needs method qlora"),
     ({"method": "lora", "kbit_prep": "peft"}, "kbit_prep peft prepares a quantised model"),
     ({"method": "full", "kbit_prep": "trl"}, "kbit_prep trl prepares a quantised model"),
+    ({"method": "qlora", "quant": "int8", "dora": True}, "peft's DoRA cannot start from an int8 base"),
     ({"lora_r": 8}, "LoRA options"),
     ({"lora_alpha": 8.0}, "LoRA options"),
     ({"lora_dropout": 0.0}, "LoRA options"),
@@ -52,11 +53,11 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 
 #: A wrong value → what the message says of it.
 WRONG_VALUES: list[tuple[dict[str, Any], str]] = [
-    ({"method": "finetune"}, "method: 'finetune' given; Input should be 'full', 'lora' or 'qlora'"),
+    ({"method": "finetune"}, "method: 'finetune' given; allowed: 'full', 'lora' or 'qlora'"),
     ({"method": "qlora", "quant": "int4"}, "quant: 'int4' given"),
-    ({"dtype": "float32"}, "dtype: 'float32' given; Input should be 'bf16', 'fp32' or 'fp16'"),
+    ({"dtype": "float32"}, "dtype: 'float32' given; allowed: 'bf16', 'fp32' or 'fp16'"),
     ({"autocast": "off"}, "autocast: 'off' given"),
-    ({"optim": "adamw"}, "optim: 'adamw' given; Input should be 'adamw_torch'"),
+    ({"optim": "adamw"}, "optim: 'adamw' given; allowed: 'adamw_torch'"),
     ({"attn": "flash"}, "attn: 'flash' given"),
     ({"device": "tpu"}, "device: 'tpu' given"),
     ({"weights": "mine"}, "weights: 'mine' given"),

@@ -269,7 +269,7 @@ def test_a_torn_tail_is_not_cut_off_when_it_cannot_be_kept(file: Path, monkeypat
         (errno.EACCES, "no permission to write there"),
         (errno.EROFS, "no permission to write there"),
         (errno.EDQUOT, "quota"),
-        (errno.EIO, "see the system's message"),
+        (errno.EIO, "name a file in a folder that exists and can be written"),
     ],
 )
 def test_what_the_system_refuses_is_explained(file: Path, monkeypatch, number: int, advice: str) -> None:

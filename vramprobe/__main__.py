@@ -1,5 +1,17 @@
-"""python -m vramprobe: the same as the ``vramprobe`` command."""
+"""python -m vramprobe, and the ``vramprobe`` command: an interruption is quiet, even while the modules load."""
 
-from vramprobe.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from vramprobe.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

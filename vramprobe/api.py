@@ -7,12 +7,14 @@ batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it 
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramprobe import catalog, spec, store, sweep
+from vramprobe.errors import SpecError
 
 if TYPE_CHECKING:
     from vramprobe.measure.runner import Progress, RunSummary
@@ -33,12 +35,17 @@ def measure(*, timeout_seconds: float | None = None, save: str | Path | None = N
     from vramprobe.measure import runner
 
     one = cell(**options)
-    limit = runner.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
-    log = Path(tempfile.mkdtemp(prefix="vramprobe-log-")) / f"{one.cell_id}.log"
-    record = runner.measure(one, log=log, timeout_seconds=limit)
-    if record.outcome.kind == "ok":
-        log.unlink(missing_ok=True)
-        log.parent.rmdir()
+    if save is not None:
+        store.require_writable(save)
+    handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
+    os.close(handle)
+    log = Path(name)
+    record = None
+    try:
+        record = runner.measure(one, log=log, timeout_seconds=_limit(timeout_seconds))
+    finally:
+        if record is None or record.outcome.kind == "ok":  # a failure's record names its log
+            log.unlink(missing_ok=True)
     if save is not None:
         store.append(save, record)
     return record
@@ -61,8 +68,9 @@ def run(
     device = device_to_use(device)
     loaded = sweep.load_sweep(path, device=device, overrides=overrides)
     folder = Path(out) if out is not None else default_results(loaded.name, device)
-    limit = runner.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
-    summary = runner.run(loaded, folder, timeout_seconds=limit, max_seconds=max_seconds, on_event=on_event)
+    summary = runner.run(
+        loaded, folder, timeout_seconds=_limit(timeout_seconds), max_seconds=max_seconds, on_event=on_event
+    )
     summary.notes[:0] = loaded.notes
     return summary
 
@@ -116,6 +124,17 @@ def models() -> list[catalog.ModelEntry]:
 def gpus() -> list[catalog.Gpu]:
     """The GPUs that ship with vramprobe."""
     return catalog.list_gpus()
+
+
+def _limit(timeout_seconds: float | None) -> float:
+    """The time one cell may take. Raises SpecError for what is no time."""
+    from vramprobe.measure.runner import DEFAULT_TIMEOUT_SECONDS
+
+    if timeout_seconds is None:
+        return DEFAULT_TIMEOUT_SECONDS
+    if not 0 < timeout_seconds < math.inf:
+        raise SpecError(f"a cell's time-out must be more than 0 seconds, {timeout_seconds} given")
+    return timeout_seconds
 
 
 def _model(fit: str | Path | MemoryModel | None) -> MemoryModel | None:

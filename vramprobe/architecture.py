@@ -19,6 +19,8 @@ from vramprobe.errors import VramprobeError
 Role = Literal["linear", "head", "embedding", "norm", "bias"]
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt")
+#: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
+_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 
 
 class UnsupportedArchitecture(VramprobeError):
@@ -76,16 +78,6 @@ class Architecture:
     sliding_window: int | None = None
     parameters: tuple[Parameter, ...] = ()
 
-    @property
-    def query_size(self) -> int:
-        """Width of all query heads."""
-        return self.num_heads * self.head_size
-
-    @property
-    def kv_size(self) -> int:
-        """Width of all key (or value) heads."""
-        return self.num_kv_heads * self.head_size
-
     def num_copies(self, parameter: Parameter) -> int:
         """How many tensors of this name pattern the model has."""
         return self.num_layers if parameter.per_layer else 1
@@ -110,25 +102,92 @@ class Architecture:
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """The Architecture of a ``config.json``.
 
-    Raises UnsupportedArchitecture (a VramprobeError) for a model type without arithmetic here.
+    Raises UnsupportedArchitecture (a VramprobeError) for a model type without arithmetic here, and VramprobeError for a
+    key that is missing or has a value no such model can have.
     """
     model_type = config.get("model_type")
-    try:
-        if model_type in LLAMA_LIKE:
-            return _llama_like(config)
-        match model_type:
-            case "gpt_neox":
-                return _gpt_neox(config)
-            case "gpt2":
-                return _gpt2(config)
-            case "opt":
-                return _opt(config)
-    except KeyError as missing:
-        raise VramprobeError(f"the {model_type} config.json has no {missing}; it is needed to count memory") from None
+    checked = _Config(config)
+    if model_type in LLAMA_LIKE:
+        return _llama_like(checked)
+    match model_type:
+        case "gpt_neox":
+            return _gpt_neox(checked)
+        case "gpt2":
+            return _gpt2(checked)
+        case "opt":
+            return _opt(checked)
     raise UnsupportedArchitecture(
-        f"the formula engine has no arithmetic for model type {model_type!r}; it knows "
-        f"{', '.join(SUPPORTED_MODEL_TYPES)}. Measure the model, or predict with the trace engine."
+        f"model type {model_type!r} cannot be predicted by this version, which has arithmetic for "
+        f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
     )
+
+
+class _Config:
+    """A config.json whose values are checked as they are read; an error says the key, what it is and what it may be.
+
+    A default is what transformers' own config class has for an absent key.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values, self.model_type = values, values.get("model_type")
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A count or a width; null means the default, and without one the key must be there."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise VramprobeError(
+                f"the {self.model_type} config.json has no {key!r}; it is needed to count memory: a whole number of 1 "
+                "or more"
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(key, "a whole number of 1 or more")
+        return value
+
+    def absent_or_size(self, key: str, default: int | None) -> int | None:
+        """A size that null switches off; the default is for an absent key."""
+        return None if self.values.get(key, default) is None else self.size(key, default)
+
+    def rate(self, key: str, default: float) -> float:
+        """A probability or a share."""
+        value = self.values.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise self._wrong(key, "a number from 0 to 1")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A yes or no; null counts as no, as in the models' own code."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool | None):
+            raise self._wrong(key, "true or false")
+        return bool(value)
+
+    def text(self, key: str, default: str) -> str:
+        """A name."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a name in quotes")
+        return value
+
+    def part(self, key: str) -> _Config:
+        """The config nested under this key, empty where there is none."""
+        value = self.values.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, "an object")
+        return _Config({"model_type": self.model_type, **value})
+
+    def require_multiple(self, key: str, other: str, value: int, divisor: int) -> None:
+        """Raise unless ``value``, of this key, is a multiple of ``divisor``, of the other."""
+        if value % divisor:
+            raise VramprobeError(
+                f"the {self.model_type} config.json has {key} {value} and {other} {divisor}; {key} must be a multiple "
+                f"of {other}"
+            )
+
+    def _wrong(self, key: str, allowed: str) -> VramprobeError:
+        given = repr(self.values.get(key))
+        given = given if len(given) <= 60 else f"{given[:60]}…"
+        return VramprobeError(f"the {self.model_type} config.json has {key} {given}; it must be {allowed}")
 
 
 def _in_out(parameter: Parameter, model_type: str) -> tuple[int, int]:
@@ -164,20 +223,27 @@ class _Inventory:
             self.add("lm_head.weight", (vocab_size, size), "head")
 
 
-def _llama_like(config: Mapping[str, Any]) -> Architecture:
-    model_type, hidden, mlp = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    num_heads = config["num_attention_heads"]
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
-    head_size = config.get("head_dim") or hidden // num_heads
-    tied = config.get("tie_word_embeddings", False)
+def _llama_like(config: _Config) -> Architecture:
+    model_type = config.values["model_type"]
+    hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
+    num_heads = config.size("num_attention_heads")
+    if model_type == "llama":  # the others only need whole heads
+        config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    num_kv_heads = num_heads
+    if "num_key_value_heads" not in config.values:
+        num_kv_heads = _DEFAULT_KV_HEADS.get(model_type, num_heads)
+    num_kv_heads = config.size("num_key_value_heads", num_kv_heads)
+    config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
+    head_size = config.size("head_dim", 128 if model_type == "qwen3" else max(1, hidden // num_heads))
+    tied = config.flag("tie_word_embeddings", False)
     # Qwen2 has biases on q, k and v whatever the config says; Llama and Qwen3 ask attention_bias; Mistral has none.
-    asked = bool(config.get("attention_bias", False)) and model_type in ("llama", "qwen3")
+    asked = config.flag("attention_bias", False) and model_type in ("llama", "qwen3")
     qkv_bias, out_bias = model_type == "qwen2" or asked, asked
-    mlp_bias = bool(config.get("mlp_bias", False)) and model_type == "llama"
+    mlp_bias = config.flag("mlp_bias", False) and model_type == "llama"
     queries, keys = num_heads * head_size, num_kv_heads * head_size
 
     inventory, layer = _Inventory(), "model.layers.{layer}"
-    inventory.embedding("model.embed_tokens", config["vocab_size"], hidden)
+    inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
     inventory.linear(f"{layer}.self_attn.q_proj", hidden, queries, qkv_bias)
     inventory.linear(f"{layer}.self_attn.k_proj", hidden, keys, qkv_bias)
     inventory.linear(f"{layer}.self_attn.v_proj", hidden, keys, qkv_bias)
@@ -191,26 +257,27 @@ def _llama_like(config: Mapping[str, Any]) -> Architecture:
     inventory.add(f"{layer}.input_layernorm.weight", (hidden,), "norm")
     inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
-    inventory.head(config["vocab_size"], hidden, tied)
+    inventory.head(config.size("vocab_size"), hidden, tied)
     # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well.
-    windowed = model_type == "mistral" or config.get("use_sliding_window", False)
+    windowed = model_type == "mistral" or config.flag("use_sliding_window", False)
     return Architecture(
-        model_type=model_type, num_layers=config["num_hidden_layers"], hidden_size=hidden, mlp_size=mlp,
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config["vocab_size"],
-        tied=tied, activation=config.get("hidden_act", "silu"), embedding_size=hidden, rotary_size=head_size,
-        attention_dropout=config.get("attention_dropout", 0.0),
-        sliding_window=config.get("sliding_window") if windowed else None,
+        model_type=model_type, num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"),
+        tied=tied, activation=config.text("hidden_act", "silu"), embedding_size=hidden, rotary_size=head_size,
+        attention_dropout=config.rate("attention_dropout", 0.0),
+        sliding_window=config.absent_or_size("sliding_window", 4096) if windowed else None,
         parameters=tuple(inventory.parameters),
     )  # fmt: skip
 
 
-def _gpt_neox(config: Mapping[str, Any]) -> Architecture:
-    hidden, mlp = config["hidden_size"], config["intermediate_size"]
-    num_heads = config["num_attention_heads"]
-    tied, bias = config.get("tie_word_embeddings", False), config.get("attention_bias", True)
-    dropout = config.get("hidden_dropout", 0.0)
+def _gpt_neox(config: _Config) -> Architecture:
+    hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
+    num_heads = config.size("num_attention_heads")
+    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    tied, bias = config.flag("tie_word_embeddings", False), config.flag("attention_bias", True)
+    dropout = config.rate("hidden_dropout", 0.0)
     inventory, layer = _Inventory(), "gpt_neox.layers.{layer}"
-    inventory.embedding("gpt_neox.embed_in", config["vocab_size"], hidden)
+    inventory.embedding("gpt_neox.embed_in", config.size("vocab_size"), hidden)
     inventory.layer_norm(f"{layer}.input_layernorm", hidden)
     inventory.layer_norm(f"{layer}.post_attention_layernorm", hidden)
     inventory.linear(f"{layer}.attention.query_key_value", hidden, 3 * hidden, bias)
@@ -218,31 +285,31 @@ def _gpt_neox(config: Mapping[str, Any]) -> Architecture:
     inventory.linear(f"{layer}.mlp.dense_h_to_4h", hidden, mlp, True)
     inventory.linear(f"{layer}.mlp.dense_4h_to_h", mlp, hidden, True)
     inventory.layer_norm("gpt_neox.final_layer_norm", hidden)
-    inventory.head(config["vocab_size"], hidden, tied)
+    inventory.head(config.size("vocab_size"), hidden, tied)
     return Architecture(
-        model_type="gpt_neox", num_layers=config["num_hidden_layers"], hidden_size=hidden, mlp_size=mlp,
-        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config["vocab_size"],
-        tied=tied, activation=config.get("hidden_act", "gelu"), embedding_size=hidden,
+        model_type="gpt_neox", num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
+        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config.size("vocab_size"),
+        tied=tied, activation=config.text("hidden_act", "gelu"), embedding_size=hidden,
         rotary_size=int(hidden // num_heads * _partial_rotary(config)),
-        parallel_residual=config.get("use_parallel_residual", True), embedding_dropout=dropout,
-        attention_dropout=config.get("attention_dropout", 0.0), residual_dropout=dropout,
+        parallel_residual=config.flag("use_parallel_residual", True), embedding_dropout=dropout,
+        attention_dropout=config.rate("attention_dropout", 0.0), residual_dropout=dropout,
         parameters=tuple(inventory.parameters),
     )  # fmt: skip
 
 
-def _partial_rotary(config: Mapping[str, Any]) -> float:
+def _partial_rotary(config: _Config) -> float:
     """Rotated share of a head: transformers 5 writes it under rope_parameters, older configs as rotary_pct."""
-    rope = config.get("rope_parameters") or {}
-    return rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
+    return config.part("rope_parameters").rate("partial_rotary_factor", config.rate("rotary_pct", 0.25))
 
 
-def _gpt2(config: Mapping[str, Any]) -> Architecture:
-    hidden, num_heads = config["n_embd"], config["n_head"]
-    mlp = config.get("n_inner") or 4 * hidden
-    tied = config.get("tie_word_embeddings", True)
+def _gpt2(config: _Config) -> Architecture:
+    hidden, num_heads = config.size("n_embd"), config.size("n_head")
+    config.require_multiple("n_embd", "n_head", hidden, num_heads)
+    mlp = config.size("n_inner", 4 * hidden)
+    tied = config.flag("tie_word_embeddings", True)
     inventory, layer = _Inventory(), "transformer.h.{layer}"
-    inventory.embedding("transformer.wte", config["vocab_size"], hidden)
-    inventory.embedding("transformer.wpe", config["n_positions"], hidden)
+    inventory.embedding("transformer.wte", config.size("vocab_size"), hidden)
+    inventory.embedding("transformer.wpe", config.size("n_positions"), hidden)
     inventory.layer_norm(f"{layer}.ln_1", hidden)
     inventory.linear(f"{layer}.attn.c_attn", hidden, 3 * hidden, True, transposed=True)
     inventory.linear(f"{layer}.attn.c_proj", hidden, hidden, True, transposed=True)
@@ -250,30 +317,31 @@ def _gpt2(config: Mapping[str, Any]) -> Architecture:
     inventory.linear(f"{layer}.mlp.c_fc", hidden, mlp, True, transposed=True)
     inventory.linear(f"{layer}.mlp.c_proj", mlp, hidden, True, transposed=True)
     inventory.layer_norm("transformer.ln_f", hidden)
-    inventory.head(config["vocab_size"], hidden, tied)
+    inventory.head(config.size("vocab_size"), hidden, tied)
     return Architecture(
-        model_type="gpt2", num_layers=config["n_layer"], hidden_size=hidden, mlp_size=mlp, num_heads=num_heads,
-        num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config["vocab_size"], tied=tied,
-        activation=config.get("activation_function", "gelu_new"), embedding_size=hidden, rotary_size=0,
-        embedding_dropout=config.get("embd_pdrop", 0.1), attention_dropout=config.get("attn_pdrop", 0.1),
-        residual_dropout=config.get("resid_pdrop", 0.1), parameters=tuple(inventory.parameters),
+        model_type="gpt2", num_layers=config.size("n_layer"), hidden_size=hidden, mlp_size=mlp, num_heads=num_heads,
+        num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config.size("vocab_size"), tied=tied,
+        activation=config.text("activation_function", "gelu_new"), embedding_size=hidden, rotary_size=0,
+        embedding_dropout=config.rate("embd_pdrop", 0.1), attention_dropout=config.rate("attn_pdrop", 0.1),
+        residual_dropout=config.rate("resid_pdrop", 0.1), parameters=tuple(inventory.parameters),
     )  # fmt: skip
 
 
-def _opt(config: Mapping[str, Any]) -> Architecture:
-    hidden, mlp, num_heads = config["hidden_size"], config["ffn_dim"], config["num_attention_heads"]
-    embedding = config.get("word_embed_proj_dim") or hidden
-    tied, bias = config.get("tie_word_embeddings", True), config.get("enable_bias", True)
-    norm_first = config.get("do_layer_norm_before", True)
-    dropout = config.get("dropout", 0.1)
+def _opt(config: _Config) -> Architecture:
+    hidden, mlp, num_heads = config.size("hidden_size"), config.size("ffn_dim"), config.size("num_attention_heads")
+    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    embedding = config.size("word_embed_proj_dim", hidden)
+    tied, bias = config.flag("tie_word_embeddings", True), config.flag("enable_bias", True)
+    norm_first = config.flag("do_layer_norm_before", True)
+    dropout = config.rate("dropout", 0.1)
     inventory, layer = _Inventory(), "model.decoder.layers.{layer}"
-    inventory.embedding("model.decoder.embed_tokens", config["vocab_size"], embedding)
+    inventory.embedding("model.decoder.embed_tokens", config.size("vocab_size"), embedding)
     # OPT shifts its positions by two: OPTLearnedPositionalEmbedding.offset.
-    inventory.embedding("model.decoder.embed_positions", config["max_position_embeddings"] + 2, hidden)
+    inventory.embedding("model.decoder.embed_positions", config.size("max_position_embeddings") + 2, hidden)
     if embedding != hidden:
         inventory.linear("model.decoder.project_out", hidden, embedding, False)
         inventory.linear("model.decoder.project_in", embedding, hidden, False)
-    if norm_first and not config.get("_remove_final_layer_norm", False):
+    if norm_first and not config.flag("_remove_final_layer_norm", False):
         inventory.layer_norm("model.decoder.final_layer_norm", hidden)
     for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
         inventory.linear(f"{layer}.self_attn.{name}", hidden, hidden, bias)
@@ -281,11 +349,11 @@ def _opt(config: Mapping[str, Any]) -> Architecture:
     inventory.linear(f"{layer}.fc1", hidden, mlp, bias)
     inventory.linear(f"{layer}.fc2", mlp, hidden, bias)
     inventory.layer_norm(f"{layer}.final_layer_norm", hidden)
-    inventory.head(config["vocab_size"], embedding, tied)
+    inventory.head(config.size("vocab_size"), embedding, tied)
     return Architecture(
-        model_type="opt", num_layers=config["num_hidden_layers"], hidden_size=hidden, mlp_size=mlp,
-        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config["vocab_size"],
-        tied=tied, activation=config.get("activation_function", "relu"), embedding_size=embedding, rotary_size=0,
-        norm_first=norm_first, embedding_dropout=0.0, attention_dropout=config.get("attention_dropout", 0.0),
+        model_type="opt", num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
+        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config.size("vocab_size"),
+        tied=tied, activation=config.text("activation_function", "relu"), embedding_size=embedding, rotary_size=0,
+        norm_first=norm_first, embedding_dropout=0.0, attention_dropout=config.rate("attention_dropout", 0.0),
         residual_dropout=dropout, parameters=tuple(inventory.parameters),
     )  # fmt: skip

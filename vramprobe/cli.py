@@ -6,10 +6,13 @@ error or a cell that failed, 2 wrong usage, 130 and 143 interrupted.
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import json
 import math
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +36,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
-_EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
+_EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 
 
 def _choices(kind: Any) -> str:
@@ -247,14 +250,23 @@ def _print_json(value: Any) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's error is one line on stderr and exit code 1."""
+    """Run the command line; a user's error is one line on stderr and exit code 1.
+
+    SIGINT, SIGTERM and SIGHUP unwind like an exit, so that workers and temporary files go with us.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:
         app()
     except VramprobeError as error:
         print(f"vramprobe: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more can be said there; spare us the last flush
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        print(f"vramprobe: the output could not be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -48,9 +49,10 @@ def working(what: str) -> Iterator[None]:
 def print_record(record: RunRecord) -> None:
     """One measurement: the peak, its phase, and a bar for each cause."""
     console = Console(highlight=False)
-    console.print(f"[bold]{record.cell_id}[/]  ({record.instrument} instrument, {record.environment.device_name})")
+    device = escape(record.environment.device_name)
+    console.print(f"[bold]{escape(record.cell_id)}[/]  ({record.instrument} instrument, {device})", soft_wrap=True)
     if record.outcome.kind != "ok":
-        console.print(f"[red]{record.outcome.kind}[/]: {describe_outcome(record.outcome)}", soft_wrap=True)
+        console.print(f"[red]{record.outcome.kind}[/]: {escape(describe_outcome(record.outcome))}", soft_wrap=True)
     if record.peak is None or record.ledger is None:
         return
     peak, ledger = record.peak, record.ledger
@@ -89,7 +91,7 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
             console.print(f"     {format_bytes(tier.value)} {name.removesuffix('_bytes')} ({low} to {high})")
     _print_bars(console, prediction.terms)
     for warning in prediction.warnings:
-        console.print(f"[yellow]note[/]: {warning}", soft_wrap=True)
+        console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     if verdict is not None:
         console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({verdict.reason})", soft_wrap=True)
 
@@ -98,14 +100,14 @@ def print_fit(model: MemoryModel, path: Path) -> None:
     """What was fitted, how well, and where it was written."""
     console = Console(highlight=False)
     console.print(
-        f"{model.num_records} records of {len(model.models)} models ({', '.join(model.models)}), "
-        f"{model.instrument} instrument, {model.device_name}",
+        f"{model.num_records} records of {len(model.models)} models ({escape(', '.join(model.models))}), "
+        f"{model.instrument} instrument, {escape(model.device_name)}",
         soft_wrap=True,
     )
     if model.num_lower_bounds:
         console.print(f"{model.num_lower_bounds} out-of-memory records as lower bounds")
     for reason, count in model.left_out.items():
-        console.print(f"[yellow]left out[/] {count}: {reason}", soft_wrap=True)
+        console.print(f"[yellow]left out[/] {count}: {escape(reason)}", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for title in ("relative error", "records", "mean", "worst"):
         table.add_column(title, justify="left" if title == "relative error" else "right")
@@ -118,8 +120,8 @@ def print_fit(model: MemoryModel, path: Path) -> None:
     coefficients = ", ".join(f"{term} {value:.4f}" for term, value in model.coefficients.items())
     console.print(f"coefficients: {coefficients}; constant {format_bytes(model.constant_bytes)}", soft_wrap=True)
     for warning in model.warnings:
-        console.print(f"[yellow]note[/]: {warning}", soft_wrap=True)
-    console.print(f"written to {path}", soft_wrap=True)
+        console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+    console.print(f"written to {escape(str(path))}", soft_wrap=True)
 
 
 def print_report(paths: Iterable[Path]) -> None:
@@ -158,9 +160,11 @@ def print_summary(summary: RunSummary) -> None:
     """How a sweep ended, and how to go on."""
     console = Console(highlight=False)
     for note in summary.notes:
-        console.print(f"[yellow]note[/]: {note}", soft_wrap=True)
+        console.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
     done = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.counts().items())) or "nothing to run"
-    console.print(f"{done}; {summary.kept} kept of {summary.total} cells → {summary.journal}", soft_wrap=True)
+    console.print(
+        f"{done}; {summary.kept} kept of {summary.total} cells → {escape(str(summary.journal))}", soft_wrap=True
+    )
     if summary.stopped_by:
         console.print(f"stopped by {summary.stopped_by}; run the same command again to go on")
 
@@ -191,9 +195,9 @@ class _LiveBar:
             self._task = self._bar.add_task("", total=event.total, eta="")
         eta = self._eta.after(event)
         if event.kind != "started":
-            self._bar.console.print(_event_text(event), soft_wrap=True)
+            self._bar.console.print(escape(_event_text(event)), soft_wrap=True)
         done = event.index if event.kind != "started" else event.index - 1
-        self._bar.update(self._task, completed=done, description=event.spec.cell_id, eta=eta)
+        self._bar.update(self._task, completed=done, description=escape(event.spec.cell_id), eta=eta)
 
 
 class _Eta:
@@ -237,7 +241,7 @@ def _print_event_json(event: Event) -> None:
 def _event_text(event: Event) -> str:
     head = f"[{event.index}/{event.total}] {event.spec.cell_id}"
     if event.record is None:
-        return f"{head}  {event.kind}: {event.reason}".replace("[", "\\[")
+        return f"{head}  {event.kind}: {event.reason}"
     outcome, peak = event.record.outcome, event.record.peak
     text = f"{head}  {outcome.kind}"
     if peak is not None:

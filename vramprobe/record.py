@@ -26,6 +26,10 @@ PhaseName = Literal["load", "prepare", "batch", "forward", "backward", "optimize
 TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
 
 
+#: Bytes or a count: never negative. What is a difference of two readings may be (device use, unaccounted).
+Amount = Annotated[int, Field(ge=0)]
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,16 +40,16 @@ class PhaseMemory(_Frozen):
     name: PhaseName
     step: int | None = None  # 1-based; None for load, prepare and batch
     micro_step: int | None = None  # 1-based, for forward and backward under gradient accumulation
-    allocated_end_bytes: int
-    allocated_peak_bytes: int
-    reserved_end_bytes: int | None = None
-    reserved_peak_bytes: int | None = None
-    requested_end_bytes: int | None = None
-    requested_peak_bytes: int | None = None
-    active_end_bytes: int | None = None
-    active_peak_bytes: int | None = None
+    allocated_end_bytes: Amount
+    allocated_peak_bytes: Amount
+    reserved_end_bytes: Amount | None = None
+    reserved_peak_bytes: Amount | None = None
+    requested_end_bytes: Amount | None = None
+    requested_peak_bytes: Amount | None = None
+    active_end_bytes: Amount | None = None
+    active_peak_bytes: Amount | None = None
     device_used_bytes: int | None = None  # NVML at the phase's end, less the baseline before the context
-    rss_end_bytes: int | None = None  # the process's resident set
+    rss_end_bytes: Amount | None = None  # the process's resident set
 
 
 class Composition(_Frozen):
@@ -54,14 +58,16 @@ class Composition(_Frozen):
     On cuda in requested bytes: what the caching allocator rounds up or does not split off has no cause.
     """
 
-    total_bytes: int
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_state_bytes: int
-    batch_bytes: int
-    saved_activations_bytes: int  # made in forward, alive when forward ended
-    temporaries_bytes: int  # the rest: live only within the phase
-    other_bytes: int = 0  # there before the step and no tensor of the workload's: cuBLAS workspaces, libraries' tables
+    total_bytes: Amount
+    weights_bytes: Amount
+    gradients_bytes: Amount
+    optimizer_state_bytes: Amount
+    batch_bytes: Amount
+    saved_activations_bytes: Amount  # made in forward, alive when forward ended
+    temporaries_bytes: Amount  # the rest: live only within the phase
+    other_bytes: Amount = (
+        0  # there before the step and no tensor of the workload's: cuBLAS workspaces, libraries' tables
+    )
 
     def parts(self) -> dict[str, int]:
         """The parts by name, without the total."""
@@ -74,10 +80,10 @@ class Ledger(_Frozen):
     What is read off the allocator is in requested bytes on cuda, for the same reason as in Composition.
     """
 
-    weights_bytes: int  # parameters, buffers and quantisation state
-    gradients_bytes: int  # at the end of backward
-    optimizer_state_bytes: int  # after the first step
-    batch_bytes: int
+    weights_bytes: Amount  # parameters, buffers and quantisation state
+    gradients_bytes: Amount  # at the end of backward
+    optimizer_state_bytes: Amount  # after the first step
+    batch_bytes: Amount
     saved_activations_bytes: int  # allocated at the end of forward less at its start
     unaccounted_bytes: int  # idle allocated memory less all of the above that is alive then
     at_peak: Composition | None = None  # null where no allocation trace was taken
@@ -88,19 +94,19 @@ class Peak(_Frozen):
 
     phase: PhaseName
     step: int
-    allocated_bytes: int
-    reserved_bytes: int | None = None
+    allocated_bytes: Amount
+    reserved_bytes: Amount | None = None
     device_bytes: int | None = None  # reserved + context + rest, as NVML saw it; null where NVML is not there
-    load_allocated_bytes: int  # peak while loading and preparing
+    load_allocated_bytes: Amount  # peak while loading and preparing
 
 
 class ModelFacts(_Frozen):
     """Seen on the live model, not taken from its name."""
 
-    num_params: int  # logical parameters of the base model (a 4-bit weight counts its elements), tied ones once
-    num_trainable_params: int
-    num_quantised_params: int
-    quantised_weights_bytes: int  # packed weights and their quantisation state
+    num_params: Amount  # logical parameters of the base model (a 4-bit weight counts its elements), tied ones once
+    num_trainable_params: Amount
+    num_quantised_params: Amount
+    quantised_weights_bytes: Amount  # packed weights and their quantisation state
     residual_dtype: str | None = None  # dtype of the hidden states between layers, e.g. "float32"
     attention_kernels: list[str] = []  # fused ones that ran, e.g. "ScaledDotProductFlashAttentionForCpu"
 

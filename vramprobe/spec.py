@@ -7,8 +7,10 @@ Never touches torch, a GPU or the network (the catalog does that, on request).
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import re
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
@@ -63,7 +65,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class CellSpec(BaseModel):
     """One cell: everything that decides its memory, resolved. Build it with :func:`resolve`, not by hand."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
     architecture: dict[str, Any]  # the model's config.json, after the depth cut
@@ -120,6 +122,13 @@ class CellSpec(BaseModel):
             raise ValueError("must be 0 (no timing) or more")
         return value
 
+    @field_validator("seed")
+    @classmethod
+    def _a_seed(cls, value: int) -> int:
+        if not 0 <= value < 2**63:
+            raise ValueError("must be from 0 to 2^63 - 1, which is what torch takes")
+        return value
+
     @field_validator("lora_targets")
     @classmethod
     def _targets_text(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
@@ -127,6 +136,8 @@ class CellSpec(BaseModel):
             value = tuple(name.strip() for name in value.split(",") if name.strip())
         if value == ():
             raise ValueError("names no module; use all-linear, q_v, or names such as q_proj,v_proj")
+        if isinstance(value, tuple) and not all(re.fullmatch(r"[\w.]+", name) for name in value):
+            raise ValueError("module names have letters, digits, _ and . only, such as q_proj,v_proj")
         return value
 
     @model_validator(mode="after")
@@ -223,6 +234,9 @@ def resolve(
     """
     if unknown := sorted(set(rest) - set(option_names())):
         raise SpecError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(option_names())}")
+    for name, value, kind in (("model", model, str), ("num_layers", num_layers, int), ("lora_r", lora_r, int)):
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise SpecError(f"{name}: {value!r} given; must be {'text' if kind is str else 'a whole number'}")
     named = _recipe_values(recipe, dtype=dtype, autocast=autocast, lora_dtype=lora_dtype)
     entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
     architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
@@ -265,6 +279,10 @@ def _plain(problem: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     given = problem["input"]
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "literal_error":
+        choices = get_args(CellSpec.model_fields[where].annotation) if where in CellSpec.model_fields else ()
+        near = difflib.get_close_matches(str(given).lower(), [str(choice) for choice in choices], n=1)
+        message = f"allowed: {problem['ctx']['expected']}" + (f". Nearest: {near[0]}" if near else "")
     shown = "" if isinstance(given, dict | CellSpec) else f": {given!r} given"
     return f"{where}{shown}; {message}" if where else message
 
@@ -300,6 +318,8 @@ def _method_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          f"kbit_prep {spec.kbit_prep} prepares a quantised model; it needs method qlora"),
         (spec.method == "full" and (spec.dora or any(value is not None for value in adapters)),
          "LoRA options (lora_*, dora) were given, but method full trains no adapters; use method lora or qlora"),
+        (spec.dora and spec.quant == "int8",
+         "peft's DoRA cannot start from an int8 base; use quant nf4 or fp4, or plain LoRA"),
         (spec.method != "full" and (spec.lora_r or 0) < 1, f"lora_r must be at least 1, {spec.lora_r} given"),
         (spec.lora_dropout is not None and not 0 <= spec.lora_dropout < 1,
          f"lora_dropout must be in [0, 1), {spec.lora_dropout} given"),

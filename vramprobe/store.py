@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def append(path: str | Path, record: RunRecord) -> str | None:
         is_new = not path.exists()
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise _cannot_write(path, error, _rescued(line, record)) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # another's line in the making must not pass for a torn one
         warning = _move_torn_tail(path, descriptor)
@@ -70,7 +71,7 @@ def append(path: str | Path, record: RunRecord) -> str | None:
         if is_new:
             _sync_folder(path.parent)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise _cannot_write(path, error, _rescued(line, record)) from error
     finally:
         os.close(descriptor)
     return warning
@@ -218,7 +219,32 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _cannot_write(path: Path, error: OSError) -> StoreError:
+def require_writable(path: str | Path) -> None:
+    """Raise StoreError, before anything is measured, where :func:`append` could not write to ``path``."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        if not existed:
+            path.unlink()
+        elif not path.is_file():
+            raise OSError(errno.EINVAL, "not a plain file")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _rescued(line: bytes, record: RunRecord) -> str:
+    """Where a record went that could not be stored: the temporary folder, if that has room. What was measured stays."""
+    path = Path(tempfile.gettempdir()) / f"vramprobe-{record.attempt_id}.jsonl"
+    try:
+        path.write_bytes(line)
+    except OSError:
+        return " The last record found no place in the temporary folder either."
+    return f" The last record is in {path}; append that line to the journal when there is room."
+
+
+def _cannot_write(path: Path, error: OSError, rescued: str = "") -> StoreError:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             todo = "the disk (or your quota) is full: free some space and resume"
@@ -229,8 +255,9 @@ def _cannot_write(path: Path, error: OSError) -> StoreError:
         case errno.ENOTDIR | errno.EEXIST:
             todo = "a file stands where a folder is needed: choose another path"
         case _:
-            todo = "see the system's message"
-    return StoreError(f"cannot write to {path}: {todo} ({error.strerror}). What was written before is untouched.")
+            todo = "name a file in a folder that exists and can be written"
+    untouched = "What was written before is untouched."
+    return StoreError(f"cannot write to {path}: {todo} ({error.strerror}). {untouched}{rescued}")
 
 
 def _files(place: Path) -> tuple[Path, ...]:

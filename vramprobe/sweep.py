@@ -90,6 +90,8 @@ def load_sweep(path: str | Path, *, device: str, overrides: dict[str, Any] | Non
             if cell.fingerprint in cells:
                 notes.append(f"{block.where}: {cell.cell_id} is in the sweep already; kept once")
             cells.setdefault(cell.fingerprint, cell)
+    if not cells:
+        raise SpecError(f"{path}: its excludes leave no cell; drop one of them")
     return Sweep(
         name=_name(content.get("name", Path(path).stem), str(path)),
         description=str(content.get("description", "")),

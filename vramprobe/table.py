@@ -24,7 +24,8 @@ _SPEC_COLUMNS = tuple(name for name in CellSpec.model_fields if name != "archite
 def to_row(record: rec.RunRecord) -> dict[str, Any]:
     """One record as column → value: the cell, its outcome, the peak by tier, the ledger, times, machine, versions.
 
-    ``at_peak_…_bytes`` are the parts of the peak (in requested bytes on cuda); ``step_seconds`` is the median of the timed steps.
+    ``at_peak_…_bytes`` are the parts of the peak (in requested bytes on cuda); ``step_seconds`` is the median of
+    the timed steps.
     """
     spec, environment = record.spec, record.environment
     return {

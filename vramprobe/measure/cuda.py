@@ -131,6 +131,9 @@ class CudaInstrument:
         gradients = Holding("gradients", after_backward, frozenset(held.get("gradients", {})))
         new = composition(lifetimes(events), [gradients], forwards, step_start=0, at=totals.index(peak_bytes))
         resident = {cause: sum(held.get(cause, {}).values()) for cause in ("weights", "optimizer_state", "batch")}
+        other_bytes = peak_bytes - new.total_bytes - sum(resident.values())
+        if other_bytes < 0:
+            return None  # some of what we hold is not in this allocator
         return Composition(
             total_bytes=peak_bytes,
             weights_bytes=resident["weights"],
@@ -139,7 +142,7 @@ class CudaInstrument:
             batch_bytes=resident["batch"],
             saved_activations_bytes=new.saved_activations_bytes,
             temporaries_bytes=new.temporaries_bytes,
-            other_bytes=peak_bytes - new.total_bytes - sum(resident.values()),
+            other_bytes=other_bytes,
         )
 
     def _reset(self) -> None:

@@ -8,6 +8,7 @@ a time, never reused. It serves the cpu instrument: a server that must prove it 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -60,15 +61,11 @@ class ForkServer:
                 os.kill(self._child, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server; a running child goes with it."""
-        self.kill_child()
+        """End the server at once; a running child goes with it (see ``_die_with_the_server``)."""
+        self._process.kill()
+        self._process.wait()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
         self._process.stdout.close()
 
     def _answer(self, timeout_seconds: float | None) -> dict[str, Any] | None:
@@ -105,6 +102,7 @@ def _become_the_cell(request: dict[str, str]) -> None:
     """In the child: log in place of the pipes, run, leave without the parent's clean-up."""
     status = 1
     try:
+        _die_with_the_server()
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -121,6 +119,11 @@ def _become_the_cell(request: dict[str, str]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _die_with_the_server() -> None:
+    """Linux kills this process when its parent dies, however that comes about (prctl(2), PR_SET_PDEATHSIG = 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _wait(pid: int, stdin: int) -> int:

@@ -1,8 +1,8 @@
 """Sweep → records: each cell in its own process, each record stored and synced before the next cell starts.
 
 In: cells and a results folder. Out: the journal in that folder, and a summary. Resumes where it stopped; a failed cell
-never ends the sweep; SIGINT and SIGTERM end it with the running cell recorded as interrupted. Never prints: whoever
-shows progress passes ``on_event``.
+never ends the sweep; SIGINT, SIGTERM and SIGHUP end it with the running cell recorded as interrupted. Never prints:
+whoever shows progress passes ``on_event``.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def run(
                 summary.stopped_by = signals.stopped_by or (None if clock.allows_another() else OUT_OF_TIME)
                 if summary.stopped_by:
                     break
-                log = logs / f"{cell.spec.cell_id}.{cell.spec.fingerprint}.log"
+                log = logs / f"{cell.spec.cell_id[:100]}.{cell.spec.fingerprint}.log"
                 on_event(replace(event, kind="started", log=log))
                 launcher = launcher_for(cell.spec)
                 with clock.timing() as limit_seconds:
@@ -191,8 +191,11 @@ def _launchers(sweep: Sweep, logs: Path) -> Iterator[Callable[[CellSpec], Launch
         spawner.close()
 
 
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class _Signals:
-    """SIGINT and SIGTERM while a sweep runs: they end the running cell, and the sweep after its record is stored.
+    """SIGINT, SIGTERM and SIGHUP while a sweep runs: they end the running cell, and the sweep once it is recorded.
 
     Outside ``raising`` a signal is only noted, so that no line is half written. Only the main thread can catch them.
     """
@@ -203,11 +206,11 @@ class _Signals:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """Take the two signals over; give them back at the end."""
+        """Take the signals over; give them back at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {signum: signal.signal(signum, self._arrived) for signum in (signal.SIGINT, signal.SIGTERM)}
+        before = {signum: signal.signal(signum, self._arrived) for signum in _CAUGHT}
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ from vramprobe.architecture import Architecture, architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import families, parameters
 from vramprobe.terms.modules import Model
-from vramprobe.terms.optimizer import optimizer_state_bytes, optimizer_temporaries_bytes, paged_state_bytes
+from vramprobe.terms.optimizer import allocated_state_bytes, optimizer_state_bytes, optimizer_temporaries_bytes
 from vramprobe.terms.tape import Tape
 
 #: Depths of the two shallow walks; memory is linear in depth from the first layer that is neither first nor last.
@@ -57,7 +57,7 @@ def moments(spec: CellSpec) -> list[Moment]:
     """
     arch = architecture(spec.architecture)
     idle = _idle_terms(spec, arch)
-    idle["optimizer_state"] -= paged_state_bytes(spec, arch)
+    idle["optimizer_state"] = allocated_state_bytes(spec, arch)
     _, places = _walk(spec, arch)
     made = [Moment(phase, place, _in_order({**idle, **terms})) for (phase, place), terms in places.items()]
     step = {**idle, "gradients": _gradients_bytes(spec, arch),

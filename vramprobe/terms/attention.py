@@ -75,7 +75,9 @@ def _safe_softmax(scores: Value) -> Value:
 def _eager(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
     """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
     if key.numel != query.numel:
-        key, value = op.repeated(key, query.numel), op.repeated(value, query.numel)
+        # repeat_kv's expand and reshape is a view of a single head, and so is bmm's operand of a single row.
+        single = spec.batch_size == arch.num_kv_heads == 1
+        key, value = (op.repeated(x, query.numel, as_view=single) for x in (key, value))
     dtype = query.dtype
     scores = _product(query, key, _num_scores(spec, arch), spec.autocast)
     scores = op.scaled(scores)

@@ -58,6 +58,7 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
         try:
             layer(model, hidden)
         finally:
+            model.end_of_layers()
             model.leave_autocast()
 
     checkpoint = Checkpoint(tape, run_again)

@@ -93,9 +93,11 @@ class Model:
         given = value if eight_bit else op.cast(value, tensor.dtype)
         num_out, numel = self.num_out(name), given.numel
         whole = self._dequantised(tensor, given.dtype)
+        # The product is an F.linear within bitsandbytes' own: autocast casts what is wider, the whole weight included.
         out_dtype = autocast if autocast != "none" else given.dtype
+        narrow = self._cast_operands(name, numel, tensor.numel, given.dtype, out_dtype)
         out = tape.new(numel // (tensor.numel // num_out) * num_out, out_dtype)
-        del whole
+        del whole, narrow
 
         def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
             weight = self._dequantised(tensor, grads[0].dtype)[0]  # here the scales go before the product
@@ -103,8 +105,18 @@ class Model:
             del weight
             return [made]
 
-        tape.record([given], [out], [given] if eight_bit else [], backward)
+        # MatMul8bitFp and MatMul8bitLt keep the input on ctx, not by save_for_backward: a checkpoint cannot drop it.
+        tape.record([given], [out], [given] if eight_bit else [], backward, recomputable=not eight_bit)
         return out if eight_bit else op.cast(out, value.dtype)
+
+    def _cast_operands(self, name: str, num_in: int, num_weight: int, before: str, after: str) -> tuple[Value, ...]:
+        """Autocast's copies of input, dequantised weight and bias, alive for the product alone."""
+        if before == after:
+            return ()
+        bias = self.tensors.get(f"{name}.bias")
+        with self.tape.cause("dequantisation"):
+            sizes = [num_in, num_weight, *([bias.numel] if bias is not None else [])]
+            return tuple(self.tape.new(size, after) for size in sizes)
 
     def _dequantised(self, tensor: Tensor, dtype: str) -> tuple[Value, ...]:
         """The whole weight in the compute dtype; under double quantisation its fp32 scales are rebuilt first."""

@@ -301,9 +301,10 @@ def _passed_on(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
     return [_as_view(grads[0].tape.view(grads[0]))]
 
 
-def repeated(value: Value, numel: int) -> Value:
+def repeated(value: Value, numel: int, *, as_view: bool = False) -> Value:
     """``repeat_kv``: key and value heads copied to the number of query heads; backward adds them up again."""
-    out, before = value.tape.new(numel, value.dtype), value.numel
+    out = value.tape.view(value, numel) if as_view else value.tape.new(numel, value.dtype)
+    before = value.numel
     out.contiguous = False
     value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.new(before, grads[0].dtype)])
     return out

@@ -28,12 +28,17 @@ def optimizer_state_bytes(spec: CellSpec, arch: Architecture) -> int:
     return state + (_num_states(spec) * QMAP_BYTES if shared else 0)
 
 
-def paged_state_bytes(spec: CellSpec, arch: Architecture) -> int:
-    """The part of the state that a paged optimizer keeps in managed memory, which torch's statistics do not see."""
+def allocated_state_bytes(spec: CellSpec, arch: Architecture) -> int:
+    """Bytes of the state as torch's statistics see them: without what a paged optimizer keeps in managed memory."""
+    state = optimizer_state_bytes(spec, arch)
+    if spec.optim.endswith("8bit") and spec.device == "cpu":
+        # The optimizer itself makes both code books on the CPU (fill_qmap), whether or not a state uses them.
+        trained = trained_tensors(spec, arch)
+        state += (2 - _num_states(spec) * any(_is_8bit(spec, tensor) for tensor in trained)) * QMAP_BYTES
     if not spec.optim.startswith("paged_"):
-        return 0
+        return state
     large = (tensor for tensor in trained_tensors(spec, arch) if tensor.numel >= MIN_PAGED_ELEMENTS)
-    return sum(_paged_bytes(spec, tensor) * tensor.num_copies for tensor in large)
+    return state - sum(_paged_bytes(spec, tensor) * tensor.num_copies for tensor in large)
 
 
 def _paged_bytes(spec: CellSpec, tensor: Tensor) -> int:
@@ -110,9 +115,12 @@ def _working_bytes(spec: CellSpec, tensor: Tensor) -> int:
             # gradient.
             factors = 4 * _adafactor_elements(tensor) if len(tensor.shape) == 2 else 0
             return (2 if is_fp32 else 4) * fp32_bytes + factors
-    # bitsandbytes' CPU code (backends/cpu/ops.py): the scaled gradient, sqrt and quotient in fp32; the parameter too
-    # where it is 16 bit; an 8-bit state is dequantised beside them.
-    copies = 3 + (not is_fp32) + (_num_states(spec) if _is_8bit(spec, tensor) else 0)
+    # bitsandbytes' CPU code (backends/cpu/ops.py): the scaled gradient, and the update in two copies (sqrt and quotient;
+    # Lion: the mixed moment and its sign); the parameter too where it is 16 bit. An 8-bit state is dequantised beside
+    # them, and Lion's 8-bit update has three copies: both scaled terms and their sum.
+    copies = 3 + (not is_fp32)
+    if _is_8bit(spec, tensor):
+        copies += 2  # AdamW: two states; Lion: one state, and one copy more
     return copies * fp32_bytes
 
 

@@ -3,7 +3,9 @@ refused."""
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +190,43 @@ def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_
     if content is not None:
         path.write_text(content)
     with pytest.raises(FitError, match=message):
+        load_fit(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("coefficients", "weights"), float("nan"), "coefficients.weights"),
+        (("coefficients", "weights"), float("inf"), "coefficients.weights"),
+        (("coefficients", "weights"), -1, "coefficients.weights"),
+        (("coefficients", "weights"), 0, "coefficients.weights"),
+        (("coefficients", "luck"), 1, "coefficients of unknown causes: luck"),
+        (("constant_bytes",), -1, "constant_bytes"),
+        (("num_records",), 0, "num_records"),
+        (("ranges", "num_params"), [0, 5], "ranges.num_params"),
+        (("ranges", "seq_len"), [1, -5], "ranges.seq_len"),
+        (("ranges", "batch_size"), [5, 1], "the smallest, 5, is above the largest, 1"),
+        (("ranges", "num_tokens"), [1, 10**400], "ranges.num_tokens"),
+        (("residuals",), {}, "residuals have no 'overall'"),
+        (("leave_one_model_out", "low"), 0, "leave_one_model_out.low"),
+        (("leave_one_model_out", "high"), 0.5, "leave_one_model_out.high"),
+        (("leave_one_model_out", "high"), float("inf"), "leave_one_model_out.high"),
+        (("residuals", "overall", "worst_absolute"), -1, "residuals.overall.worst_absolute"),
+        (("reserved_over_allocated",), {"value": 1.0, "low": 1.1, "high": 1.2}, "must be in this order"),
+        (("reserved_over_allocated",), {"value": 1.0, "low": -1.1, "high": 1.2}, "must be above 0"),
+    ],
+)
+def test_a_damaged_fit_is_refused_when_it_is_read(
+    keys: tuple[str, ...], value: Any, message: str, model: MemoryModel, tmp_path: Path
+) -> None:
+    data = model.model_dump(mode="json")
+    place = data
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path = tmp_path / "fit.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(FitError, match=f"is damaged.*{re.escape(message)}.*fit the records again"):
         load_fit(path)
 
 

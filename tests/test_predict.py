@@ -115,6 +115,19 @@ def test_reserved_and_device_tiers_build_on_allocated(model: MemoryModel) -> Non
     assert prediction.device_bytes.value == prediction.reserved_bytes.value + 500_000_000
 
 
+@pytest.mark.parametrize("with_fit", [False, True])
+@pytest.mark.parametrize("batch_size", [10**23, 10**155, 10**400])
+def test_absurd_sizes_are_arithmetic_or_a_clear_error(with_fit: bool, batch_size: int, model: MemoryModel) -> None:
+    spec = resolve(model="pythia-70m", method="full", device="cpu", batch_size=1, seq_len=128)
+    absurd = spec.model_copy(update={"batch_size": batch_size})
+    if batch_size > 10**200:
+        with pytest.raises(VramprobeError, match=r"more than 10\^300 bytes"):
+            predict(absurd, model if with_fit else None, allow_extrapolation=True)
+        return
+    prediction = predict(absurd, model if with_fit else None, allow_extrapolation=True)
+    assert prediction.peak_allocated_bytes.value > 10**6 * batch_size
+
+
 def with_peak(value: int, high: int) -> Prediction:
     return predict(make_spec()).model_copy(update={"peak_allocated_bytes": Interval(value=value, low=value, high=high)})
 

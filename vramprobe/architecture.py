@@ -227,14 +227,14 @@ def _llama_like(config: _Config) -> Architecture:
     model_type = config.values["model_type"]
     hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
     num_heads = config.size("num_attention_heads")
-    if model_type == "llama":  # the others only need whole heads
-        config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
-    num_kv_heads = num_heads
-    if "num_key_value_heads" not in config.values:
-        num_kv_heads = _DEFAULT_KV_HEADS.get(model_type, num_heads)
-    num_kv_heads = config.size("num_key_value_heads", num_kv_heads)
+    absent_heads = num_heads if "num_key_value_heads" in config.values else _DEFAULT_KV_HEADS.get(model_type, num_heads)
+    num_kv_heads = config.size("num_key_value_heads", absent_heads)
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
-    head_size = config.size("head_dim", 128 if model_type == "qwen3" else max(1, hidden // num_heads))
+    # Qwen3's heads are 128 wide unless its config says otherwise; Llama's config class insists even where it does.
+    given = model_type == "qwen3" or config.values.get("head_dim") is not None
+    if model_type == "llama" or not given:
+        config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    head_size = config.size("head_dim", 128 if model_type == "qwen3" else hidden // num_heads)
     tied = config.flag("tie_word_embeddings", False)
     # Qwen2 has biases on q, k and v whatever the config says; Llama and Qwen3 ask attention_bias; Mistral has none.
     asked = config.flag("attention_bias", False) and model_type in ("llama", "qwen3")
@@ -288,8 +288,9 @@ def _gpt_neox(config: _Config) -> Architecture:
     inventory.head(config.size("vocab_size"), hidden, tied)
     return Architecture(
         model_type="gpt_neox", num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
-        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config.size("vocab_size"),
-        tied=tied, activation=config.text("hidden_act", "gelu"), embedding_size=hidden,
+        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads,
+        vocab_size=config.size("vocab_size"), tied=tied, activation=config.text("hidden_act", "gelu"),
+        embedding_size=hidden,
         rotary_size=int(hidden // num_heads * _partial_rotary(config)),
         parallel_residual=config.flag("use_parallel_residual", True), embedding_dropout=dropout,
         attention_dropout=config.rate("attention_dropout", 0.0), residual_dropout=dropout,
@@ -352,8 +353,9 @@ def _opt(config: _Config) -> Architecture:
     inventory.head(config.size("vocab_size"), embedding, tied)
     return Architecture(
         model_type="opt", num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
-        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config.size("vocab_size"),
-        tied=tied, activation=config.text("activation_function", "relu"), embedding_size=embedding, rotary_size=0,
+        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads,
+        vocab_size=config.size("vocab_size"), tied=tied, embedding_size=embedding, rotary_size=0,
+        activation=config.text("activation_function", "relu"),
         norm_first=norm_first, embedding_dropout=0.0, attention_dropout=config.rate("attention_dropout", 0.0),
         residual_dropout=dropout, parameters=tuple(inventory.parameters),
     )  # fmt: skip

@@ -8,36 +8,50 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vramprobe.errors import FitError
-from vramprobe.terms import Moment
+from vramprobe.terms import CAUSES, Moment
 
 FORMAT = 1
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
 
 
+# Wide enough for any real fit, and narrow enough that no prediction from a damaged one leaves the range of floats.
+Size = Annotated[int, Field(ge=1, le=2**63)]
+Count = Annotated[int, Field(ge=0, le=2**63)]
+Coefficient = Annotated[float, Field(gt=0, le=10)]
+RelativeError = Annotated[float, Field(ge=0, le=1e6)]
+Learnt = Annotated[float, Field(ge=-(2**63), le=2**63)]
+
+
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Spread(_Frozen):
     """A learnt number with its spread over the records."""
 
-    value: float
-    low: float
-    high: float
+    value: Learnt
+    low: Learnt
+    high: Learnt
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"low {self.low}, value {self.value} and high {self.high} must be in this order")
+        return self
 
 
 class ErrorSummary(_Frozen):
     """Relative errors, (predicted − measured) / measured."""
 
-    num_records: int
-    mean_absolute: float
-    worst_absolute: float
+    num_records: Size
+    mean_absolute: RelativeError
+    worst_absolute: RelativeError
     mean_signed: float
 
 
@@ -46,18 +60,25 @@ class LeaveOneModelOut(_Frozen):
 
     overall: ErrorSummary
     by_model: dict[str, ErrorSummary]
-    low: float
-    high: float
+    low: Annotated[float, Field(gt=0, le=1)]
+    high: Annotated[float, Field(ge=1, le=1e6)]
 
 
 class Ranges(_Frozen):
     """What the fit has seen: (smallest, largest) of each number, and every value of each choice."""
 
-    num_params: tuple[int, int]
-    num_tokens: tuple[int, int]
-    seq_len: tuple[int, int]
-    batch_size: tuple[int, int]
+    num_params: tuple[Size, Size]
+    num_tokens: tuple[Size, Size]
+    seq_len: tuple[Size, Size]
+    batch_size: tuple[Size, Size]
     choices: dict[str, list[str]]
+
+    @field_validator("num_params", "num_tokens", "seq_len", "batch_size")
+    @classmethod
+    def _in_order(cls, span: tuple[int, int]) -> tuple[int, int]:
+        if span[0] > span[1]:
+            raise ValueError(f"the smallest, {span[0]}, is above the largest, {span[1]}")
+        return span
 
 
 class MemoryModel(_Frozen):
@@ -69,20 +90,30 @@ class MemoryModel(_Frozen):
     device_name: str
     data_fingerprint: str  # over the records' fingerprints and peaks
     fingerprints: list[str] = []  # of the cells it was fitted on; the report shows these apart from the others
-    num_records: int
-    num_lower_bounds: int  # out-of-memory records, which only bound from below
+    num_records: Size
+    num_lower_bounds: Count  # out-of-memory records, which only bound from below
     left_out: dict[str, int]  # reason → number of records
     models: list[str]
     ranges: Ranges
-    coefficients: dict[str, float]
-    constant_bytes: int
+    coefficients: dict[str, Coefficient]
+    constant_bytes: Count
     residuals: dict[str, ErrorSummary]  # "overall", "method full", "phase backward", …
     leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
-    reserved_over_allocated: Spread | None = None
+    reserved_over_allocated: Spread | None = None  # a ratio, so positive
     device_over_reserved_bytes: Spread | None = None
     versions: dict[str, str | None]
     vramprobe_version: str
     warnings: list[str] = []
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if unknown := sorted(self.coefficients.keys() - set(CAUSES)):
+            raise ValueError(f"coefficients of unknown causes: {', '.join(unknown)}; known: {', '.join(CAUSES)}")
+        if "overall" not in self.residuals:
+            raise ValueError("residuals have no 'overall'")
+        if self.reserved_over_allocated is not None and self.reserved_over_allocated.low <= 0:
+            raise ValueError("reserved_over_allocated must be above 0")
+        return self
 
 
 def save_fit(model: MemoryModel, path: str | Path) -> None:
@@ -114,7 +145,9 @@ def load_fit(path: str | Path) -> MemoryModel:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise FitError(f"{path} is damaged at {where}: {problem['msg']}; fit the records again") from None
+        at = f" at {where}" if where else ""
+        what = problem["msg"].removeprefix("Value error, ")
+        raise FitError(f"{path} is damaged{at}: {what}; fit the records again") from None
 
 
 def peak_moment(found: Sequence[Moment], coefficients: dict[str, float]) -> Moment:

@@ -31,6 +31,8 @@ FAR = 30.0
 WIDENING = 0.02
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
+#: Beyond this the intervals leave the range of floats, and nobody's computer is near it.
+LARGEST_BYTES = 10**300
 #: A prediction above this share of the usable memory is tight: fragmentation and a longer batch need room.
 TIGHT_SHARE = 0.95
 
@@ -98,10 +100,16 @@ class Verdict(_Frozen):
 def predict(spec: CellSpec, model: MemoryModel | None = None, *, allow_extrapolation: bool = False) -> Prediction:
     """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
 
-    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, and OutOfRange, carrying the
-    prediction, far outside the fitted range unless ``allow_extrapolation``.
+    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
+    LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
-    moment = peak_moment(moments(spec), model.coefficients if model else {})
+    found = moments(spec)
+    if max(moment.total_bytes for moment in found) > LARGEST_BYTES:
+        raise VramprobeError(
+            f"a cell of {spec.model} with this batch_size and seq_len would need more than 10^300 bytes; give sizes "
+            "that a machine could hold"
+        )
+    moment = peak_moment(found, model.coefficients if model else {})
     constant = model.constant_bytes if model else 0
     value = moment.total_bytes + constant
     warnings, refusals, widening = _outside(spec, model) if model else (["arithmetic alone: no fit was given"], [], 0.0)

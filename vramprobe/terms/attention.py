@@ -55,10 +55,10 @@ def _math(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: V
         k, v = op.repeated(k, q.numel), op.repeated(v, q.numel)
     scaled_query = op.elementwise(q)
     mask = tape.new(spec.seq_len**2, "fp32")
-    scores = _product(scaled_query, op.elementwise(k), _num_scores(spec, arch))
+    scores = _product(scaled_query, op.elementwise(k), _num_scores(spec, arch), spec.batch_size)
     scores = _safe_softmax(scores)
     scores = op.dropout(scores, arch.attention_dropout, spec.device)
-    out = op.cast(_product(scores, v, q.numel), query.dtype)
+    out = op.cast(_product(scores, v, q.numel, spec.batch_size), query.dtype)
     del q, k, v, scaled_query, scores, mask
     out.contiguous = False
     return op.contiguous(out)
@@ -79,7 +79,7 @@ def _eager(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: 
         single = spec.batch_size == arch.num_kv_heads == 1
         key, value = (op.repeated(x, query.numel, as_view=single) for x in (key, value))
     dtype = query.dtype
-    scores = _product(query, key, _num_scores(spec, arch), spec.autocast)
+    scores = _product(query, key, _num_scores(spec, arch), spec.batch_size, spec.autocast)
     scores = op.scaled(scores)
     scores = op.add(scores, mask) if mask is not None else scores
     if arch.model_type == "gpt2":
@@ -87,13 +87,13 @@ def _eager(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: 
     else:
         scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
     scores = op.dropout(scores, arch.attention_dropout, spec.device)
-    out = _product(scores, value, query.numel, spec.autocast)
+    out = _product(scores, value, query.numel, spec.batch_size, spec.autocast)
     out.contiguous = False
     return op.contiguous(out)
 
 
-def _product(left: Value, right: Value, numel: int, autocast: str = "none") -> Value:
+def _product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
     """``torch.matmul`` of two values laid out by heads."""
     if autocast != "none":
-        return _product(op.cast(left, autocast), op.cast(right, autocast), numel)
-    return op.batched_product(op.by_heads(left), op.by_heads(right), numel)
+        return _product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
+    return op.batched_product(op.by_heads(left, batch_size), op.by_heads(right, batch_size), numel)

@@ -55,9 +55,11 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
 
     def run_again(hidden: Value = hidden, state: Value | None = state) -> None:
         model.layer, model.tables, model.shared = index, tables, shared
+        now = state and op.value_like(state)  # fork_rng puts the present state back afterwards
         try:
             layer(model, hidden)
         finally:
+            del now
             model.end_of_layers()
             model.leave_autocast()
 
@@ -82,7 +84,7 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
 
 def _llama_embed(model: Model) -> Value:
     hidden = model.embed("model.embed_tokens.weight", model.num_tokens)
-    model.share(model.tape.new(model.spec.seq_len, "int64"))
+    model.share(model.tape.new(model.spec.seq_len, "int64"), hidden.dtype)
     model.make_rotary_tables(hidden.dtype)
     return hidden
 
@@ -120,7 +122,7 @@ def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
 def _neox_embed(model: Model) -> Value:
     hidden = model.embed("gpt_neox.embed_in.weight", model.num_tokens)
     hidden = model.dropout(hidden, model.arch.embedding_dropout)
-    model.share(model.tape.new(model.spec.seq_len, "int64"))
+    model.share(model.tape.new(model.spec.seq_len, "int64"), hidden.dtype)
     model.make_rotary_tables(hidden.dtype)
     return hidden
 
@@ -166,7 +168,7 @@ def _gpt2_embed(model: Model) -> Value:
     places = model.embed("transformer.wpe.weight", model.spec.seq_len, positions)
     model.held += [tokens, places]
     hidden = op.add(tokens, places)
-    model.share(positions)
+    model.share(positions, tokens.dtype)
     return model.dropout(hidden, model.arch.embedding_dropout)
 
 
@@ -200,10 +202,11 @@ def _opt_embed(model: Model) -> Value:
     position_ids = model.tape.new(model.num_tokens, "int64")
     shifted = model.tape.new(model.num_tokens, "int64")  # OPT's positions start at 2
     places = model.embed("model.decoder.embed_positions.weight", model.num_tokens, shifted)
+    dtype = tokens.dtype
     if "model.decoder.project_in.weight" in model.tensors:
         tokens = model.linear("model.decoder.project_in", tokens)
     model.held += [tokens, places, model.tape.new(model.num_tokens, "fp32")]  # the mask of ones the positions come from
-    model.share(position_ids)
+    model.share(position_ids, dtype)
     return op.add(tokens, places)
 
 

@@ -6,8 +6,6 @@ cell's dtypes, autocast, quantisation (bitsandbytes) and adapters (peft). Never 
 
 from __future__ import annotations
 
-import math
-
 from vramprobe.architecture import Architecture, UnsupportedArchitecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import operators as op
@@ -105,8 +103,9 @@ class Model:
             del weight
             return [made]
 
-        # MatMul8bitFp and MatMul8bitLt keep the input on ctx, not by save_for_backward: a checkpoint cannot drop it.
-        tape.record([given], [out], [given] if eight_bit else [], backward, recomputable=not eight_bit)
+        # MatMul8bitFp and MatMul8bitLt keep the input as an attribute of ctx, not by save_for_backward: a checkpoint
+        # cannot drop it, nor does its own backward.
+        tape.record([given], [out], [], backward, kept=[given] if eight_bit else [])
         return out if eight_bit else op.cast(out, value.dtype)
 
     def _cast_operands(self, name: str, num_in: int, num_weight: int, before: str, after: str) -> tuple[Value, ...]:
@@ -123,7 +122,7 @@ class Model:
         with self.tape.cause("dequantisation"):
             if self.spec.quant not in DOUBLE_QUANTISED:
                 return (self.tape.new(tensor.numel, dtype),)
-            scales = self.tape.new(math.ceil(tensor.numel / NF4_BLOCK), "fp32")
+            scales = self.tape.new(-(-tensor.numel // NF4_BLOCK), "fp32")
             scales = op.value_like(scales)  # plus the offset
             return self.tape.new(tensor.numel, dtype), scales
 
@@ -185,11 +184,11 @@ class Model:
         name = "lm_head.weight" if "lm_head.weight" in self.tensors else next(iter(self.tensors))
         return self._matmul(hidden, name, None, self.arch.vocab_size)
 
-    def share(self, position_ids: Value) -> None:
-        """Make what every layer is handed: the position ids, and the eager path's causal mask."""
+    def share(self, position_ids: Value, dtype: str) -> None:
+        """Make what every layer is handed: the position ids, and the eager path's mask in the embeddings' dtype."""
         spec, mask = self.spec, ()
         if spec.attn == "eager":
-            mask = (self.tape.new(spec.batch_size * spec.seq_len**2, spec.dtype),)
+            mask = (self.tape.new(spec.batch_size * spec.seq_len**2, dtype),)
         self.shared = (position_ids, *mask)
 
     def attend(self, query: Value, key: Value, value: Value) -> Value:

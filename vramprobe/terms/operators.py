@@ -286,11 +286,12 @@ def fused_attention(query: Value, key: Value, value: Value, num_stats: int) -> V
     return out
 
 
-def by_heads(value: Value) -> Value:
-    """What ``matmul`` hands to ``bmm``: itself where the memory is laid out by heads, else a copy that is."""
+def by_heads(value: Value, batch_size: int) -> Value:
+    """What ``matmul`` hands to ``bmm``: itself where the memory is laid out by heads, else a copy that is; of a single
+    row the reshape is a view."""
     if not value.contiguous:
         return value
-    out = value.tape.new(value.numel, value.dtype)
+    out = value.tape.new(value.numel, value.dtype) if batch_size > 1 else value.tape.view(value)
     out.contiguous = False
     value.tape.record([value], [out], [], _passed_on)
     return out

@@ -6,7 +6,6 @@ In: a spec and its Architecture. Out: bytes. The rules follow ``torch.optim``, t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from vramprobe.architecture import Architecture
@@ -67,7 +66,7 @@ def _state_bytes(spec: CellSpec, tensor: Tensor) -> int:
             return 4 * _adafactor_elements(tensor) + 4  # fp32 whatever the gradient's dtype, and one RMS
     per_state = tensor.numel * 4
     if _is_8bit(spec, tensor):
-        per_state = tensor.numel + 4 * math.ceil(tensor.numel / BLOCK_8BIT)
+        per_state = tensor.numel + 4 * -(-tensor.numel // BLOCK_8BIT)
     return _num_states(spec) * per_state
 
 
@@ -115,9 +114,9 @@ def _working_bytes(spec: CellSpec, tensor: Tensor) -> int:
             # gradient.
             factors = 4 * _adafactor_elements(tensor) if len(tensor.shape) == 2 else 0
             return (2 if is_fp32 else 4) * fp32_bytes + factors
-    # bitsandbytes' CPU code (backends/cpu/ops.py): the scaled gradient, and the update in two copies (sqrt and quotient;
-    # Lion: the mixed moment and its sign); the parameter too where it is 16 bit. An 8-bit state is dequantised beside
-    # them, and Lion's 8-bit update has three copies: both scaled terms and their sum.
+    # bitsandbytes' CPU code (backends/cpu/ops.py): the scaled gradient, and two copies of the update (sqrt and
+    # quotient; Lion: the mixed moment and its sign); the parameter too where it is 16 bit. An 8-bit state is
+    # dequantised beside them, and Lion's 8-bit update has three copies: both scaled terms and their sum.
     copies = 3 + (not is_fp32)
     if _is_8bit(spec, tensor):
         copies += 2  # AdamW: two states; Lion: one state, and one copy more

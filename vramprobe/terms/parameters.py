@@ -135,11 +135,11 @@ def quantised_bytes(tensor: Tensor, quant: str) -> int:
     """Bytes of one quantised weight with its state, as bitsandbytes stores it (``QuantState``, ``Int8Params``)."""
     if quant == "int8":
         return tensor.numel + 4 * tensor.shape[0]  # SCB: fp32 per output row
-    blocks = math.ceil(tensor.numel / NF4_BLOCK)
-    packed = math.ceil(tensor.numel / 2) + CODE_4BIT_BYTES
+    blocks = -(-tensor.numel // NF4_BLOCK)
+    packed = -(-tensor.numel // 2) + CODE_4BIT_BYTES
     if quant not in DOUBLE_QUANTISED:
         return packed + 4 * blocks
-    second = 4 * math.ceil(blocks / NESTED_BLOCK) + CODE_8BIT_BYTES + 4  # absmax of the absmax, its code, the offset
+    second = 4 * -(-blocks // NESTED_BLOCK) + CODE_8BIT_BYTES + 4  # absmax of the absmax, its code, the offset
     return packed + blocks + second
 
 

@@ -35,12 +35,15 @@ class Storage:
 class Node:
     """One backward function: the nodes its gradients go to, and what it saved."""
 
-    __slots__ = ("backward", "cause", "checkpoint", "edges", "leaf", "num_outputs", "place", "saved", "sequence")
+    __slots__ = (
+        "backward", "cause", "checkpoint", "edges", "kept", "leaf", "num_outputs", "place", "saved", "sequence",
+    )  # fmt: skip
 
     def __init__(self, sequence: int, edges: list[tuple[Node, int] | None], place: str, num_outputs: int = 1) -> None:
         self.sequence, self.edges, self.place, self.num_outputs = sequence, edges, place, num_outputs
         self.cause = TEMPORARY  # of what its backward allocates: as in forward
         self.saved: tuple[Value, ...] = ()
+        self.kept: tuple[Value, ...] = ()  # Python attributes of a Function's ctx: they go with the graph itself
         self.backward: Backward | None = None
         self.leaf: Value | None = None  # set where a gradient ends, at a trained parameter
         self.checkpoint: Checkpoint | None = None  # where what this node saves is made again
@@ -203,12 +206,14 @@ class Tape:
         saved: Sequence[Value],
         backward: Backward,
         *,
+        kept: Sequence[Value] = (),
         recomputable: bool = True,
     ) -> Node | None:
         """Make ``outputs`` the result of one node. ``backward(grads, saved)`` returns one gradient per input.
 
-        What is saved is dropped under a checkpoint, unless it is not ``recomputable``. The node is returned, null where
-        no input needs a gradient.
+        What is saved goes after the node's backward, and is dropped under a checkpoint unless it is not
+        ``recomputable``; what is ``kept`` stays as long as the graph. The node is returned, null where no input needs a
+        gradient.
         """
         if not any(value.needs_grad for value in inputs):
             return None
@@ -218,6 +223,7 @@ class Tape:
         node.backward, node.cause = backward, self._cause
         for index, output in enumerate(outputs):
             output.node, output.index = node, index
+        node.kept = tuple(self._held(value) for value in kept)
         dropped = self._checkpoint is not None and recomputable
         if not (dropped and self._checkpoint.again is None):
             node.saved = tuple(self._held(value) for value in saved)

@@ -230,11 +230,11 @@ def _yes_no(value: bool) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}" if abs(value) >= _SMALLEST_PERCENT else f"< {_SMALLEST_PERCENT}"
+    return f"{value:+.2f}" if abs(value) >= _SMALLEST_PERCENT else f"≤ {_SMALLEST_PERCENT}"
 
 
 def _unsigned(value: float) -> str:
-    return f"{value:.2f}" if value >= _SMALLEST_PERCENT else f"< {_SMALLEST_PERCENT}"
+    return f"{value:.2f}" if value >= _SMALLEST_PERCENT else f"≤ {_SMALLEST_PERCENT}"
 
 
 def _shortened(text: str) -> str:

@@ -3,7 +3,7 @@
 In: a config.json as a dict. Out: a frozen Architecture with every parameter's name, shape and role, or a VramprobeError
 that names the supported families. Never imports torch or transformers: an independent account of what they build.
 The names and shapes follow transformers 5 (``modeling_llama.py``, ``modeling_gpt_neox.py``, ``modeling_gpt2.py``,
-``modeling_opt.py``).
+``modeling_opt.py``). Long because a config's checks and defaults stand beside the reading of its keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The models, GPUs, prices and claims shipped under data/, a local config.json, or a config.json from the hub.
 
 In: a name as users write it. Out: frozen entries, or an error that says what else there is and what to do.
-Never imports torch or transformers, reads nothing at import, and touches the network only for a hub id.
+Never imports torch or transformers, reads nothing at import, and touches the network only for a hub id. Long because it
+holds four kinds of entries, each in a stretch of its own: models, GPUs, prices, claims.
 """
 
 from __future__ import annotations

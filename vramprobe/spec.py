@@ -2,7 +2,8 @@
 
 In: the words a user types (CLI options, YAML keys; the same ones everywhere). Out: a CellSpec that holds the whole
 architecture and every default, or a SpecError that says which combination cannot be and why.
-Never touches torch, a GPU or the network (the catalog does that, on request).
+Never touches torch, a GPU or the network (the catalog does that, on request). Long because every rule about a cell
+stands in this one place.
 """
 
 from __future__ import annotations

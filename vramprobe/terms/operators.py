@@ -2,7 +2,7 @@
 
 In: Values. Out: Values. One function per operator that the models use, with the rules of ``derivatives.yaml`` and of
 the kernels behind it. Where the CPU's and CUDA's kernels differ, the function asks ``device`` and says so. Never
-imports torch.
+imports torch. Long because a model uses many operators; each is short.
 """
 
 from __future__ import annotations

@@ -60,15 +60,12 @@ class Architecture:
 
     model_type: str
     num_layers: int
-    hidden_size: int
-    mlp_size: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     vocab_size: int
     tied: bool  # the head's weight is the embedding's
     activation: str
-    embedding_size: int  # differs from hidden_size only in OPT-350m
     rotary_size: int  # rotated part of a head; 0 with learned positions
     parallel_residual: bool = False
     norm_first: bool = True
@@ -261,9 +258,9 @@ def _llama_like(config: _Config) -> Architecture:
     # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well.
     windowed = model_type == "mistral" or config.flag("use_sliding_window", False)
     return Architecture(
-        model_type=model_type, num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
+        model_type=model_type, num_layers=config.size("num_hidden_layers"),
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"),
-        tied=tied, activation=config.text("hidden_act", "silu"), embedding_size=hidden, rotary_size=head_size,
+        tied=tied, activation=config.text("hidden_act", "silu"), rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
         sliding_window=config.absent_or_size("sliding_window", 4096) if windowed else None,
         parameters=tuple(inventory.parameters),
@@ -287,10 +284,9 @@ def _gpt_neox(config: _Config) -> Architecture:
     inventory.layer_norm("gpt_neox.final_layer_norm", hidden)
     inventory.head(config.size("vocab_size"), hidden, tied)
     return Architecture(
-        model_type="gpt_neox", num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
+        model_type="gpt_neox", num_layers=config.size("num_hidden_layers"),
         num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads,
         vocab_size=config.size("vocab_size"), tied=tied, activation=config.text("hidden_act", "gelu"),
-        embedding_size=hidden,
         rotary_size=int(hidden // num_heads * _partial_rotary(config)),
         parallel_residual=config.flag("use_parallel_residual", True), embedding_dropout=dropout,
         attention_dropout=config.rate("attention_dropout", 0.0), residual_dropout=dropout,
@@ -320,9 +316,9 @@ def _gpt2(config: _Config) -> Architecture:
     inventory.layer_norm("transformer.ln_f", hidden)
     inventory.head(config.size("vocab_size"), hidden, tied)
     return Architecture(
-        model_type="gpt2", num_layers=config.size("n_layer"), hidden_size=hidden, mlp_size=mlp, num_heads=num_heads,
+        model_type="gpt2", num_layers=config.size("n_layer"), num_heads=num_heads,
         num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config.size("vocab_size"), tied=tied,
-        activation=config.text("activation_function", "gelu_new"), embedding_size=hidden, rotary_size=0,
+        activation=config.text("activation_function", "gelu_new"), rotary_size=0,
         embedding_dropout=config.rate("embd_pdrop", 0.1), attention_dropout=config.rate("attn_pdrop", 0.1),
         residual_dropout=config.rate("resid_pdrop", 0.1), parameters=tuple(inventory.parameters),
     )  # fmt: skip
@@ -352,9 +348,9 @@ def _opt(config: _Config) -> Architecture:
     inventory.layer_norm(f"{layer}.final_layer_norm", hidden)
     inventory.head(config.size("vocab_size"), embedding, tied)
     return Architecture(
-        model_type="opt", num_layers=config.size("num_hidden_layers"), hidden_size=hidden, mlp_size=mlp,
+        model_type="opt", num_layers=config.size("num_hidden_layers"),
         num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads,
-        vocab_size=config.size("vocab_size"), tied=tied, embedding_size=embedding, rotary_size=0,
+        vocab_size=config.size("vocab_size"), tied=tied, rotary_size=0,
         activation=config.text("activation_function", "relu"),
         norm_first=norm_first, embedding_dropout=0.0, attention_dropout=config.rate("attention_dropout", 0.0),
         residual_dropout=dropout, parameters=tuple(inventory.parameters),

@@ -1,7 +1,7 @@
 """The command line: words in, text or JSON out. The only module that prints and exits.
 
 Every verb that takes a cell takes the same options, made here from the spec's own words. Exit codes: 0 done, 1 a user's
-error or a cell that failed, 2 wrong usage, 130 and 143 interrupted.
+error or a cell that failed, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when the terminal went).
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
-_EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 
 
 def _choices(kind: Any) -> str:
@@ -170,8 +169,8 @@ def run(
         }))  # fmt: skip
     else:
         display.print_summary(summary)
-    if summary.stopped_by in _EXIT_CODES:
-        raise typer.Exit(_EXIT_CODES[summary.stopped_by])
+    if summary.stopped_by in signal.Signals.__members__:
+        raise typer.Exit(128 + signal.Signals[summary.stopped_by])
     raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom"} else 1)
 
 
@@ -249,6 +248,12 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def _leave_stdout() -> None:
+    """Exit with 1 where nothing more can be said on stdout, not even the interpreter's last flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(1)
+
+
 def main() -> None:
     """Run the command line; a user's error is one line on stderr and exit code 1.
 
@@ -262,11 +267,9 @@ def main() -> None:
         print(f"vramprobe: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more can be said there; spare us the last flush
-        sys.exit(1)
+        _leave_stdout()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         print(f"vramprobe: the output could not be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
+        _leave_stdout()

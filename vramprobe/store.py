@@ -59,9 +59,7 @@ def append(path: str | Path, record: RunRecord) -> str | None:
     path = Path(path)
     line = record.to_json_line().encode() + b"\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor, is_new = _open_to_append(path)
     except OSError as error:
         raise _cannot_write(path, error, _rescued(line, record)) from error
     try:
@@ -219,14 +217,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _open_to_append(path: Path) -> tuple[int, bool]:
+    """(descriptor, whether the file is new); its folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644), is_new
+
+
 def require_writable(path: str | Path) -> None:
     """Raise StoreError, before anything is measured, where :func:`append` could not write to ``path``."""
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        if not existed:
+        descriptor, is_new = _open_to_append(path)
+        os.close(descriptor)
+        if is_new:
             path.unlink()
         elif not path.is_file():
             raise OSError(errno.EINVAL, "not a plain file")

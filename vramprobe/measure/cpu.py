@@ -70,11 +70,15 @@ class CpuInstrument:
 
     def finish(self) -> Observation:
         """Stop tracing and put the events in order; asked again (a timed step failed), the same answer."""
-        self._observation = self._observation or self._stop()
+        if self._observation is None:
+            gc.disable()  # hundreds of thousands of small objects at once, none of them garbage
+            try:
+                self._observation = self._stop()
+            finally:
+                gc.enable()
         return self._observation
 
     def _stop(self) -> Observation:
-        gc.disable()  # hundreds of thousands of small objects at once, none of them garbage
         events, totals, marks = _read_tree(_disable_profiler().experimental_event_tree())
         if totals:  # what this process held before start is not the cell's
             before_bytes = totals[0] - events[0].size_bytes
@@ -82,7 +86,6 @@ class CpuInstrument:
         times_ns = [event.time_ns for event in events]
         spans = [_positions(times_ns, marks[number]) for number in range(len(self._phases)) if number in marks]
         phases = [_phase_memory(described, span, totals) for described, span in zip(self._phases, spans, strict=False)]
-        gc.enable()
         return Observation(
             phases=phases,
             held_bytes={cause: sum(storages.values()) for cause, _, storages, _ in self._held},

@@ -46,7 +46,8 @@ def ledger_terms(spec: CellSpec) -> dict[str, int]:
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
     arch = architecture(spec.architecture)
-    return {**_idle_terms(spec, arch), "gradients": _gradients_bytes(spec, arch),
+    idle = _idle_terms(spec, arch, optimizer_state_bytes(spec, arch))
+    return {**idle, "gradients": _gradients_bytes(spec, arch),
             "saved_activations": _walk(spec, arch)[0]}  # fmt: skip
 
 
@@ -56,8 +57,7 @@ def moments(spec: CellSpec) -> list[Moment]:
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
     arch = architecture(spec.architecture)
-    idle = _idle_terms(spec, arch)
-    idle["optimizer_state"] = allocated_state_bytes(spec, arch)
+    idle = _idle_terms(spec, arch, allocated_state_bytes(spec, arch))
     _, places = _walk(spec, arch)
     made = [Moment(phase, place, _in_order({**idle, **terms})) for (phase, place), terms in places.items()]
     step = {**idle, "gradients": _gradients_bytes(spec, arch),
@@ -65,11 +65,11 @@ def moments(spec: CellSpec) -> list[Moment]:
     return [*made, Moment("optimizer_step", "optimizer", _in_order(step))]
 
 
-def _idle_terms(spec: CellSpec, arch: Architecture) -> dict[str, int]:
+def _idle_terms(spec: CellSpec, arch: Architecture, state_bytes: int) -> dict[str, int]:
     """What is alive between two steps: input_ids and labels are int64, and the cell passes no mask."""
     return {
         "weights": parameters.weights_bytes(spec, arch),
-        "optimizer_state": optimizer_state_bytes(spec, arch),
+        "optimizer_state": state_bytes,
         "batch": 2 * 8 * spec.num_tokens,
     }
 

@@ -152,6 +152,24 @@ def test_a_killed_worker_is_described_and_the_next_cell_runs(tmp_path: Path) -> 
     assert second.outcome.kind == "ok"
 
 
+def test_a_killed_fork_server_costs_its_cell_and_is_replaced(tmp_path: Path) -> None:
+    import threading
+
+    workers: list[psutil.Process] = []
+
+    def kill_the_server() -> None:
+        workers.append(wait_for(lambda: worker_of(psutil.Process())))
+        workers[0].parent().kill()
+
+    killer = threading.Thread(target=kill_the_server)
+    killer.start()
+    summary = runner.run(sweep_of(make_spec(**ENDLESS), make_spec(**FAST)), tmp_path)
+    killer.join()
+    assert [record.outcome.kind for record in summary.records] == ["error", "ok"]
+    assert "SIGKILL" in summary.records[0].outcome.message
+    assert not workers[0].is_running()  # the cell does not outlive its server
+
+
 @pytest.fixture
 def endless_sweep(tmp_path: Path) -> Path:
     """One cell that ends and one that does not."""

@@ -30,8 +30,16 @@ def is_available() -> bool:
     return hasattr(os, "fork") and hasattr(os, "pidfd_open")
 
 
+class ServerEnded(Exception):
+    """The server went while it had a cell; ``status`` is its exit status (negative: the signal that ended it)."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 class ForkServer:
-    """The runner's handle on a server process. ``run`` may raise; ``close`` ends the server and any child."""
+    """The runner's handle on a server process. ``run`` may raise ServerEnded; ``close`` ends server and child."""
 
     def __init__(self, model_types: list[str], env: dict[str, str], log: Path) -> None:
         with log.open("ab") as file:
@@ -39,13 +47,14 @@ class ForkServer:
                 [sys.executable, "-m", "vramprobe.measure.forkserver", *sorted(set(model_types))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=env, start_new_session=True, bufsize=0,
             )  # fmt: skip
-        self._log = log
         self._child: int | None = None
 
     def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
         """The child's exit status (negative: the signal that ended it), or None when its time ran out."""
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise ServerEnded(self._process.wait()) from None
         self._child = self._answer(None)["pid"]
         answer = self._answer(timeout_seconds)
         if answer is None:
@@ -69,12 +78,12 @@ class ForkServer:
         self._process.stdout.close()
 
     def _answer(self, timeout_seconds: float | None) -> dict[str, Any] | None:
-        """One line from the server; None on time-out. Raises RuntimeError when the server is gone."""
+        """One line from the server; None on time-out. Raises ServerEnded when it is gone."""
         if not select.select([self._process.stdout], [], [], timeout_seconds)[0]:
             return None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the fork server ended; its last words are in {self._log}")
+            raise ServerEnded(self._process.wait())
         return json.loads(line)
 
 

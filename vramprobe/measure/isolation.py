@@ -19,7 +19,7 @@ from typing import Protocol
 
 from vramprobe.errors import MissingDependency
 from vramprobe.measure import environment, nvml
-from vramprobe.measure.forkserver import ForkServer
+from vramprobe.measure.forkserver import ForkServer, ServerEnded
 from vramprobe.record import (
     Contaminated,
     Error,
@@ -99,13 +99,15 @@ class Server:
         self._server: ForkServer | None = None
 
     def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
-        """One child; the server is replaced if it has died."""
+        """One child. If the server dies, its cell died with it, in the same way; the next cell gets a new server."""
         self._server = self._server or ForkServer(*self._settings)
         try:
             return self._server.run(request, timeout_seconds)
-        except (RuntimeError, BrokenPipeError):
+        except ServerEnded as ended:
+            with open(request["log"], "a") as log:
+                log.write(f"the fork server ended; its last words are in {self._settings[-1]}\n")
             self.close()
-            raise
+            return ended.status
 
     def close(self) -> None:
         """End the server and any child."""

@@ -1,4 +1,4 @@
-"""One call per stage: measure, run, fit, predict, report. The command line calls these and nothing else.
+"""One call per stage: measure, plan, run, fit, predict, report. The command line calls these and nothing else.
 
 A cell is named by the words of :func:`vramprobe.spec.option_names`: ``measure(model="gpt2", method="lora",
 batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it in the worker's process only.
@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vramprobe import catalog, spec, store, sweep
-from vramprobe.errors import SpecError
 
 if TYPE_CHECKING:
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
+    from vramprobe.plan import Card, Plan, Policy, Rate
     from vramprobe.predict import Prediction
     from vramprobe.record import RunRecord
 
@@ -33,8 +33,10 @@ def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
 def measure(*, timeout_seconds: float | None = None, save: str | Path | None = None, **options: Any) -> RunRecord:
     """Run one cell in a process of its own; the record, also appended to ``save`` where that is given."""
     from vramprobe.measure import runner
+    from vramprobe.measure.limits import limits
 
     one = cell(**options)
+    limit = limits(timeout_seconds=timeout_seconds).timeout_seconds
     if save is not None:
         store.require_writable(save)
     handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
@@ -42,7 +44,7 @@ def measure(*, timeout_seconds: float | None = None, save: str | Path | None = N
     log = Path(name)
     record = None
     try:
-        record = runner.measure(one, log=log, timeout_seconds=_limit(timeout_seconds))
+        record = runner.measure(one, log=log, timeout_seconds=limit)
     finally:
         if record is None or record.outcome.kind == "ok":  # a failure's record names its log
             log.unlink(missing_ok=True)
@@ -51,37 +53,113 @@ def measure(*, timeout_seconds: float | None = None, save: str | Path | None = N
     return record
 
 
+def plan(
+    path: str | Path,
+    *,
+    out: str | Path | None = None,
+    device: str = "auto",
+    gpu: str | None = None,
+    fit: str | Path | MemoryModel | None = None,
+    usd_per_hour: float | None = None,
+    provider: str | None = None,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    shard: str | None = None,
+    policy: Policy | None = None,
+    **overrides: Any,
+) -> Plan:
+    """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
+
+    ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
+    """
+    from vramprobe.measure import runner
+    from vramprobe.resume import open_journal
+
+    job = _job(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides)
+    journal = open_journal(job.folder / runner.JOURNAL)
+    return runner.plan_sweep(
+        job.sweep, journal, card=job.card, here=gpu is None, fit=job.fit, policy=policy, rate=job.rate
+    )
+
+
 def run(
     path: str | Path,
     *,
     out: str | Path | None = None,
     device: str = "auto",
+    fit: str | Path | MemoryModel | None = None,
+    usd_per_hour: float | None = None,
+    provider: str | None = None,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    shard: str | None = None,
+    policy: Policy | None = None,
     timeout_seconds: float | None = None,
     max_seconds: float = math.inf,
+    max_dollars: float | None = None,
+    max_cells: int | None = None,
     on_event: Callable[[Progress], None] = lambda event: None,
     **overrides: Any,
 ) -> RunSummary:
-    """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of."""
-    from vramprobe.measure import runner
-    from vramprobe.measure.environment import device_to_use
+    """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of.
 
-    device = device_to_use(device)
-    loaded = sweep.load_sweep(path, device=device, overrides=overrides)
-    folder = Path(out) if out is not None else default_results(loaded.name, device)
+    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``.
+    """
+    from vramprobe.measure import runner
+    from vramprobe.measure.limits import limits
+
+    job = _job(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(
-        loaded, folder, timeout_seconds=_limit(timeout_seconds), max_seconds=max_seconds, on_event=on_event
-    )
-    summary.notes[:0] = loaded.notes
+        job.sweep, job.folder, card=job.card, fit=job.fit, rate=job.rate, policy=policy, on_event=on_event,
+        limits=limits(job.rate, timeout_seconds=timeout_seconds, max_seconds=max_seconds, max_dollars=max_dollars,
+                      max_cells=max_cells),
+    )  # fmt: skip
+    summary.notes[:0] = job.sweep.notes
     return summary
 
 
-def default_results(sweep_name: str, device: str) -> Path:
-    """results/<device>/<sweep>: the GPU's short name in lower case, or cpu."""
-    from vramprobe.measure import nvml
+class _Job(NamedTuple):
+    """A sweep with everything that planning and running it need."""
 
-    gpu = nvml.first_visible_gpu() if device == "cuda" else None
-    name = device if gpu is None else gpu[1].removeprefix("NVIDIA ").lower().replace(" ", "-")
-    return Path("results") / name / sweep_name
+    sweep: sweep.Sweep
+    folder: Path
+    card: Card | None
+    fit: MemoryModel | None
+    rate: Rate | None
+
+
+def _job(
+    path: str | Path, out: str | Path | None, device: str, gpu: str | None, fit: str | Path | MemoryModel | None,
+    usd_per_hour: float | None, provider: str | None, only: Sequence[str], skip: Sequence[str], shard: str | None,
+    overrides: dict[str, Any],
+) -> _Job:  # fmt: skip
+    from vramprobe.measure.environment import device_to_use
+    from vramprobe.plan import card_named, hourly_rate
+
+    device = "cuda" if gpu else device_to_use(device)
+    chosen = sweep.select(sweep.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard)
+    card = card_named(gpu) if gpu else _card_here(chosen)
+    folder = Path(out) if out is not None else default_results(chosen.name, device, card)
+    beside = folder / "fit.json"
+    model = _model(beside if fit is None and beside.exists() else fit)
+    return _Job(chosen, folder, card, model, hourly_rate(card, usd_per_hour, provider))
+
+
+def _card_here(chosen: sweep.Sweep) -> Card | None:
+    """The GPU that the sweep will use; None where its cells are for the CPU, or where there is no GPU to be seen."""
+    from vramprobe.measure import nvml
+    from vramprobe.plan import card_seen
+
+    gpu = nvml.first_visible_gpu() if any(one.device == "cuda" for one in chosen.cells) else None
+    watched = nvml.open_device(gpu[0]) if gpu else None
+    total_bytes = watched.total_bytes() if watched else None
+    return card_seen(gpu[1], total_bytes) if gpu and total_bytes else None
+
+
+def default_results(sweep_name: str, device: str, card: Card | None = None) -> Path:
+    """results/<device>/<sweep>: the GPU's short name in lower case, or cpu."""
+    name = device if card is None else card.gpu.short_name if card.gpu else card.name.removeprefix("NVIDIA ")
+    return Path("results") / name.lower().replace(" ", "-") / sweep_name
 
 
 def fit(results: str | Path) -> MemoryModel:
@@ -124,17 +202,6 @@ def models() -> list[catalog.ModelEntry]:
 def gpus() -> list[catalog.Gpu]:
     """The GPUs that ship with vramprobe."""
     return catalog.list_gpus()
-
-
-def _limit(timeout_seconds: float | None) -> float:
-    """The time one cell may take. Raises SpecError for what is no time."""
-    from vramprobe.measure.runner import DEFAULT_TIMEOUT_SECONDS
-
-    if timeout_seconds is None:
-        return DEFAULT_TIMEOUT_SECONDS
-    if not 0 < timeout_seconds < math.inf:
-        raise SpecError(f"a cell's time-out must be more than 0 seconds, {timeout_seconds} given")
-    return timeout_seconds
 
 
 def _model(fit: str | Path | MemoryModel | None) -> MemoryModel | None:

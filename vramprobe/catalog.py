@@ -93,7 +93,7 @@ def cut_depth(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     has another mix of layers than the whole. Raises SpecError unless 1 ≤ num_layers ≤ the config's own depth.
     """
     text = config.get("text_config")
-    depth_key = next((key for key in _DEPTH_KEYS if isinstance(config.get(key), int)), None)
+    depth_key = _depth_key(config)
     if depth_key is None:
         if isinstance(text, dict):  # a multimodal config: its language model is what is trained
             return {**config, "text_config": cut_depth(text, num_layers)}
@@ -111,6 +111,19 @@ def cut_depth(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
         if isinstance(config.get(key), list):
             cut[key] = [index for index in config[key] if index < num_layers]
     return cut
+
+
+def depth_of(config: dict[str, Any]) -> int | None:
+    """Layers of the language model (t5: of each stack); None where the config does not say under a name we know."""
+    text = config.get("text_config")
+    key = _depth_key(config)
+    if key is None and isinstance(text, dict):
+        return depth_of(text)
+    return None if key is None else config[key]
+
+
+def _depth_key(config: dict[str, Any]) -> str | None:
+    return next((key for key in _DEPTH_KEYS if isinstance(config.get(key), int)), None)
 
 
 @cache

@@ -16,14 +16,17 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 import vramprobe
-from vramprobe import api, display, spec
+from vramprobe import api, display, live, spec
 from vramprobe.errors import VramprobeError
-from vramprobe.units import parse_duration
+from vramprobe.units import parse_duration, parse_share
+
+if TYPE_CHECKING:
+    from vramprobe.plan import Policy
 
 app = typer.Typer(
     name="vramprobe",
@@ -36,6 +39,20 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
+
+SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Results folder (results/<device>/<sweep>).")]
+SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
+SweepFit = Annotated[Path | None, typer.Option("--fit", help="What predicts (the folder's fit.json, else arithmetic).")]
+Price = Annotated[float | None, typer.Option(help="Dollars per hour of the GPU (the catalog's cheapest on demand).")]
+Provider = Annotated[str | None, typer.Option(help="Take the price of this provider from the catalog.")]
+Only = Annotated[list[str] | None, typer.Option(help="Only cells whose id has this in it, or fits it with * and ?.")]
+Skip = Annotated[list[str] | None, typer.Option(help="No cell whose id has this in it, or fits it with * and ?.")]
+Shard = Annotated[str | None, typer.Option(help="i/n: every n-th cell from the i-th on, to share a sweep.")]
+EmulateVram = Annotated[str | None, typer.Option(help="Hold the rest of the card: 24GiB, or a GPU such as RTX-4090.")]
+Audit = Annotated[str, typer.Option(help="Share of the cells to skip that are run all the same.")]
+NoSkip = Annotated[bool, typer.Option("--no-skip", help="Run cells that would certainly run out of memory, too.")]
+RetryQuarantined = Annotated[bool, typer.Option("--retry-quarantined", help="Run cells that never ended, too.")]
 
 
 def _choices(kind: Any) -> str:
@@ -68,6 +85,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
     "device": (str, "auto | cuda | cpu (auto; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
+    "emulate_vram": (str, "Hold the rest of the card: a size such as 24GiB, or a GPU such as RTX-4090."),
     "steps": (int, "Traced steps, at least 3 (3)."),
     "timing_steps": (int, "Further steps, timed and not traced (2)."),
     "seed": (int, "Of weights and tokens (0)."),
@@ -148,30 +166,78 @@ def measure(
 
 
 @app.command()
+def plan(
+    sweep: SweepFile,
+    gpu: Annotated[str | None, typer.Option(help="Plan for this GPU of `vramprobe gpus`, wherever you are.")] = None,
+    out: Out = None,
+    device: SweepDevice = "auto",
+    fit: SweepFit = None,
+    price: Price = None,
+    provider: Provider = None,
+    only: Only = None,
+    skip: Skip = None,
+    shard: Shard = None,
+    emulate_vram: EmulateVram = None,
+    audit: Audit = "5%",
+    no_skip: NoSkip = False,
+    retry_quarantined: RetryQuarantined = False,
+    json_output: Json = False,
+) -> None:
+    """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
+    planned = api.plan(
+        sweep, gpu=gpu, out=out, device=device, fit=fit, usd_per_hour=price, provider=provider, only=only or (),
+        skip=skip or (), shard=shard, policy=_policy(audit, no_skip, retry_quarantined), emulate_vram=emulate_vram,
+    )  # fmt: skip
+    display.print_plan(planned, as_json=json_output)
+
+
+@app.command()
 def run(
-    sweep: Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Results folder (results/<device>/<sweep>).")] = None,
-    device: Annotated[str, typer.Option(help="auto | cuda | cpu")] = "auto",
+    sweep: SweepFile,
+    out: Out = None,
+    device: SweepDevice = "auto",
+    fit: SweepFit = None,
+    price: Price = None,
+    provider: Provider = None,
+    only: Only = None,
+    skip: Skip = None,
+    shard: Shard = None,
+    emulate_vram: EmulateVram = None,
+    audit: Audit = "5%",
+    no_skip: NoSkip = False,
+    retry_quarantined: RetryQuarantined = False,
     timeout: Timeout = None,
-    max_time: Annotated[
-        str | None, typer.Option(help="Stop before this is over, e.g. 9m; the rest stays to do.")
-    ] = None,
+    max_time: Annotated[str | None, typer.Option(help="Stop before this is over, e.g. 9m; the rest stays.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Stop before more dollars than this are spent.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Run so many cells at most.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan only: the same as `vramprobe plan`.")] = False,
     json_output: Json = False,
 ) -> None:
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
-    with display.sweep_progress(as_json=json_output) as on_event:
-        limit = parse_duration(max_time) if max_time else math.inf
-        summary = api.run(sweep, out=out, device=device, timeout_seconds=timeout, max_seconds=limit, on_event=on_event)
-    if json_output:
-        print(json.dumps({
-            "kind": "summary", "journal": str(summary.journal), "total": summary.total, "kept": summary.kept,
-            "outcomes": summary.counts(), "notes": summary.notes, "stopped_by": summary.stopped_by,
-        }))  # fmt: skip
-    else:
-        display.print_summary(summary)
+    job = {
+        "out": out, "device": device, "fit": fit, "usd_per_hour": price, "provider": provider, "only": only or (),
+        "skip": skip or (), "shard": shard, "policy": _policy(audit, no_skip, retry_quarantined),
+        "emulate_vram": emulate_vram,
+    }  # fmt: skip
+    if dry_run:
+        display.print_plan(api.plan(sweep, **job), as_json=json_output)
+        return
+    max_seconds = parse_duration(max_time) if max_time else math.inf
+    with live.sweep_progress(as_json=json_output) as on_event:
+        summary = api.run(
+            sweep, **job, timeout_seconds=timeout, max_seconds=max_seconds, max_dollars=budget, max_cells=limit,
+            on_event=on_event,
+        )  # fmt: skip
+    live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])
-    raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom"} else 1)
+    raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom", "skipped"} else 1)
+
+
+def _policy(audit: str, no_skip: bool, retry_quarantined: bool) -> Policy:
+    from vramprobe.plan import Policy
+
+    return Policy(skip=not no_skip, audit_share=parse_share(audit), retry_quarantined=retry_quarantined)
 
 
 @app.command()

@@ -1,34 +1,31 @@
-"""What the command line shows a person: records, predictions, fits, lists and a sweep's progress.
+"""What the command line shows: records, predictions, plans, fits and lists. A sweep under way is live.py's.
 
-In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON lines for
-machines. Decides nothing and computes nothing that a stage should.
+In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON for machines.
+Decides nothing and computes nothing that a stage should.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from vramprobe import catalog
 from vramprobe.table import describe_outcome
-from vramprobe.units import format_bytes
+from vramprobe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vramprobe.measure.runner import Progress as Event
-    from vramprobe.measure.runner import RunSummary
     from vramprobe.memory_model import MemoryModel
+    from vramprobe.plan import Plan
     from vramprobe.predict import Prediction, Verdict
     from vramprobe.record import RunRecord
 
@@ -156,101 +153,79 @@ def print_gpus(gpus: Iterable[catalog.Gpu]) -> None:
     Console(highlight=False).print(table)
 
 
-def print_summary(summary: RunSummary) -> None:
-    """How a sweep ended, and how to go on."""
-    console = Console(highlight=False)
-    for note in summary.notes:
-        console.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
-    done = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.counts().items())) or "nothing to run"
-    console.print(
-        f"{done}; {summary.kept} kept of {summary.total} cells → {escape(str(summary.journal))}", soft_wrap=True
-    )
-    if summary.stopped_by:
-        console.print(f"stopped by {summary.stopped_by}; run the same command again to go on")
-
-
-@contextmanager
-def sweep_progress(*, as_json: bool) -> Iterator[Callable[[Event], None]]:
-    """A sweep's events: a live bar with an ETA on a terminal, one line per cell elsewhere, JSON lines if asked."""
-    console = Console(stderr=True, highlight=False)
+def print_plan(plan: Plan, *, as_json: bool) -> None:
+    """The cells in the order of running, then how many fit, the time and the cost."""
     if as_json:
-        yield _print_event_json
-    elif not console.is_terminal:
-        yield _print_event_line
-    else:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TimeElapsedColumn(), TextColumn("{task.fields[eta]}"))  # fmt: skip
-        with Progress(*columns, console=console, transient=True) as bar:
-            yield _LiveBar(bar).show
+        print(json.dumps(plan_as_json(plan, with_cells=True), indent=2))
+        return
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("cell", "does", "predicted peak", "interval", "verdict", "about"):
+        table.add_column(title, justify="right" if title in ("predicted peak", "about") else "left", overflow="fold")
+    for row in plan.rows:
+        peak = row.prediction.peak_allocated_bytes if row.prediction else None
+        table.add_row(
+            escape(row.spec.cell_id),
+            row.action,
+            format_bytes(peak.value) if peak else "-",
+            f"{format_bytes(peak.low)} to {format_bytes(peak.high)}" if peak else "",
+            row.verdict if row.is_run or row.action == "skip" else "",
+            format_seconds(row.seconds) if row.is_run else "",
+        )
+    console.print(table)
+    reasons = Counter((row.action, row.reason) for row in plan.rows if row.action != "run" or row.reason != _NEW)
+    for (action, reason), count in reasons.items():
+        console.print(f"[yellow]{action}[/] {count}: {escape(reason)}", soft_wrap=True)
+    for note, count in Counter(row.note for row in plan.rows if row.note).items():
+        console.print(f"[yellow]no prediction[/] for {count}: {escape(note)}", soft_wrap=True)
+    console.print(plan_in_words(plan), markup=False, soft_wrap=True)
 
 
-class _LiveBar:
-    """State of the live display: one task, and the times of finished cells for the ETA."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar, self._task, self._eta = bar, None, _Eta()
-
-    def show(self, event: Event) -> None:
-        if self._task is None:
-            self._task = self._bar.add_task("", total=event.total, eta="")
-        eta = self._eta.after(event)
-        if event.kind != "started":
-            self._bar.console.print(escape(_event_text(event)), soft_wrap=True)
-        done = event.index if event.kind != "started" else event.index - 1
-        self._bar.update(self._task, completed=done, description=escape(event.spec.cell_id), eta=eta)
+_NEW = "no attempt yet"
 
 
-class _Eta:
-    """Time left, from the median of the cells this run has finished."""
-
-    def __init__(self) -> None:
-        self._began = 0.0
-        self._seconds: list[float] = []
-
-    def after(self, event: Event) -> str:
-        if event.kind == "started":
-            self._began = time.monotonic()
-        elif event.kind == "finished":
-            self._seconds.append(time.monotonic() - self._began)
-        if not self._seconds:
-            return ""
-        left = event.total - event.index + (event.kind == "started")
-        return f"about {statistics.median(self._seconds) * left:.0f} s left"
+def plan_in_words(plan: Plan) -> str:
+    """One line: what is run and kept, what fits, how long it takes and what it costs."""
+    actions = ", ".join(f"{count} {action}" for action, count in plan.actions().items()) or "nothing"
+    text = f"{len(plan.rows)} cells: {actions}"
+    if plan.card is not None:
+        verdicts = plan.verdicts()
+        shown = [f"{verdicts[name]} {name}" for name in ("fits", "risky", "certain oom", "unknown") if name in verdicts]
+        text += f"; on {plan.card.name} ({format_bytes(plan.card.total_bytes)}): {', '.join(shown) or 'nothing to run'}"
+    text += f"; about {format_seconds(plan.seconds)}"
+    if plan.rate is not None:
+        text += f", ${plan.dollars:.2f} at ${plan.rate.usd_per_hour:.2f}/h ({plan.rate.source})"
+    predictor = "arithmetic alone" if plan.fit is None else f"a fit of {plan.fit.num_records} records"
+    return f"{text}; predicted by {predictor}, estimated, not measured"
 
 
-def _print_event_line(event: Event) -> None:
-    if event.kind != "started":
-        print(_event_text(event), file=sys.stderr, flush=True)
-
-
-def _print_event_json(event: Event) -> None:
-    record = event.record
-    line = {
-        "kind": event.kind,
-        "index": event.index,
-        "total": event.total,
-        "cell_id": event.spec.cell_id,
-        "reason": event.reason,
-        "outcome": record and record.outcome.kind,
-        "peak_allocated_bytes": record and record.peak and record.peak.allocated_bytes,
-        "log": str(event.log) if record and record.outcome.kind != "ok" else None,
-    }
-    print(json.dumps(line), flush=True)
-
-
-def _event_text(event: Event) -> str:
-    head = f"[{event.index}/{event.total}] {event.spec.cell_id}"
-    if event.record is None:
-        return f"{head}  {event.kind}: {event.reason}"
-    outcome, peak = event.record.outcome, event.record.peak
-    text = f"{head}  {outcome.kind}"
-    if peak is not None:
-        text += f"  {format_bytes(peak.allocated_bytes)} in {peak.phase}"
-    if event.record.timing is not None:
-        text += f"  {event.record.timing.total_seconds:.1f} s"
-    if outcome.kind != "ok":
-        text += f"  {describe_outcome(outcome)}  log: {event.log}"
-    return text
+def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
+    """The plan for machines."""
+    cells = [
+        {
+            "cell_id": row.spec.cell_id,
+            "fingerprint": row.spec.fingerprint,
+            "action": row.action,
+            "reason": row.reason,
+            "verdict": row.verdict,
+            "peak_allocated_bytes": row.prediction and row.prediction.peak_allocated_bytes.model_dump(),
+            "note": row.note,
+            "expected_seconds": round(row.seconds, 1),
+        }
+        for row in plan.rows
+    ]
+    return {
+        "kind": "planned",
+        "total": len(plan.rows),
+        "actions": plan.actions(),
+        "verdicts": plan.verdicts(),
+        "card": plan.card and {"name": plan.card.name, "total_bytes": plan.card.total_bytes},
+        "expected_seconds": round(plan.seconds, 1),
+        "expected_dollars": plan.dollars and round(plan.dollars, 4),
+        "usd_per_hour": plan.rate and plan.rate.usd_per_hour,
+        "price_source": plan.rate and plan.rate.source,
+        "fit": plan.fit and plan.fit.data_fingerprint,
+    } | ({"cells": cells} if with_cells else {})
 
 
 def _print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:

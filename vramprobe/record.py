@@ -1,4 +1,4 @@
-"""RunRecord: what one attempt at a cell produced; one JSON line, versioned and validated.
+"""RunRecord: what one attempt at a cell produced; one JSON line, versioned and validated. Started: that one began.
 
 In: what an instrument observed. Out: a frozen record, and JSON both ways. Bytes are ints and the unit is the last word
 of the name; what is not known is null, never 0 or -1. Never measures and never judges comparability (table.py does).
@@ -132,6 +132,7 @@ class Environment(_Frozen):
     cuda_version: str | None = None
     alloc_conf: str | None = None
     isolation: Isolation
+    isolation_reason: str | None = None  # why the cell was spawned where a fork server was to be had; else null
     num_threads: int | None = None
     platform: str
     python: str
@@ -168,6 +169,7 @@ class OomHost(_Frozen):
 class Timeout(_Frozen):
     kind: Literal["timeout"] = "timeout"
     limit_seconds: float
+    phase: PhaseName | None = None  # that it hung in
 
 
 class Error(_Frozen):
@@ -179,13 +181,20 @@ class Error(_Frozen):
 
 
 class Interrupted(_Frozen):
+    """Stopped by a signal or, ``by_limit``, by the sweep's own time or money."""
+
     kind: Literal["interrupted"] = "interrupted"
     message: str
+    by_limit: bool = False
 
 
 class Skipped(_Frozen):
+    """Not run, because it would certainly have run out of memory; ``evidence`` names what says so."""
+
     kind: Literal["skipped"] = "skipped"
+    why: Literal["dominated", "predicted"]  # by an observed OOM of no larger a cell; by a lower bound above the card
     evidence: str
+    evidence_attempt_id: str | None = None  # the attempt that ran out of memory, where one did
 
 
 class Invalid(_Frozen):
@@ -219,9 +228,9 @@ class RunRecord(_Frozen):
     started_at: str  # ISO 8601, UTC
     sweep: str | None = None  # the sweep's name; null for a single measurement
     held_out: bool = False  # the sweep keeps this cell out of the fit, to test predictions on it
+    outcome: Outcome  # up to here a journal is indexed without reading the rest of its lines (store.py)
     spec: CellSpec
     environment: Environment
-    outcome: Outcome
     peak: Peak | None = None
     ledger: Ledger | None = None
     phases: list[PhaseMemory] = []
@@ -236,18 +245,44 @@ class RunRecord(_Frozen):
         return self.model_dump_json()
 
 
-def new_attempt(spec: CellSpec, started_at: datetime) -> dict[str, Any]:
+class Started(_Frozen):
+    """An attempt has begun; its record, with the same ``attempt_id``, is still to come. One without is interrupted."""
+
+    format: Literal[1] = FORMAT
+    line: Literal["started"] = "started"
+    attempt_id: str
+    cell_id: str
+    fingerprint: str
+    instrument: Instrument
+    started_at: str  # ISO 8601, UTC
+    sweep: str | None = None
+
+    def to_json_line(self) -> str:
+        """One line of JSON, without the newline."""
+        return self.model_dump_json()
+
+
+def new_attempt_id() -> str:
+    """A name that no other attempt has."""
+    return uuid.uuid4().hex
+
+
+def attempt_fields(spec: CellSpec, attempt_id: str, started_at: datetime) -> dict[str, Any]:
     """The fields that name one attempt at a cell, whoever writes its record: the worker, or the runner for it."""
     return {
-        "attempt_id": uuid.uuid4().hex,
+        "attempt_id": attempt_id,
         "cell_id": spec.cell_id,
         "fingerprint": spec.fingerprint,
         "instrument": spec.device,
         "started_at": started_at.isoformat(timespec="milliseconds"),
-        "spec": spec,
     }
 
 
 def record_from_json(line: str | bytes) -> RunRecord:
-    """Read one line of any format this version knows. Raises ValueError (pydantic's) on anything else."""
+    """Read one record of any format this version knows. Raises ValueError (pydantic's) on anything else."""
     return RunRecord.model_validate_json(line)
+
+
+def started_from_json(line: str | bytes) -> Started:
+    """Read one ``started`` line. Raises ValueError (pydantic's) on anything else."""
+    return Started.model_validate_json(line)

@@ -17,7 +17,8 @@ from typing import Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from vramprobe import catalog
-from vramprobe.errors import SpecError
+from vramprobe.errors import SpecError, UnknownName
+from vramprobe.units import parse_bytes, short_bytes
 
 Method = Literal["full", "lora", "qlora"]
 Quant = Literal["none", "nf4", "nf4-single", "fp4", "int8"]
@@ -96,6 +97,7 @@ class CellSpec(BaseModel):
 
     device: Device
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF for the cell's process; cuda only
+    emulate_vram: str | None = None  # the rest of the card is held, as if it had only this much: "24GiB"; cuda only
     steps: int = 3
     timing_steps: int = 2
     seed: int = 0
@@ -141,6 +143,11 @@ class CellSpec(BaseModel):
             raise ValueError("module names have letters, digits, _ and . only, such as q_proj,v_proj")
         return value
 
+    @field_validator("emulate_vram")
+    @classmethod
+    def _vram_text(cls, value: str | None) -> str | None:
+        return None if value is None else short_bytes(_vram_bytes(value))
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if reasons := _impossible(self):
@@ -164,6 +171,11 @@ class CellSpec(BaseModel):
         return name if self.num_layers is None else f"{name}@{self.num_layers}layers"
 
     @property
+    def emulated_vram_bytes(self) -> int | None:
+        """The size of the card that is emulated; None for the real one."""
+        return None if self.emulate_vram is None else parse_bytes(self.emulate_vram)
+
+    @property
     def cell_id(self) -> str:
         """A readable name; two different cells of one sweep may share it only if their fingerprints differ too."""
         method = self.method if self.method != "qlora" else f"qlora-{self.quant}-{self.kbit_prep}"
@@ -181,6 +193,7 @@ class CellSpec(BaseModel):
         parts += [f"ga{self.grad_accum}"] if self.grad_accum > 1 else []
         parts += ["ckpt"] if self.gradient_checkpointing else []
         parts += [self.attn] if self.attn != "sdpa" else []
+        parts += [f"on{self.emulate_vram}"] if self.emulate_vram else []
         return "_".join(parts)
 
     @property
@@ -288,6 +301,20 @@ def _plain(problem: dict[str, Any]) -> str:
     return f"{where}{shown}; {message}" if where else message
 
 
+def _vram_bytes(text: str) -> int:
+    """Bytes of ``24GiB``, ``24564MiB``, or of a GPU of the catalog as nvidia-smi reports it."""
+    try:
+        return parse_bytes(text)
+    except SpecError as error:
+        try:
+            total_bytes = catalog.find_gpu(text).total_bytes
+        except UnknownName as unknown:
+            raise ValueError(f"{error}; nor is it a GPU: {unknown}") from None
+        if total_bytes is None:
+            raise ValueError(f"the memory of {text} is not known; write an amount such as 24GiB") from None
+        return total_bytes
+
+
 def _recipe_values(recipe: str | None, **given: str | None) -> dict[str, str | None]:
     if recipe is None:
         return given
@@ -352,6 +379,8 @@ def _device_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.device == "cpu" and spec.attn == "flash_attention_2", "flash_attention_2 needs device cuda"),
         (spec.device == "cpu" and spec.alloc_conf is not None,
          "alloc_conf sets the CUDA caching allocator; it needs device cuda"),
+        (spec.device == "cpu" and spec.emulate_vram is not None,
+         "emulate_vram holds a part of a GPU's memory; it needs device cuda"),
         (spec.trust_remote_code and spec.weights == "random",
          "trust_remote_code runs a checkpoint's own code; it needs weights pretrained"),
         (spec.num_layers is not None and spec.weights == "pretrained",

@@ -1,7 +1,7 @@
-"""The append-only journal of records: one JSON line per attempt, synced, repaired after a kill, never rewritten.
+"""The append-only journal: a line when an attempt starts, its record when it ends; synced, repaired, never rewritten.
 
-In: RunRecords, one at a time. Out: what a file or folder holds, and which cells a resumed sweep need not run again.
-Never changes or drops a line already written; the torn tail of a killed writer is moved to ``<file>.torn``.
+In: Started lines and RunRecords, one at a time. Out: what a file or folder holds. Never changes or drops a line already
+written; the torn tail of a killed writer is moved to ``<file>.torn``. What a resumed sweep does with it: resume.py.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
 from vramprobe.errors import StoreError
-from vramprobe.record import FORMAT_HISTORY, RunRecord, record_from_json
-from vramprobe.spec import CellSpec
+from vramprobe.record import FORMAT_HISTORY, RunRecord, Started, record_from_json, started_from_json
 
 #: Outcomes that the same cell on the same machine would give again. ``invalid`` is one: the steps of this cell did not
 #: repeat, and running it again unchanged hides that. The others (error, timeout, interrupted, oom_host, contaminated,
@@ -32,36 +30,30 @@ _READ_BLOCK_BYTES = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class StoreContents:
-    """What was read: ``records`` in the order of the files and lines, each attempt once."""
+    """What was read: ``records`` in the order of the files and lines, each attempt once.
+
+    ``unfinished``: attempts that were started and have no record. ``torn_tail`` says which file ends in a half-written
+    line, and what was done about it; null when none does.
+    """
 
     records: tuple[RunRecord, ...]
-    torn_tail: (
-        str | None
-    )  # says which file ends in a half-written line, and what was done about it; null when none does
+    unfinished: tuple[Started, ...]
+    torn_tail: str | None
     files: tuple[Path, ...]
 
 
-@dataclass(frozen=True)
-class PlannedCell:
-    """What a resumed sweep does with one cell, and why."""
-
-    spec: CellSpec
-    action: Literal["run", "kept"]
-    reason: str
-
-
-def append(path: str | Path, record: RunRecord) -> str | None:
-    """Add ``record`` as one whole line, synced to disk; null, or a warning when a torn tail was moved away first.
+def append(path: str | Path, entry: RunRecord | Started) -> str | None:
+    """Add ``entry`` as one whole line, synced to disk; null, or a warning when a torn tail was moved away first.
 
     A write that fails half-way is cut off again, so the file stays clean. Raises StoreError (a full disk, no
     permission, a folder in the way) saying what to do. A sweep also holds :func:`lock`.
     """
     path = Path(path)
-    line = record.to_json_line().encode() + b"\n"
+    line = entry.to_json_line().encode() + b"\n"
     try:
         descriptor, is_new = _open_to_append(path)
     except OSError as error:
-        raise _cannot_write(path, error, _rescued(line, record)) from error
+        raise _cannot_write(path, error, _rescued(line, entry)) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # another's line in the making must not pass for a torn one
         warning = _move_torn_tail(path, descriptor)
@@ -69,7 +61,7 @@ def append(path: str | Path, record: RunRecord) -> str | None:
         if is_new:
             _sync_folder(path.parent)
     except OSError as error:
-        raise _cannot_write(path, error, _rescued(line, record)) from error
+        raise _cannot_write(path, error, _rescued(line, entry)) from error
     finally:
         os.close(descriptor)
     return warning
@@ -84,15 +76,19 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
     """
     files = _files(Path(path_or_folder))
     records: dict[str, RunRecord] = {}
+    started: dict[str, Started] = {}
     torn = []
     for file in files:
-        in_file, tail = _records_of(file)
+        in_file, tail = _entries_of(file)
         torn += [tail] if tail else []
-        for record in in_file:
-            first = records.setdefault(record.attempt_id, record)
-            if first != record:
+        for entry in in_file:
+            if isinstance(entry, Started):
+                started[entry.attempt_id] = entry
+                continue
+            first = records.setdefault(entry.attempt_id, entry)
+            if first != entry:
                 raise StoreError(
-                    f"{file}: attempt {record.attempt_id} is there a second time with other values; an attempt is "
+                    f"{file}: attempt {entry.attempt_id} is there a second time with other values; an attempt is "
                     "written once and never changed. Delete the copy that was edited."
                 )
     if not records and not allow_empty:
@@ -100,7 +96,10 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
             f"{path_or_folder} holds no record; run a sweep first: vramprobe run configs/sweeps/quickstart.yaml"
             + (f" ({'; '.join(torn)})" if torn else "")
         )
-    return StoreContents(records=tuple(records.values()), torn_tail="; ".join(torn) or None, files=files)
+    unfinished = tuple(entry for attempt_id, entry in started.items() if attempt_id not in records)
+    return StoreContents(
+        records=tuple(records.values()), unfinished=unfinished, torn_tail="; ".join(torn) or None, files=files
+    )
 
 
 def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
@@ -109,26 +108,6 @@ def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     for record in sorted(records, key=lambda one: (one.outcome.kind in FINISHED, one.started_at)):
         latest[record.fingerprint] = record
     return latest
-
-
-def finished(records: Iterable[RunRecord]) -> set[str]:
-    """Fingerprints of the cells with an attempt that need not be run again (see ``FINISHED``)."""
-    return {record.fingerprint for record in records if record.outcome.kind in FINISHED}
-
-
-def plan_resume(specs: Iterable[CellSpec], records: Sequence[RunRecord]) -> list[PlannedCell]:
-    """For each cell, in order: kept because an attempt finished, or to run, and why. ``records`` are one machine's."""
-    latest = latest_by_fingerprint(records)
-    planned = []
-    for spec in specs:
-        record = latest.get(spec.fingerprint)
-        if record is None:
-            planned.append(PlannedCell(spec, "run", "no attempt yet"))
-        elif record.outcome.kind in FINISHED:
-            planned.append(PlannedCell(spec, "kept", f"{record.outcome.kind} at {record.started_at}"))
-        else:
-            planned.append(PlannedCell(spec, "run", f"the last attempt ended as {record.outcome.kind}"))
-    return planned
 
 
 @contextmanager
@@ -175,7 +154,7 @@ def _move_torn_tail(path: Path, descriptor: int) -> str | None:
     if keep == size:
         return None
     tail = os.pread(descriptor, size - keep, keep)
-    if _is_whole(tail):  # killed between the line and its newline
+    if is_whole(tail):  # killed between the line and its newline
         _write_whole(descriptor, b"\n")
         return None
     beside = path.with_name(path.name + ".torn")
@@ -188,7 +167,7 @@ def _move_torn_tail(path: Path, descriptor: int) -> str | None:
     return f"{path} ended in a half-written line of {len(tail)} bytes (a killed writer); moved to {beside}"
 
 
-def _is_whole(tail: bytes) -> bool:
+def is_whole(tail: bytes) -> bool:
     """A JSON object is valid only up to its closing brace, so no shorter piece of a line can pass for a whole one."""
     try:
         json.loads(tail)
@@ -238,9 +217,11 @@ def require_writable(path: str | Path) -> None:
         raise _cannot_write(path, error) from error
 
 
-def _rescued(line: bytes, record: RunRecord) -> str:
+def _rescued(line: bytes, entry: RunRecord | Started) -> str:
     """Where a record went that could not be stored: the temporary folder, if that has room. What was measured stays."""
-    path = Path(tempfile.gettempdir()) / f"vramprobe-{record.attempt_id}.jsonl"
+    if isinstance(entry, Started):
+        return ""  # nothing was measured yet
+    path = Path(tempfile.gettempdir()) / f"vramprobe-{entry.attempt_id}.jsonl"
     try:
         path.write_bytes(line)
     except OSError:
@@ -275,24 +256,34 @@ def _files(place: Path) -> tuple[Path, ...]:
     return (place,)
 
 
-def _records_of(file: Path) -> tuple[list[RunRecord], str | None]:
+def _entries_of(file: Path) -> tuple[list[RunRecord | Started], str | None]:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise StoreError(f"cannot read {file}: {error.strerror}") from error
+        raise cannot_read(file, error) from error
     *lines, tail = content.split(b"\n")
-    if _is_whole(tail):
+    if is_whole(tail):
         lines, tail = [*lines, tail], b""
-    records = [_record(line, file, number) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not tail:
-        return records, None
-    return records, f"{file} ends in a half-written line of {len(tail)} bytes (a killed writer), which is left out"
+    entries = [read_line(line, file, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    return entries, describe_torn_tail(file, len(tail)) if tail else None
 
 
-def _record(line: bytes, file: Path, number: int) -> RunRecord:
+def cannot_read(path: Path, error: OSError) -> StoreError:
+    """The error of a file that is there and cannot be read."""
+    return StoreError(f"cannot read {path}: {error.strerror}")
+
+
+def describe_torn_tail(path: Path, size_bytes: int) -> str:
+    """What a reader says of a half-written last line, which it leaves out."""
+    return f"{path} ends in a half-written line of {size_bytes} bytes (a killed writer), which is left out"
+
+
+def read_line(line: bytes, file: Path, number: int) -> RunRecord | Started:
+    """One line of a journal. Raises StoreError, naming file and line, for anything else."""
     where = f"{file}, line {number}"
     try:
-        version = json.loads(line)["format"]
+        content = json.loads(line)
+        version, is_start = content["format"], content.get("line") == "started"
     except (ValueError, TypeError, KeyError):
         raise StoreError(
             f"{where} is not a record (damaged or edited by hand): {line[:60]!r}…; restore the file from a copy, or "
@@ -304,7 +295,7 @@ def _record(line: bytes, file: Path, number: int) -> RunRecord:
             "upgrade vramprobe to read it"
         )
     try:
-        return record_from_json(line)
+        return started_from_json(line) if is_start else record_from_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         raise StoreError(

@@ -19,9 +19,11 @@ Sweep, or a SpecError that names file, block and combination. Never measures, an
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -99,6 +101,38 @@ def load_sweep(path: str | Path, *, device: str, overrides: dict[str, Any] | Non
         held_out=frozenset(fingerprint for fingerprint, out in held_out.items() if out),
         notes=tuple(notes),
     )
+
+
+def select(sweep: Sweep, *, only: Sequence[str] = (), skip: Sequence[str] = (), shard: str | None = None) -> Sweep:
+    """The part of ``sweep`` whose cell ids match one of ``only`` (all, if empty) and none of ``skip``.
+
+    A pattern is a piece of the id, or a whole one with ``*`` and ``?``. ``shard`` is ``i/n``: every n-th cell, from the
+    i-th on, so that n machines share a sweep. Raises SpecError for a pattern that matches nothing and a bad shard.
+    """
+    for pattern in (*only, *skip):
+        if not any(_matches(cell, pattern) for cell in sweep.cells):
+            near = UnknownName("cell id or pattern", pattern, {cell.cell_id for cell in sweep.cells})
+            raise SpecError(f"{near} A pattern is a piece of an id, or a whole one with * and ?.")
+    cells = [cell for cell in sweep.cells if not only or any(_matches(cell, pattern) for pattern in only)]
+    cells = [cell for cell in cells if not any(_matches(cell, pattern) for pattern in skip)]
+    if shard is not None:
+        number, of = _shard(shard)
+        cells = cells[number - 1 :: of]
+    if not cells:
+        raise SpecError(f"no cell of {sweep.name} is left after --only, --skip and --shard; drop one of them")
+    return replace(sweep, cells=tuple(cells))
+
+
+def _matches(cell: CellSpec, pattern: str) -> bool:
+    whole = pattern if any(sign in pattern for sign in "*?") else f"*{pattern}*"
+    return fnmatch.fnmatchcase(cell.cell_id.lower(), whole.lower())
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise SpecError(f"shard {text!r} cannot be; write i/n with i from 1 to n, for instance 2/4")
+    return int(match[1]), int(match[2])
 
 
 def _parsed(path: Path) -> Any:

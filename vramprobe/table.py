@@ -73,7 +73,7 @@ def require_comparable(records: Iterable[rec.RunRecord]) -> None:
     keys: dict[str, Callable[[rec.RunRecord], Any]] = {
         "instrument": lambda record: record.instrument,
         "device_name": lambda record: record.environment.device_name,
-        "torch": lambda record: _minor_release(record.environment.versions.get("torch")),
+        "torch": lambda record: minor_release(record.environment.versions.get("torch")),
     }
     records = list(records)
     for record in records[1:]:
@@ -148,5 +148,6 @@ def _dtype(column: str) -> str | None:
     return "Int64" if column.endswith("_bytes") or column.startswith("num_") else None
 
 
-def _minor_release(version: str | None) -> str | None:
+def minor_release(version: str | None) -> str | None:
+    """``2.13.0+cpu`` → ``2.13``; null stays null."""
     return None if version is None else ".".join(version.split(".")[:2])

@@ -21,6 +21,41 @@ def format_bytes(num_bytes: int | None) -> str:
     return f"{num_bytes} B"
 
 
+def short_bytes(num_bytes: int) -> str:
+    """The exact amount without a space, in the largest binary unit that divides it: ``24GiB``; parse_bytes reads it."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if num_bytes % size == 0:
+            return f"{num_bytes // size}{unit}"
+    return f"{num_bytes}B"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from ``24GiB``, ``24564 MiB``, ``80GB`` (decimal) or ``1073741824B``. Raises SpecError on anything else."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]i?B|B)\s*", text)
+    if not match or float(match[1]) == 0:
+        raise SpecError(f"{text!r} is not an amount of memory; write for instance 24GiB, 24564MiB or 80GB")
+    size = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}[match[2]]
+    return round(float(match[1]) * size)
+
+
+def parse_share(text: str) -> float:
+    """A share from ``5%`` or ``0.05``, from 0 to 1. Raises SpecError on anything else."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)\s*", text)
+    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= share <= 1:
+        raise SpecError(f"{text!r} is not a share; write for instance 5% or 0.05, from 0 to 100%")
+    return share
+
+
+def format_seconds(seconds: float) -> str:
+    """Human text for a duration: ``8.4 s``, ``41 s``, ``9 min``, ``2.5 h``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def parse_duration(text: str) -> float:
     """Seconds from ``90s``, ``9m``, ``1.5h`` or a plain number of seconds. Raises SpecError on anything else."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import platform
@@ -18,17 +19,20 @@ from vramprobe.spec import CellSpec
 PACKAGES = ("vramprobe", "torch", "transformers", "peft", "bitsandbytes", "accelerate")
 
 
-def capture(spec: CellSpec, isolation: Isolation, *, with_torch: bool) -> Environment:
+def capture(
+    spec: CellSpec, isolation: Isolation, isolation_reason: str | None = None, *, with_torch: bool
+) -> Environment:
     """Everything a reader needs to run this again, or to refuse to compare it.
 
-    Without torch (the runner, describing a worker that died) what only torch knows is left null.
+    Without torch (the runner, planning or describing a worker that died) what only torch knows is left null.
     """
     commit, dirty = _commit()
     common = {
         "isolation": isolation,
+        "isolation_reason": isolation_reason,
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": _versions(),
         "commit": commit,
         "dirty": dirty,
     }
@@ -85,11 +89,18 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def remember() -> None:
+    """Ask what does not change while a process lives, so that the children it forks need not ask again."""
+    _commit(), _versions(), cpu_name()
+
+
+@functools.cache
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 @functools.cache

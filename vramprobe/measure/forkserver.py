@@ -1,8 +1,10 @@
 """A fork server: the libraries are loaded once, each cell gets a fresh child in milliseconds.
 
-``python -m vramprobe.measure.forkserver [MODEL_TYPE …]`` reads one JSON request per line on stdin (``spec``,
-``record``, ``log``) and answers ``{"pid": …}`` at the start and ``{"exit": …}`` at the end of each child. One child at
-a time, never reused. It serves the cpu instrument: a server that must prove it never touched CUDA is a later matter.
+``python -m vramprobe.measure.forkserver cpu|cuda [MODEL_TYPE …]`` says ``{"ready": null}``, or what makes it unsafe to
+fork from, and then reads one JSON request per line on stdin (see :func:`vramprobe.measure.worker.work`), answering
+``{"pid": …}`` at the start and ``{"exit": …}`` at the end of each child. One child at a time, never reused.
+
+A CUDA context does not survive a fork, so the server must never make one. That is proven, not hoped: :func:`_unsafe`.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-_PRELOADED = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", 
-              "vramprobe.measure.worker", "vramprobe.measure.cpu", "vramprobe.workload.training",
-              "transformers.models.auto.modeling_auto", "transformers.integrations.bitsandbytes")  # fmt: skip
+from vramprobe.measure import environment, nvml
+from vramprobe.measure.worker import PRELOADED, work
+
+#: These import bitsandbytes, which asks for the device's capability as it loads, and that makes a context.
+_PRELOADED_WITH_CARE = ("peft", "bitsandbytes", "transformers.integrations.bitsandbytes")
+#: What the canary allocates; NVML must see it, and see it go.
+CANARY_BYTES = 256 * 2**20
 
 
 def is_available() -> bool:
@@ -39,15 +46,19 @@ class ServerEnded(Exception):
 
 
 class ForkServer:
-    """The runner's handle on a server process. ``run`` may raise ServerEnded; ``close`` ends server and child."""
+    """The runner's handle on a server process. ``close`` ends server and child; the others may raise ServerEnded."""
 
-    def __init__(self, model_types: list[str], env: dict[str, str], log: Path) -> None:
+    def __init__(self, device: str, model_types: list[str], env: dict[str, str], log: Path) -> None:
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "vramprobe.measure.forkserver", *sorted(set(model_types))],
+                [sys.executable, "-m", "vramprobe.measure.forkserver", device, *sorted(set(model_types))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=env, start_new_session=True, bufsize=0,
             )  # fmt: skip
         self._child: int | None = None
+
+    def unsafe(self) -> str | None:
+        """Waits until the server has loaded everything; why it must not be forked from, None where it may."""
+        return self._answer(None)["ready"]
 
     def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
         """The child's exit status (negative: the signal that ended it), or None when its time ran out."""
@@ -87,15 +98,14 @@ class ForkServer:
         return json.loads(line)
 
 
-def serve(model_types: list[str]) -> None:
-    """Load, freeze, then serve requests until stdin closes."""
+def serve(device: str, model_types: list[str]) -> None:
+    """Load, prove, freeze, then serve requests until stdin closes."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print while they load must not speak in the protocol
-    for name in _PRELOADED:
-        importlib.import_module(name)
-    for model_type in model_types:
-        with contextlib.suppress(ImportError):  # an unknown type is the child's error to report
-            importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    why = _load(device, model_types) or _unsafe(device)
+    _say(answers, {"ready": why})
+    if why is not None:
+        return
     gc.collect()
     gc.freeze()  # children neither scan nor copy what the server loaded
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
@@ -107,6 +117,87 @@ def serve(model_types: list[str]) -> None:
         _say(answers, {"exit": _wait(pid, requests.fileno())})
 
 
+def _load(device: str, model_types: list[str]) -> str | None:
+    """Import what cells use, and ask the slow questions that every record answers alike; why that cannot be done."""
+    for name in (*PRELOADED, f"vramprobe.measure.{device}"):
+        importlib.import_module(name)
+    for model_type in model_types:
+        with contextlib.suppress(ImportError):  # an unknown type is the child's error to report
+            importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    environment.remember()
+    with contextlib.ExitStack() as care:
+        if device == "cuda":
+            capability = nvml.compute_capability()
+            if capability is None:
+                return "NVML does not tell the GPU's compute capability, and asking CUDA for it makes a context"
+            care.enter_context(_capability_is_known(capability))
+        for name in _PRELOADED_WITH_CARE:
+            with contextlib.suppress(ImportError):  # not installed: a cell that needs it is refused by the runner
+                importlib.import_module(name)
+    return None
+
+
+@contextlib.contextmanager
+def _capability_is_known(capability: tuple[int, int]) -> Iterator[None]:
+    """Inside, torch answers the question for the device's capability from NVML, without a context."""
+    import torch
+
+    ask = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: capability
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = ask
+
+
+def _unsafe(device: str) -> str | None:
+    """Why a child could not be a cell on ``device``; None once a canary child has trained on it, so to say.
+
+    The server itself must not have initialised CUDA nor opened the device node that a context needs; the canary must be
+    able to initialise it, allocate, and see with NVML what it allocated. Its parent checks that NVML's count came back.
+    """
+    import torch
+
+    if torch.cuda.is_initialized():
+        return "a library has initialised CUDA while it loaded"
+    if "/dev/nvidia-uvm" in _open_files():
+        return "a library holds /dev/nvidia-uvm, so it has made a CUDA context"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_canary(device))
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return None if status == 0 else f"the canary, a forked child that allocates on {device}, ended with {status}"
+
+
+def _canary(device: str) -> int:
+    """In a child: 0 where the device works after the fork; its words go to the server's log."""
+    try:
+        import torch
+
+        watched = nvml.open_first_visible() if device == "cuda" else None
+        torch.zeros(1, device=device)
+        before_bytes = watched.used_bytes() if watched else None
+        block = torch.zeros(CANARY_BYTES if device == "cuda" else 1, dtype=torch.uint8, device=device)
+        if watched is not None and before_bytes is not None:
+            torch.cuda.synchronize()
+            moved_bytes = watched.used_bytes() - before_bytes
+            assert moved_bytes >= block.nbytes, f"NVML saw {moved_bytes} bytes of {block.nbytes}"
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _open_files() -> set[str]:
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
+
+
 def _become_the_cell(request: dict[str, str]) -> None:
     """In the child: log in place of the pipes, run, leave without the parent's clean-up."""
     status = 1
@@ -116,9 +207,7 @@ def _become_the_cell(request: dict[str, str]) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        from vramprobe.measure.worker import work
-
-        work(request["spec"], Path(request["record"]), "forkserver")
+        work(request)
         status = 0
     except BaseException:
         import traceback
@@ -147,10 +236,10 @@ def _wait(pid: int, stdin: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _say(answers: TextIO, message: dict[str, int]) -> None:
+def _say(answers: TextIO, message: dict[str, Any]) -> None:
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1:])
+    serve(sys.argv[1], sys.argv[2:])

@@ -1,221 +1,175 @@
-"""One process per cell: started by the fork server or spawned; a spec goes in as JSON, a record comes out as JSON.
+"""One process per cell: a spec goes in as JSON, a record comes out as JSON.
 
-In: a spec and where the log goes. Out: a RunRecord, always: a worker that died, hung or was killed gets the record that
-its exit status and the kernel's counters support. Imports no torch.
+In: a spec, who starts its process (launcher.py), where the log goes. Out: a RunRecord, always: a worker that died, hung
+or was killed gets the record that its exit status and the kernel's counters support. Imports no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import os
 import signal
-import subprocess
-import sys
-import tempfile
-import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from vramprobe.errors import MissingDependency
 from vramprobe.measure import environment, nvml
-from vramprobe.measure.forkserver import ForkServer, ServerEnded
+from vramprobe.measure.launcher import Launcher
 from vramprobe.record import (
     Contaminated,
     Error,
     Interrupted,
-    Isolation,
     OomHost,
     Outcome,
     RunRecord,
     Timeout,
-    new_attempt,
+    attempt_fields,
+    new_attempt_id,
     record_from_json,
 )
 from vramprobe.spec import CellSpec
-from vramprobe.units import MIB
 
-#: NVML moves by this much without anybody allocating; more means that someone else was on the card.
-CONTAMINATION_BYTES = 16 * MIB
-_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # newer torch reads the first, older the second
-#: Not inherited: a record says what its spec says, and an allocator set from outside would not be in it.
-_SAID_BY_THE_SPEC = (*_ALLOCATOR_SETTINGS, "PYTORCH_NO_CUDA_MEMORY_CACHING")
-_TEARDOWN_SECONDS = 3.0  # the driver frees a dead process's memory a moment after it is gone
+#: The kernel's counts of OOM kills: of this cgroup (version 2), else of the whole machine (Linux 4.13 and later).
+_OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 
-class Launcher(Protocol):
-    """Runs one request to its end: exit status (negative: signal), or None on time-out, the worker being gone then."""
+@dataclass(frozen=True)
+class Ticket:
+    """One attempt about to be made: its id, its beginning, and the folder where its worker leaves word."""
 
-    isolation: Isolation
+    folder: Path
+    attempt_id: str
+    started_at: datetime
 
-    def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None: ...
+    @property
+    def record(self) -> Path:
+        """Where the worker leaves its record, whole or not at all."""
+        return self.folder / f"{self.attempt_id}.json"
 
-    def close(self) -> None: ...
+    @property
+    def status(self) -> Path:
+        """Where the worker writes the phase that it is in."""
+        return self.folder / f"{self.attempt_id}.phase"
 
-
-class Spawner:
-    """A new interpreter for each cell."""
-
-    isolation: Isolation = "spawn"
-
-    def __init__(self, env: dict[str, str]) -> None:
-        self._env = env
-        self._process: subprocess.Popen | None = None
-
-    def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
-        """Start, wait, and kill when the time is up."""
-        spec_path = Path(request["record"]).with_suffix(".spec.json")
-        spec_path.write_text(request["spec"])
-        spec = CellSpec.model_validate_json(request["spec"])
-        with open(request["log"], "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "vramprobe.measure.worker", str(spec_path), request["record"]],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                env=self._env | _allocator_settings(spec),
-            )  # fmt: skip
+    def running_phase(self) -> tuple[str, int | None] | None:
+        """(phase, step) that the worker announced last; None before the first."""
         try:
-            return self._process.wait(timeout=timeout_seconds)
-        except subprocess.TimeoutExpired:
+            words = self.status.read_text().split()
+        except OSError:
             return None
-        finally:
-            self.close()
+        return (words[0], int(words[1]) if len(words) > 1 else None) if words else None
 
-    def close(self) -> None:
-        """Kill the worker if it still runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = None
+    def tear(self) -> None:
+        """Clear what the worker left, once it is in the journal."""
+        for path in (self.record, self.status):
+            path.unlink(missing_ok=True)
 
 
-class Server:
-    """Children of a fork server; started with the first cell."""
-
-    isolation: Isolation = "forkserver"
-
-    def __init__(self, env: dict[str, str], model_types: list[str], log: Path) -> None:
-        self._settings = (model_types, env, log)
-        self._server: ForkServer | None = None
-
-    def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
-        """One child. If the server dies, its cell died with it, in the same way; the next cell gets a new server."""
-        self._server = self._server or ForkServer(*self._settings)
-        try:
-            return self._server.run(request, timeout_seconds)
-        except ServerEnded as ended:
-            with open(request["log"], "a") as log:
-                log.write(f"the fork server ended; its last words are in {self._settings[-1]}\n")
-            self.close()
-            return ended.status
-
-    def close(self) -> None:
-        """End the server and any child."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+def new_ticket(folder: Path) -> Ticket:
+    """A ticket for an attempt that begins now."""
+    return Ticket(folder, new_attempt_id(), datetime.now(UTC))
 
 
-def run_isolated(spec: CellSpec, launcher: Launcher, log: Path, timeout_seconds: float | None) -> RunRecord:
-    """One attempt at a cell in its own process. Raises MissingDependency before starting what cannot work here."""
-    require_packages(spec)
-    started_at = datetime.now(UTC)
-    device = _watched_device(spec)
+def run_isolated(
+    spec: CellSpec, launcher: Launcher, ticket: Ticket, log: Path, timeout_seconds: float | None
+) -> RunRecord:
+    """One attempt at a cell in its own process, which has what :func:`require_packages` asks for."""
+    launcher.start()
+    device = nvml.open_first_visible() if spec.device == "cuda" else None
     before_bytes = device.used_bytes() if device else None
-    kills_before = _kernel_oom_kills()
-    with tempfile.TemporaryDirectory(prefix="vramprobe-") as folder:
-        path = Path(folder) / "record.json"
-        request = {"spec": spec.model_dump_json(), "record": str(path), "log": str(log)}
-        status = launcher.run(request, timeout_seconds)
-        record = record_from_json(path.read_bytes()) if path.exists() else None
+    kills_before = _oom_kills()
+    request = {
+        "spec": spec.model_dump_json(), "attempt_id": ticket.attempt_id, "isolation": launcher.isolation,
+        "isolation_reason": launcher.isolation_reason,
+        "record": str(ticket.record), "status": str(ticket.status), "log": str(log),
+    }  # fmt: skip
+    status = launcher.run(request, timeout_seconds)
+    record = _record_left(ticket, spec)
     if record is None:
-        outcome = _death(status, timeout_seconds, kills_before, log)
-        record = describe_death(spec, launcher.isolation, outcome, started_at)
-    if device is not None and before_bytes is not None:
-        record = _contamination(record, before_bytes, device)
-    assert record.fingerprint == spec.fingerprint, "the worker described another cell"
+        outcome = _death(status, timeout_seconds, kills_before, log, ticket)
+        record = describe_death(spec, launcher, ticket, outcome)
+    after_bytes = device.use_that_stayed(before_bytes) if before_bytes is not None else None
+    if after_bytes is not None:
+        mark = Contaminated(baseline_before_bytes=before_bytes, baseline_after_bytes=after_bytes)
+        record = record.model_copy(update={"outcome": mark})
     return record
 
 
-def describe_death(spec: CellSpec, isolation: Isolation, outcome: Outcome, started_at: datetime) -> RunRecord:
+def _record_left(ticket: Ticket, spec: CellSpec) -> RunRecord | None:
+    """What the worker left, if it is a record of this very attempt; a worker gone mad may leave anything."""
+    try:
+        record = record_from_json(ticket.record.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record if (record.attempt_id, record.fingerprint) == (ticket.attempt_id, spec.fingerprint) else None
+
+
+def describe_death(spec: CellSpec, launcher: Launcher, ticket: Ticket, outcome: Outcome) -> RunRecord:
     """The record of a cell whose worker could not write one."""
     return RunRecord(
-        **new_attempt(spec, started_at),
-        environment=environment.capture(spec, isolation, with_torch=False),
+        **attempt_fields(spec, ticket.attempt_id, ticket.started_at),
+        spec=spec,
+        environment=environment.capture(spec, launcher.isolation, launcher.isolation_reason, with_torch=False),
         outcome=outcome,
     )
 
 
-def require_packages(spec: CellSpec) -> None:
-    """Raise MissingDependency for a package or a device that this cell cannot do without."""
-    needed = ["torch", "transformers", "accelerate"]
-    needed += ["peft"] if spec.method != "full" else []
-    needed += ["bitsandbytes"] if spec.quant != "none" or spec.optim.endswith(("_8bit", "_32bit")) else []
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+def require_packages(specs: Iterable[CellSpec]) -> None:
+    """Raise MissingDependency for a package or a device that one of these cells cannot do without."""
+    first_with: dict[str, CellSpec] = {}
+    for spec in specs:
+        for name in (*_needed_packages(spec), spec.device):
+            first_with.setdefault(name, spec)
+    devices = {name for name in ("cpu", "cuda") if first_with.pop(name, None)}
+    missing = {name: spec for name, spec in first_with.items() if importlib.util.find_spec(name) is None}
     if missing:
         raise MissingDependency(
-            f"measuring {spec.cell_id} needs {', '.join(missing)}, not installed here; "
+            f"measuring {next(iter(missing.values())).cell_id} needs {', '.join(missing)}, not installed here; "
             "install what measuring needs: pip install 'vramprobe[measure]'"
         )
-    if spec.device == "cuda" and nvml.first_visible_gpu() is None:
+    if "cuda" in devices and nvml.first_visible_gpu() is None:
         raise MissingDependency(
             "device cuda was asked for, but no NVIDIA GPU is visible here (NVML lists none, or CUDA_VISIBLE_DEVICES "
             "hides it); use --device cpu for the cpu instrument, or run where nvidia-smi shows a GPU"
         )
 
 
-def worker_environment() -> dict[str, str]:
-    """The variables a worker starts with; set before any library is imported."""
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    inherited = {name: value for name, value in os.environ.items() if name not in _SAID_BY_THE_SPEC}
-    return quiet | inherited | order
+def _needed_packages(spec: CellSpec) -> list[str]:
+    needed = ["torch", "transformers", "accelerate"]
+    needed += ["peft"] if spec.method != "full" else []
+    needed += ["bitsandbytes"] if spec.quant != "none" or spec.optim.endswith(("_8bit", "_32bit")) else []
+    return needed
 
 
-def _allocator_settings(spec: CellSpec) -> dict[str, str]:
-    return dict.fromkeys(_ALLOCATOR_SETTINGS, spec.alloc_conf) if spec.alloc_conf else {}
-
-
-def _watched_device(spec: CellSpec) -> nvml.NvmlDevice | None:
-    gpu = nvml.first_visible_gpu() if spec.device == "cuda" else None
-    return nvml.open_device(gpu[0]) if gpu else None
-
-
-def _death(status: int | None, timeout_seconds: float | None, kills_before: int | None, log: Path) -> Outcome:
+def _death(
+    status: int | None, timeout_seconds: float | None, kills_before: int | None, log: Path, ticket: Ticket
+) -> Outcome:
     """What the exit of a worker that left no record means."""
+    phase, step = ticket.running_phase() or (None, None)
     if status is None:
-        return Timeout(limit_seconds=timeout_seconds)
-    kills = _kernel_oom_kills()
+        return Timeout(limit_seconds=timeout_seconds, phase=phase)
+    kills = _oom_kills()
     if status == -signal.SIGKILL and None not in (kills, kills_before) and kills > kills_before:
-        return OomHost(message=f"killed by the kernel's OOM killer (oom_kill went from {kills_before} to {kills})")
+        message = f"killed by the kernel's OOM killer (oom_kill went from {kills_before} to {kills})"
+        return OomHost(message=message, phase=phase)
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-    return Error(error_type="WorkerDied", message=f"the worker {how} without a record; its log: {log}")
+    when = "" if phase is None else f" in {phase}" if step is None else f" in {phase} of step {step}"
+    message = f"the worker {how}{when} without a record; its log: {log}"
+    return Error(error_type="WorkerDied", message=message, phase=phase)
 
 
-def _kernel_oom_kills() -> int | None:
-    """The kernel's count of OOM kills (Linux 4.13 and later); None elsewhere."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
+def _oom_kills() -> int | None:
+    """How many processes were killed for want of host memory, in this container if it counts its own, else in all."""
+    for path in _OOM_COUNTERS:
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
     return None
 
 
-def _contamination(record: RunRecord, before_bytes: int, device: nvml.NvmlDevice) -> RunRecord:
-    """The record, marked if the device did not go back to where it was."""
-    deadline = time.monotonic() + _TEARDOWN_SECONDS
-    while True:
-        after_bytes = device.used_bytes()
-        if after_bytes is None or abs(after_bytes - before_bytes) <= CONTAMINATION_BYTES:
-            return record
-        if time.monotonic() > deadline:
-            mark = Contaminated(baseline_before_bytes=before_bytes, baseline_after_bytes=after_bytes)
-            return record.model_copy(update={"outcome": mark})
-        time.sleep(0.05)
-
-
-def interrupted(spec: CellSpec, isolation: Isolation, signal_name: str) -> RunRecord:
-    """The record of a cell that the user or the machine stopped."""
-    return describe_death(spec, isolation, Interrupted(message=f"stopped by {signal_name}"), datetime.now(UTC))
+def interrupted(spec: CellSpec, launcher: Launcher, ticket: Ticket, by: str, *, by_limit: bool) -> RunRecord:
+    """The record of a cell that the user, the machine or the sweep's own limit stopped."""
+    return describe_death(spec, launcher, ticket, Interrupted(message=f"stopped by {by}", by_limit=by_limit))

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from typing import Literal
 
 import pynvml
+
+from vramprobe.units import MIB
+
+#: NVML moves by this much without anybody allocating; more means that someone else was on the card.
+CONTAMINATION_BYTES = 16 * MIB
+_TEARDOWN_SECONDS = 3.0  # the driver frees a dead process's memory a moment after it is gone
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,17 @@ class NvmlDevice:
             return int(_memory_info(self.handle, self.memory_info).used)
         except pynvml.NVMLError:
             return None
+
+    def use_that_stayed(self, before_bytes: int) -> int | None:
+        """The use that does not go back to ``before_bytes``; None where it does, or NVML does not tell."""
+        deadline = time.monotonic() + _TEARDOWN_SECONDS
+        while True:
+            after_bytes = self.used_bytes()
+            if after_bytes is None or abs(after_bytes - before_bytes) <= CONTAMINATION_BYTES:
+                return None
+            if time.monotonic() > deadline:
+                return after_bytes
+            time.sleep(0.05)
 
     def total_bytes(self) -> int | None:
         """The card's memory as the driver reports it; torch reports less, the box says more."""
@@ -49,6 +67,21 @@ def open_device(uuid: str) -> NvmlDevice | None:
             _memory_info(handle, version)
             return NvmlDevice(handle, version)
     return None
+
+
+def open_first_visible() -> NvmlDevice | None:
+    """The GPU that torch will call 0; None where there is none."""
+    gpu = first_visible_gpu()
+    return open_device(gpu[0]) if gpu else None
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """(major, minor) of the GPU that torch will call 0, asked without a CUDA context; None where NVML does not tell."""
+    device = open_first_visible()
+    try:
+        return device and tuple(pynvml.nvmlDeviceGetCudaComputeCapability(device.handle))
+    except pynvml.NVMLError:
+        return None
 
 
 def driver_version() -> str | None:

@@ -1,57 +1,75 @@
 """Sweep → records: each cell in its own process, each record stored and synced before the next cell starts.
 
-In: cells and a results folder. Out: the journal in that folder, and a summary. Resumes where it stopped; a failed cell
-never ends the sweep; SIGINT, SIGTERM and SIGHUP end it with the running cell recorded as interrupted. Never prints:
-whoever shows progress passes ``on_event``.
+In: cells and a results folder. Out: the journal in that folder, and a summary. Plans before it runs, resumes where it
+stopped, starts nothing that time or money forbid; a failed cell never ends the sweep; SIGINT, SIGTERM and SIGHUP end it
+with the running cell recorded as interrupted. Never prints: whoever shows progress passes ``on_event``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from vramprobe import store
+from vramprobe.duration import Pace, pace_of
 from vramprobe.errors import StoreError
-from vramprobe.measure import forkserver
-from vramprobe.measure.isolation import Launcher, Server, Spawner, interrupted, run_isolated, worker_environment
-from vramprobe.record import RunRecord
+from vramprobe.measure import environment
+from vramprobe.measure.isolation import (
+    Ticket,
+    describe_death,
+    interrupted,
+    new_ticket,
+    require_packages,
+    run_isolated,
+)
+from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environment
+from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
+from vramprobe.measure.signals import Signals, Stopped
+from vramprobe.memory_model import MemoryModel
+from vramprobe.plan import Card, Plan, Policy, Rate, Row, card_seen, make_plan, with_evidence
+from vramprobe.record import Environment, RunRecord, Started
+from vramprobe.resume import Journal, open_journal, resume
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
 
 JOURNAL = "records.jsonl"
-OUT_OF_TIME = "max-time"
-#: Slow enough for a 70B model to load and train its steps on one card; a hung cell costs no more than this.
-DEFAULT_TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One thing that happened to cell ``index`` (1-based) of ``total``."""
+    """One thing that happened: the plan was made, or something became of its row ``index`` (1-based) of ``total``.
 
-    kind: Literal["kept", "started", "finished"]
-    index: int
-    total: int
-    spec: CellSpec
-    reason: str = ""  # why the cell is run or kept
+    ``left``: not started, for want of time, money or cells. ``status`` is a file that holds the running cell's phase.
+    """
+
+    kind: Literal["planned", "kept", "quarantined", "skipped", "started", "finished", "left"]
+    plan: Plan
+    index: int = 0
+    row: Row | None = None
+    reason: str = ""  # why the cell is run, kept, skipped or left
     record: RunRecord | None = None
     log: Path | None = None
+    status: Path | None = None
+    left_seconds: float | None = None  # expected for the rest, this cell included where it has just started
+
+    @property
+    def total(self) -> int:
+        """Rows of the plan."""
+        return len(self.plan.rows)
 
 
 @dataclass
 class RunSummary:
-    """What a sweep did. ``stopped_by``: the signal, or OUT_OF_TIME, where it did not reach its end."""
+    """What a sweep did. ``stopped_by``: the signal or the limit, where it did not reach its end."""
 
     journal: Path
-    total: int
-    kept: int = 0
+    plan: Plan
     records: list[RunRecord] = field(default_factory=list)
+    left: int = 0  # cells that a limit kept from being started
+    seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     stopped_by: str | None = None
 
@@ -63,171 +81,232 @@ class RunSummary:
         return found
 
 
-class _Stopped(BaseException):
-    """A signal asked the sweep to end; not an Exception, so that nothing on the way swallows it."""
-
-    @property
-    def name(self) -> str:
-        return self.args[0]
-
-
 def measure(spec: CellSpec, *, log: Path, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> RunRecord:
     """Run one cell in a process of its own and return its record; nothing is stored."""
-    launcher = Spawner(worker_environment())
-    try:
-        return run_isolated(spec, launcher, log, timeout_seconds)
-    finally:
-        launcher.close()
+    require_packages([spec])
+    launcher = Spawner(worker_environment(), log)
+    with tempfile.TemporaryDirectory(prefix="vramprobe-") as folder:
+        try:
+            return run_isolated(spec, launcher, new_ticket(Path(folder)), log, timeout_seconds)
+        finally:
+            launcher.close()
+
+
+def plan_sweep(
+    sweep: Sweep,
+    journal: Journal,
+    *,
+    card: Card | None,
+    here: bool = True,
+    fit: MemoryModel | None = None,
+    policy: Policy | None = None,
+    rate: Rate | None = None,
+) -> Plan:
+    """What running ``sweep`` into ``journal`` would do now. ``here``: the card is this machine's, and so the libraries
+    that its records would be measured with; what was measured with others is stale.
+    """
+    policy = policy or Policy()
+    contexts: dict[str, Environment] = {}
+
+    def context_of(spec: CellSpec) -> Environment | None:
+        if here and spec.device not in contexts:
+            contexts[spec.device] = environment.capture(spec, "spawn", with_torch=False)
+        return contexts.get(spec.device)
+
+    cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
+    known = [cell.record for cell in cells if cell.record is not None]
+    return make_plan(
+        cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
+        ooms=_ooms_on(card, journal), policy=policy, rate=rate,
+    )  # fmt: skip
 
 
 def run(
     sweep: Sweep,
     folder: Path,
     *,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    max_seconds: float = math.inf,
+    card: Card | None = None,
+    fit: MemoryModel | None = None,
+    rate: Rate | None = None,
+    policy: Policy | None = None,
+    limits: Limits | None = None,
     on_event: Callable[[Progress], None] = lambda event: None,
 ) -> RunSummary:
-    """Run the cells of ``sweep`` that ``folder`` has no finished record of, starting none that ``max_seconds`` forbids.
+    """Run the cells of ``sweep`` that ``folder`` has no finished record of, within ``limits``.
 
-    The time must do for the slowest cell so far; one that still overruns it is ended and recorded as interrupted.
-    Raises StoreError before running anything where the folder cannot be read or written.
+    ``card`` is the GPU that is used, null on a CPU. Raises StoreError before running anything where the folder cannot
+    be read or written, or another sweep writes to it, MissingDependency where a package or the GPU is not there.
     """
-    logs, signals = folder / "logs", _Signals()
-    with store.lock(folder):
-        summary = RunSummary(folder / JOURNAL, total=len(sweep.cells))
-        planned = store.plan_resume(sweep.cells, _already(summary))
+    policy, limits = policy or Policy(), limits or Limits()
+    logs = folder / "logs"
+    with store.lock(folder), Signals().caught() as signals:
+        clock = Clock(limits)
+        journal = open_journal(folder / JOURNAL)
+        plan = plan_sweep(sweep, journal, card=card, fit=fit, policy=policy, rate=rate)
+        require_packages(row.spec for row in plan.to_run)
+        summary = RunSummary(journal.path, plan, notes=[journal.torn_tail] if journal.torn_tail else [])
         try:
             logs.mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot write logs to {logs}: {error.strerror}; choose another folder") from error
-        clock = _Clock(timeout_seconds, max_seconds)
-        with _launchers(sweep, logs) as launcher_for, signals.caught():
-            for index, cell in enumerate(planned, start=1):
-                event = Progress("kept", index, summary.total, cell.spec, cell.reason)
-                if cell.action == "kept":
-                    summary.kept += 1
-                    on_event(event)
-                    continue
-                summary.stopped_by = signals.stopped_by or (None if clock.allows_another() else OUT_OF_TIME)
-                if summary.stopped_by:
+        on_event(Progress("planned", plan, left_seconds=plan.seconds))
+        with _Launchers(plan, logs) as launchers, tempfile.TemporaryDirectory(prefix="vramprobe-") as scratch:
+            sweeping = _Sweeping(
+                sweep, summary, policy, limits, clock, signals, launchers, Path(scratch), logs, on_event,
+                ooms=_ooms_on(card, journal),
+            )  # fmt: skip
+            for index, row in enumerate(plan.rows, start=1):
+                sweeping.take(index, row)
+                if signals.stopped_by:
                     break
-                log = logs / f"{cell.spec.cell_id[:100]}.{cell.spec.fingerprint}.log"
-                on_event(replace(event, kind="started", log=log))
-                launcher = launcher_for(cell.spec)
-                with clock.timing() as limit_seconds:
-                    record = _attempt(cell.spec, launcher, log, limit_seconds, signals)
-                if record.outcome.kind == "timeout" and limit_seconds < timeout_seconds:
-                    record = interrupted(cell.spec, launcher.isolation, OUT_OF_TIME)
-                _keep(record, sweep, summary)
-                if record.outcome.kind == "ok":
-                    log.unlink(missing_ok=True)
-                on_event(replace(event, kind="finished", record=record, log=log))
-            summary.stopped_by = signals.stopped_by or summary.stopped_by
+        summary.stopped_by = signals.stopped_by or summary.stopped_by
+        summary.seconds = clock.elapsed_seconds
     return summary
 
 
-class _Clock:
-    """The time a sweep has, and what its slowest cell took."""
+@dataclass
+class _Sweeping:
+    """A sweep under way: takes one row of the plan after the other, and keeps the journal of what became of it."""
 
-    def __init__(self, timeout_seconds: float, max_seconds: float) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._deadline = time.monotonic() + max_seconds
-        self._slowest_seconds = 0.0
+    sweep: Sweep
+    summary: RunSummary
+    policy: Policy
+    limits: Limits
+    clock: Clock
+    signals: Signals
+    launchers: _Launchers
+    scratch: Path
+    logs: Path
+    on_event: Callable[[Progress], None]
+    ooms: list[RunRecord]  # of this card, those of this run too
+    pace: Pace = field(default_factory=Pace)
 
-    def allows_another(self) -> bool:
-        """Whether the time left would have done for the slowest cell so far."""
-        left_seconds = self._deadline - time.monotonic()
-        return left_seconds > self._slowest_seconds
+    def take(self, index: int, row: Row) -> None:
+        """Run the row's cell, or say why not."""
+        plan = self.summary.plan
+        if row.is_run or row.action == "skip":
+            row = with_evidence(row, self.ooms, plan.card, self.policy)
+        event = Progress(row.action, plan, index, row, row.reason)
+        if row.action in ("kept", "quarantined"):
+            self.on_event(event)
+        elif row.action == "skip":
+            record = self._skip_record(row)
+            self._append(record)
+            self.summary.records.append(record)
+            self.on_event(replace(event, kind="skipped", record=record))
+        elif self.signals.stopped_by is None and (why := self._forbidden(row)) is not None:
+            self.summary.stopped_by, self.summary.left = why, self.summary.left + 1
+            self.on_event(replace(event, kind="left", reason=why))
+        elif self.signals.stopped_by is None:
+            self._run(event, row)
 
-    @contextlib.contextmanager
-    def timing(self) -> Iterator[float]:
-        """Around one cell: gives the seconds it may take, and notes those it took."""
-        began = time.monotonic()
-        yield min(self._timeout_seconds, self._deadline - began)
-        self._slowest_seconds = max(self._slowest_seconds, time.monotonic() - began)
+    def _forbidden(self, row: Row) -> str | None:
+        """The limit that keeps this cell from being started."""
+        if self.limits.max_cells is not None and self.clock.num_cells >= self.limits.max_cells:
+            return "limit"
+        return None if self.clock.allows(self.pace.correct(row.num_params, row.seconds)) else self.limits.limited_by
+
+    def _run(self, event: Progress, row: Row) -> None:
+        spec, ticket = row.spec, new_ticket(self.scratch)
+        log = self.logs / f"{spec.cell_id[:100]}.{spec.fingerprint}.log"
+        started = Started(
+            attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint, instrument=spec.device,
+            started_at=ticket.started_at.isoformat(timespec="milliseconds"), sweep=self.sweep.name,
+        )  # fmt: skip
+        self._append(started)
+        event = replace(event, kind="started", log=log, status=ticket.status)
+        self.on_event(replace(event, left_seconds=self._left_seconds(event.index)))
+        launcher = self.launchers.launcher_of(spec)
+        launcher.expect(self._upcoming(event.index))
+        with self.clock.timing() as limit_seconds:
+            record = self._attempt(spec, launcher, ticket, log, limit_seconds)
+        if record.outcome.kind == "timeout" and limit_seconds < self.limits.timeout_seconds:
+            record = interrupted(spec, launcher, ticket, self.limits.limited_by, by_limit=True)
+        record = record.model_copy(
+            update={"sweep": self.sweep.name, "held_out": spec.fingerprint in self.sweep.held_out}
+        )
+        self._append(record)
+        ticket.tear()
+        self.summary.records.append(record)
+        if record.outcome.kind == "ok":
+            log.unlink(missing_ok=True)
+            self.pace.learn(row.num_params, row.seconds, self.clock.last_seconds)
+        elif record.outcome.kind == "oom":
+            self.ooms.append(record)
+        self.on_event(replace(event, kind="finished", record=record, left_seconds=self._left_seconds(event.index + 1)))
+
+    def _attempt(
+        self, spec: CellSpec, launcher: Launcher, ticket: Ticket, log: Path, timeout_seconds: float
+    ) -> RunRecord:
+        """One cell; the record says so if a signal ended it."""
+        try:
+            with self.signals.raising():
+                return run_isolated(spec, launcher, ticket, log, timeout_seconds)
+        except Stopped as stop:
+            launcher.close()
+            return interrupted(spec, launcher, ticket, stop.name, by_limit=False)
+
+    def _skip_record(self, row: Row) -> RunRecord:
+        """The record of not running a cell, with its evidence."""
+        launcher, ticket = self.launchers.launcher_of(row.spec), new_ticket(self.scratch)
+        record = describe_death(row.spec, launcher, ticket, row.skipped)
+        return record.model_copy(
+            update={"sweep": self.sweep.name, "held_out": row.spec.fingerprint in self.sweep.held_out}
+        )
+
+    def _append(self, entry: RunRecord | Started) -> None:
+        warning = store.append(self.summary.journal, entry)
+        self.summary.notes += [warning] if warning else []
+
+    def _upcoming(self, index: int) -> CellSpec | None:
+        """The cell after row ``index`` that will be run, as far as is known now."""
+        return next((row.spec for row in self.summary.plan.rows[index:] if row.is_run), None)
+
+    def _left_seconds(self, index: int) -> float:
+        """Expected from row ``index`` (1-based) on, at the pace so far."""
+        rest = self.summary.plan.rows[index - 1 :]
+        return sum(self.pace.correct(row.num_params, row.seconds) for row in rest if row.is_run)
 
 
-def _attempt(spec: CellSpec, launcher: Launcher, log: Path, timeout_seconds: float, signals: _Signals) -> RunRecord:
-    """One cell; the record says so if a signal ended it."""
-    try:
-        with signals.raising():
-            return run_isolated(spec, launcher, log, timeout_seconds)
-    except _Stopped as stop:
-        launcher.close()
-        return interrupted(spec, launcher.isolation, stop.name)
+class _Launchers:
+    """How each cell is started: from a fork server of its device and allocator setting, started with its first cell."""
+
+    def __init__(self, plan: Plan, logs: Path) -> None:
+        self._model_types = [row.spec.model_type for row in plan.rows]
+        self._logs = logs
+        self._open: dict[tuple[str, str | None], Server] = {}
+
+    def __enter__(self) -> _Launchers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for server in self._open.values():
+            server.close()
+
+    def launcher_of(self, spec: CellSpec) -> Launcher:
+        """The launcher of cells like ``spec``."""
+        key = (spec.device, spec.alloc_conf)
+        if key not in self._open:
+            log = self._logs / "forkserver.log"
+            self._open[key] = Server(spec.device, spec.alloc_conf, worker_environment(), self._model_types, log)
+        return self._open[key]
 
 
-def _keep(record: RunRecord, sweep: Sweep, summary: RunSummary) -> None:
-    """Store the record, with its sweep's name, synced."""
-    held_out = record.fingerprint in sweep.held_out
-    record = record.model_copy(update={"sweep": sweep.name, "held_out": held_out})
-    warning = store.append(summary.journal, record)
-    summary.records.append(record)
-    summary.notes += [warning] if warning else []
-
-
-def _already(summary: RunSummary) -> list[RunRecord]:
-    """What the journal holds; a torn tail is noted, a broken line raises before anything is run."""
-    if not summary.journal.exists():
+def _ooms_on(card: Card | None, journal: Journal) -> list[RunRecord]:
+    """What ran out of memory on this card before, in this journal."""
+    if card is None:
         return []
-    contents = store.read(summary.journal, allow_empty=True)
-    summary.notes += [contents.torn_tail] if contents.torn_tail else []
-    return list(contents.records)
+    found = [
+        journal.record(attempt)
+        for attempts in journal.attempts.values()
+        for attempt in attempts
+        if attempt.outcome == "oom"
+    ]
+    return [record for record in found if _is_same_card(record.environment, card)]
 
 
-@contextlib.contextmanager
-def _launchers(sweep: Sweep, logs: Path) -> Iterator[Callable[[CellSpec], Launcher]]:
-    """How each cell is started: CPU cells from a fork server where the system has one, CUDA cells spawned."""
-    env = worker_environment()
-    spawner = Spawner(env)
-    server: Launcher = spawner
-    if forkserver.is_available():
-        server = Server(env, [spec.model_type for spec in sweep.cells], logs / "forkserver.log")
-    try:
-        yield lambda spec: server if spec.device == "cpu" else spawner
-    finally:
-        server.close()
-        spawner.close()
-
-
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class _Signals:
-    """SIGINT, SIGTERM and SIGHUP while a sweep runs: they end the running cell, and the sweep once it is recorded.
-
-    Outside ``raising`` a signal is only noted, so that no line is half written. Only the main thread can catch them.
-    """
-
-    def __init__(self) -> None:
-        self.stopped_by: str | None = None
-        self._raising = False
-
-    @contextlib.contextmanager
-    def caught(self) -> Iterator[None]:
-        """Take the signals over; give them back at the end."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {signum: signal.signal(signum, self._arrived) for signum in _CAUGHT}
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
-    @contextlib.contextmanager
-    def raising(self) -> Iterator[None]:
-        """Within, a signal raises _Stopped at once."""
-        self._raising = True
-        try:
-            yield
-        finally:
-            self._raising = False
-
-    def _arrived(self, signum: int, frame: object) -> None:
-        self.stopped_by = signal.Signals(signum).name
-        if self._raising:
-            self._raising = False
-            raise _Stopped(self.stopped_by)
+def _is_same_card(then: Environment, card: Card) -> bool:
+    """By name, or as one entry of the catalog."""
+    if then.device_name == card.name:
+        return then.nvml_total_bytes in (None, card.total_bytes)
+    return card.gpu is not None and card_seen(then.device_name, 0).gpu == card.gpu

@@ -1,14 +1,17 @@
 """The worker: one spec in, one record out, in a process of its own.
 
-``python -m vramprobe.measure.worker SPEC.json RECORD.json`` is the spawned form; the fork server calls :func:`work` in
-a child. Whatever happens inside becomes the record's outcome; when the process itself dies, the runner writes it.
+``python -m vramprobe.measure.worker`` is the spawned form: it loads what touches no device, then takes one request
+(a line of JSON) from stdin; the fork server calls :func:`work` in a child. Whatever happens inside becomes the record's
+outcome; when the process itself dies, the runner writes it, with the phase that this one announced last.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
+import json
 import os
-import sys
 import threading
 import time
 import traceback
@@ -29,12 +32,17 @@ from vramprobe.record import (
     Oom,
     OomHost,
     Outcome,
+    PhaseName,
     RunRecord,
     Timing,
-    new_attempt,
+    attempt_fields,
+    new_attempt_id,
 )
 from vramprobe.spec import CellSpec
 
+#: What every cell needs, and what touches no device as it loads.
+PRELOADED = ("torch", "transformers", "accelerate", "vramprobe.workload.training",
+             "transformers.models.auto.modeling_auto")  # fmt: skip
 #: What a device out of memory says, in its many coats (measuring.md); the allocator's own observer is asked first.
 _DEVICE_OOM = (
     "CUDA out of memory",
@@ -47,8 +55,18 @@ _DEVICE_OOM = (
 )
 
 
-def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
-    """Run one cell in this process and describe it. Never raises for what the cell does; failures are outcomes."""
+def run_cell(
+    spec: CellSpec,
+    *,
+    isolation: Isolation,
+    isolation_reason: str | None = None,
+    attempt_id: str | None = None,
+    status: Path | None = None,
+) -> RunRecord:
+    """Run one cell in this process and describe it. Never raises for what the cell does; failures are outcomes.
+
+    The running phase is written to ``status`` for whoever waits.
+    """
     began, started_at = time.perf_counter(), datetime.now(UTC)
     fields: dict[str, Any] = {}
     instrument = None
@@ -57,7 +75,7 @@ def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
         _load_libraries(spec)
         gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
-        fields = _train(spec, instrument)
+        fields = _train(spec, instrument, status)
         observation = fields.pop("observation")
         ledger = ledger_of(observation)
         doubts = reasons_not_to_believe(observation, ledger)
@@ -68,8 +86,10 @@ def run_cell(spec: CellSpec, *, isolation: Isolation) -> RunRecord:
         observation = instrument.finish() if instrument and instrument.last_phase() else Observation([], {})
     timing = fields.pop("timing", {})
     return RunRecord(
-        **new_attempt(spec, started_at),
-        environment=environment.capture(spec, isolation, with_torch=True),
+        **attempt_fields(spec, attempt_id or new_attempt_id(), started_at),
+        spec=spec,
+        environment=environment.capture(spec, isolation, isolation_reason, with_torch=True),
+        warnings=getattr(instrument, "warnings", []),
         phases=observation.phases,
         timing=Timing(**timing, total_seconds=time.perf_counter() - began),
         context_bytes=observation.context_bytes,
@@ -113,12 +133,44 @@ def outcome_of(error: BaseException, instrument: Any) -> Outcome:
     )
 
 
-def work(spec_json: str, record_path: Path, isolation: Isolation) -> None:
-    """Run the cell and leave its record at ``record_path``, whole or not at all."""
-    record = run_cell(CellSpec.model_validate_json(spec_json), isolation=isolation)
-    partial = record_path.with_suffix(".partial")
+def work(request: dict[str, str]) -> None:
+    """Run the cell and leave its record at the path that is asked for, whole or not at all.
+
+    ``request``: the spec as JSON under ``spec``; ``attempt_id``, ``isolation``, ``isolation_reason``; the paths
+    ``record``, ``status`` and ``log``.
+    """
+    _be_the_first_to_go()
+    record = run_cell(
+        CellSpec.model_validate_json(request["spec"]),
+        isolation=request["isolation"],
+        isolation_reason=request["isolation_reason"],
+        attempt_id=request["attempt_id"],
+        status=Path(request["status"]),
+    )
+    path = Path(request["record"])
+    partial = path.with_suffix(".partial")
     partial.write_text(record.to_json_line())
-    partial.rename(record_path)
+    partial.rename(path)
+
+
+def _be_the_first_to_go() -> None:
+    """If the host runs out of memory, Linux should end this process and not the sweep."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+class _Announcing:
+    """The instrument, with each phase written to a file as it begins."""
+
+    def __init__(self, instrument: Any, path: Path) -> None:
+        self._instrument = instrument
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.holds = instrument.holds
+
+    def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Any:
+        text = name if step is None else f"{name} {step}"
+        os.pwrite(self._file, text.ljust(32).encode(), 0)
+        return self._instrument.phase(name, step, micro_step)
 
 
 def _load_libraries(spec: CellSpec) -> None:
@@ -131,18 +183,19 @@ def _load_libraries(spec: CellSpec) -> None:
         import transformers.integrations.bitsandbytes  # noqa: F401
 
 
-def _train(spec: CellSpec, instrument: Any) -> dict[str, Any]:
+def _train(spec: CellSpec, instrument: Any, status: Path | None) -> dict[str, Any]:
     """Load, train the traced steps, then the timed ones; what was seen, by the record's names."""
     from vramprobe.workload.training import NOBODY, set_up, train_step, watch_stack
 
+    observer = instrument if status is None else _Announcing(instrument, status)
     began = time.perf_counter()
-    work = set_up(spec, instrument)
+    work = set_up(spec, observer)
     instrument.settle()
     loaded = time.perf_counter()
     with watch_stack(work.model) as stack:
-        train_step(work, instrument, 1)
+        train_step(work, observer, 1)
     for step in range(2, spec.steps + 1):
-        train_step(work, instrument, step)
+        train_step(work, observer, step)
     traced = time.perf_counter()
     at_peak = None
     if spec.device == "cuda":
@@ -194,6 +247,23 @@ def _die_with_the_runner() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-if __name__ == "__main__":
+def _spawned() -> None:
+    """Load, then wait for a request: a worker may be started before there is one."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    request = bytearray()
+    while not request.endswith(b"\n"):
+        read = os.read(0, 65536)
+        if not read:
+            return  # the runner went, or does not need us after all
+        request += read
+    words = json.loads(request)
+    log = os.open(words["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for target in (1, 2):
+        os.dup2(log, target)
     _die_with_the_runner()
-    work(Path(sys.argv[1]).read_text(), Path(sys.argv[2]), "spawn")
+    work(words)
+
+
+if __name__ == "__main__":
+    _spawned()

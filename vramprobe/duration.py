@@ -1,0 +1,117 @@
+"""Duration: how many seconds a cell will take, before it is run; what a plan quotes and a budget is kept by.
+
+In: a spec, the card it runs on, and the records of cells that ran there. Out: seconds, by a coarse account of the work
+(FLOPs, bytes moved, kernels launched), scaled by what comparable cells really took. An estimate, and called one: the
+account's constants are assumptions until a record of the device corrects them. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from vramprobe import catalog
+from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.record import RunRecord
+from vramprobe.spec import CellSpec
+
+_WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """What a device does in a second, in a training step of Hugging Face models; assumptions, on the slow side."""
+
+    flops: float  # 16-bit matrix work
+    fp32_slowdown: float
+    bytes_moved: float
+    layer_seconds: float  # launching the kernels of one layer, forward or backward
+    load_bytes: float  # weights made per second
+    quantised_params: float  # parameters quantised per second
+    fixed_seconds: float  # process, context, first kernels, record
+
+
+#: Two cores; fits the 33 cells of results/cpu/quickstart within a factor of two before any scaling.
+_CPU = _Machine(flops=1.5e11, fp32_slowdown=1.0, bytes_moved=1e10, layer_seconds=3e-3, load_bytes=2e9,
+                quantised_params=7e7, fixed_seconds=0.3)  # fmt: skip
+#: A card that the catalog does not know: an L4's work and bandwidth.
+_TFLOPS, _BANDWIDTH_GB_S = 121.0, 300.0
+_FLOPS_SHARE, _BANDWIDTH_SHARE = 0.35, 0.6  # of a GPU's dense peak and of its bandwidth
+#: How far a record's model may be from the cell's, in parameters, to say how long the cell takes.
+_COMPARABLE_FACTOR = 4.0
+
+
+class Pace:
+    """What cells really took against what was expected of them, by model size; it grows as a sweep runs."""
+
+    def __init__(self) -> None:
+        self._ratios: list[tuple[float, float]] = []  # log of the parameters, taken / expected
+
+    def learn(self, num_params: int, expected_seconds: float, taken_seconds: float) -> None:
+        """Take note of one finished cell."""
+        self._ratios.append((math.log(num_params), taken_seconds / expected_seconds))
+
+    def correct(self, num_params: int, expected_seconds: float) -> float:
+        """Seconds, by the median over cells of comparable models, else over all; as expected before the first."""
+        size, reach = math.log(num_params), math.log(_COMPARABLE_FACTOR)
+        near = [ratio for known, ratio in self._ratios if abs(known - size) <= reach]
+        ratios = near or [ratio for _, ratio in self._ratios]
+        return expected_seconds * (statistics.median(ratios) if ratios else 1.0)
+
+
+def pace_of(records: Iterable[RunRecord], gpu: catalog.Gpu | None) -> Pace:
+    """The pace of the machine that made these records, against :func:`account_seconds`."""
+    pace = Pace()
+    for record in records:
+        if record.outcome.kind == "ok" and record.timing is not None:
+            size = num_params(record.spec)
+            pace.learn(size, account_seconds(record.spec, size, gpu), record.timing.total_seconds)
+    return pace
+
+
+def num_params(spec: CellSpec) -> int:
+    """Parameters of the cell's model, tied ones once: by arithmetic, else the catalog's count scaled to the depth.
+
+    A stranger to both counts as the usual 12 × width² per layer with an untied head.
+    """
+    with suppress(UnsupportedArchitecture):
+        return architecture(spec.architecture).num_params
+    entry, depth = catalog.find_model(spec.model), catalog.depth_of(spec.architecture) or 1
+    if entry.n_params is not None:
+        embedding = entry.n_embedding_params or 0
+        return embedding + (entry.n_params - embedding) * depth // (catalog.depth_of(entry.config) or depth)
+    text = {**spec.architecture, **spec.architecture.get("text_config", {})}
+    width = next((text[key] for key in ("hidden_size", "n_embd", "d_model") if isinstance(text.get(key), int)), 1024)
+    return 12 * width**2 * depth + 2 * width * text.get("vocab_size", 0)
+
+
+def account_seconds(spec: CellSpec, params: int, gpu: catalog.Gpu | None) -> float:
+    """Seconds by counting: making the weights, then per step the matrix work, the bytes moved and the launches.
+
+    ``params`` is :func:`num_params` of the cell; ``gpu`` is null where the catalog does not know the card.
+    """
+    machine = _CPU if spec.device == "cpu" else _machine(gpu)
+    tokens = spec.num_tokens * spec.grad_accum
+    passes = 4 + 2 * (spec.method == "full") + 2 * spec.gradient_checkpointing
+    in_fp32 = spec.dtype == "fp32" and spec.autocast == "none"
+    matrix = passes * params * tokens * (machine.fp32_slowdown if in_fp32 else 1.0) / machine.flops
+    weight_bytes = params * _WEIGHT_BYTES[spec.dtype]
+    moved = (6 if spec.method == "full" else 3) * weight_bytes * spec.grad_accum / machine.bytes_moved
+    walks = (2 + spec.gradient_checkpointing) * spec.grad_accum * (2 if spec.method != "full" else 1)
+    launches = walks * (catalog.depth_of(spec.architecture) or 1) * machine.layer_seconds
+    step = matrix + moved + launches
+    quantising = params / machine.quantised_params if spec.quant != "none" else 0.0
+    num_steps = spec.steps + spec.timing_steps + (spec.device == "cuda")  # on cuda one more, under the history
+    return machine.fixed_seconds + weight_bytes / machine.load_bytes + quantising + num_steps * step
+
+
+def _machine(gpu: catalog.Gpu | None) -> _Machine:
+    flops = ((gpu and gpu.bf16_dense_tflops) or _TFLOPS) * 1e12
+    bandwidth = (gpu.bandwidth_gb_s if gpu else _BANDWIDTH_GB_S) * 1e9
+    return _Machine(
+        flops=_FLOPS_SHARE * flops, fp32_slowdown=8.0, bytes_moved=_BANDWIDTH_SHARE * bandwidth, layer_seconds=1e-3,
+        load_bytes=2e10, quantised_params=5e9, fixed_seconds=2.0,
+    )  # fmt: skip

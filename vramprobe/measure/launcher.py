@@ -1,0 +1,191 @@
+"""How a cell's process comes about: a child of a fork server that has proven itself, else a new interpreter.
+
+In: a request for a worker (worker.py). Out: its exit status. Knows nothing of records. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from vramprobe.measure import forkserver, nvml
+from vramprobe.measure.forkserver import ForkServer, ServerEnded
+from vramprobe.record import Isolation
+from vramprobe.spec import CellSpec
+
+_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # newer torch reads the first, older the second
+#: Not inherited: a record says what its spec says, and an allocator set from outside would not be in it.
+_SAID_BY_THE_SPEC = (*_ALLOCATOR_SETTINGS, "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
+class Launcher(Protocol):
+    """Runs one request to its end: exit status (negative: signal), or None on time-out, the worker being gone then.
+
+    ``isolation`` is how its next cell will be started, and ``isolation_reason`` why not otherwise.
+    """
+
+    isolation: Isolation
+    isolation_reason: str | None
+
+    def start(self) -> None:
+        """Load what cells need, if that is still to be done."""
+
+    def expect(self, upcoming: CellSpec | None) -> None:
+        """The cell after the next one, whose process may be prepared while the next one runs."""
+
+    def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class Spawner:
+    """A new interpreter for each cell; on a GPU the next one loads its libraries while this one's cell runs."""
+
+    isolation: Isolation = "spawn"
+
+    def __init__(self, env: dict[str, str], log: Path, reason: str | None = None) -> None:
+        self.isolation_reason = reason
+        self._env, self._log = env, log
+        self._process: subprocess.Popen | None = None
+        self._prepared: tuple[str | None, subprocess.Popen] | None = None  # with its allocator setting
+        self._upcoming: CellSpec | None = None
+
+    def start(self) -> None:
+        """Nothing is shared between interpreters."""
+
+    def expect(self, upcoming: CellSpec | None) -> None:
+        """Prepare for ``upcoming`` during the next run, unless that would take a core from the one that is timed."""
+        self._upcoming = upcoming if upcoming is not None and may_prepare(upcoming) else None
+
+    def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
+        """Start, wait, and kill when the time is up."""
+        spec = CellSpec.model_validate_json(request["spec"])
+        self._process = self._take_prepared(spec.alloc_conf) or self._popen(spec.alloc_conf)
+        with contextlib.suppress(BrokenPipeError):  # dead already: its exit status says more
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        if self._upcoming is not None:
+            self._prepared = (self._upcoming.alloc_conf, self._popen(self._upcoming.alloc_conf))
+            self._upcoming = None
+        try:
+            return self._process.wait(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self._process = _end(self._process)
+
+    def close(self) -> None:
+        """Kill the worker if it still runs, and the one in waiting."""
+        self._process = self._process and _end(self._process)
+        if self._prepared is not None:
+            _end(self._prepared[1])
+            self._prepared = None
+
+    def _take_prepared(self, alloc_conf: str | None) -> subprocess.Popen | None:
+        if self._prepared is None:
+            return None
+        (prepared_for, process), self._prepared = self._prepared, None
+        if prepared_for != alloc_conf or process.poll() is not None:
+            return _end(process)
+        return process
+
+    def _popen(self, alloc_conf: str | None) -> subprocess.Popen:
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "vramprobe.measure.worker"], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                start_new_session=True, env=self._env | _allocator_settings(alloc_conf), bufsize=0,
+            )  # fmt: skip
+
+
+def may_prepare(spec: CellSpec) -> bool:
+    """Whether the next worker may load its libraries during a cell: only beside a GPU's, with cores to spare."""
+    return spec.device == "cuda" and (os.cpu_count() or 1) >= 4
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.stdin.close()
+    process.wait()
+
+
+class Server:
+    """Children of a fork server, as long as it proves that it may be forked from; else spawned interpreters."""
+
+    def __init__(
+        self, device: str, alloc_conf: str | None, env: dict[str, str], model_types: list[str], log: Path
+    ) -> None:
+        self._settings = (device, model_types, env | _allocator_settings(alloc_conf), log)
+        self._server: ForkServer | None = None
+        self._instead: Spawner | None = None
+        if not forkserver.is_available():
+            self._instead = Spawner(env, log, "this system has no fork with pidfd")
+
+    @property
+    def isolation(self) -> Isolation:
+        """How cells are started: ``forkserver`` until the proof fails."""
+        return "forkserver" if self._instead is None else "spawn"
+
+    @property
+    def isolation_reason(self) -> str | None:
+        """Why there is no fork server; None while there is one."""
+        return self._instead and self._instead.isolation_reason
+
+    def start(self) -> None:
+        """Start the server if there is none and have it prove itself; if it cannot, cells are spawned from now on."""
+        if self._server is not None or self._instead is not None:
+            return
+        device, _, env, log = self._settings
+        watched = nvml.open_first_visible() if device == "cuda" else None
+        before_bytes = watched.used_bytes() if watched else None
+        self._server = ForkServer(*self._settings)
+        try:
+            why = self._server.unsafe()
+        except ServerEnded as ended:
+            why = f"it ended with {ended.status} as it loaded; its last words are in {log}"
+        if why is None and before_bytes is not None and (after := watched.use_that_stayed(before_bytes)) is not None:
+            why = f"the GPU holds {after - before_bytes} bytes more since it has started"
+        if why is not None:
+            self.close()
+            self._instead = Spawner(env, log, f"no fork server: {why}")
+
+    def expect(self, upcoming: CellSpec | None) -> None:
+        """A forked child is ready in milliseconds; a spawned one is prepared."""
+        if self._instead is not None:
+            self._instead.expect(upcoming)
+
+    def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
+        """One child. If the server dies, its cell died with it, in the same way; the next cell gets a new server."""
+        self.start()
+        if self._instead is not None:
+            return self._instead.run(request, timeout_seconds)
+        try:
+            return self._server.run(request, timeout_seconds)
+        except ServerEnded as ended:
+            with open(request["log"], "a") as log:
+                log.write(f"the fork server ended; its last words are in {self._settings[-1]}\n")
+            self.close()
+            return ended.status
+
+    def close(self) -> None:
+        """End the server and any child."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._instead is not None:
+            self._instead.close()
+
+
+def worker_environment() -> dict[str, str]:
+    """The variables a worker starts with; set before any library is imported."""
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name not in _SAID_BY_THE_SPEC}
+    return quiet | inherited | order
+
+
+def _allocator_settings(alloc_conf: str | None) -> dict[str, str]:
+    return dict.fromkeys(_ALLOCATOR_SETTINGS, alloc_conf) if alloc_conf else {}

@@ -1,0 +1,86 @@
+"""Limits: the time, money and cells that a sweep may use, and the clock that keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from vramprobe.errors import SpecError
+from vramprobe.plan import START_SECONDS, Rate
+
+#: Slow enough for a 70B model to load and train its steps on one card; a hung cell costs no more than this.
+DEFAULT_TIMEOUT_SECONDS = 900.0
+#: What is left must do for so many times the expected duration of a cell before it is started.
+_TIME_MARGIN = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a sweep may use: per cell, and in all. ``limited_by`` names what ``max_seconds`` comes from."""
+
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    max_seconds: float = math.inf
+    limited_by: Literal["max-time", "budget"] = "max-time"
+    max_cells: int | None = None
+
+
+def limits(
+    rate: Rate | None = None,
+    *,
+    timeout_seconds: float | None = None,
+    max_seconds: float = math.inf,
+    max_dollars: float | None = None,
+    max_cells: int | None = None,
+) -> Limits:
+    """Limits from a user's words; what is left out does not limit. Raises SpecError for what cannot be."""
+    if timeout_seconds is None:
+        timeout_seconds = DEFAULT_TIMEOUT_SECONDS
+    if not 0 < timeout_seconds < math.inf:
+        raise SpecError(f"a cell's time-out must be more than 0 seconds, {timeout_seconds} given")
+    if max_cells is not None and max_cells < 1:
+        raise SpecError(f"the limit of cells to run must be at least 1, {max_cells} given")
+    limited_by: Literal["max-time", "budget"] = "max-time"
+    if max_dollars is not None:
+        if not 0 < max_dollars < math.inf:
+            raise SpecError(f"a budget must be more than 0 dollars, {max_dollars} given")
+        if rate is None:
+            raise SpecError("a budget needs a price, and none is known here; give --price in dollars per hour")
+        seconds = max_dollars / rate.usd_per_hour * 3600
+        if seconds < max_seconds:
+            max_seconds, limited_by = seconds, "budget"
+    return Limits(
+        timeout_seconds=timeout_seconds, max_seconds=max_seconds, limited_by=limited_by, max_cells=max_cells
+    )  # fmt: skip
+
+
+class Clock:
+    """The time a sweep has and has used."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._timeout_seconds = limits.timeout_seconds
+        self._began = time.monotonic()
+        self._deadline = self._began + limits.max_seconds
+        self.num_cells = 0
+        self.last_seconds = 0.0
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the sweep began."""
+        return time.monotonic() - self._began
+
+    def allows(self, seconds: float) -> bool:
+        """Whether a cell that should take so long would end in time; the first one has the libraries to wait for."""
+        needed = _TIME_MARGIN * seconds + (0 if self.num_cells else START_SECONDS)
+        return self._deadline - time.monotonic() > needed
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[float]:
+        """Around one cell: gives the seconds it may take, and notes those it took."""
+        began = time.monotonic()
+        yield min(self._timeout_seconds, self._deadline - began)
+        self.last_seconds = time.monotonic() - began
+        self.num_cells += 1

@@ -1,0 +1,252 @@
+"""Plan: what a sweep is about to do, before a minute is paid: each cell's action, predicted peak, verdict, time, cost.
+
+In: resumed cells, a card, a fit (or none: arithmetic alone), what ran there before, a price. Out: a frozen Plan in the
+order of running: a few cells at the card's boundary first, then small weights before large ones, the same weights
+together, so that an OOM saves the larger cells behind it. Never runs anything and never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from vramprobe import catalog
+from vramprobe.duration import Pace, account_seconds, num_params
+from vramprobe.errors import SpecError, UnknownName, VramprobeError
+from vramprobe.memory_model import MemoryModel
+from vramprobe.predict import Prediction, predict, verdict
+from vramprobe.record import RunRecord, Skipped
+from vramprobe.resume import ResumedCell
+from vramprobe.skip import certain_oom
+from vramprobe.spec import CellSpec
+
+PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
+#: Loading the libraries once, for all cells that are forked from there.
+START_SECONDS = 8.0
+#: Of the cells to run, how many of those that may or may not fit are run first: what they show corrects all others.
+_BOUNDARY_SHARE, _MAX_BOUNDARY_CELLS = 0.1, 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """The memory that cells are planned for; ``gpu`` is the catalog's entry, null for a card it does not know."""
+
+    name: str
+    total_bytes: int
+    gpu: catalog.Gpu | None
+
+
+@dataclass(frozen=True)
+class Rate:
+    """US dollars per hour of one GPU, and whose price it is."""
+
+    usd_per_hour: float
+    source: str
+
+    def dollars(self, seconds: float) -> float:
+        """What so long costs."""
+        return self.usd_per_hour * seconds / 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What to do with cells that would certainly run out of memory, and with quarantined ones."""
+
+    skip: bool = True
+    audit_share: float = 0.05  # of the cells to skip, so many are run all the same
+    retry_quarantined: bool = False
+
+    def audits(self, spec: CellSpec) -> bool:
+        """Whether ``spec`` is one of those that are run though they would be skipped; the same ones on every resume."""
+        return int(spec.fingerprint, 16) < self.audit_share * 16 ** len(spec.fingerprint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One cell of a plan. ``prediction`` is null where there is none (``note`` says why) or the cell is not run."""
+
+    spec: CellSpec
+    num_params: int
+    action: Literal["run", "stale", "skip", "kept", "quarantined"]
+    reason: str
+    verdict: PlanVerdict = "unknown"
+    prediction: Prediction | None = None
+    note: str = ""
+    skipped: Skipped | None = None
+    seconds: float = 0.0  # expected; 0 for what is not run
+    record: RunRecord | None = None  # the attempt that counts so far
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the cell is going to be measured."""
+        return self.action in ("run", "stale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Rows in the order of running; those that are not run come first."""
+
+    rows: tuple[Row, ...]
+    card: Card | None
+    rate: Rate | None
+    fit: MemoryModel | None
+
+    @property
+    def to_run(self) -> list[Row]:
+        """The rows that are going to be measured."""
+        return [row for row in self.rows if row.is_run]
+
+    @property
+    def seconds(self) -> float:
+        """Expected for everything that is run, loading the libraries once included."""
+        return sum(row.seconds for row in self.rows) + (START_SECONDS if self.to_run else 0.0)
+
+    @property
+    def dollars(self) -> float | None:
+        """What that costs; None without a price."""
+        return None if self.rate is None else self.rate.dollars(self.seconds)
+
+    def actions(self) -> dict[str, int]:
+        """Rows by what is done with them."""
+        return dict(Counter(row.action for row in self.rows))
+
+    def verdicts(self) -> dict[str, int]:
+        """Rows that are not done with, by whether they will fit."""
+        return dict(Counter(row.verdict for row in self.rows if row.is_run or row.action == "skip"))
+
+
+def make_plan(
+    cells: Sequence[ResumedCell],
+    *,
+    card: Card | None,
+    fit: MemoryModel | None = None,
+    pace: Pace | None = None,
+    ooms: Iterable[RunRecord] = (),
+    policy: Policy | None = None,
+    rate: Rate | None = None,
+) -> Plan:
+    """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
+    policy, ooms, pace = policy or Policy(), list(ooms), pace or Pace()
+    rows = [_row(cell, card, fit, pace, ooms, policy) for cell in cells]
+    return Plan(rows=tuple(_in_order(rows)), card=card, rate=rate, fit=fit)
+
+
+def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy: Policy) -> Row:
+    """The row once more when its turn has come: an OOM of this run may have made it certain."""
+    skipped = certain_oom(row.spec, ooms, row.prediction, _card_bytes(row.spec, card))
+    if skipped is None:
+        return row
+    if not policy.skip:
+        return replace(row, verdict="certain oom")
+    if policy.audits(row.spec):
+        return replace(row, verdict="certain oom", reason=f"{row.reason}; audits a skip: {skipped.evidence}")
+    if row.record is not None and row.record.outcome.kind == "skipped":
+        reason = f"skipped at {row.record.started_at}: {skipped.evidence}"
+        return replace(row, verdict="certain oom", action="kept", reason=reason, seconds=0.0)
+    return replace(
+        row, verdict="certain oom", action="skip", reason=skipped.evidence, skipped=skipped, seconds=0.0
+    )  # fmt: skip
+
+
+def hourly_rate(card: Card | None, usd_per_hour: float | None = None, provider: str | None = None) -> Rate | None:
+    """What one GPU costs: as told, else the provider's on-demand price, else the catalog's cheapest; None on a CPU.
+
+    Raises SpecError for a price that cannot be, UnknownName for a provider that has none for this GPU.
+    """
+    if usd_per_hour is not None:
+        if not 0 < usd_per_hour < 1e4:
+            raise SpecError(f"a price must be more than 0 dollars per hour of one GPU, {usd_per_hour} given")
+        return Rate(usd_per_hour, "as given")
+    if card is None or card.gpu is None:
+        if provider is not None:
+            where = "the CPU has no price" if card is None else f"the catalog has no prices of {card.name}"
+            raise SpecError(f"provider {provider} was named, but {where}; give --price in dollars per hour")
+        return None
+    offers = [price for price in catalog.list_prices(card.gpu.short_name) if price.terms == "on-demand"]
+    if provider is not None:
+        fitting = [price for price in offers if price.provider.lower() == provider.lower()]
+        if not fitting:
+            advice = f"On-demand prices of {card.gpu.name} are known from these alone; or give --price."
+            raise UnknownName("provider", provider, {price.provider for price in offers}, advice)
+        offers = fitting
+    if not offers:
+        return None
+    cheapest = min(offers, key=lambda price: price.usd_per_gpu_hour)
+    return Rate(cheapest.usd_per_gpu_hour, f"{cheapest.provider} on demand, {cheapest.date}")
+
+
+def card_named(name: str) -> Card:
+    """A card of the catalog. Raises UnknownName, or SpecError where its memory is not known."""
+    gpu = catalog.find_gpu(name)
+    if gpu.total_bytes is None:
+        raise SpecError(f"the memory of {gpu.name} is not known, so no sweep can be planned for it")
+    return Card(name=gpu.name, total_bytes=gpu.total_bytes, gpu=gpu)
+
+
+def card_seen(name: str, total_bytes: int) -> Card:
+    """A card as NVML reports it."""
+    try:
+        gpu = catalog.find_gpu(name)
+    except UnknownName:
+        gpu = None
+    return Card(name=name, total_bytes=total_bytes, gpu=gpu)
+
+
+def _row(
+    cell: ResumedCell,
+    card: Card | None,
+    fit: MemoryModel | None,
+    pace: Pace,
+    ooms: list[RunRecord],
+    policy: Policy,
+) -> Row:
+    row = Row(
+        spec=cell.spec, num_params=num_params(cell.spec), action=cell.action, reason=cell.reason, record=cell.record
+    )
+    if not row.is_run:
+        return row
+    prediction, note = _prediction(cell.spec, fit)
+    seconds = pace.correct(row.num_params, account_seconds(cell.spec, row.num_params, card and card.gpu))
+    row = replace(
+        row, prediction=prediction, note=note, seconds=seconds,
+        verdict=_verdict(prediction, card, _card_bytes(cell.spec, card)),
+    )  # fmt: skip
+    return with_evidence(row, ooms, card, policy)
+
+
+def _prediction(spec: CellSpec, fit: MemoryModel | None) -> tuple[Prediction | None, str]:
+    """(a prediction that decisions may rest on, or null and why)."""
+    try:
+        return predict(spec, fit), ""
+    except VramprobeError as error:  # far outside the fit, or no arithmetic for it: it can be measured all the same
+        return None, str(error)
+
+
+def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:
+    if prediction is None or card is None:
+        return "unknown"
+    judged = verdict(prediction, replace(card, total_bytes=total_bytes))
+    return "fits" if judged.verdict == "fits" else "risky"
+
+
+def _card_bytes(spec: CellSpec, card: Card | None) -> int | None:
+    """The memory that ``spec`` will find: the card's, or the smaller one that it emulates."""
+    known = [size for size in (card and card.total_bytes, spec.emulated_vram_bytes) if size is not None]
+    return min(known, default=None)
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    at_rest = [row for row in rows if row.action in ("kept", "quarantined")]
+    waiting = sorted((row for row in rows if row.action not in ("kept", "quarantined")), key=_by_weights_then_size)
+    risky = sorted((row for row in waiting if row.verdict == "risky" and row.is_run), key=lambda row: row.seconds)
+    boundary = risky[: min(_MAX_BOUNDARY_CELLS, round(_BOUNDARY_SHARE * len(waiting)))]
+    early = {row.spec.fingerprint for row in boundary}
+    return [*at_rest, *boundary, *(row for row in waiting if row.spec.fingerprint not in early)]
+
+
+def _by_weights_then_size(row: Row) -> tuple[int, str, str, str, int, int]:
+    spec = row.spec
+    peak = row.prediction.peak_allocated_bytes.value if row.prediction else 0
+    return (row.num_params, spec.model_label, spec.quant, spec.dtype, peak, spec.num_tokens)

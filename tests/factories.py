@@ -16,9 +16,11 @@ from vramprobe.record import (
     Ledger,
     ModelFacts,
     Ok,
+    Oom,
     Peak,
     PhaseMemory,
     RunRecord,
+    Started,
     Timing,
 )
 from vramprobe.spec import CellSpec, resolve
@@ -132,3 +134,18 @@ def _measured(spec: CellSpec) -> dict[str, Any]:
         ),
         "timing": Timing(step_seconds=[0.02, 0.021], load_seconds=0.1, traced_seconds=0.2, total_seconds=0.5),
     }
+
+
+def make_started(record: RunRecord) -> Started:
+    """The line that goes before ``record`` in a journal."""
+    return Started(
+        attempt_id=record.attempt_id, cell_id=record.cell_id, fingerprint=record.fingerprint,
+        instrument=record.instrument, started_at=record.started_at, sweep=record.sweep,
+    )  # fmt: skip
+
+
+def make_oom(spec: CellSpec, *, phase: str = "backward", **overrides: Any) -> RunRecord:
+    """An attempt at ``spec``, a CUDA cell, that ran out of memory on a card of 24 GiB."""
+    outcome = Oom(phase=phase, step=1, requested_bytes=2**30, allocated_bytes=23 * 2**30, message="CUDA out of memory")
+    environment = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
+    return make_record(spec, outcome=outcome, environment=environment, **overrides)

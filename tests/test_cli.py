@@ -22,6 +22,7 @@ VERBS = get_command(cli.app).commands
 TAKES_A_CELL = ("measure", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
 TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]
+QUICKSTART = str(Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.yaml")
 
 
 def vramprobe(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -82,7 +83,7 @@ def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     run = vramprobe("run", "tiny.yaml", "--device", "cpu", "--json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert [line["kind"] for line in lines] == 9 * ["started", "finished"] + ["summary"]
+    assert [line["kind"] for line in lines] == ["planned", *9 * ["started", "finished"], "summary"]
     assert lines[-1]["outcomes"] == {"ok": 9}
     results = tmp_path / "results" / "cpu" / "tiny"
     assert len(store.read(results).records) == 9
@@ -120,6 +121,20 @@ def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     (["measure", *TINY[:-1], "gpu"], "Nearest: cpu"),
     (["measure", *TINY, "--quant", "int8", "--dora", "--method", "qlora"], "DoRA cannot"),
     (["run", "nowhere.yaml"], "nowhere.yaml"),
+    (["plan", "nowhere.yaml"], "nowhere.yaml"),
+    (["plan", QUICKSTART, "--gpu", "H1000"], "unknown GPU"),
+    (["plan", QUICKSTART, "--gpu", "H200", "--provider", "RunPad"], "Nearest: RunPod"),
+    (["plan", QUICKSTART, "--device", "cpu", "--provider", "RunPod"], "the CPU has no price"),
+    (["plan", QUICKSTART, "--only", "pythia-7b"], "Nearest: pythia-70m"),
+    (["plan", QUICKSTART, "--skip", "*"], "is left after --only, --skip and --shard"),
+    (["plan", QUICKSTART, "--shard", "0/4"], "for instance 2/4"),
+    (["plan", QUICKSTART, "--audit", "5 percent"], "for instance 5%"),
+    (["run", QUICKSTART, "--device", "cpu", "--budget", "2"], "give --price"),
+    (["run", QUICKSTART, "--device", "cpu", "--budget", "-2", "--price", "1"], "more than 0 dollars"),
+    (["run", QUICKSTART, "--device", "cpu", "--price", "0"], "more than 0 dollars per hour"),
+    (["run", QUICKSTART, "--device", "cpu", "--limit", "0"], "at least 1"),
+    (["run", QUICKSTART, "--device", "cpu", "--max-time", "soon"], "is not a duration"),
+    (["run", QUICKSTART, "--device", "cpu", "--emulate-vram", "24GiB"], "needs device cuda"),
     (["fit", "nowhere"], "nowhere"),
     (["report", "nowhere"], "nowhere"),
 ], ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "")  # fmt: skip

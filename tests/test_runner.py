@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,11 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-from factories import TINY_LLAMA_PATH, make_record, make_spec
+from factories import TINY_LLAMA_PATH, make_environment, make_oom, make_record, make_spec
 
 from vramprobe import store
 from vramprobe.errors import MissingDependency, StoreError
-from vramprobe.measure import isolation, runner
+from vramprobe.measure import forkserver, isolation, launcher, runner
+from vramprobe.measure import limits as limits_module
+from vramprobe.measure.limits import Limits
+from vramprobe.plan import Card, Policy
 from vramprobe.record import Ok, RunRecord, Timeout
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
@@ -41,10 +45,13 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
 
 
 def worker_of(process: psutil.Process) -> psutil.Process | None:
-    """The process that runs the cell: the fork server's child, which has loaded torch."""
-    for server in process.children():
-        for child in server.children():
-            return child
+    """The process that runs the cell: the fork server's child that writes a cell's log (its canary does not)."""
+    with contextlib.suppress(OSError, psutil.Error):
+        for server in process.children():
+            for child in server.children():
+                log = os.readlink(f"/proc/{child.pid}/fd/1")
+                if log.endswith(".log") and not log.endswith("forkserver.log"):
+                    return child
     return None
 
 
@@ -55,19 +62,25 @@ def test_a_sweep_runs_stores_and_resumes(tmp_path: Path) -> None:
     summary = runner.run(cells, tmp_path, on_event=events.append)
     assert summary.counts() == {"ok": 2}
     assert [(event.kind, event.index) for event in events] == [
+        ("planned", 0),
         ("started", 1),
         ("finished", 1),
         ("started", 2),
         ("finished", 2),
     ]
-    stored = store.read(tmp_path).records
+    contents = store.read(tmp_path)
+    stored = contents.records
+    assert contents.unfinished == ()
     assert [record.fingerprint for record in stored] == [full.fingerprint, lora.fingerprint]
     assert [(record.sweep, record.held_out) for record in stored] == [("test", False), ("test", True)]
+    journal = [json.loads(line) for line in (tmp_path / runner.JOURNAL).read_text().splitlines()]
+    assert [line.get("line") for line in journal] == ["started", None, "started", None]
+    assert [line["attempt_id"] for line in journal[::2]] == [line["attempt_id"] for line in journal[1::2]]
     assert {record.environment.isolation for record in stored} == {"forkserver"}
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["forkserver.log"]  # of good cells none stay
 
     again = runner.run(cells, tmp_path)
-    assert (again.kept, again.records) == (2, [])
+    assert (again.plan.actions(), again.records) == ({"kept": 2}, [])
     assert len(store.read(tmp_path).records) == 2
 
 
@@ -87,36 +100,85 @@ def test_a_failed_cell_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None
     broken = make_spec(model=str(TINY_LLAMA_PATH), weights="pretrained", **FAST)  # no weights beside that config
     huge = make_spec(batch_size=2**20, seq_len=2**20, **FAST)  # 8 TiB of tokens
     good = make_spec(**FAST)
-    summary = runner.run(sweep_of(broken, huge, good), tmp_path)
-    assert [record.outcome.kind for record in summary.records] == ["error", "oom_host", "ok"]
-    assert summary.records[1].outcome.phase == "batch"
-    assert summary.records[1].phases[0].name == "load"  # what was seen before the failure is kept
-    assert runner.run(sweep_of(broken, good), tmp_path).kept == 1  # an error is run again, the good cell is not
+    records = {one.fingerprint: one for one in runner.run(sweep_of(broken, huge, good), tmp_path).records}
+    kinds = [records[cell.fingerprint].outcome.kind for cell in (broken, huge, good)]
+    assert kinds == ["error", "oom_host", "ok"]
+    assert records[huge.fingerprint].outcome.phase == "batch"
+    assert records[huge.fingerprint].phases[0].name == "load"  # what was seen before the failure is kept
+    again = runner.run(sweep_of(broken, good), tmp_path)  # an error is run again, the good cell is not
+    assert again.plan.actions() == {"kept": 1, "run": 1}
 
 
 def test_time_out_ends_the_cell_not_the_sweep(tmp_path: Path) -> None:
-    summary = runner.run(sweep_of(make_spec(**ENDLESS), make_spec(**FAST)), tmp_path, timeout_seconds=8)
+    cells = sweep_of(make_spec(**ENDLESS), make_spec(seq_len=32, **FAST))
+    summary = runner.run(cells, tmp_path, limits=Limits(timeout_seconds=8))
     assert [record.outcome.kind for record in summary.records] == ["timeout", "ok"]
     assert summary.records[0].outcome.limit_seconds == 8
+    assert summary.records[0].outcome.phase in ("forward", "backward", "optimizer_step", "zero_grad")
+
+
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Cells that take as long as told, in seconds by their length, and end by themselves or when their time is up."""
+
+    def set_up(seconds_of: Callable[[CellSpec], float], outcome: Any = None, here: Any = None) -> None:
+        def attempt(spec: CellSpec, launcher: object, ticket: Any, log: Path, timeout_seconds: float) -> RunRecord:
+            time.sleep(min(seconds_of(spec), timeout_seconds))
+            late = seconds_of(spec) > timeout_seconds
+            found = Timeout(limit_seconds=timeout_seconds) if late else outcome(spec) if outcome else Ok()
+            context = {"environment": here} if here else {}
+            return make_record(spec, attempt_id=ticket.attempt_id, outcome=found, **context)
+
+        monkeypatch.setattr(runner, "run_isolated", attempt)
+
+    return set_up
 
 
 def test_max_time_starts_no_cell_it_cannot_end_and_cuts_one_that_overruns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, instant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first cell takes 0.2 s; the second would take for ever and is given what is left; no third is started."""
-
-    def attempt(spec: CellSpec, launcher: object, log: Path, timeout_seconds: float, signals: object) -> RunRecord:
-        time.sleep(min(0.2 if spec.method == "full" else 60, timeout_seconds))
-        return make_record(spec, outcome=Ok() if spec.method == "full" else Timeout(limit_seconds=timeout_seconds))
-
-    monkeypatch.setattr(runner, "_attempt", attempt)
-    cells = sweep_of(make_spec(), make_spec(method="lora"), make_spec(seq_len=32))
-    summary = runner.run(cells, tmp_path, max_seconds=0.7)
+    monkeypatch.setattr(limits_module, "START_SECONDS", 0.0)
+    cells = sweep_of(*(make_spec(seq_len=16 * number, timing_steps=0) for number in (1, 2, 3, 4)))
+    instant(lambda spec: 60 if spec.seq_len == 32 else 0.01)
+    summary = runner.run(cells, tmp_path, limits=Limits(max_seconds=1.5))
     assert [record.outcome.kind for record in summary.records] == ["ok", "interrupted"]
     assert summary.records[1].outcome.message == "stopped by max-time"
-    assert summary.stopped_by == runner.OUT_OF_TIME
-    monkeypatch.undo()
-    assert runner.run(sweep_of(cells.cells[0]), tmp_path).kept == 1
+    assert summary.records[1].outcome.by_limit
+    assert (summary.stopped_by, summary.left) == ("max-time", 2)
+    assert runner.run(cells, tmp_path, limits=Limits(max_cells=1)).stopped_by == "limit"
+
+
+def test_a_budget_stops_like_time_and_says_so(tmp_path: Path, instant: Callable[..., None]) -> None:
+    instant(lambda spec: 0.01)
+    limits = Limits(max_seconds=0.1, limited_by="budget")  # less than the libraries take to load
+    summary = runner.run(sweep_of(make_spec()), tmp_path, limits=limits)
+    assert (summary.stopped_by, summary.left, summary.records) == ("budget", 1, [])
+    assert not (tmp_path / runner.JOURNAL).exists()
+
+
+def test_an_oom_skips_the_larger_cells_behind_it(
+    tmp_path: Path, instant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card of 24 GiB, planned without knowing this family: the second length runs out, the third is not run."""
+    specs = [
+        make_spec(model="gemma-2-9b", method="lora", device="cuda", seq_len=length) for length in (512, 1024, 2048)
+    ]
+    here = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
+    monkeypatch.setattr(runner, "require_packages", lambda specs: None)
+    monkeypatch.setattr(runner.environment, "capture", lambda *words, **more: here)
+    instant(lambda spec: 0.0, lambda spec: make_oom(spec).outcome if spec.seq_len >= 1024 else Ok(), here)
+    options = {
+        "card": Card(name="Test GPU", total_bytes=24 * 2**30, gpu=None),
+        "policy": Policy(audit_share=0.0),
+    }
+    summary = runner.run(sweep_of(*specs), tmp_path, **options)
+    assert [record.outcome.kind for record in summary.records] == ["ok", "oom", "skipped"]
+    assert summary.records[2].outcome.evidence_attempt_id == summary.records[1].attempt_id
+    assert "seq_len 2048 ≥ 1024" in summary.records[2].outcome.evidence
+    again = runner.run(sweep_of(*specs), tmp_path, **options)
+    assert (again.plan.actions(), again.records) == ({"kept": 3}, [])
+    everything = runner.run(sweep_of(*specs), tmp_path, **options | {"policy": Policy(skip=False)})
+    assert [record.outcome.kind for record in everything.records] == ["oom"]
 
 
 def test_a_spawned_worker_that_hangs_is_killed_and_described(tmp_path: Path) -> None:
@@ -143,7 +205,7 @@ def test_a_killed_worker_is_described_and_the_next_cell_runs(tmp_path: Path) -> 
 
     killer = threading.Thread(target=kill_the_first)
     killer.start()
-    summary = runner.run(sweep_of(make_spec(**ENDLESS), make_spec(**FAST)), tmp_path)
+    summary = runner.run(sweep_of(make_spec(**ENDLESS), make_spec(seq_len=32, **FAST)), tmp_path)
     killer.join()
     first, second = summary.records
     assert (first.outcome.kind, first.outcome.error_type) == ("error", "WorkerDied")
@@ -163,7 +225,7 @@ def test_a_killed_fork_server_costs_its_cell_and_is_replaced(tmp_path: Path) -> 
 
     killer = threading.Thread(target=kill_the_server)
     killer.start()
-    summary = runner.run(sweep_of(make_spec(**ENDLESS), make_spec(**FAST)), tmp_path)
+    summary = runner.run(sweep_of(make_spec(**ENDLESS), make_spec(seq_len=32, **FAST)), tmp_path)
     killer.join()
     assert [record.outcome.kind for record in summary.records] == ["error", "ok"]
     assert "SIGKILL" in summary.records[0].outcome.message
@@ -175,7 +237,7 @@ def endless_sweep(tmp_path: Path) -> Path:
     """One cell that ends and one that does not."""
     path = tmp_path / "endless.yaml"
     cell = {"model": str(TINY_LLAMA_PATH), "batch_size": 1, "seq_len": 8, "timing_steps": 0}
-    cells = [cell | {"method": "full"}, cell | {"method": "lora", "steps": 1_000_000}]
+    cells = [cell | {"method": "full"}, cell | {"method": "lora", "seq_len": 64, "steps": 1_000_000}]
     path.write_text(json.dumps({"name": "endless", "cells": cells}))
     return path
 
@@ -213,7 +275,9 @@ def test_kill_9_of_the_runner_loses_no_record_and_leaves_no_worker(endless_sweep
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, seconds=10)
-    assert [record.outcome.kind for record in records_in(out / runner.JOURNAL)] == ["ok"]
+    contents = store.read(out / runner.JOURNAL)
+    assert [record.outcome.kind for record in contents.records] == ["ok"]
+    assert [started.cell_id.split("_")[1] for started in contents.unfinished] == ["lora-r16-all"]
     with store.lock(out):  # the lock went with the process
         pass
 
@@ -242,12 +306,92 @@ def test_two_sweeps_on_one_folder_are_refused(tmp_path: Path) -> None:
         runner.run(sweep_of(make_spec(**FAST)), tmp_path)
 
 
-def test_missing_packages_and_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_and_devices_are_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = isolation.importlib.util.find_spec
     monkeypatch.setattr(isolation.importlib.util, "find_spec", lambda name: None if name == "peft" else found(name))
-    with pytest.raises(MissingDependency, match=r"peft.*pip install 'vramprobe\[measure\]'"):
-        isolation.require_packages(make_spec(method="lora"))
-    isolation.require_packages(make_spec(method="full"))
+    with pytest.raises(MissingDependency, match=r"lora.* needs peft.*pip install 'vramprobe\[measure\]'"):
+        runner.run(sweep_of(make_spec(), make_spec(method="lora")), tmp_path)
+    isolation.require_packages([make_spec(method="full")])
     monkeypatch.setattr(isolation.nvml, "first_visible_gpu", lambda: None)
     with pytest.raises(MissingDependency, match="no NVIDIA GPU is visible"):
-        isolation.require_packages(make_spec(device="cuda"))
+        runner.run(sweep_of(make_spec(device="cuda")), tmp_path)
+    assert not (tmp_path / runner.JOURNAL).exists()
+
+
+# Launching
+
+
+def test_a_server_that_cannot_prove_itself_is_replaced_by_spawning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record says how the cell was started, and why not otherwise."""
+    monkeypatch.setattr(launcher.ForkServer, "unsafe", lambda self: "a library has initialised CUDA while it loaded")
+    (record,) = runner.run(sweep_of(make_spec(**FAST)), tmp_path).records
+    assert record.outcome.kind == "ok"
+    assert record.environment.isolation == "spawn"
+    assert record.environment.isolation_reason == (
+        "no fork server: a library has initialised CUDA while it loaded"
+    )  # fmt: skip
+
+
+def test_a_server_that_dies_as_it_loads_is_replaced_by_spawning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = launcher.sys.executable
+    broken = tmp_path / "python"
+    broken.write_text(f'#!/bin/sh\ncase "$*" in *forkserver*) exit 7;; esac\nexec {real} "$@"\n')
+    broken.chmod(0o755)
+    monkeypatch.setattr(launcher.sys, "executable", str(broken))
+    (record,) = runner.run(sweep_of(make_spec(**FAST)), tmp_path / "out").records
+    assert record.outcome.kind == "ok"
+    assert "it ended with 7 as it loaded" in record.environment.isolation_reason
+
+
+def test_the_proof_needs_a_canary_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert forkserver._unsafe("cpu") is None
+    monkeypatch.setattr(forkserver, "_canary", lambda device: 1)
+    assert "the canary" in forkserver._unsafe("cpu")
+    monkeypatch.setattr(forkserver, "_open_files", lambda: {"/dev/nvidia-uvm"})
+    assert "/dev/nvidia-uvm" in forkserver._unsafe("cpu")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "has initialised CUDA" in forkserver._unsafe("cpu")
+
+
+def test_a_cuda_server_without_a_gpu_does_not_prove_itself(tmp_path: Path) -> None:
+    """What it says on a machine without one: the very path of a proof that fails."""
+    if launcher.nvml.first_visible_gpu() is not None:
+        pytest.skip("there is a GPU here")
+    server = launcher.Server("cuda", None, launcher.worker_environment(), ["llama"], tmp_path / "log")
+    server.start()
+    assert server.isolation == "spawn"
+    assert "compute capability" in server.isolation_reason
+    server.close()
+
+
+def test_the_next_spawned_worker_loads_while_the_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "may_prepare", lambda spec: True)
+    one, two = make_spec(**FAST), make_spec(seq_len=32, **FAST)
+    spawner = launcher.Spawner(launcher.worker_environment(), tmp_path / "log")
+    spawner.expect(two)
+    first = isolation.run_isolated(one, spawner, isolation.new_ticket(tmp_path), tmp_path / "log", 60)
+    prepared = spawner._prepared[1]
+    assert prepared.poll() is None
+    spawner.expect(None)
+    second = isolation.run_isolated(two, spawner, isolation.new_ticket(tmp_path), tmp_path / "log", 60)
+    assert [first.outcome.kind, second.outcome.kind] == ["ok", "ok"]
+    assert prepared.poll() is not None  # it was the one that ran
+    spawner.expect(two)
+    spawner.close()
+    assert psutil.Process().children() == []
+
+
+def test_processes_are_prepared_only_beside_a_gpu_with_cores_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.os, "cpu_count", lambda: 16)
+    assert launcher.may_prepare(make_spec(device="cuda"))
+    assert not launcher.may_prepare(make_spec())
+    monkeypatch.setattr(launcher.os, "cpu_count", lambda: 2)
+    assert not launcher.may_prepare(make_spec(device="cuda"))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from factories import make_record, make_spec
+from factories import make_record, make_spec, make_started
 
 from vramprobe import store
 from vramprobe.errors import StoreError
@@ -35,7 +35,7 @@ OUTCOMES = [
     Timeout(limit_seconds=60),
     Error(error_type="ValueError", message="boom"),
     Interrupted(message="SIGTERM"),
-    Skipped(evidence="a smaller cell ran out"),
+    Skipped(why="dominated", evidence="a smaller cell ran out"),
     Invalid(reasons=["step 3 differs from step 2"]),
     Contaminated(baseline_before_bytes=0, baseline_after_bytes=2**30),
 ]
@@ -151,7 +151,7 @@ def test_a_file_that_is_nothing_but_a_torn_line(file: Path) -> None:
 def test_a_line_that_lacks_only_its_newline_is_whole(file: Path) -> None:
     one, two = records_of(2)
     file.write_bytes(write(file, [one])[:-1])
-    assert store.read(file) == store.StoreContents(records=(one,), torn_tail=None, files=(file,))
+    assert store.read(file) == store.StoreContents(records=(one,), unfinished=(), torn_tail=None, files=(file,))
     assert store.append(file, two) is None
     assert store.read(file).records == (one, two)
 
@@ -350,32 +350,39 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
         pass
 
 
-# Resuming
+# Starts, and what counts
 
 
-def test_which_outcomes_need_no_second_run() -> None:
-    records = [make_record(make_spec(seed=seed), outcome=outcome) for seed, outcome in enumerate(OUTCOMES)]
-    kinds = {record.outcome.kind for record in records if record.fingerprint in store.finished(records)}
-    assert kinds == {"ok", "oom", "invalid"} == set(store.FINISHED)
+def test_a_start_is_unfinished_until_its_record_is_there(file: Path) -> None:
+    one, two = records_of(2)
+    for record in (one, two):
+        assert store.append(file, make_started(record)) is None
+    store.append(file, two)
+    contents = store.read(file)
+    assert contents.records == (two,)
+    assert contents.unfinished == (make_started(one),)
 
 
-def test_a_resume_says_what_it_does_with_each_cell_and_why() -> None:
-    specs = [make_spec(seed=seed) for seed in range(len(OUTCOMES))] + [make_spec(seq_len=99)]
-    records = [make_record(spec, outcome=outcome) for spec, outcome in zip(specs, OUTCOMES, strict=False)]
-    planned = store.plan_resume(specs, records)
-    assert [plan.spec for plan in planned] == specs
-    actions = {outcome.kind: plan.action for outcome, plan in zip(OUTCOMES, planned, strict=False)}
-    assert {kind for kind, action in actions.items() if action == "kept"} == {"ok", "oom", "invalid"}
-    assert planned[0].reason == "ok at 2026-03-01T12:00:00Z"
-    assert planned[3].reason == "the last attempt ended as timeout"
-    assert (planned[-1].action, planned[-1].reason) == ("run", "no attempt yet")
+def test_a_damaged_start_is_an_error_like_any_other_line(file: Path) -> None:
+    (one,) = records_of(1)
+    store.append(file, make_started(one))
+    file.write_bytes(file.read_bytes().replace(b'"started_at"', b'"begun_at"'))
+    with pytest.raises(StoreError, match=r"line 1 .*cannot be"):
+        store.read(file)
+
+
+def test_a_start_that_finds_no_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(StoreError, match="cannot write to /dev/full: the disk"):
+        store.append("/dev/full", make_started(make_record()))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_attempt_counts_more_than_a_later_failure() -> None:
     old = make_record(attempt_id="1", started_at="2026-03-01T00:00:00Z")
     new = make_record(attempt_id="2", started_at="2026-03-02T00:00:00Z")
     failed = make_record(attempt_id="3", started_at="2026-03-03T00:00:00Z", outcome=Timeout(limit_seconds=1))
-    latest = store.latest_by_fingerprint([new, failed, old])
-    assert latest == {old.fingerprint: new}
-    assert [plan.action for plan in store.plan_resume([old.spec], [new, failed, old])] == ["kept"]
+    assert store.latest_by_fingerprint([new, failed, old]) == {old.fingerprint: new}
     assert store.latest_by_fingerprint([failed]) == {old.fingerprint: failed}

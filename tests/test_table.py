@@ -91,7 +91,7 @@ def test_a_patch_release_or_another_cell_is_comparable() -> None:
         (rec.Error(error_type="ValueError", message="boom"), "ValueError: boom"),
         (rec.Timeout(limit_seconds=60), "no end after 60 s"),
         (rec.Interrupted(message="SIGTERM"), "SIGTERM"),
-        (rec.Skipped(evidence="a smaller cell ran out"), "a smaller cell ran out"),
+        (rec.Skipped(why="dominated", evidence="a smaller cell ran out"), "a smaller cell ran out"),
         (rec.Invalid(reasons=["step 3 differs", "the ledger is open"]), "step 3 differs; the ledger is open"),
         (
             rec.Contaminated(baseline_before_bytes=2**20, baseline_after_bytes=2**30 + 2**20),

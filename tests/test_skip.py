@@ -1,0 +1,103 @@
+"""A cell is skipped on two kinds of evidence only, and both are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from factories import make_oom, make_spec
+
+from vramprobe.predict import Interval, predict
+from vramprobe.skip import _COMPARED, _GROWING, _OF_LOADING, _WITHOUT_EFFECT, certain_oom, dominates, lower_bound_bytes
+from vramprobe.spec import CellSpec
+from vramprobe.units import GIB
+
+
+def cell(**options: Any) -> CellSpec:
+    """A LoRA cell of a cut 8B model on CUDA, of a size that a test may make larger or smaller."""
+    words = {"model": "llama-3.1-8b", "num_layers": 8, "method": "lora", "device": "cuda", "batch_size": 4,
+             "seq_len": 1024, "lora_r": 16, "gradient_checkpointing": True}  # fmt: skip
+    return make_spec(**(words | options))
+
+
+@pytest.mark.parametrize(("larger", "how"), [
+    ({}, "the same sizes"),
+    ({"seed": 1, "steps": 5, "timing_steps": 0, "lora_alpha": 7.0}, "the same sizes"),
+    ({"batch_size": 8}, "batch_size 8 ≥ 4"),
+    ({"seq_len": 4096, "lora_r": 64}, "seq_len 4096 ≥ 1024, lora_r 64 ≥ 16"),
+    ({"num_layers": 16}, "the same sizes, 16 layers ≥ 8"),
+    ({"num_layers": None}, "the same sizes, 32 layers ≥ 8"),
+    ({"gradient_checkpointing": False}, "no gradient checkpointing"),
+])  # fmt: skip
+def test_what_is_at_least_as_large_in_every_way_runs_out_too(larger: dict[str, Any], how: str) -> None:
+    oom = make_oom(cell())
+    assert dominates(cell(**larger), oom) == how
+    skipped = certain_oom(cell(**larger), [oom], None, None)
+    assert (skipped.why, skipped.evidence_attempt_id) == ("dominated", oom.attempt_id)
+    assert oom.cell_id in skipped.evidence
+    assert "1.00 GiB requested, 23.00 GiB allocated" in skipped.evidence
+
+
+@pytest.mark.parametrize("other", [
+    {"batch_size": 2},
+    {"batch_size": 8, "seq_len": 512},
+    {"lora_r": 8},
+    {"num_layers": 4},
+    {"model": "qwen2.5-7b"},
+    {"model": "mistral-7b-v0.3", "num_layers": None},
+    {"method": "full", "lora_r": None},
+    {"method": "qlora"},
+    {"dtype": "fp32", "autocast": "none"},
+    {"optim": "adamw_bnb_8bit"},
+    {"grad_accum": 2},
+    {"attn": "eager"},
+    {"alloc_conf": "expandable_segments:True"},
+    {"emulate_vram": "16GiB"},
+    {"lora_targets": "q_v"},
+    {"lora_dropout": 0.1},
+    {"dora": True},
+])  # fmt: skip
+def test_what_is_smaller_or_otherwise_different_is_run(other: dict[str, Any]) -> None:
+    assert dominates(cell(**other), make_oom(cell())) is None
+
+
+def test_checkpointing_saves_nothing_for_certain_with_int8_or_a_few_layers() -> None:
+    for words in ({"method": "qlora", "quant": "int8"}, {"num_layers": 2}):
+        assert dominates(cell(**words, gradient_checkpointing=False), make_oom(cell(**words))) is None
+
+
+def test_with_checkpointing_is_not_larger_than_without() -> None:
+    assert dominates(cell(), make_oom(cell(gradient_checkpointing=False))) is None
+
+
+def test_weights_that_could_not_be_loaded_are_not_loaded_again() -> None:
+    oom = make_oom(cell(method="full", lora_r=None, batch_size=32), phase="load")
+    assert dominates(cell(batch_size=1), oom) == "the same weights to load"
+    assert dominates(cell(num_layers=9), oom) == "the same weights to load, 9 layers ≥ 8"
+    assert dominates(cell(method="qlora"), oom) is None  # quantised as they come
+    assert dominates(cell(num_layers=7), oom) is None
+
+
+def test_a_lower_bound_above_the_card_is_evidence_and_one_below_is_not() -> None:
+    prediction = predict(cell())
+    low = prediction.peak_allocated_bytes.low
+    assert certain_oom(cell(), [], prediction, low) is None
+    skipped = certain_oom(cell(), [], prediction, low - 1)
+    assert skipped.why == "predicted"
+    assert "predicted to need at least" in skipped.evidence
+    assert certain_oom(cell(), [], None, 1) is None
+    assert certain_oom(cell(), [], prediction, None) is None
+
+
+def test_the_lower_bound_counts_what_sits_behind_torch_but_not_the_cache() -> None:
+    def interval(gib: float) -> Interval:
+        return Interval(value=round(gib * GIB), low=round(gib * GIB), high=round(gib * GIB))
+
+    tiers = {"peak_allocated_bytes": interval(20), "reserved_bytes": interval(23), "device_bytes": interval(23.5)}
+    assert lower_bound_bytes(predict(cell()).model_copy(update=tiers)) == round(20.5 * GIB)
+
+
+def test_every_field_of_a_spec_is_compared_or_said_to_be_without_effect() -> None:
+    known = {*_COMPARED, *_GROWING, *_WITHOUT_EFFECT, "architecture", "gradient_checkpointing"}
+    assert known == set(CellSpec.model_fields)
+    assert set(_OF_LOADING) <= _COMPARED

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "huggingface_hub", "pandas", "matplotlib", "scipy", "yaml")
-LIGHT = ("catalog", "spec", "sweep", "record", "store", "table", "report")
+LIGHT = ("catalog", "spec", "sweep", "record", "store", "table", "check", "report")
 
 
 @pytest.mark.parametrize("module", LIGHT)

@@ -1,4 +1,4 @@
-"""One call per stage: measure, run, fit, predict, report. The command line calls these and nothing else.
+"""One call per stage: measure, run, check, fit, predict, report. The command line calls these and nothing else.
 
 A cell is named by the words of :func:`vramprobe.spec.option_names`: ``measure(model="gpt2", method="lora",
 batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it in the worker's process only.
@@ -17,6 +17,7 @@ from vramprobe import catalog, spec, store, sweep
 from vramprobe.errors import SpecError
 
 if TYPE_CHECKING:
+    from vramprobe.check import CheckReport
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
     from vramprobe.predict import Prediction
@@ -82,6 +83,13 @@ def default_results(sweep_name: str, device: str) -> Path:
     gpu = nvml.first_visible_gpu() if device == "cuda" else None
     name = device if gpu is None else gpu[1].removeprefix("NVIDIA ").lower().replace(" ", "-")
     return Path("results") / name / sweep_name
+
+
+def check(results: str | Path, *, strict: bool = False) -> CheckReport:
+    """What speaks against the records under ``results``; ``strict``: warnings make the report not ok, too."""
+    from vramprobe.check import check as check_records
+
+    return check_records(results, strict=strict)
 
 
 def fit(results: str | Path) -> MemoryModel:

@@ -1,7 +1,8 @@
 """The command line: words in, text or JSON out. The only module that prints and exits.
 
 Every verb that takes a cell takes the same options, made here from the spec's own words. Exit codes: 0 done, 1 a user's
-error or a cell that failed, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when the terminal went).
+error, a cell that failed or records that break a rule, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when
+the terminal went).
 """
 
 from __future__ import annotations
@@ -172,6 +173,21 @@ def run(
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])
     raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom"} else 1)
+
+
+@app.command()
+def check(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Check that records can be believed, compared and published; exit code 1 where one breaks a rule."""
+    found = api.check(results, strict=strict)
+    if json_output:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        display.print_check(found)
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command()

@@ -64,7 +64,7 @@ def make_ledger(spec: CellSpec) -> Ledger:
     temporaries = spec.num_tokens * 256 * 14
     parts = {
         "weights_bytes": weights,
-        "gradients_bytes": 0,
+        "gradients_bytes": gradients,
         "optimizer_state_bytes": state,
         "batch_bytes": batch,
         "saved_activations_bytes": saved,
@@ -110,16 +110,15 @@ def _measured(spec: CellSpec) -> dict[str, Any]:
         PhaseMemory(name="load", allocated_end_bytes=ledger.weights_bytes, allocated_peak_bytes=ledger.weights_bytes)
     ]
     for step in range(1, spec.steps + 1):
-        after_forward = idle + ledger.saved_activations_bytes
-        after_backward = idle + ledger.gradients_bytes
+        before = idle if step > 1 else idle - ledger.optimizer_state_bytes  # the first optimizer_step makes the state
         ends = {
-            "forward": after_forward,
-            "backward": after_backward,
-            "optimizer_step": after_backward,
+            "forward": before + ledger.saved_activations_bytes,
+            "backward": before + ledger.gradients_bytes,
+            "optimizer_step": idle + ledger.gradients_bytes,
             "zero_grad": idle,
         }
         for name, end in ends.items():
-            highest = peak_bytes if name == "backward" else end
+            highest = peak_bytes - idle + before if name == "backward" else end
             phases.append(PhaseMemory(name=name, step=step, allocated_end_bytes=end, allocated_peak_bytes=highest))
     return {
         "peak": Peak(phase="backward", step=2, allocated_bytes=peak_bytes, load_allocated_bytes=ledger.weights_bytes),

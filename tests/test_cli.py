@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from vramprobe import cli, spec, store
 
+HERE = str(Path(cli.__file__).parents[1])  # from any folder, the package that this test imports is the one that runs
 VERBS = get_command(cli.app).commands
 TAKES_A_CELL = ("measure", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
@@ -26,7 +27,8 @@ QUICKSTART = str(Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.
 
 
 def vramprobe(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "vramprobe", *words], capture_output=True, text=True, cwd=cwd)
+    command = [sys.executable, "-m", "vramprobe", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"PYTHONPATH": HERE})
 
 
 def test_cell_options_are_the_specs_words() -> None:
@@ -70,7 +72,7 @@ def test_measure_json_is_the_record() -> None:
     assert len(record["timing"]["step_seconds"]) == 1
 
 
-def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
+def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     sweep = {
         "name": "tiny",
         "defaults": {"timing_steps": 0},
@@ -87,6 +89,10 @@ def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     assert lines[-1]["outcomes"] == {"ok": 9}
     results = tmp_path / "results" / "cpu" / "tiny"
     assert len(store.read(results).records) == 9
+
+    checked = vramprobe("check", str(results), "--json", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout
+    assert {finding["rule"] for finding in json.loads(checked.stdout)["findings"]} <= {"code"}  # a dirty checkout
 
     fit = vramprobe("fit", str(results), "--out", "fit.json", "--json", cwd=tmp_path)
     assert fit.returncode == 0, fit.stderr
@@ -136,6 +142,7 @@ def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     (["run", QUICKSTART, "--device", "cpu", "--max-time", "soon"], "is not a duration"),
     (["run", QUICKSTART, "--device", "cpu", "--emulate-vram", "24GiB"], "needs device cuda"),
     (["fit", "nowhere"], "nowhere"),
+    (["check", "nowhere"], "nowhere"),
     (["report", "nowhere"], "nowhere"),
 ], ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "")  # fmt: skip
 def test_a_users_error_is_one_clear_line(words: list[str], said: str, tmp_path: Path) -> None:

@@ -117,8 +117,9 @@ LIGHT = "import sys; from vramprobe.cli import main; sys.argv[1:] = {words!r}\nt
     ["models"],
     ["gpus"],
     ["plan", "configs/sweeps/quickstart.yaml", "--device", "cpu"],
+    ["check", str(ROOT.parent / "results" / "cpu" / "quickstart")],
     ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64"],
-], ids=" ".join)  # fmt: skip
+], ids=lambda words: words[0])  # fmt: skip
 def test_the_light_commands_load_nothing_heavy(words: list[str]) -> None:
     code = LIGHT.format(words=words, heavy=(*HEAVY, "pandas", "matplotlib", "scipy", "huggingface_hub"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

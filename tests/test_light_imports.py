@@ -8,7 +8,20 @@ import sys
 import pytest
 
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "huggingface_hub", "pandas", "matplotlib", "scipy", "yaml")
-LIGHT = ("catalog", "spec", "sweep", "record", "store", "table", "report", "resume", "duration", "skip", "plan")
+LIGHT = (
+    "catalog",
+    "spec",
+    "sweep",
+    "record",
+    "store",
+    "table",
+    "check",
+    "report",
+    "resume",
+    "duration",
+    "skip",
+    "plan",
+)
 
 
 @pytest.mark.parametrize("module", LIGHT)

@@ -1,4 +1,4 @@
-"""One call per stage: measure, plan, run, fit, predict, report. The command line calls these and nothing else.
+"""One call per stage: measure, plan, run, check, fit, predict, report. The command line calls these and nothing else.
 
 A cell is named by the words of :func:`vramprobe.spec.option_names`: ``measure(model="gpt2", method="lora",
 batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it in the worker's process only.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vramprobe import catalog, spec, store, sweep
 
 if TYPE_CHECKING:
+    from vramprobe.check import CheckReport
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Card, Plan, Policy, Rate
@@ -160,6 +161,13 @@ def default_results(sweep_name: str, device: str, card: Card | None = None) -> P
     """results/<device>/<sweep>: the GPU's short name in lower case, or cpu."""
     name = device if card is None else card.gpu.short_name if card.gpu else card.name.removeprefix("NVIDIA ")
     return Path("results") / name.lower().replace(" ", "-") / sweep_name
+
+
+def check(results: str | Path, *, strict: bool = False) -> CheckReport:
+    """What speaks against the records under ``results``; ``strict``: warnings make the report not ok, too."""
+    from vramprobe.check import check as check_records
+
+    return check_records(results, strict=strict)
 
 
 def fit(results: str | Path) -> MemoryModel:

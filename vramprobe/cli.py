@@ -1,7 +1,8 @@
 """The command line: words in, text or JSON out. The only module that prints and exits.
 
 Every verb that takes a cell takes the same options, made here from the spec's own words. Exit codes: 0 done, 1 a user's
-error or a cell that failed, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when the terminal went).
+error, a cell that failed or records that break a rule, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when
+the terminal went).
 """
 
 from __future__ import annotations
@@ -238,6 +239,21 @@ def _policy(audit: str, no_skip: bool, retry_quarantined: bool) -> Policy:
     from vramprobe.plan import Policy
 
     return Policy(skip=not no_skip, audit_share=parse_share(audit), retry_quarantined=retry_quarantined)
+
+
+@app.command()
+def check(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Check that records can be believed, compared and published; exit code 1 where one breaks a rule."""
+    found = api.check(results, strict=strict)
+    if json_output:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        display.print_check(found)
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command()

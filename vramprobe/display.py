@@ -24,12 +24,14 @@ from vramprobe.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vramprobe.check import CheckReport, Finding
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Plan
     from vramprobe.predict import Prediction, Verdict
     from vramprobe.record import RunRecord
 
 _BAR_WIDTH = 36
+_PLACES_PER_RULE = 10
 
 
 @contextmanager
@@ -91,6 +93,42 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     if verdict is not None:
         console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({verdict.reason})", soft_wrap=True)
+
+
+def print_check(report: CheckReport) -> None:
+    """What was found, rule by rule, with the first places of each; the last line is the verdict."""
+    console = Console(highlight=False, emoji=False)
+    by_rule: dict[tuple[str, str], list[Finding]] = {}
+    for finding in sorted(report.findings, key=lambda finding: finding.severity):  # errors first
+        by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
+    for (severity, rule), findings in by_rule.items():
+        console.print(f"[{'red' if severity == 'error' else 'yellow'}]{severity}[/]: {rule}, {len(findings)} found")
+        said = None
+        for finding in findings[:_PLACES_PER_RULE]:
+            if finding.message != said:
+                console.print(f"  {_printable(finding.message)}", markup=False, soft_wrap=True)
+                said = finding.message
+            console.print(f"    {_printable(finding.where)}", markup=False, soft_wrap=True)
+        if (more := len(findings) - _PLACES_PER_RULE) > 0:
+            console.print(f"  and {more} more; --json lists all")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.outcomes.items())) or "none"
+    console.print(f"{_plural(report.num_records, 'record')} in {_plural(len(report.files), 'file')}: {kinds}")
+    console.print(
+        f"replicated: {report.num_replicated_cells} of {report.num_cells} cells (about 5 % show that it repeats)"
+    )
+    errors = sum(finding.severity == "error" for finding in report.findings)
+    counts = f"{_plural(errors, 'error')}, {_plural(len(report.findings) - errors, 'warning')}"
+    verdict = "passes" if report.ok else "fails"
+    console.print(f"[bold]{verdict}[/]: {counts}{' (strict: none is allowed)' if report.strict else ''}")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _printable(text: str) -> str:
+    """Others' text on one line: what moves the cursor or starts a line of its own is shown by its code."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def print_fit(model: MemoryModel, path: Path) -> None:

@@ -132,6 +132,13 @@ class CellSpec(BaseModel):
             raise ValueError("must be from 0 to 2^63 - 1, which is what torch takes")
         return value
 
+    @field_validator("architecture")
+    @classmethod
+    def _names_its_type(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("model_type"), str):
+            raise ValueError("must name its model_type, as a config.json does")
+        return value
+
     @field_validator("lora_targets")
     @classmethod
     def _targets_text(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
@@ -392,7 +399,7 @@ def _architecture_reasons(spec: CellSpec) -> list[str]:
     reasons = []
     key = _LEARNED_POSITIONS.get(spec.model_type)
     longest = spec.architecture.get(key) if key else None
-    if longest is not None and spec.seq_len > longest:
+    if isinstance(longest, int) and spec.seq_len > longest:
         reasons.append(f"seq_len {spec.seq_len} is longer than the {longest} learned positions of {spec.model}")
     if spec.attn == "sdpa" and spec.model_type in _NO_SDPA:
         reasons.append(f"transformers has no sdpa attention for {spec.model_type}; use attn eager")

@@ -74,7 +74,7 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
     file and number, and so is a format that this version does not know, and a place without records (but not a file
     that holds none yet, if ``allow_empty``).
     """
-    files = _files(Path(path_or_folder))
+    files = journals(path_or_folder)
     records: dict[str, RunRecord] = {}
     started: dict[str, Started] = {}
     torn = []
@@ -245,7 +245,9 @@ def _cannot_write(path: Path, error: OSError, rescued: str = "") -> StoreError:
     return StoreError(f"cannot write to {path}: {todo} ({error.strerror}). {untouched}{rescued}")
 
 
-def _files(place: Path) -> tuple[Path, ...]:
+def journals(path_or_folder: str | Path) -> tuple[Path, ...]:
+    """The file itself, or every .jsonl file below a folder, sorted by path. Raises StoreError where there is none."""
+    place = Path(path_or_folder)
     if place.is_dir():
         files = tuple(sorted(place.rglob("*.jsonl")))
         if not files:

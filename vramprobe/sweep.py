@@ -111,7 +111,8 @@ def select(sweep: Sweep, *, only: Sequence[str] = (), skip: Sequence[str] = (), 
     """
     for pattern in (*only, *skip):
         if not any(_matches(cell, pattern) for cell in sweep.cells):
-            near = UnknownName("cell id or pattern", pattern, {cell.cell_id for cell in sweep.cells})
+            pieces = {piece for cell in sweep.cells for piece in cell.cell_id.split("_")}
+            near = UnknownName("cell id or pattern", pattern, pieces)
             raise SpecError(f"{near} A pattern is a piece of an id, or a whole one with * and ?.")
     cells = [cell for cell in sweep.cells if not only or any(_matches(cell, pattern) for pattern in only)]
     cells = [cell for cell in cells if not any(_matches(cell, pattern) for pattern in skip)]

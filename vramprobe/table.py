@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 _SPEC_COLUMNS = tuple(name for name in CellSpec.model_fields if name != "architecture")
 
+#: Key → its value in a record: all must be equal in one table or fit (require_comparable).
+COMPARABLE: dict[str, Callable[[rec.RunRecord], Any]] = {
+    "instrument": lambda record: record.instrument,
+    "device_name": lambda record: record.environment.device_name,
+    "torch": lambda record: minor_release(record.environment.versions.get("torch")),
+}
+
 
 def to_row(record: rec.RunRecord) -> dict[str, Any]:
     """One record as column → value: the cell, its outcome, the peak by tier, the ledger, times, machine, versions.
@@ -68,16 +75,11 @@ def require_comparable(records: Iterable[rec.RunRecord]) -> None:
     """Raise IncomparableRecords, naming the key, both values and both cells, unless all were measured in one way.
 
     One way is: the same instrument, on the same kind of device, with the same minor release of torch (allocators and
-    kernels change between them).
+    kernels change between them): the keys of ``COMPARABLE``.
     """
-    keys: dict[str, Callable[[rec.RunRecord], Any]] = {
-        "instrument": lambda record: record.instrument,
-        "device_name": lambda record: record.environment.device_name,
-        "torch": lambda record: minor_release(record.environment.versions.get("torch")),
-    }
     records = list(records)
     for record in records[1:]:
-        for key, value_of in keys.items():
+        for key, value_of in COMPARABLE.items():
             here, there = value_of(record), value_of(records[0])
             if here != there:
                 raise IncomparableRecords(

@@ -69,13 +69,13 @@ def reasons_not_to_believe(observation: Observation, ledger: Ledger) -> list[str
     """Why the measurement contradicts itself; empty when it holds together."""
     return (
         list(observation.inconsistencies)
-        + _order_of_tiers(observation.phases)
-        + _steady_steps(observation.phases)
-        + _closure(observation, ledger)
+        + order_of_tiers(observation.phases)
+        + steady_steps(observation.phases)
+        + closure(observation.phases, ledger)
     )
 
 
-def _order_of_tiers(phases: list[PhaseMemory]) -> list[str]:
+def order_of_tiers(phases: list[PhaseMemory]) -> list[str]:
     """requested ≤ allocated ≤ active ≤ reserved, at the end and at the peak, wherever an instrument knows them."""
     reasons = []
     for phase in phases:
@@ -95,30 +95,35 @@ def _order_of_tiers(phases: list[PhaseMemory]) -> list[str]:
     return reasons
 
 
-def _steady_steps(phases: list[PhaseMemory]) -> list[str]:
+def steady_steps(phases: list[PhaseMemory]) -> list[str]:
     """Every step after the first must repeat the second to the byte, phase by phase."""
     by_step: dict[int, list[tuple[str, int, int]]] = {}
     for phase in phases:
         if phase.step is not None and phase.step > 1:
             entry = (phase.name, _exact(phase, "end"), _exact(phase, "peak"))
             by_step.setdefault(phase.step, []).append(entry)
-    steady = by_step.get(2, [])
-    return [
-        f"step {step}, {here[0]}: end/peak {here[1]}/{here[2]} B, but step 2 had {before[1]}/{before[2]} B"
-        for step, entries in by_step.items()
-        for before, here in zip(steady, entries, strict=True)
-        if before != here
-    ]
+    steady, reasons = by_step.get(2, []), []
+    for step, entries in by_step.items():
+        if [name for name, _, _ in entries] != [name for name, _, _ in steady]:
+            reasons.append(f"step {step} does not have the phases of step 2")
+            continue
+        reasons += [
+            f"step {step}, {here[0]}: end/peak {here[1]}/{here[2]} B, but step 2 had {before[1]}/{before[2]} B"
+            for before, here in zip(steady, entries, strict=True)
+            if before != here
+        ]
+    return reasons
 
 
-def _closure(observation: Observation, ledger: Ledger) -> list[str]:
+def closure(phases: list[PhaseMemory], ledger: Ledger) -> list[str]:
+    """The allocator never holds less than the live tensors: not between steps, not at the peak."""
     reasons = []
     if ledger.unaccounted_bytes < 0:
         reasons.append(
             f"the allocator holds {-ledger.unaccounted_bytes} B less between steps than the live tensors add up to"
         )
     live_bytes = ledger.weights_bytes + ledger.gradients_bytes + ledger.batch_bytes
-    top_bytes = max(phase.allocated_peak_bytes for phase in observation.phases)
+    top_bytes = max(phase.allocated_peak_bytes for phase in phases)
     if top_bytes < live_bytes:
         reasons.append(f"the peak, {top_bytes} B, is below the live tensors, {live_bytes} B")
     return reasons

@@ -127,8 +127,9 @@ def lock(folder: str | Path) -> Iterator[None]:
             raise StoreError(
                 f"another sweep writes to {folder} (process {holder}); wait for it, stop it, or choose another folder"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk the lock is held all the same, and the first line says what is wrong
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)  # frees the lock; the file stays, because deleting it would let two hold it

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import signal
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vramprobe.errors import MissingDependency
+from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import Launcher
 from vramprobe.record import (
@@ -65,6 +66,19 @@ class Ticket:
         """Clear what the worker left, once it is in the journal."""
         for path in (self.record, self.status):
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder for tickets; gone at the end. Raises StoreError where the system has no room for one."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="vramprobe-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise StoreError(
+            f"no temporary folder can be made ({error.strerror}); free some space, or set TMPDIR to a folder with room"
+        ) from error
+    with folder as name:
+        yield Path(name)
 
 
 def new_ticket(folder: Path) -> Ticket:

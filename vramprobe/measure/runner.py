@@ -7,7 +7,6 @@ with the running cell recorded as interrupted. Never prints: whoever shows progr
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from vramprobe.measure.isolation import (
     new_ticket,
     require_packages,
     run_isolated,
+    scratch_folder,
 )
 from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environment
 from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
@@ -85,9 +85,9 @@ def measure(spec: CellSpec, *, log: Path, timeout_seconds: float = DEFAULT_TIMEO
     """Run one cell in a process of its own and return its record; nothing is stored."""
     require_packages([spec])
     launcher = Spawner(worker_environment(), log)
-    with tempfile.TemporaryDirectory(prefix="vramprobe-") as folder:
+    with scratch_folder() as folder:
         try:
-            return run_isolated(spec, launcher, new_ticket(Path(folder)), log, timeout_seconds)
+            return run_isolated(spec, launcher, new_ticket(folder), log, timeout_seconds)
         finally:
             launcher.close()
 
@@ -150,9 +150,9 @@ def run(
         except OSError as error:
             raise StoreError(f"cannot write logs to {logs}: {error.strerror}; choose another folder") from error
         on_event(Progress("planned", plan, left_seconds=plan.seconds))
-        with _Launchers(plan, logs) as launchers, tempfile.TemporaryDirectory(prefix="vramprobe-") as scratch:
+        with _Launchers(plan, logs) as launchers, scratch_folder() as scratch:
             sweeping = _Sweeping(
-                sweep, summary, policy, limits, clock, signals, launchers, Path(scratch), logs, on_event,
+                sweep, summary, policy, limits, clock, signals, launchers, scratch, logs, on_event,
                 ooms=_ooms_on(card, journal),
             )  # fmt: skip
             for index, row in enumerate(plan.rows, start=1):

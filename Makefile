@@ -1,6 +1,6 @@
 # make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
 # make test   sets itself up and passes the tests
-# make readme rebuilds the generated blocks of README.md
+# make readme rebuilds the generated blocks of README.md and of the sweep files
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -21,6 +21,7 @@ test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu
 
 readme: $(VENV)/.ready
+	$(BIN)/python benchmarks/planned.py
 	$(BIN)/python benchmarks/readme.py
 
 lint: $(VENV)/.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_the_demo_keeps_the_issues_promises() -> None:
 def test_the_readmes_blocks_are_fresh() -> None:
     done = subprocess.run([sys.executable, "benchmarks/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_the_sweep_files_say_they_cost_is_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/planned.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("24gb", "48gb", "80gb", "h200"):
+        assert re.search(r"#   about .* min, \$[0-9.]+ at ", (ROOT / "configs" / "sweeps" / f"{name}.yaml").read_text())
 
 
 def test_the_readmes_commands_are_the_makefiles() -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vramprobe import store
 from vramprobe.record import Environment, Interrupted, RunRecord
@@ -26,11 +26,11 @@ _HEAD = re.compile(
     rb'[0-9a-f]*)","instrument":"\w+","started_at":"(?P<started_at>[^"\\]*)","sweep":(?:null|"[^"\\]*"),'
     rb'"held_out":(?:true|false),"outcome":\{"kind":"(?P<outcome>\w+)"'
 )
+_BUFFER_BYTES = 2**20
 _BEGINNING = b'{"format":1,'
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One attempt in the journal; ``outcome`` is null where it was started and never ended."""
 
     attempt_id: str
@@ -82,7 +82,7 @@ def open_journal(path: str | Path) -> Journal:
     by_id: dict[str, Attempt] = {}
     offset, number = 0, 0
     try:
-        with journal.path.open("rb") as file:
+        with journal.path.open("rb", buffering=_BUFFER_BYTES) as file:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n") or store.is_whole(line):
                     attempt = _attempt(line, journal.path, offset, number)

@@ -126,9 +126,10 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             time.sleep(min(seconds_of(spec), timeout_seconds))
             late = seconds_of(spec) > timeout_seconds
             found = Timeout(limit_seconds=timeout_seconds) if late else outcome(spec) if outcome else Ok()
-            context = {"environment": here} if here else {}
-            return make_record(spec, attempt_id=ticket.attempt_id, outcome=found, **context)
+            return make_record(spec, attempt_id=ticket.attempt_id, outcome=found, environment=machine)
 
+        machine = here or make_environment()
+        monkeypatch.setattr(runner.environment, "capture", lambda *words, **more: machine)
         monkeypatch.setattr(runner, "run_isolated", attempt)
 
     return set_up
@@ -165,7 +166,6 @@ def test_an_oom_skips_the_larger_cells_behind_it(
     ]
     here = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
     monkeypatch.setattr(runner, "require_packages", lambda specs: None)
-    monkeypatch.setattr(runner.environment, "capture", lambda *words, **more: here)
     instant(lambda spec: 0.0, lambda spec: make_oom(spec).outcome if spec.seq_len >= 1024 else Ok(), here)
     options = {
         "card": Card(name="Test GPU", total_bytes=24 * 2**30, gpu=None),
@@ -179,6 +179,22 @@ def test_an_oom_skips_the_larger_cells_behind_it(
     assert (again.plan.actions(), again.records) == ({"kept": 3}, [])
     everything = runner.run(sweep_of(*specs), tmp_path, **options | {"policy": Policy(skip=False)})
     assert [record.outcome.kind for record in everything.records] == ["oom"]
+
+
+def test_some_cells_are_measured_twice_if_asked_and_not_a_third_time(
+    tmp_path: Path, instant: Callable[..., None]
+) -> None:
+    instant(lambda spec: 0.0, lambda spec: Timeout(limit_seconds=1) if spec.seq_len == 32 else Ok())
+    cells = sweep_of(make_spec(), make_spec(seq_len=32))
+    twice = Policy(replicate_share=1.0)
+    summary = runner.run(cells, tmp_path, policy=twice)
+    assert [(one.spec.seq_len, one.outcome.kind) for one in summary.records] == [
+        (16, "ok"), (32, "timeout"), (16, "ok"),
+    ]  # fmt: skip
+    assert len({record.attempt_id for record in summary.records}) == 3
+    again = runner.run(cells, tmp_path, policy=twice)
+    assert [one.spec.seq_len for one in again.records] == [32]
+    assert runner.run(sweep_of(make_spec()), tmp_path).plan.actions() == {"kept": 1}
 
 
 def test_a_spawned_worker_that_hangs_is_killed_and_described(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ Shard = Annotated[str | None, typer.Option(help="i/n: every n-th cell from the i
 EmulateVram = Annotated[str | None, typer.Option(help="Hold the rest of the card: 24GiB, or a GPU such as RTX-4090.")]
 Audit = Annotated[str, typer.Option(help="Share of the cells to skip that are run all the same.")]
 NoSkip = Annotated[bool, typer.Option("--no-skip", help="Run cells that would certainly run out of memory, too.")]
+Replicate = Annotated[str, typer.Option(help="Share of the cells that are measured a second time, to compare.")]
 RetryQuarantined = Annotated[bool, typer.Option("--retry-quarantined", help="Run cells that never ended, too.")]
 
 
@@ -181,13 +182,15 @@ def plan(
     emulate_vram: EmulateVram = None,
     audit: Audit = "5%",
     no_skip: NoSkip = False,
+    replicate: Replicate = "0%",
     retry_quarantined: RetryQuarantined = False,
     json_output: Json = False,
 ) -> None:
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
     planned = api.plan(
         sweep, gpu=gpu, out=out, device=device, fit=fit, usd_per_hour=price, provider=provider, only=only or (),
-        skip=skip or (), shard=shard, policy=_policy(audit, no_skip, retry_quarantined), emulate_vram=emulate_vram,
+        skip=skip or (), shard=shard, emulate_vram=emulate_vram,
+        policy=_policy(audit, no_skip, replicate, retry_quarantined),
     )  # fmt: skip
     display.print_plan(planned, as_json=json_output)
 
@@ -206,6 +209,7 @@ def run(
     emulate_vram: EmulateVram = None,
     audit: Audit = "5%",
     no_skip: NoSkip = False,
+    replicate: Replicate = "0%",
     retry_quarantined: RetryQuarantined = False,
     timeout: Timeout = None,
     max_time: Annotated[str | None, typer.Option(help="Stop before this is over, e.g. 9m; the rest stays.")] = None,
@@ -217,7 +221,7 @@ def run(
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
     job = {
         "out": out, "device": device, "fit": fit, "usd_per_hour": price, "provider": provider, "only": only or (),
-        "skip": skip or (), "shard": shard, "policy": _policy(audit, no_skip, retry_quarantined),
+        "skip": skip or (), "shard": shard, "policy": _policy(audit, no_skip, replicate, retry_quarantined),
         "emulate_vram": emulate_vram,
     }  # fmt: skip
     if dry_run:
@@ -235,10 +239,13 @@ def run(
     raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom", "skipped"} else 1)
 
 
-def _policy(audit: str, no_skip: bool, retry_quarantined: bool) -> Policy:
+def _policy(audit: str, no_skip: bool, replicate: str, retry_quarantined: bool) -> Policy:
     from vramprobe.plan import Policy
 
-    return Policy(skip=not no_skip, audit_share=parse_share(audit), retry_quarantined=retry_quarantined)
+    return Policy(
+        skip=not no_skip, audit_share=parse_share(audit), replicate_share=parse_share(replicate),
+        retry_quarantined=retry_quarantined,
+    )  # fmt: skip
 
 
 @app.command()

@@ -52,15 +52,25 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What to do with cells that would certainly run out of memory, and with quarantined ones."""
+    """Which cells are run: of those that would certainly run out of memory, of quarantined ones; and which twice."""
 
     skip: bool = True
     audit_share: float = 0.05  # of the cells to skip, so many are run all the same
+    replicate_share: float = 0.0  # of the cells that end well, so many are run a second time, last of all
     retry_quarantined: bool = False
 
     def audits(self, spec: CellSpec) -> bool:
         """Whether ``spec`` is one of those that are run though they would be skipped; the same ones on every resume."""
-        return int(spec.fingerprint, 16) < self.audit_share * 16 ** len(spec.fingerprint)
+        return _is_among(spec, self.audit_share)
+
+    def replicates(self, spec: CellSpec) -> bool:
+        """Whether ``spec`` is one of those that are measured twice; the same ones on every resume."""
+        return _is_among(spec, self.replicate_share)
+
+
+def _is_among(spec: CellSpec, share: float) -> bool:
+    """A draw that is random over cells and always the same for one."""
+    return int(spec.fingerprint, 16) < share * 16 ** len(spec.fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +87,8 @@ class Row:
     skipped: Skipped | None = None
     seconds: float = 0.0  # expected; 0 for what is not run
     record: RunRecord | None = None  # the attempt that counts so far
+    num_ok: int = 0
+    replicates: bool = False  # a second attempt at a cell, in place once the first has ended well
 
     @property
     def is_run(self) -> bool:
@@ -130,13 +142,27 @@ def make_plan(
     """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
     policy, ooms, pace = policy or Policy(), list(ooms), pace or Pace()
     rows = [_row(cell, card, fit, pace, ooms, policy) for cell in cells]
-    return Plan(rows=tuple(_in_order(rows)), card=card, rate=rate, fit=fit)
+    rows = _in_order(rows)
+    return Plan(rows=(*rows, *_second_attempts(rows, policy)), card=card, rate=rate, fit=fit)
+
+
+def _second_attempts(rows: list[Row], policy: Policy) -> list[Row]:
+    """A row more for each cell to replicate that ended well, or is run and may."""
+    chosen = [row for row in rows if policy.replicates(row.spec) and row.num_ok < 2 and row.verdict != "certain oom"]
+    again = [row for row in chosen if row.is_run or (row.record is not None and row.record.outcome.kind == "ok")]
+    return [
+        replace(
+            row, action="run", reason="replicates an attempt", replicates=True,
+            seconds=row.seconds or (row.record.timing.total_seconds if row.record and row.record.timing else 0.0),
+        )
+        for row in again
+    ]  # fmt: skip
 
 
 def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy: Policy) -> Row:
     """The row once more when its turn has come: an OOM of this run may have made it certain."""
     skipped = certain_oom(row.spec, ooms, row.prediction, _card_bytes(row.spec, card))
-    if skipped is None:
+    if skipped is None or row.verdict == "certain oom":  # the latter: judged already
         return row
     if not policy.skip:
         return replace(row, verdict="certain oom")
@@ -203,8 +229,9 @@ def _row(
     policy: Policy,
 ) -> Row:
     row = Row(
-        spec=cell.spec, num_params=num_params(cell.spec), action=cell.action, reason=cell.reason, record=cell.record
-    )
+        spec=cell.spec, num_params=num_params(cell.spec), action=cell.action, reason=cell.reason, record=cell.record,
+        num_ok=cell.num_ok,
+    )  # fmt: skip
     if not row.is_run:
         return row
     prediction, note = _prediction(cell.spec, fit)

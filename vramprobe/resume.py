@@ -69,6 +69,7 @@ class ResumedCell:
     action: Literal["run", "stale", "kept", "quarantined"]
     reason: str
     record: RunRecord | None = None
+    num_ok: int = 0  # attempts that ended well, where the cell is kept; more than one: it is replicated
 
 
 def open_journal(path: str | Path) -> Journal:
@@ -126,7 +127,8 @@ def _resumed(
         differences = differing(record.environment, here) if here is not None else []
         if differences:
             return ResumedCell(spec, "stale", f"measured with {', '.join(differences)}", record)
-        return ResumedCell(spec, "kept", f"{record.outcome.kind} at {record.started_at}", record)
+        num_ok = sum(attempt.outcome == "ok" for attempt in attempts)
+        return ResumedCell(spec, "kept", f"{record.outcome.kind} at {record.started_at}", record, num_ok)
     lost = [attempt for attempt in attempts if _is_lost(attempt, journal)]
     if len(lost) > MAX_RETRIES:
         reason = f"{len(lost)} attempts did not end by themselves, the last one started at {lost[-1].started_at}"

@@ -189,6 +189,8 @@ class _Sweeping:
         event = Progress(row.action, plan, index, row, row.reason)
         if row.action in ("kept", "quarantined"):
             self.on_event(event)
+        elif row.replicates and not self._has_ended_well(row):
+            self.on_event(replace(event, kind="kept", reason="no replicate: the first attempt did not end well"))
         elif row.action == "skip":
             record = self._skip_record(row)
             self._append(record)
@@ -199,6 +201,11 @@ class _Sweeping:
             self.on_event(replace(event, kind="left", reason=why))
         elif self.signals.stopped_by is None:
             self._run(event, row)
+
+    def _has_ended_well(self, row: Row) -> bool:
+        """Whether there is an attempt to hold a replicate against."""
+        records = [*self.summary.records, *([row.record] if row.record else [])]
+        return any(one.fingerprint == row.spec.fingerprint and one.outcome.kind == "ok" for one in records)
 
     def _forbidden(self, row: Row) -> str | None:
         """The limit that keeps this cell from being started."""

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vramprobe import catalog
+from vramprobe.resume import NO_ATTEMPT_YET
 from vramprobe.table import describe_outcome
 from vramprobe.units import format_bytes, format_seconds
 
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 
     from vramprobe.check import CheckReport, Finding
     from vramprobe.memory_model import MemoryModel
-    from vramprobe.plan import Plan
+    from vramprobe.plan import Plan, Row
     from vramprobe.predict import Prediction, Verdict
     from vramprobe.record import RunRecord
 
 _BAR_WIDTH = 36
 _PLACES_PER_RULE = 10
+_NO_WIDTH = 10_000
 
 
 @contextmanager
@@ -198,28 +200,31 @@ def print_plan(plan: Plan, *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)
-    for title in ("cell", "does", "predicted peak", "interval", "verdict", "about"):
-        table.add_column(title, justify="right" if title in ("predicted peak", "about") else "left", overflow="fold")
+    for title in ("", "verdict", "predicted peak", "from", "to", "about", "cell"):
+        table.add_column(title, justify="right" if title in ("predicted peak", "from", "to", "about") else "left")
     for row in plan.rows:
         peak = row.prediction.peak_allocated_bytes if row.prediction else None
-        table.add_row(
-            escape(row.spec.cell_id),
-            row.action,
-            format_bytes(peak.value) if peak else "-",
-            f"{format_bytes(peak.low)} to {format_bytes(peak.high)}" if peak else "",
-            row.verdict if row.is_run or row.action == "skip" else "",
-            format_seconds(row.seconds) if row.is_run else "",
-        )
-    console.print(table)
-    reasons = Counter((row.action, row.reason) for row in plan.rows if row.action != "run" or row.reason != _NEW)
-    for (action, reason), count in reasons.items():
-        console.print(f"[yellow]{action}[/] {count}: {escape(reason)}", soft_wrap=True)
+        sizes = [format_bytes(size) for size in (peak.value, peak.low, peak.high)] if peak else ["-", "", ""]
+        verdict = row.verdict if plan.card and (row.is_run or row.action == "skip") else ""
+        about = format_seconds(row.seconds) if row.is_run else ""
+        table.add_row(row.action, verdict, *sizes, about, escape(row.spec.cell_id))
+    # As wide as its longest id: ids are there to be copied, and a terminal wraps better than a table folds.
+    Console(highlight=False, width=_NO_WIDTH).print(table)
+    told = [row for row in plan.rows if _is_worth_a_word(row)]
+    for row in told[:_PLACES_PER_RULE]:
+        console.print(f"[yellow]{row.action}[/] {escape(row.spec.cell_id)}: {escape(row.reason)}", soft_wrap=True)
+    if len(told) > _PLACES_PER_RULE:
+        console.print(f"… and {len(told) - _PLACES_PER_RULE} more with a reason; --json tells all")
     for note, count in Counter(row.note for row in plan.rows if row.note).items():
         console.print(f"[yellow]no prediction[/] for {count}: {escape(note)}", soft_wrap=True)
     console.print(plan_in_words(plan), markup=False, soft_wrap=True)
 
 
-_NEW = "no attempt yet"
+def _is_worth_a_word(row: Row) -> bool:
+    """Whether the reason says more than the row: not for what is new, nor kept, nor skipped on the numbers shown."""
+    if row.action == "skip":
+        return row.skipped.why == "dominated"
+    return row.action in ("stale", "quarantined") or (row.action == "run" and row.reason != NO_ATTEMPT_YET)
 
 
 def plan_in_words(plan: Plan) -> str:

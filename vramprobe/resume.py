@@ -20,6 +20,7 @@ from vramprobe.table import minor_release
 #: A cell whose attempts ended without a word (kill -9, a lost machine) or ran into the sweep's time limit is retried so
 #: often; then it is quarantined. A stop that somebody asked for says nothing about the cell and does not count.
 MAX_RETRIES = 2
+NO_ATTEMPT_YET = "no attempt yet"
 
 _HEAD = re.compile(
     rb'\{"format":1,"attempt_id":"(?P<attempt_id>[^"\\]*)","cell_id":"(?:[^"\\]|\\.)*","fingerprint":"(?P<fingerprint>'
@@ -119,7 +120,7 @@ def _resumed(
 ) -> ResumedCell:
     attempts = journal.attempts.get(spec.fingerprint, [])
     if not attempts:
-        return ResumedCell(spec, "run", "no attempt yet")
+        return ResumedCell(spec, "run", NO_ATTEMPT_YET)
     finished = [attempt for attempt in attempts if attempt.outcome in store.FINISHED]
     if finished:
         record = journal.record(finished[-1])

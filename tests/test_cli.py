@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -207,3 +208,21 @@ def test_a_full_disk_under_the_output_is_one_clear_line() -> None:
         )
     assert done.returncode == 1
     assert done.stderr == "vramprobe: the output could not be written: No space left on device\n"
+
+
+def test_a_plan_shows_cells_that_can_be_copied_and_what_they_cost(tmp_path: Path) -> None:
+    words = ["plan", QUICKSTART, "--gpu", "RTX-4090", "--only", "gpt2", "--price", "0.36", "--out", str(tmp_path)]
+    text = vramprobe(*words).stdout
+    assert re.search(r"^run +fits +\S+ GiB +\S+ GiB +\S+ GiB +\S+ s +gpt2_full_bf16_adamw-fused_b1s128 *$", text, re.M)
+    assert "4 cells: 4 run; on GeForce RTX 4090 (23.99 GiB): 4 fits; about" in text
+    assert "at $0.36/h (as given); predicted by arithmetic alone, estimated, not measured" in text
+    plan = json.loads(vramprobe(*words, "--json").stdout)
+    assert (plan["total"], plan["actions"], plan["verdicts"]) == (4, {"run": 4}, {"fits": 4})
+    assert plan["expected_dollars"] == pytest.approx(plan["expected_seconds"] * 0.36 / 3600, rel=0.01)
+    assert all(0 < cell["peak_allocated_bytes"]["low"] for cell in plan["cells"])
+
+
+def test_a_dry_run_is_the_plan_and_runs_nothing(tmp_path: Path) -> None:
+    words = [QUICKSTART, "--device", "cpu", "--only", "gpt2", "--out", str(tmp_path / "out")]
+    assert vramprobe("run", *words, "--dry-run").stdout == vramprobe("plan", *words).stdout
+    assert not (tmp_path / "out").exists()

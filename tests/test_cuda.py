@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from factories import TINY_LLAMA_PARAMS, make_spec
 
-from vramprobe.measure import isolation, nvml, runner
+from vramprobe.measure import doctor, nvml, runner, selftest
+from vramprobe.measure.isolation import new_ticket, run_isolated
+from vramprobe.measure.launcher import Server, worker_environment
 from vramprobe.record import RunRecord
 from vramprobe.units import GIB, MIB
 
@@ -21,24 +26,19 @@ def measured(tmp_path: Path, **options: Any) -> RunRecord:
 
 
 def test_one_gib_moves_every_tier_by_one_gib() -> None:
-    """The machine's self-test (measuring.md): allocated, reserved, mem_get_info and NVML agree on 1 GiB."""
-    import torch
+    """The machine's self-test (measuring.md), as the doctor makes it: the driver may round to its own pages."""
+    moved = selftest.one_gib_on_cuda()
+    assert moved["allocated"] == moved["reserved"] == GIB
+    assert abs(moved["mem_get_info"] - GIB) <= 4 * MIB
+    assert abs(moved["NVML"] - GIB) <= 4 * MIB
 
-    device = nvml.open_device(nvml.first_visible_gpu()[0])
-    torch.zeros((), device="cuda")
 
-    def tiers() -> tuple[int, int, int, int]:
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), total - free, device.used_bytes()
-
-    before = tiers()
-    block = torch.empty(GIB, dtype=torch.uint8, device="cuda")
-    allocated, reserved, driver, nvml_used = (after - first for after, first in zip(tiers(), before, strict=True))
-    assert allocated == reserved == GIB
-    assert abs(driver - GIB) <= 4 * MIB  # the driver may round to its own pages
-    assert abs(nvml_used - GIB) <= 4 * MIB
-    del block
+def test_the_doctor_finds_this_machine_ready(tmp_path: Path) -> None:
+    diagnosis = doctor.diagnose("cuda", tmp_path)
+    assert diagnosis.ready, diagnosis.verdict
+    found = {finding.name: finding for finding in diagnosis.findings}
+    assert found["torch build"].status == found["self-test"].status == "ok"
+    assert found["fork server"].status == "ok", found["fork server"].detail
 
 
 def test_torch_and_nvml_mean_the_same_gpu() -> None:
@@ -110,10 +110,142 @@ def test_the_device_goes_back_to_where_it_was(tmp_path: Path) -> None:
     device = nvml.open_device(nvml.first_visible_gpu()[0])
     before = device.used_bytes()
     assert measured(tmp_path, method="full").outcome.kind == "ok"
-    assert abs(device.used_bytes() - before) <= isolation.CONTAMINATION_BYTES
+    assert abs(device.used_bytes() - before) <= nvml.CONTAMINATION_BYTES
 
 
 def test_weights_on_the_gpu_are_the_same_bytes(tmp_path: Path) -> None:
     record = measured(tmp_path, method="full")
     assert record.facts.num_params == TINY_LLAMA_PARAMS
     assert record.ledger.gradients_bytes == 2 * TINY_LLAMA_PARAMS
+
+
+# --- cells forked from a server that has the libraries loaded ---
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A started fork server for CUDA."""
+    log = tmp_path_factory.mktemp("server") / "forkserver.log"
+    server = Server("cuda", None, worker_environment(), ["llama"], log)
+    server.start()
+    assert server.isolation == "forkserver", f"{server.isolation_reason}\n{log.read_text()}"
+    yield server
+    server.close()
+
+
+def forked(server: Server, tmp_path: Path, **options: Any) -> RunRecord:
+    """One cell in a child of the server."""
+    spec = make_spec(device="cuda", timing_steps=1, **options)
+    record = run_isolated(spec, server, new_ticket(tmp_path), tmp_path / "log", 300)
+    assert record.environment.isolation == "forkserver", record.environment.isolation_reason
+    return record
+
+
+def test_the_proof_passes(server: Server) -> None:
+    assert (server.isolation, server.isolation_reason) == ("forkserver", None)
+
+
+def test_the_server_has_bitsandbytes_for_cuda_and_no_context(server: Server, tmp_path: Path) -> None:
+    """After it has served, too: no cell may leave something behind in it."""
+    assert forked(server, tmp_path, method="qlora").outcome.kind == "ok"
+    (process,) = (
+        child for child in psutil.Process().children() if "vramprobe.measure.forkserver" in " ".join(child.cmdline())
+    )
+    assert "libbitsandbytes_cuda" in Path(f"/proc/{process.pid}/maps").read_text()
+    opened = {link.readlink() for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+    assert Path("/dev/nvidia-uvm") not in opened
+
+
+@pytest.mark.parametrize("options", [
+    {"method": "lora"},
+    {"method": "qlora"},
+    {"method": "qlora", "quant": "int8", "kbit_prep": "none"},
+    {"method": "full", "optim": "adamw_bnb_8bit"},
+], ids=str)  # fmt: skip
+def test_forked_and_spawned_cells_measure_the_same_bytes(
+    server: Server, options: dict[str, Any], tmp_path: Path
+) -> None:
+    one, other = forked(server, tmp_path, **options), measured(tmp_path, **options)
+    assert (one.outcome.kind, other.outcome.kind) == ("ok", "ok")
+    assert other.environment.isolation == "spawn"
+    assert one.peak.allocated_bytes == other.peak.allocated_bytes
+    by_phase = [[phase.allocated_peak_bytes for phase in record.phases] for record in (one, other)]
+    assert by_phase[0] == by_phase[1]
+    assert one.ledger == other.ledger
+
+
+def test_nvml_answers_in_a_forked_cell(server: Server, tmp_path: Path) -> None:
+    """Its state does not cross a fork: the cell initialises it anew."""
+    record = forked(server, tmp_path, method="lora")
+    assert record.environment.nvml_memory_info in ("v2", "v1")
+    assert record.peak.reserved_bytes <= record.peak.device_bytes
+    assert 50 * MIB < record.context_bytes < 2 * GIB
+
+
+def test_the_allocators_setting_reaches_the_child(server: Server, tmp_path: Path) -> None:
+    """Sizes rounded up to halves between powers of two: the same tensors, in larger blocks (22,528 B become 24,576)."""
+    setting = "roundup_power2_divisions:2"
+    other = Server("cuda", setting, worker_environment(), ["llama"], tmp_path / "forkserver.log")
+    try:
+        other.start()
+        rounded = forked(other, tmp_path, method="full", alloc_conf=setting)
+    finally:
+        other.close()
+    plain = forked(server, tmp_path, method="full")
+    assert rounded.environment.alloc_conf == setting
+    assert rounded.phases[0].requested_end_bytes == plain.phases[0].requested_end_bytes
+    assert rounded.phases[0].allocated_end_bytes > plain.phases[0].allocated_end_bytes
+
+
+def test_a_forked_cell_costs_less_than_two_seconds_beside_its_own_work(server: Server, tmp_path: Path) -> None:
+    began = time.monotonic()
+    record = forked(server, tmp_path, method="lora")
+    seconds = time.monotonic() - began
+    timing = record.timing
+    assert seconds - timing.load_seconds - timing.traced_seconds - sum(timing.step_seconds) < 2
+
+
+# --- a smaller card, emulated ---
+
+#: 1.5 billion parameters: 2.8 GiB of weights, as much of gradients, twice of optimizer state.
+LARGE = {"method": "full", "model": "llama-3.1-8b", "num_layers": 2, "seq_len": 64, "batch_size": 1}
+
+
+def test_a_cell_runs_out_of_memory_on_an_emulated_small_card_only(tmp_path: Path) -> None:
+    whole, small = measured(tmp_path, **LARGE), measured(tmp_path, **LARGE, emulate_vram="6GiB")
+    assert whole.outcome.kind == "ok", whole.outcome
+    assert small.outcome.kind == "oom", small.outcome
+    assert small.outcome.phase in ("backward", "optimizer_step")
+    assert small.outcome.free_bytes < small.outcome.requested_bytes
+    assert small.outcome.reserved_bytes < 6 * GIB
+    assert small.outcome.reserved_bytes + small.outcome.free_bytes < 6 * GIB < whole.peak.reserved_bytes
+    assert small.environment.device_total_bytes == whole.environment.device_total_bytes  # the real card's
+    assert small.environment.nvml_total_bytes == whole.environment.nvml_total_bytes
+    (words,) = small.warnings
+    assert words.startswith("emulates a card of 6.00 GiB: ")
+    assert whole.warnings == []
+
+
+@pytest.mark.parametrize("options", [{"method": "lora"}, {"method": "qlora"}], ids=str)
+def test_the_ballast_moves_no_number_of_the_cell(options: dict[str, Any], tmp_path: Path) -> None:
+    plain, emulated = measured(tmp_path, **options), measured(tmp_path, **options, emulate_vram="4GiB")
+    assert emulated.outcome.kind == "ok", emulated.outcome
+    assert emulated.peak.allocated_bytes == plain.peak.allocated_bytes
+    assert emulated.ledger == plain.ledger
+    assert abs(emulated.peak.device_bytes - plain.peak.device_bytes) <= nvml.CONTAMINATION_BYTES
+    assert abs(emulated.context_bytes - plain.context_bytes) <= nvml.CONTAMINATION_BYTES
+
+
+def test_a_forked_cell_emulates_too_and_gives_everything_back(server: Server, tmp_path: Path) -> None:
+    """A hundred gigabytes are freed when it ends; the runner waits for them, and finds no contamination."""
+    device = nvml.open_first_visible()
+    before = device.used_bytes()
+    record = forked(server, tmp_path, method="lora", emulate_vram="4GiB")
+    assert record.outcome.kind == "ok", record.outcome
+    assert device.use_that_stayed(before) is None
+
+
+def test_a_card_larger_than_this_one_cannot_be_emulated(tmp_path: Path) -> None:
+    record = measured(tmp_path, method="lora", emulate_vram="1000GiB")
+    assert (record.outcome.kind, record.outcome.error_type) == ("error", "VramprobeError")
+    assert "emulate at most" in record.outcome.message

@@ -19,7 +19,7 @@ MODULES = {
 }
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = ("vramprobe.workload", "vramprobe.measure.cpu", "vramprobe.measure.cuda", "vramprobe.measure.worker",
-              "vramprobe.measure.environment")  # fmt: skip
+              "vramprobe.measure.environment", "vramprobe.measure.selftest")  # fmt: skip
 
 
 def imports(path: Path, *, also_lazy: bool) -> set[str]:

@@ -1,4 +1,4 @@
-"""One call per stage: measure, plan, run, check, fit, predict, report. The command line calls these and nothing else.
+"""One call per stage: doctor, measure, plan, run, check, fit, predict, report. The command line calls nothing else.
 
 A cell is named by the words of :func:`vramprobe.spec.option_names`: ``measure(model="gpt2", method="lora",
 batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it in the worker's process only.
@@ -17,6 +17,7 @@ from vramprobe import catalog, spec, store, sweep
 
 if TYPE_CHECKING:
     from vramprobe.check import CheckReport
+    from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Card, Plan, Policy, Rate
@@ -29,6 +30,13 @@ def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
     from vramprobe.measure.environment import device_to_use
 
     return spec.resolve(device=device_to_use(device), **options)
+
+
+def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:
+    """Whether this machine can measure on ``device``, and what to do where it cannot; takes about half a minute."""
+    from vramprobe.measure.doctor import diagnose
+
+    return diagnose(device, Path(results))
 
 
 def measure(*, timeout_seconds: float | None = None, save: str | Path | None = None, **options: Any) -> RunRecord:

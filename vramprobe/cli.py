@@ -120,6 +120,18 @@ def _takes_a_cell(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @app.command()
+def doctor(device: SweepDevice = "auto", json_output: Json = False) -> None:
+    """Check whether this machine can measure, and say what to do where it cannot; exit code 1 then."""
+    with display.working("looking at this machine"):
+        diagnosis = api.doctor(device=device)
+    if json_output:
+        _print_json(diagnosis.as_json())
+    else:
+        display.print_doctor(diagnosis)
+    raise typer.Exit(0 if diagnosis.ready else 1)
+
+
+@app.command()
 def models(json_output: Json = False) -> None:
     """List the architectures that ship with vramprobe."""
     entries = api.models()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vramprobe.check import CheckReport, Finding
+    from vramprobe.measure.doctor import Diagnosis
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Plan, Row
     from vramprobe.predict import Prediction, Verdict
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 36
 _PLACES_PER_RULE = 10
 _NO_WIDTH = 10_000
+_STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
 
 
 @contextmanager
@@ -45,6 +47,21 @@ def working(what: str) -> Iterator[None]:
         return
     with console.status(what):
         yield
+
+
+def print_doctor(diagnosis: Diagnosis) -> None:
+    """One line per finding, with what to do below it, and the verdict at the end."""
+    console = Console(highlight=False)
+    width = max(len(finding.name) for finding in diagnosis.findings)
+    for finding in diagnosis.findings:
+        status = f"[{_STATUS_STYLES[finding.status]}]{finding.status:<7}[/]"
+        console.print(f"{status}  {escape(finding.name.ljust(width))}  {escape(finding.detail)}", soft_wrap=True)
+        if finding.advice is not None:
+            console.print(f"{'':<{width + 11}}→ {escape(finding.advice)}", soft_wrap=True)
+    style = "green" if diagnosis.ready else "red"
+    console.print(
+        f"[bold {style}]{escape(diagnosis.verdict)}[/]  ({format_seconds(diagnosis.seconds)})", soft_wrap=True
+    )
 
 
 def print_record(record: RunRecord) -> None:

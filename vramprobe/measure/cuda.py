@@ -17,6 +17,8 @@ from itertools import accumulate
 import psutil
 import torch
 
+from vramprobe.errors import VramprobeError
+from vramprobe.measure.ballast import CudaDriver, Driver, hold_the_rest
 from vramprobe.measure.nvml import open_device
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
@@ -30,11 +32,16 @@ _MAX_HISTORY = 2_000_000  # allocations and frees of one step; a 70B QLoRA step 
 
 
 class CudaInstrument:
-    """Watches GPU 0 of the visible ones, between ``start`` and ``finish``; made before the CUDA context exists."""
+    """Watches GPU 0 of the visible ones, between ``start`` and ``finish``; made before the CUDA context exists.
+
+    With ``emulated_vram_bytes``, the cell finds what it would find on an empty card of that size (ballast.py).
+    """
 
     name = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, emulated_vram_bytes: int | None = None) -> None:
+        self.warnings: list[str] = []  # for the record: what a reader must know about this cell's conditions
+        self._emulated_bytes = emulated_vram_bytes
         self._process = psutil.Process(os.getpid())
         self._phases: list[PhaseMemory] = []
         self._spans_ns: list[tuple[int, int]] = []
@@ -46,8 +53,14 @@ class CudaInstrument:
         self._baseline_bytes = self._nvml.used_bytes() if self._nvml else None
 
     def start(self) -> None:
-        """Make the context, and ask the allocator to tell of any OOM."""
+        """Make the context, hold what the cell must not find, and ask the allocator to tell of any OOM.
+
+        Raises VramprobeError where the wanted size cannot be emulated here.
+        """
         torch.zeros((), device="cuda")
+        if self._emulated_bytes is not None:
+            torch.cuda.synchronize()
+            self._become_smaller(CudaDriver(), self._emulated_bytes)
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._reset()
 
@@ -144,6 +157,19 @@ class CudaInstrument:
             temporaries_bytes=new.temporaries_bytes,
             other_bytes=other_bytes,
         )
+
+    def _become_smaller(self, driver: Driver, emulated_bytes: int) -> None:
+        """Hold the rest of the card. The ballast joins the baseline, so that device use is the cell's own alone."""
+        before_bytes = self._nvml.used_bytes() if self._nvml else None
+        if before_bytes is None or self._baseline_bytes is None:
+            raise VramprobeError("emulating a smaller card needs NVML, which tells what the CUDA context takes")
+        held = hold_the_rest(
+            driver, emulated_bytes=emulated_bytes, own_bytes=max(before_bytes - self._baseline_bytes, 0)
+        )
+        after_bytes = self._nvml.used_bytes()
+        moved_bytes = held.held_bytes if after_bytes is None else after_bytes - before_bytes
+        self._baseline_bytes += moved_bytes
+        self.warnings.append(held.in_words())
 
     def _reset(self) -> None:
         torch.cuda.synchronize()

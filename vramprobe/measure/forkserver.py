@@ -30,6 +30,7 @@ from vramprobe.measure.worker import PRELOADED, work
 _PRELOADED_WITH_CARE = ("peft", "bitsandbytes", "transformers.integrations.bitsandbytes")
 #: What the canary allocates; NVML must see it, and see it go.
 CANARY_BYTES = 256 * 2**20
+_CANARY_SECONDS = 60  # a context takes one, or a few where the driver has to be loaded first
 
 
 def is_available() -> bool:
@@ -56,9 +57,10 @@ class ForkServer:
             )  # fmt: skip
         self._child: int | None = None
 
-    def unsafe(self) -> str | None:
+    def unsafe(self, timeout_seconds: float) -> str | None:
         """Waits until the server has loaded everything; why it must not be forked from, None where it may."""
-        return self._answer(None)["ready"]
+        answer = self._answer(timeout_seconds)
+        return answer["ready"] if answer else f"it was not ready after {timeout_seconds:.0f} s"
 
     def run(self, request: dict[str, str], timeout_seconds: float | None) -> int | None:
         """The child's exit status (negative: the signal that ended it), or None when its time ran out."""
@@ -153,35 +155,45 @@ def _capability_is_known(capability: tuple[int, int]) -> Iterator[None]:
 def _unsafe(device: str) -> str | None:
     """Why a child could not be a cell on ``device``; None once a canary child has trained on it, so to say.
 
-    The server itself must not have initialised CUDA nor opened the device node that a context needs; the canary must be
-    able to initialise it, allocate, and see with NVML what it allocated. Its parent checks that NVML's count came back.
+    The server itself must not have initialised CUDA, neither through torch nor behind its back (the driver's cuInit
+    opens a device node that NVML leaves alone); the canary must be able to initialise it, allocate, and see with NVML
+    what it allocated. The runner checks that NVML's count came back.
     """
     import torch
 
     if torch.cuda.is_initialized():
         return "a library has initialised CUDA while it loaded"
     if "/dev/nvidia-uvm" in _open_files():
-        return "a library holds /dev/nvidia-uvm, so it has made a CUDA context"
+        return "a library holds /dev/nvidia-uvm, so it has initialised the CUDA driver"
     pid = os.fork()
     if pid == 0:
+        _die_with_the_server()
+        signal.alarm(_CANARY_SECONDS)  # a driver that hangs must end the canary, and then the proof
         os._exit(_canary(device))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return None if status == 0 else f"the canary, a forked child that allocates on {device}, ended with {status}"
 
 
 def _canary(device: str) -> int:
-    """In a child: 0 where the device works after the fork; its words go to the server's log."""
+    """In a child: 0 where the device works after the fork; its words go to the server's log.
+
+    NVML's own state does not cross a fork either: whoever asks it initialises it anew, which must work here, as it did
+    in the server.
+    """
     try:
         import torch
 
-        watched = nvml.open_first_visible() if device == "cuda" else None
         torch.zeros(1, device=device)
-        before_bytes = watched.used_bytes() if watched else None
-        block = torch.zeros(CANARY_BYTES if device == "cuda" else 1, dtype=torch.uint8, device=device)
-        if watched is not None and before_bytes is not None:
+        if device == "cuda":
+            watched = nvml.open_first_visible()
+            before_bytes = watched.used_bytes() if watched else None
+            block = torch.zeros(CANARY_BYTES, dtype=torch.uint8, device=device)
             torch.cuda.synchronize()
-            moved_bytes = watched.used_bytes() - before_bytes
-            assert moved_bytes >= block.nbytes, f"NVML saw {moved_bytes} bytes of {block.nbytes}"
+            after_bytes = watched.used_bytes() if watched else None
+            if before_bytes is None or after_bytes is None:
+                raise RuntimeError("NVML answers the server, but not its child")
+            if after_bytes - before_bytes < block.nbytes:
+                raise RuntimeError(f"NVML saw {after_bytes - before_bytes} bytes of {block.nbytes}")
     except BaseException:
         import traceback
 

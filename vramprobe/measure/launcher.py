@@ -20,7 +20,10 @@ from vramprobe.spec import CellSpec
 
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # newer torch reads the first, older the second
 #: Not inherited: a record says what its spec says, and an allocator set from outside would not be in it.
-_SAID_BY_THE_SPEC = (*_ALLOCATOR_SETTINGS, "PYTORCH_NO_CUDA_MEMORY_CACHING")
+SAID_BY_THE_SPEC = (*_ALLOCATOR_SETTINGS, "PYTORCH_NO_CUDA_MEMORY_CACHING")
+_LOADING_SECONDS = (
+    300.0  # of a fork server: 5 to 10 with the libraries in the page cache, a minute or two from a slow disk
+)
 
 
 class Launcher(Protocol):
@@ -143,7 +146,7 @@ class Server:
         before_bytes = watched.used_bytes() if watched else None
         self._server = ForkServer(*self._settings)
         try:
-            why = self._server.unsafe()
+            why = self._server.unsafe(_LOADING_SECONDS)
         except ServerEnded as ended:
             why = f"it ended with {ended.status} as it loaded; its last words are in {log}"
         if why is None and before_bytes is not None and (after := watched.use_that_stayed(before_bytes)) is not None:
@@ -183,7 +186,7 @@ def worker_environment() -> dict[str, str]:
     """The variables a worker starts with; set before any library is imported."""
     quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    inherited = {name: value for name, value in os.environ.items() if name not in _SAID_BY_THE_SPEC}
+    inherited = {name: value for name, value in os.environ.items() if name not in SAID_BY_THE_SPEC}
     return quiet | inherited | order
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,53 @@ class NvmlDevice:
             return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuState:
+    """One GPU as NVML describes it now; what it does not tell is None."""
+
+    uuid: str
+    name: str
+    total_bytes: int | None
+    used_bytes: int | None
+    memory_info: Literal["v2", "v1"] | None
+    mig: bool | None
+    persistence: bool | None
+
+
+def gpu_states() -> list[GpuState]:
+    """Every GPU that NVML lists, in its order."""
+    return [_state(uuid, name) for uuid, name in visible_gpus()]
+
+
+def _state(uuid: str, name: str) -> GpuState:
+    device = open_device(uuid)
+
+    def is_on(ask: Callable[[object], int]) -> bool | None:
+        try:
+            return ask(device.handle) == pynvml.NVML_FEATURE_ENABLED if device else None
+        except pynvml.NVMLError:  # a GPU without MIG, a container without the right to ask
+            return None
+
+    return GpuState(
+        uuid=uuid,
+        name=name,
+        total_bytes=device.total_bytes() if device else None,
+        used_bytes=device.used_bytes() if device else None,
+        memory_info=device.memory_info if device else None,
+        mig=is_on(lambda handle: pynvml.nvmlDeviceGetMigMode(handle)[0]),
+        persistence=is_on(pynvml.nvmlDeviceGetPersistenceMode),
+    )
+
+
+def why_unavailable() -> str | None:
+    """NVML's own words for why it does not answer; None where it does."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return str(error)
+    return None
+
+
 def open_device(uuid: str) -> NvmlDevice | None:
     """The GPU with this UUID (with or without ``GPU-``); None where NVML or the device is not to be had."""
     try:
@@ -91,6 +139,16 @@ def driver_version() -> str | None:
         return _text(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return None
+
+
+def cuda_driver_version() -> str | None:
+    """The newest CUDA that the driver serves, such as ``13.0``; None without one."""
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return None
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def visible_gpus() -> list[tuple[str, str]]:

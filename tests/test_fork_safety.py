@@ -1,0 +1,126 @@
+"""The fork server for CUDA, as far as a machine without a GPU can tell: what it loads, and what its proof asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vramprobe.measure import forkserver, launcher, nvml
+from vramprobe.measure.launcher import Server, worker_environment
+
+torch = pytest.importorskip("torch")
+
+#: Makes torch believe that it was built with CUDA and sees a GPU, writes down who asks CUDA anything, and preloads.
+_PRETEND = """
+import json, os, sys, traceback
+import torch, torch.cuda
+
+asked = []
+def notes(name):
+    def ask(*args, **kwargs):
+        places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_stack()[:-1]]
+        asked.append([name, [place for place in places if "importlib" not in place][-3:]])
+        raise RuntimeError(f"{name} touches CUDA")
+    return ask
+
+torch.version.cuda = "13.0"
+torch.cuda._is_compiled = lambda: True
+torch.cuda._device_count_nvml = lambda: 1
+torch._C._cuda_isInBadFork = lambda: False
+torch._C._cuda_getDeviceCount = notes("_cuda_getDeviceCount")
+torch._C._cuda_getCurrentRawStream = notes("_cuda_getCurrentRawStream")
+for name in ("_lazy_init", "init", "current_device", "get_device_properties", "get_device_name", "mem_get_info",
+             "set_device", "synchronize", "get_device_capability", "memory_stats"):
+    setattr(torch.cuda, name, notes(f"torch.cuda.{name}"))
+capability = torch.cuda.get_device_capability
+assert torch.cuda.is_available()
+
+from vramprobe.measure import forkserver, nvml
+nvml.compute_capability = lambda: (9, 0)
+why = forkserver._load("cuda", ["llama", "gpt2", "gpt_neox", "opt", "qwen2", "qwen3", "mistral"])
+loaded = [name for name in ("peft", "bitsandbytes", "bitsandbytes.backends.cuda.ops") if name in sys.modules]
+restored = torch.cuda.get_device_capability is capability
+print(json.dumps({"why": why, "asked": asked, "loaded": loaded, "restored": restored}))
+"""
+
+
+def test_nothing_that_is_preloaded_asks_cuda_anything() -> None:
+    """As Python sees it; what the libraries' own C code does when it loads, only the canary on a GPU can tell."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PRETEND], capture_output=True, text=True, check=True, env=worker_environment()
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["why"] is None
+    assert told["asked"] == []
+    assert told["loaded"] == ["peft", "bitsandbytes", "bitsandbytes.backends.cuda.ops"]
+    assert told["restored"]
+
+
+def test_the_worker_environment_keeps_availability_checks_off_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, torch.cuda.is_available() initialises the driver, and every fork is spoilt."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    env = worker_environment()
+    assert env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert not set(launcher.SAID_BY_THE_SPEC) & set(env)
+
+
+@pytest.mark.parametrize(("readings", "status", "said"), [
+    ([0, forkserver.CANARY_BYTES], 0, ""),
+    ([0, forkserver.CANARY_BYTES - 1], 1, "NVML saw"),
+    ([None, None], 1, "NVML answers the server, but not its child"),
+    (None, 1, "NVML answers the server, but not its child"),
+], ids=["moved", "not enough", "no answer", "no device"])  # fmt: skip
+def test_the_canary_must_see_its_allocation_by_nvml(
+    readings: list[int | None] | None, status: int, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch, "zeros", lambda *size, **options: SimpleNamespace(nbytes=forkserver.CANARY_BYTES))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    watched = readings and SimpleNamespace(used_bytes=iter(readings).__next__)
+    monkeypatch.setattr(nvml, "open_first_visible", lambda: watched)
+    assert forkserver._canary("cuda") == status
+    assert said in capsys.readouterr().err
+
+
+def test_a_server_that_initialised_the_driver_is_not_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "_open_files", lambda: {"/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"})
+    assert "initialised the CUDA driver" in forkserver._unsafe("cuda")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "has initialised CUDA" in forkserver._unsafe("cuda")
+
+
+def test_a_canary_that_hangs_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: the canary forks from it, and here pytest's threads would come along."""
+    code = (
+        "import time; from vramprobe.measure import forkserver; forkserver._CANARY_SECONDS = 1\n"
+        "forkserver._canary = lambda device: time.sleep(60)\n"
+        "print(forkserver._unsafe('cpu'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    assert done.stdout == "the canary, a forked child that allocates on cpu, ended with -14\n"
+
+
+def test_a_server_that_never_gets_ready_costs_the_server_not_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_LOADING_SECONDS", 0.01)
+    server = Server("cpu", None, worker_environment(), [], tmp_path / "log")
+    server.start()
+    assert server.isolation == "spawn"
+    assert "was not ready after" in server.isolation_reason
+    server.close()
+    assert not _servers()
+
+
+def _servers() -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(os.getpid()).children() if "forkserver" in " ".join(child.cmdline())]

@@ -82,7 +82,7 @@ def test_run_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     run = vramprobe("run", "tiny.yaml", "--device", "cpu", "--json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert [line["kind"] for line in lines] == 9 * ["started", "finished"] + ["summary"]
+    assert [line["kind"] for line in lines] == ["planned"] + 9 * ["started", "finished"] + ["summary"]
     assert lines[-1]["outcomes"] == {"ok": 9}
     results = tmp_path / "results" / "cpu" / "tiny"
     assert len(store.read(results).records) == 9

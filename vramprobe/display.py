@@ -260,7 +260,16 @@ def plan_in_words(plan: Plan) -> str:
 
 
 def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
-    """The plan for machines."""
+    """The plan for machines, ``with_cells`` or in sum.
+
+    - ``kind``: planned
+    - ``total``: cells
+    - ``actions``, ``verdicts``: cells by what is done with them, and those to run by whether they will fit
+    - ``card``: name and total_bytes of the GPU; null on a CPU
+    - ``expected_seconds``, ``expected_dollars``: for all that is run; dollars are null without a price
+    - ``usd_per_hour``, ``price_source``: of one GPU
+    - ``fit``: the data that the predictor was fitted to; null for arithmetic alone
+    """
     cells = [
         {
             "cell_id": row.spec.cell_id,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import environment, nvml
@@ -24,6 +25,7 @@ from vramprobe.record import (
     Interrupted,
     OomHost,
     Outcome,
+    PhaseName,
     RunRecord,
     Timeout,
     attempt_fields,
@@ -56,11 +58,7 @@ class Ticket:
 
     def running_phase(self) -> tuple[str, int | None] | None:
         """(phase, step) that the worker announced last; None before the first."""
-        try:
-            words = self.status.read_text().split()
-        except OSError:
-            return None
-        return (words[0], int(words[1]) if len(words) > 1 else None) if words else None
+        return read_phase(self.status)
 
     def tear(self) -> None:
         """Clear what the worker left, once it is in the journal."""
@@ -79,6 +77,20 @@ def scratch_folder() -> Iterator[Path]:
         ) from error
     with folder as name:
         yield Path(name)
+
+
+def read_phase(status: Path) -> tuple[PhaseName, int | None] | None:
+    """(phase, step) as a worker wrote them; None where it wrote nothing yet, or anything else."""
+    try:
+        words = status.read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    match words:
+        case [name] if name in get_args(PhaseName):
+            return name, None
+        case [name, step] if name in get_args(PhaseName) and step.isdecimal():
+            return name, int(step)
+    return None
 
 
 def new_ticket(folder: Path) -> Ticket:

@@ -29,13 +29,14 @@ from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environ
 from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
 from vramprobe.measure.signals import Signals, Stopped
 from vramprobe.memory_model import MemoryModel
-from vramprobe.plan import Card, Plan, Policy, Rate, Row, card_seen, make_plan, with_evidence
+from vramprobe.plan import START_SECONDS, Card, Plan, Policy, Rate, Row, card_seen, make_plan, with_evidence
 from vramprobe.record import Environment, RunRecord, Started
 from vramprobe.resume import Journal, open_journal, resume
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
 
 JOURNAL = "records.jsonl"
+LOGS = "logs"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,11 @@ class Progress:
     record: RunRecord | None = None
     log: Path | None = None
     status: Path | None = None
+    attempt_id: str | None = None  # of a cell that was started
+    expected_seconds: float | None = None  # for that cell, at the pace so far
     left_seconds: float | None = None  # expected for the rest, this cell included where it has just started
+    seconds: float = 0.0  # used since the sweep began
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def total(self) -> int:
@@ -68,10 +73,19 @@ class RunSummary:
     journal: Path
     plan: Plan
     records: list[RunRecord] = field(default_factory=list)
-    left: int = 0  # cells that a limit kept from being started
+    kept: int = 0  # cells that had their record already
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     stopped_by: str | None = None
+
+    @property
+    def left(self) -> int:
+        """Cells that a limit or a signal kept from being started."""
+        return len(self.plan.rows) - len(self.records) - self.kept - self.plan.actions().get("quarantined", 0)
+
+    def log_of(self, record: RunRecord) -> Path:
+        """Where the worker of a cell that failed wrote; of a good one it is gone."""
+        return _log(self.journal.parent / LOGS, record.spec)
 
     def counts(self) -> dict[str, int]:
         """Records of this run by outcome."""
@@ -138,18 +152,19 @@ def run(
     be read or written, or another sweep writes to it, MissingDependency where a package or the GPU is not there.
     """
     policy, limits = policy or Policy(), limits or Limits()
-    logs = folder / "logs"
+    logs = folder / LOGS
     with store.lock(folder), Signals().caught() as signals:
         clock = Clock(limits)
         journal = open_journal(folder / JOURNAL)
         plan = plan_sweep(sweep, journal, card=card, fit=fit, policy=policy, rate=rate)
         require_packages(row.spec for row in plan.to_run)
-        summary = RunSummary(journal.path, plan, notes=[journal.torn_tail] if journal.torn_tail else [])
+        notes = [journal.torn_tail] if journal.torn_tail else []
+        summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=notes)
         try:
             logs.mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot write logs to {logs}: {error.strerror}; choose another folder") from error
-        on_event(Progress("planned", plan, left_seconds=plan.seconds))
+        on_event(Progress("planned", plan, left_seconds=plan.seconds, seconds=clock.elapsed_seconds, limits=limits))
         with _Launchers(plan, logs) as launchers, scratch_folder() as scratch:
             sweeping = _Sweeping(
                 sweep, summary, policy, limits, clock, signals, launchers, scratch, logs, on_event,
@@ -186,19 +201,20 @@ class _Sweeping:
         plan = self.summary.plan
         if row.is_run or row.action == "skip":
             row = with_evidence(row, self.ooms, plan.card, self.policy)
-        event = Progress(row.action, plan, index, row, row.reason)
+            self.summary.kept += row.action == "kept"  # skipped before, and certain again
+        event = Progress(row.action, plan, index, row, row.reason, limits=self.limits)
         if row.action in ("kept", "quarantined"):
-            self.on_event(event)
+            self._tell(event)
         elif row.replicates and not self._has_ended_well(row):
-            self.on_event(replace(event, kind="kept", reason="no replicate: the first attempt did not end well"))
+            self._tell(replace(event, kind="kept", reason="no replicate: the first attempt did not end well"))
         elif row.action == "skip":
             record = self._skip_record(row)
             self._append(record)
             self.summary.records.append(record)
-            self.on_event(replace(event, kind="skipped", record=record))
+            self._tell(replace(event, kind="skipped", record=record, attempt_id=record.attempt_id))
         elif self.signals.stopped_by is None and (why := self._forbidden(row)) is not None:
-            self.summary.stopped_by, self.summary.left = why, self.summary.left + 1
-            self.on_event(replace(event, kind="left", reason=why))
+            self.summary.stopped_by = why
+            self._tell(replace(event, kind="left", reason=why))
         elif self.signals.stopped_by is None:
             self._run(event, row)
 
@@ -206,6 +222,9 @@ class _Sweeping:
         """Whether there is an attempt to hold a replicate against."""
         records = [*self.summary.records, *([row.record] if row.record else [])]
         return any(one.fingerprint == row.spec.fingerprint and one.outcome.kind == "ok" for one in records)
+
+    def _tell(self, event: Progress) -> None:
+        self.on_event(replace(event, seconds=self.clock.elapsed_seconds))
 
     def _forbidden(self, row: Row) -> str | None:
         """The limit that keeps this cell from being started."""
@@ -215,14 +234,17 @@ class _Sweeping:
 
     def _run(self, event: Progress, row: Row) -> None:
         spec, ticket = row.spec, new_ticket(self.scratch)
-        log = self.logs / f"{spec.cell_id[:100]}.{spec.fingerprint}.log"
+        log = _log(self.logs, spec)
         started = Started(
             attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint, instrument=spec.device,
             started_at=ticket.started_at.isoformat(timespec="milliseconds"), sweep=self.sweep.name,
         )  # fmt: skip
         self._append(started)
-        event = replace(event, kind="started", log=log, status=ticket.status)
-        self.on_event(replace(event, left_seconds=self._left_seconds(event.index)))
+        event = replace(
+            event, kind="started", log=log, status=ticket.status, attempt_id=ticket.attempt_id,
+            expected_seconds=self.pace.correct(row.num_params, row.seconds) + self._start_seconds,
+        )  # fmt: skip
+        self._tell(replace(event, left_seconds=self._left_seconds(event.index)))
         launcher = self.launchers.launcher_of(spec)
         launcher.expect(self._upcoming(event.index))
         with self.clock.timing() as limit_seconds:
@@ -240,7 +262,7 @@ class _Sweeping:
             self.pace.learn(row.num_params, row.seconds, self.clock.last_seconds)
         elif record.outcome.kind == "oom":
             self.ooms.append(record)
-        self.on_event(replace(event, kind="finished", record=record, left_seconds=self._left_seconds(event.index + 1)))
+        self._tell(replace(event, kind="finished", record=record, left_seconds=self._left_seconds(event.index + 1)))
 
     def _attempt(
         self, spec: CellSpec, launcher: Launcher, ticket: Ticket, log: Path, timeout_seconds: float
@@ -270,9 +292,16 @@ class _Sweeping:
         return next((row.spec for row in self.summary.plan.rows[index:] if row.is_run), None)
 
     def _left_seconds(self, index: int) -> float:
-        """Expected from row ``index`` (1-based) on, at the pace so far."""
-        rest = self.summary.plan.rows[index - 1 :]
-        return sum(self.pace.correct(row.num_params, row.seconds) for row in rest if row.is_run)
+        """Expected from row ``index`` (1-based) on, at the pace so far, for as many cells as may still be started."""
+        rest = [row for row in self.summary.plan.rows[index - 1 :] if row.is_run]
+        if self.limits.max_cells is not None:
+            rest = rest[: max(self.limits.max_cells - self.clock.num_cells, 0)]
+        return sum(self.pace.correct(row.num_params, row.seconds) for row in rest) + self._start_seconds
+
+    @property
+    def _start_seconds(self) -> float:
+        """The first cell waits for the libraries, too."""
+        return 0.0 if self.clock.num_cells else START_SECONDS
 
 
 class _Launchers:
@@ -297,6 +326,10 @@ class _Launchers:
             log = self._logs / "forkserver.log"
             self._open[key] = Server(spec.device, spec.alloc_conf, worker_environment(), self._model_types, log)
         return self._open[key]
+
+
+def _log(logs: Path, spec: CellSpec) -> Path:
+    return logs / f"{spec.cell_id[:100]}.{spec.fingerprint}.log"
 
 
 def _ooms_on(card: Card | None, journal: Journal) -> list[RunRecord]:

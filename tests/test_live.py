@@ -15,10 +15,11 @@ from factories import make_record, make_spec
 from rich.console import Console
 
 from vramprobe import display, live, units
+from vramprobe.card import Rate
 from vramprobe.measure.isolation import read_phase
 from vramprobe.measure.limits import Limits
 from vramprobe.measure.runner import Progress, RunSummary
-from vramprobe.plan import Plan, Rate, Row
+from vramprobe.plan import Plan, Row
 from vramprobe.predict import Interval, predict
 from vramprobe.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped
 from vramprobe.spec import CellSpec

@@ -9,20 +9,10 @@ import pytest
 from factories import make_oom, make_record, make_spec
 
 from vramprobe import api, store
+from vramprobe.card import Card, Rate, card_named, card_seen, hourly_rate
 from vramprobe.duration import Pace, account_seconds, num_params, pace_of
 from vramprobe.errors import SpecError, UnknownName
-from vramprobe.plan import (
-    START_SECONDS,
-    Card,
-    Plan,
-    Policy,
-    Rate,
-    card_named,
-    card_seen,
-    hourly_rate,
-    make_plan,
-    with_evidence,
-)
+from vramprobe.plan import START_SECONDS, Plan, Policy, make_plan, with_evidence
 from vramprobe.record import Skipped
 from vramprobe.resume import ResumedCell
 from vramprobe.spec import CellSpec

@@ -18,11 +18,12 @@ import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_oom, make_record, make_spec
 
 from vramprobe import store
+from vramprobe.card import Card
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import forkserver, isolation, launcher, runner
 from vramprobe.measure import limits as limits_module
 from vramprobe.measure.limits import Limits
-from vramprobe.plan import Card, Policy
+from vramprobe.plan import Policy
 from vramprobe.record import Ok, RunRecord, Timeout
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
@@ -343,7 +344,7 @@ def test_a_server_that_cannot_prove_itself_is_replaced_by_spawning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record says how the cell was started, and why not otherwise."""
-    monkeypatch.setattr(launcher.ForkServer, "unsafe", lambda self: "a library has initialised CUDA while it loaded")
+    monkeypatch.setattr(launcher.ForkServer, "unsafe", lambda self, seconds: "a library has initialised CUDA while it loaded")
     (record,) = runner.run(sweep_of(make_spec(**FAST)), tmp_path).records
     assert record.outcome.kind == "ok"
     assert record.environment.isolation == "spawn"

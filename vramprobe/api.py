@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vramprobe import catalog, spec, store, sweep
 
 if TYPE_CHECKING:
+    from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
-    from vramprobe.plan import Card, Plan, Policy, Rate
+    from vramprobe.plan import Plan, Policy
     from vramprobe.predict import Prediction
     from vramprobe.record import RunRecord
 
@@ -81,13 +82,15 @@ def plan(
 
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
     """
-    from vramprobe.measure import runner
+    from vramprobe.measure import environment, runner
+    from vramprobe.plan import plan_sweep
     from vramprobe.resume import open_journal
 
     job = _job(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides)
     journal = open_journal(job.folder / runner.JOURNAL)
-    return runner.plan_sweep(
-        job.sweep, journal, card=job.card, here=gpu is None, fit=job.fit, policy=policy, rate=job.rate
+    context_of = environment.here() if gpu is None else lambda spec: None
+    return plan_sweep(
+        job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate
     )
 
 
@@ -142,8 +145,8 @@ def _job(
     usd_per_hour: float | None, provider: str | None, only: Sequence[str], skip: Sequence[str], shard: str | None,
     overrides: dict[str, Any],
 ) -> _Job:  # fmt: skip
+    from vramprobe.card import card_named, hourly_rate
     from vramprobe.measure.environment import device_to_use
-    from vramprobe.plan import card_named, hourly_rate
 
     device = "cuda" if gpu else device_to_use(device)
     chosen = sweep.select(sweep.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard)
@@ -156,8 +159,8 @@ def _job(
 
 def _card_here(chosen: sweep.Sweep) -> Card | None:
     """The GPU that the sweep will use; None where its cells are for the CPU, or where there is no GPU to be seen."""
+    from vramprobe.card import card_seen
     from vramprobe.measure import nvml
-    from vramprobe.plan import card_seen
 
     gpu = nvml.first_visible_gpu() if any(one.device == "cuda" for one in chosen.cells) else None
     watched = nvml.open_device(gpu[0]) if gpu else None

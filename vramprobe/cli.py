@@ -248,7 +248,7 @@ def run(
     live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])
-    raise typer.Exit(0 if set(summary.counts()) <= {"ok", "oom", "skipped"} else 1)
+    raise typer.Exit(1 if summary.failed() else 0)
 
 
 def _policy(audit: str, no_skip: bool, replicate: str, retry_quarantined: bool) -> Policy:

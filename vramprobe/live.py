@@ -19,9 +19,9 @@ from rich.text import Text
 
 from vramprobe import store
 from vramprobe.display import plan_as_json, plan_in_words
-from vramprobe.record import TRAINING_PHASES, RunRecord
+from vramprobe.record import TRAINING_PHASES
 from vramprobe.table import describe_outcome
-from vramprobe.tally import NOT_FAILED, Tally, became, prediction_error, worst_error
+from vramprobe.tally import Tally, became, prediction_error, worst_error
 from vramprobe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def summary_as_json(summary: RunSummary) -> dict[str, Any]:
         "worst_prediction_error": worst and {"cell_id": worst[1], "error": worst[0]},
         "failed": [
             {"cell_id": record.cell_id, "attempt_id": record.attempt_id, "outcome": record.outcome.kind,
-             "log": str(summary.log_of(record))} for record in _failed(summary)
+             "log": str(summary.log_of(record))} for record in summary.failed()
         ],
         "notes": summary.notes,
     }  # fmt: skip
@@ -254,7 +254,7 @@ def _tail(event: Progress) -> str:
 
 def _summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """(text, style) of each line below the notes."""
-    plan, failed, worst = summary.plan, _failed(summary), worst_error(summary.plan.rows, summary.records)
+    plan, failed, worst = summary.plan, summary.failed(), worst_error(summary.plan.rows, summary.records)
     for record in failed[:_MAX_FAILURES_LISTED]:
         yield f"{record.outcome.kind}: {record.cell_id}  log: {summary.log_of(record)}", "red"
     if len(failed) > _MAX_FAILURES_LISTED:
@@ -274,10 +274,6 @@ def _summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield f"run the same command again to go on ({', '.join(tried)})", ""
     if quarantined:
         yield f"run it with --retry-quarantined for the {quarantined} that never ended", ""
-
-
-def _failed(summary: RunSummary) -> list[RunRecord]:
-    return [record for record in summary.records if record.outcome.kind not in NOT_FAILED]
 
 
 def _signed(error: float) -> str:

@@ -8,46 +8,26 @@ together, so that an OOM saves the larger cells behind it. Never runs anything a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vramprobe import catalog
-from vramprobe.duration import Pace, account_seconds, num_params
-from vramprobe.errors import SpecError, UnknownName, VramprobeError
+from vramprobe.card import Card, Rate, is_same_card
+from vramprobe.duration import Pace, account_seconds, num_params, pace_of
+from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import Prediction, predict, verdict
-from vramprobe.record import RunRecord, Skipped
-from vramprobe.resume import ResumedCell
+from vramprobe.record import Environment, RunRecord, Skipped
+from vramprobe.resume import Journal, ResumedCell, resume
 from vramprobe.skip import certain_oom
 from vramprobe.spec import CellSpec
+from vramprobe.sweep import Sweep
 
 PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
 #: Loading the libraries once, for all cells that are forked from there.
 START_SECONDS = 8.0
 #: Of the cells to run, how many of those that may or may not fit are run first: what they show corrects all others.
 _BOUNDARY_SHARE, _MAX_BOUNDARY_CELLS = 0.1, 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """The memory that cells are planned for; ``gpu`` is the catalog's entry, null for a card it does not know."""
-
-    name: str
-    total_bytes: int
-    gpu: catalog.Gpu | None
-
-
-@dataclass(frozen=True)
-class Rate:
-    """US dollars per hour of one GPU, and whose price it is."""
-
-    usd_per_hour: float
-    source: str
-
-    def dollars(self, seconds: float) -> float:
-        """What so long costs."""
-        return self.usd_per_hour * seconds / 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +109,43 @@ class Plan:
         return dict(Counter(row.verdict for row in self.rows if row.is_run or row.action == "skip"))
 
 
+def plan_sweep(
+    sweep: Sweep,
+    journal: Journal,
+    *,
+    card: Card | None,
+    context_of: Callable[[CellSpec], Environment | None],
+    fit: MemoryModel | None = None,
+    policy: Policy | None = None,
+    rate: Rate | None = None,
+) -> Plan:
+    """What running ``sweep`` into ``journal`` would do now.
+
+    ``card`` is null on a CPU. ``context_of`` gives the environment that a cell would be measured in, null where that is
+    not known: what was measured in another is stale.
+    """
+    policy = policy or Policy()
+    cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
+    known = [cell.record for cell in cells if cell.record is not None]
+    return make_plan(
+        cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
+        ooms=ooms_on(card, journal), policy=policy, rate=rate,
+    )  # fmt: skip
+
+
+def ooms_on(card: Card | None, journal: Journal) -> list[RunRecord]:
+    """What ran out of memory on this card before, in this journal."""
+    if card is None:
+        return []
+    found = [
+        journal.record(attempt)
+        for attempts in journal.attempts.values()
+        for attempt in attempts
+        if attempt.outcome == "oom"
+    ]
+    return [record for record in found if is_same_card(record.environment, card)]
+
+
 def make_plan(
     cells: Sequence[ResumedCell],
     *,
@@ -174,50 +191,6 @@ def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy
     return replace(
         row, verdict="certain oom", action="skip", reason=skipped.evidence, skipped=skipped, seconds=0.0
     )  # fmt: skip
-
-
-def hourly_rate(card: Card | None, usd_per_hour: float | None = None, provider: str | None = None) -> Rate | None:
-    """What one GPU costs: as told, else the provider's on-demand price, else the catalog's cheapest; None on a CPU.
-
-    Raises SpecError for a price that cannot be, UnknownName for a provider that has none for this GPU.
-    """
-    if usd_per_hour is not None:
-        if not 0 < usd_per_hour < 1e4:
-            raise SpecError(f"a price must be more than 0 dollars per hour of one GPU, {usd_per_hour} given")
-        return Rate(usd_per_hour, "as given")
-    if card is None or card.gpu is None:
-        if provider is not None:
-            where = "the CPU has no price" if card is None else f"the catalog has no prices of {card.name}"
-            raise SpecError(f"provider {provider} was named, but {where}; give --price in dollars per hour")
-        return None
-    offers = [price for price in catalog.list_prices(card.gpu.short_name) if price.terms == "on-demand"]
-    if provider is not None:
-        fitting = [price for price in offers if price.provider.lower() == provider.lower()]
-        if not fitting:
-            advice = f"On-demand prices of {card.gpu.name} are known from these alone; or give --price."
-            raise UnknownName("provider", provider, {price.provider for price in offers}, advice)
-        offers = fitting
-    if not offers:
-        return None
-    cheapest = min(offers, key=lambda price: price.usd_per_gpu_hour)
-    return Rate(cheapest.usd_per_gpu_hour, f"{cheapest.provider} on demand, {cheapest.date}")
-
-
-def card_named(name: str) -> Card:
-    """A card of the catalog. Raises UnknownName, or SpecError where its memory is not known."""
-    gpu = catalog.find_gpu(name)
-    if gpu.total_bytes is None:
-        raise SpecError(f"the memory of {gpu.name} is not known, so no sweep can be planned for it")
-    return Card(name=gpu.name, total_bytes=gpu.total_bytes, gpu=gpu)
-
-
-def card_seen(name: str, total_bytes: int) -> Card:
-    """A card as NVML reports it."""
-    try:
-        gpu = catalog.find_gpu(name)
-    except UnknownName:
-        gpu = None
-    return Card(name=name, total_bytes=total_bytes, gpu=gpu)
 
 
 def _row(

@@ -25,6 +25,8 @@ from vramprobe.record import FORMAT_HISTORY, RunRecord, Started, record_from_jso
 #: repeat, and running it again unchanged hides that. The others (error, timeout, interrupted, oom_host, contaminated,
 #: skipped) may be the machine's, a neighbour's or the plan's, and are run again.
 FINISHED = ("ok", "oom", "invalid")
+#: Outcomes that are nobody's failure: a result, or a cell that is still to be run.
+NOT_FAILED = ("ok", "oom", "skipped", "interrupted")
 _READ_BLOCK_BYTES = 2**16
 
 

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from vramprobe import store
 from vramprobe.record import RunRecord
 
 if TYPE_CHECKING:
     from vramprobe.measure.runner import Progress
     from vramprobe.plan import Row
 
-#: An interrupted cell is still to be run; what is in none of these failed.
-NOT_FAILED = ("ok", "oom", "skipped", "interrupted")
 COUNTED = ("ok", "oom", "skipped", "failed", "kept", "quarantined")
 
 
@@ -77,7 +76,7 @@ def became(event: Progress) -> str:
     if event.record is None:
         return event.kind
     outcome = event.record.outcome.kind
-    return outcome if outcome in NOT_FAILED else "failed"
+    return outcome if outcome in store.NOT_FAILED else "failed"
 
 
 def prediction_error(row: Row, record: RunRecord) -> float | None:

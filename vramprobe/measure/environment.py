@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +55,18 @@ def capture(
         nvml_total_bytes=device.total_bytes() if device else None,
         nvml_memory_info=device.memory_info if device else None,
     )
+
+
+def here() -> Callable[[CellSpec], Environment]:
+    """The environment that this machine would measure a cell in, as far as is known without torch; asked once each."""
+    known: dict[str, Environment] = {}
+
+    def context_of(spec: CellSpec) -> Environment:
+        if spec.device not in known:
+            known[spec.device] = capture(spec, "spawn", with_torch=False)
+        return known[spec.device]
+
+    return context_of
 
 
 def device_to_use(wanted: str) -> Literal["cuda", "cpu"]:

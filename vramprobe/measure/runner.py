@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from vramprobe import store
-from vramprobe.duration import Pace, pace_of
+from vramprobe.card import Card, Rate
+from vramprobe.duration import Pace
 from vramprobe.errors import StoreError
 from vramprobe.measure import environment
 from vramprobe.measure.isolation import (
@@ -29,9 +30,9 @@ from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environ
 from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
 from vramprobe.measure.signals import Signals, Stopped
 from vramprobe.memory_model import MemoryModel
-from vramprobe.plan import START_SECONDS, Card, Plan, Policy, Rate, Row, card_seen, make_plan, with_evidence
-from vramprobe.record import Environment, RunRecord, Started
-from vramprobe.resume import Journal, open_journal, resume
+from vramprobe.plan import START_SECONDS, Plan, Policy, Row, ooms_on, plan_sweep, with_evidence
+from vramprobe.record import RunRecord, Started
+from vramprobe.resume import open_journal
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
 
@@ -87,6 +88,10 @@ class RunSummary:
         """Where the worker of a cell that failed wrote; of a good one it is gone."""
         return _log(self.journal.parent / LOGS, record.spec)
 
+    def failed(self) -> list[RunRecord]:
+        """Records of this run that are neither a result nor a cell still to be run."""
+        return [record for record in self.records if record.outcome.kind not in store.NOT_FAILED]
+
     def counts(self) -> dict[str, int]:
         """Records of this run by outcome."""
         found: dict[str, int] = {}
@@ -104,35 +109,6 @@ def measure(spec: CellSpec, *, log: Path, timeout_seconds: float = DEFAULT_TIMEO
             return run_isolated(spec, launcher, new_ticket(folder), log, timeout_seconds)
         finally:
             launcher.close()
-
-
-def plan_sweep(
-    sweep: Sweep,
-    journal: Journal,
-    *,
-    card: Card | None,
-    here: bool = True,
-    fit: MemoryModel | None = None,
-    policy: Policy | None = None,
-    rate: Rate | None = None,
-) -> Plan:
-    """What running ``sweep`` into ``journal`` would do now. ``here``: the card is this machine's, and so the libraries
-    that its records would be measured with; what was measured with others is stale.
-    """
-    policy = policy or Policy()
-    contexts: dict[str, Environment] = {}
-
-    def context_of(spec: CellSpec) -> Environment | None:
-        if here and spec.device not in contexts:
-            contexts[spec.device] = environment.capture(spec, "spawn", with_torch=False)
-        return contexts.get(spec.device)
-
-    cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
-    known = [cell.record for cell in cells if cell.record is not None]
-    return make_plan(
-        cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
-        ooms=_ooms_on(card, journal), policy=policy, rate=rate,
-    )  # fmt: skip
 
 
 def run(
@@ -156,7 +132,8 @@ def run(
     with store.lock(folder), Signals().caught() as signals:
         clock = Clock(limits)
         journal = open_journal(folder / JOURNAL)
-        plan = plan_sweep(sweep, journal, card=card, fit=fit, policy=policy, rate=rate)
+        context_of = environment.here()
+        plan = plan_sweep(sweep, journal, card=card, context_of=context_of, fit=fit, policy=policy, rate=rate)
         require_packages(row.spec for row in plan.to_run)
         notes = [journal.torn_tail] if journal.torn_tail else []
         summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=notes)
@@ -168,7 +145,7 @@ def run(
         with _Launchers(plan, logs) as launchers, scratch_folder() as scratch:
             sweeping = _Sweeping(
                 sweep, summary, policy, limits, clock, signals, launchers, scratch, logs, on_event,
-                ooms=_ooms_on(card, journal),
+                ooms=ooms_on(card, journal),
             )  # fmt: skip
             for index, row in enumerate(plan.rows, start=1):
                 sweeping.take(index, row)
@@ -206,6 +183,7 @@ class _Sweeping:
         if row.action in ("kept", "quarantined"):
             self._tell(event)
         elif row.replicates and not self._has_ended_well(row):
+            self.summary.kept += 1
             self._tell(replace(event, kind="kept", reason="no replicate: the first attempt did not end well"))
         elif row.action == "skip":
             record = self._skip_record(row)
@@ -259,7 +237,9 @@ class _Sweeping:
         self.summary.records.append(record)
         if record.outcome.kind == "ok":
             log.unlink(missing_ok=True)
-            self.pace.learn(row.num_params, row.seconds, self.clock.last_seconds)
+            # The first cell's wall time has loading the libraries in it.
+            taken = self.clock.last_seconds if self.clock.num_cells > 1 else record.timing.total_seconds
+            self.pace.learn(row.num_params, row.seconds, taken)
         elif record.outcome.kind == "oom":
             self.ooms.append(record)
         self._tell(replace(event, kind="finished", record=record, left_seconds=self._left_seconds(event.index + 1)))
@@ -330,23 +310,3 @@ class _Launchers:
 
 def _log(logs: Path, spec: CellSpec) -> Path:
     return logs / f"{spec.cell_id[:100]}.{spec.fingerprint}.log"
-
-
-def _ooms_on(card: Card | None, journal: Journal) -> list[RunRecord]:
-    """What ran out of memory on this card before, in this journal."""
-    if card is None:
-        return []
-    found = [
-        journal.record(attempt)
-        for attempts in journal.attempts.values()
-        for attempt in attempts
-        if attempt.outcome == "oom"
-    ]
-    return [record for record in found if _is_same_card(record.environment, card)]
-
-
-def _is_same_card(then: Environment, card: Card) -> bool:
-    """By name, or as one entry of the catalog."""
-    if then.device_name == card.name:
-        return then.nvml_total_bytes in (None, card.total_bytes)
-    return card.gpu is not None and card_seen(then.device_name, 0).gpu == card.gpu

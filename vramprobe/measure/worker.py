@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import sys
 import threading
 import time
 import traceback
@@ -147,6 +148,8 @@ def work(request: dict[str, str]) -> None:
         attempt_id=request["attempt_id"],
         status=Path(request["status"]),
     )
+    if isinstance(record.outcome, Error):  # on stderr, which is the cell's log
+        sys.stderr.write(f"{record.outcome.traceback or record.outcome.message}\n")
     path = Path(request["record"])
     partial = path.with_suffix(".partial")
     partial.write_text(record.to_json_line())

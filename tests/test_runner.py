@@ -147,6 +147,7 @@ def test_max_time_starts_no_cell_it_cannot_end_and_cuts_one_that_overruns(
     assert summary.records[1].outcome.message == "stopped by max-time"
     assert summary.records[1].outcome.by_limit
     assert (summary.stopped_by, summary.left) == ("max-time", 2)
+    instant(lambda spec: 0.01)
     assert runner.run(cells, tmp_path, limits=Limits(max_cells=1)).stopped_by == "limit"
 
 
@@ -344,7 +345,9 @@ def test_a_server_that_cannot_prove_itself_is_replaced_by_spawning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record says how the cell was started, and why not otherwise."""
-    monkeypatch.setattr(launcher.ForkServer, "unsafe", lambda self, seconds: "a library has initialised CUDA while it loaded")
+    monkeypatch.setattr(
+        launcher.ForkServer, "unsafe", lambda self, seconds: "a library has initialised CUDA while it loaded"
+    )
     (record,) = runner.run(sweep_of(make_spec(**FAST)), tmp_path).records
     assert record.outcome.kind == "ok"
     assert record.environment.isolation == "spawn"
@@ -404,6 +407,16 @@ def test_the_next_spawned_worker_loads_while_the_cell_runs(tmp_path: Path, monke
     spawner.expect(two)
     spawner.close()
     assert psutil.Process().children() == []
+
+
+def test_workers_are_of_this_package_wherever_the_sweep_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with another vramprobe in it is not where the workers come from."""
+    (tmp_path / "vramprobe").mkdir()
+    (tmp_path / "vramprobe" / "__init__.py").write_text("raise RuntimeError('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+    assert runner.measure(make_spec(**FAST), log=tmp_path / "log").outcome.kind == "ok"
 
 
 def test_processes_are_prepared_only_beside_a_gpu_with_cores_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def cpu_name() -> str:
 
 def remember() -> None:
     """Ask what does not change while a process lives, so that the children it forks need not ask again."""
-    _commit(), _versions(), cpu_name()
+    _commit(), _versions(), cpu_name(), platform.platform()  # platform keeps its answer itself
 
 
 @functools.cache

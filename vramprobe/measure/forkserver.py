@@ -136,6 +136,10 @@ def _load(device: str, model_types: list[str]) -> str | None:
         for name in _PRELOADED_WITH_CARE:
             with contextlib.suppress(ImportError):  # not installed: a cell that needs it is refused by the runner
                 importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # transformers' own, and built anew (50 ms) by each child that lacks it
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("llama")  # for any type the table of all types is built
     return None
 
 

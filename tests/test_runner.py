@@ -345,9 +345,8 @@ def test_a_server_that_cannot_prove_itself_is_replaced_by_spawning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record says how the cell was started, and why not otherwise."""
-    monkeypatch.setattr(
-        launcher.ForkServer, "unsafe", lambda self, seconds: "a library has initialised CUDA while it loaded"
-    )
+    why = "a library has initialised CUDA while it loaded"
+    monkeypatch.setattr(launcher.ForkServer, "unsafe", lambda self, seconds: why)
     (record,) = runner.run(sweep_of(make_spec(**FAST)), tmp_path).records
     assert record.outcome.kind == "ok"
     assert record.environment.isolation == "spawn"

@@ -247,7 +247,8 @@ def _is_worth_a_word(row: Row) -> bool:
 def plan_in_words(plan: Plan) -> str:
     """One line: what is run and kept, what fits, how long it takes and what it costs."""
     actions = ", ".join(f"{count} {action}" for action, count in plan.actions().items()) or "nothing"
-    text = f"{len(plan.rows)} cells: {actions}"
+    twice = sum(row.replicates for row in plan.rows)
+    text = f"{len(plan.rows) - twice} cells{f', {twice} of them twice' if twice else ''}: {actions}"
     if plan.card is not None:
         verdicts = plan.verdicts()
         shown = [f"{verdicts[name]} {name}" for name in ("fits", "risky", "certain oom", "unknown") if name in verdicts]

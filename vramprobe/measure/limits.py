@@ -82,6 +82,6 @@ class Clock:
     def timing(self) -> Iterator[float]:
         """Around one cell: gives the seconds it may take, and notes those it took."""
         began = time.monotonic()
-        yield min(self._timeout_seconds, self._deadline - began)
+        yield max(min(self._timeout_seconds, self._deadline - began), 0.0)
         self.last_seconds = time.monotonic() - began
         self.num_cells += 1

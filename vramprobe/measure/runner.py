@@ -182,9 +182,11 @@ class _Sweeping:
         event = Progress(row.action, plan, index, row, row.reason, limits=self.limits)
         if row.action in ("kept", "quarantined"):
             self._tell(event)
-        elif row.replicates and not self._has_ended_well(row):
-            self.summary.kept += 1
-            self._tell(replace(event, kind="kept", reason="no replicate: the first attempt did not end well"))
+        elif row.replicates and not self._was(row, "ok"):
+            failed = self._was(row)
+            self.summary.kept += failed
+            reason = "no replicate: the first attempt did not end well" if failed else "its first attempt is left, too"
+            self._tell(replace(event, kind="kept" if failed else "left", reason=reason))
         elif row.action == "skip":
             record = self._skip_record(row)
             self._append(record)
@@ -196,10 +198,12 @@ class _Sweeping:
         elif self.signals.stopped_by is None:
             self._run(event, row)
 
-    def _has_ended_well(self, row: Row) -> bool:
-        """Whether there is an attempt to hold a replicate against."""
+    def _was(self, row: Row, outcome: str | None = None) -> bool:
+        """Whether an attempt at the row's cell has ended, with this outcome if one is given."""
         records = [*self.summary.records, *([row.record] if row.record else [])]
-        return any(one.fingerprint == row.spec.fingerprint and one.outcome.kind == "ok" for one in records)
+        return any(
+            record.fingerprint == row.spec.fingerprint and outcome in (None, record.outcome.kind) for record in records
+        )
 
     def _tell(self, event: Progress) -> None:
         self.on_event(replace(event, seconds=self.clock.elapsed_seconds))
@@ -225,11 +229,7 @@ class _Sweeping:
         self._tell(replace(event, left_seconds=self._left_seconds(event.index)))
         launcher = self.launchers.launcher_of(spec)
         launcher.expect(self._upcoming(event.index))
-        with self.clock.timing() as limit_seconds:
-            record = self._attempt(spec, launcher, ticket, log, limit_seconds)
-        if record.outcome.kind == "timeout" and limit_seconds < self.limits.timeout_seconds:
-            record = interrupted(spec, launcher, ticket, self.limits.limited_by, by_limit=True)
-        record = record.model_copy(
+        record = self._attempt(spec, launcher, ticket, log).model_copy(
             update={"sweep": self.sweep.name, "held_out": spec.fingerprint in self.sweep.held_out}
         )
         self._append(record)
@@ -237,23 +237,24 @@ class _Sweeping:
         self.summary.records.append(record)
         if record.outcome.kind == "ok":
             log.unlink(missing_ok=True)
-            # The first cell's wall time has loading the libraries in it.
-            taken = self.clock.last_seconds if self.clock.num_cells > 1 else record.timing.total_seconds
-            self.pace.learn(row.num_params, row.seconds, taken)
+            self.pace.learn(row.num_params, row.seconds, self.clock.last_seconds)
         elif record.outcome.kind == "oom":
             self.ooms.append(record)
         self._tell(replace(event, kind="finished", record=record, left_seconds=self._left_seconds(event.index + 1)))
 
-    def _attempt(
-        self, spec: CellSpec, launcher: Launcher, ticket: Ticket, log: Path, timeout_seconds: float
-    ) -> RunRecord:
-        """One cell; the record says so if a signal ended it."""
+    def _attempt(self, spec: CellSpec, launcher: Launcher, ticket: Ticket, log: Path) -> RunRecord:
+        """One cell; the record says so if a signal or the sweep's own limit ended it."""
         try:
             with self.signals.raising():
-                return run_isolated(spec, launcher, ticket, log, timeout_seconds)
+                launcher.start()  # apart: loading the libraries is no cell's time
+                with self.clock.timing() as limit_seconds:
+                    record = run_isolated(spec, launcher, ticket, log, limit_seconds)
         except Stopped as stop:
             launcher.close()
             return interrupted(spec, launcher, ticket, stop.name, by_limit=False)
+        if record.outcome.kind == "timeout" and limit_seconds < self.limits.timeout_seconds:
+            return interrupted(spec, launcher, ticket, self.limits.limited_by, by_limit=True)
+        return record
 
     def _skip_record(self, row: Row) -> RunRecord:
         """The record of not running a cell, with its evidence."""

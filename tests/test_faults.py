@@ -50,6 +50,7 @@ def _instant_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "rescued").mkdir()
     monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path / "rescued"))
     monkeypatch.setattr(runner, "run_isolated", attempt)
+    monkeypatch.setattr(launcher.Server, "start", lambda self: None)
     monkeypatch.setattr(environment, "capture", lambda *words, **more: HERE)
 
 
@@ -185,6 +186,16 @@ def test_kill_9_at_any_call_of_the_system(fault: Callable, tmp_path: Path) -> No
         status, stored = sweep_in_child(folder, at_call(number, fault))
         assert status == -signal.SIGKILL
         resume_and_check(folder, stored)
+
+
+def test_a_kill_while_the_libraries_load_is_no_attempt_at_a_cell(tmp_path: Path) -> None:
+    def fault() -> None:
+        launcher.Server.start = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(MAX_RETRIES + 2):
+        assert sweep_in_child(tmp_path / "out", fault)[0] == -signal.SIGKILL
+    assert not (tmp_path / "out" / runner.JOURNAL).exists()
+    resume_and_check(tmp_path / "out", [])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

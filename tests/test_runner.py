@@ -130,6 +130,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return make_record(spec, attempt_id=ticket.attempt_id, outcome=found, environment=machine)
 
         machine = here or make_environment()
+        monkeypatch.setattr(launcher.Server, "start", lambda self: None)
         monkeypatch.setattr(runner.environment, "capture", lambda *words, **more: machine)
         monkeypatch.setattr(runner, "run_isolated", attempt)
 

@@ -135,7 +135,9 @@ def readable(file: Path) -> tuple[Sequence[RunRecord], list[Doubt]]:
     if contents.torn_tail is not None:
         doubts.append(("warning", f"{contents.torn_tail}; resume the sweep, or delete that piece of a line"))
     ended = {record.fingerprint for record in contents.records}
-    if lost := [started.cell_id for started in contents.unfinished if started.fingerprint not in ended]:
+    if lost := list(
+        {one.fingerprint: one.cell_id for one in contents.unfinished if one.fingerprint not in ended}.values()
+    ):
         some = f"{lost[0]}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''}"
         doubts.append(("warning", f"{some}: started, and no attempt has ended (killed); resume the sweep"))
     return contents.records, doubts

@@ -215,20 +215,21 @@ class _Sweeping:
         return None if self.clock.allows(self.pace.correct(row.num_params, row.seconds)) else self.limits.limited_by
 
     def _run(self, event: Progress, row: Row) -> None:
-        spec, ticket = row.spec, new_ticket(self.scratch)
-        log = _log(self.logs, spec)
-        started = Started(
-            attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint, instrument=spec.device,
-            started_at=ticket.started_at.isoformat(timespec="milliseconds"), sweep=self.sweep.name,
-        )  # fmt: skip
-        self._append(started)
+        spec, log, ticket = row.spec, _log(self.logs, row.spec), new_ticket(self.scratch)
+        launcher = self.launchers.launcher_of(spec)
         event = replace(
             event, kind="started", log=log, status=ticket.status, attempt_id=ticket.attempt_id,
             expected_seconds=self.pace.correct(row.num_params, row.seconds) + self._start_seconds,
         )  # fmt: skip
         self._tell(replace(event, left_seconds=self._left_seconds(event.index)))
-        launcher = self.launchers.launcher_of(spec)
+        if not self._ready(launcher):
+            return
         launcher.expect(self._upcoming(event.index))
+        started = Started(
+            attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint, instrument=spec.device,
+            started_at=ticket.started_at.isoformat(timespec="milliseconds"), sweep=self.sweep.name,
+        )  # fmt: skip
+        self._append(started)
         record = self._attempt(spec, launcher, ticket, log).model_copy(
             update={"sweep": self.sweep.name, "held_out": spec.fingerprint in self.sweep.held_out}
         )
@@ -242,13 +243,21 @@ class _Sweeping:
             self.ooms.append(record)
         self._tell(replace(event, kind="finished", record=record, left_seconds=self._left_seconds(event.index + 1)))
 
+    def _ready(self, launcher: Launcher) -> bool:
+        """Have the libraries loaded, which is no cell's time nor attempt; False where a signal ended that."""
+        try:
+            with self.signals.raising():
+                launcher.start()
+        except Stopped:
+            launcher.close()
+            return False
+        return True
+
     def _attempt(self, spec: CellSpec, launcher: Launcher, ticket: Ticket, log: Path) -> RunRecord:
         """One cell; the record says so if a signal or the sweep's own limit ended it."""
         try:
-            with self.signals.raising():
-                launcher.start()  # apart: loading the libraries is no cell's time
-                with self.clock.timing() as limit_seconds:
-                    record = run_isolated(spec, launcher, ticket, log, limit_seconds)
+            with self.signals.raising(), self.clock.timing() as limit_seconds:
+                record = run_isolated(spec, launcher, ticket, log, limit_seconds)
         except Stopped as stop:
             launcher.close()
             return interrupted(spec, launcher, ticket, stop.name, by_limit=False)

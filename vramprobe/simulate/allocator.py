@@ -86,6 +86,10 @@ class CachingAllocator:
                 if block.expandable is not None:
                     unmap(block, self.ledger)
 
+    def has(self, name: Hashable) -> bool:
+        """Whether the caller holds this allocation."""
+        return name in self._live
+
     def blocks(self) -> Iterator[tuple[Hashable, Block]]:
         """The blocks in callers' hands, by name."""
         return ((name, block) for name, block in self._live.items() if block is not None)

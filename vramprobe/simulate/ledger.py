@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple
 from vramprobe.errors import SpecError
 
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
-_FIRST_ADDRESS = 1 << 40  # 0 would read as a null pointer; segments follow each other from here
+# cudaMalloc puts each large segment just below the one before: so do the two listings of torch.cuda.memory_snapshot()
+# that tests/test_allocator.py replays. It decides only which of two equal blocks serves.
+_TOP_ADDRESS = 1 << 62  # above all real ones, which a replay of a real history uses beside these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ class Ledger:
     """The counters, current and peak."""
 
     __slots__ = (
-        "_next_address", "active", "active_peak", "allocated", "allocated_peak", "allowed_bytes", "limit_bytes",
+        "_lowest_address", "active", "active_peak", "allocated", "allocated_peak", "allowed_bytes", "limit_bytes",
         "num_alloc_retries", "num_ooms", "num_segments", "num_segments_peak", "on_segment", "place", "requested",
         "requested_peak", "reserved", "reserved_peak",
     )  # fmt: skip
@@ -88,14 +90,14 @@ class Ledger:
             self.allowed_bytes = int(memory_fraction * device.total_bytes)
         self.on_segment: Callable[[SegmentEvent], None] | None = None
         self.place: Callable[[SegmentAction, int], int | None] | None = None  # where the device puts a new segment
-        self._next_address = _FIRST_ADDRESS
+        self._lowest_address = _TOP_ADDRESS
 
     def address(self, action: SegmentAction, size_bytes: int) -> int:
-        """Where a new segment begins: what ``place`` says, or after all earlier ones."""
+        """Where a new segment begins: what ``place`` says, or just below the one before."""
         address = self.place(action, size_bytes) if self.place else None
         if address is None:
-            address = self._next_address
-        self._next_address = max(self._next_address, address + size_bytes)
+            self._lowest_address -= size_bytes
+            address = self._lowest_address
         return address
 
     def has_room(self, size_bytes: int) -> bool:

@@ -77,7 +77,7 @@ def test_a_history_by_hand_is_repeated_to_the_byte() -> None:
     assert (found.num_events, found.reserved_peak_torch, found.reserved_peak_replay) == (8, 32 * MIB, 32 * MIB)
 
 
-@pytest.mark.parametrize("start", range(1, 8))
+@pytest.mark.parametrize("start", range(1, 9))
 def test_a_history_may_begin_anywhere(start: int) -> None:
     """What stood before is the snapshot's end with the history undone."""
     whole = by_hand()
@@ -87,6 +87,15 @@ def test_a_history_may_begin_anywhere(start: int) -> None:
     history = read_snapshot(whole)
     assert sum(state.size_bytes for state in history.initial) in (20 * MIB, 32 * MIB)
     assert first_divergence(history) is None
+
+
+def test_what_was_too_little_to_split_off_belongs_to_the_block() -> None:
+    """A block that the history frees shows its request only; in a large segment the last 1 MiB was never split off."""
+    whole = by_hand()
+    whole["device_traces"] = [whole["device_traces"][0][8:]]
+    last, first = read_snapshot(whole).initial
+    assert [(block.size_bytes, block.requested_bytes) for block in last.blocks] == [(12 * MIB, 11 * MIB + 1)]
+    assert [block.size_bytes for block in first.blocks] == [5 * MIB, 6 * MIB]
 
 
 def test_the_first_divergence_is_named() -> None:

@@ -187,7 +187,9 @@ def worker_environment() -> dict[str, str]:
     quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     # This very package, wherever the sweep is started: -m would put the working folder, and what lies there, first.
-    searched = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    home = Path(__file__).parents[2]
+    checkout = [] if home.name in ("site-packages", "dist-packages") else [str(home)]  # those are searched anyway, last
+    searched = [*checkout, *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
     inherited = {name: value for name, value in os.environ.items() if name not in SAID_BY_THE_SPEC}
     return quiet | inherited | order | ours

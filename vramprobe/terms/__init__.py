@@ -7,13 +7,14 @@ or the workload: the two accounts meet only in the fit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.spec import CellSpec
-from vramprobe.terms import families, parameters
+from vramprobe.terms import families, optimizer, parameters
 from vramprobe.terms.modules import Model
-from vramprobe.terms.optimizer import allocated_state_bytes, optimizer_state_bytes, optimizer_temporaries_bytes
+from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.tape import Tape
 
 #: Depths of the two shallow walks; memory is linear in depth from the first layer that is neither first nor last.
@@ -46,9 +47,13 @@ def ledger_terms(spec: CellSpec) -> dict[str, int]:
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
     arch = architecture(spec.architecture)
-    idle = _idle_terms(spec, arch, optimizer_state_bytes(spec, arch))
-    return {**idle, "gradients": _gradients_bytes(spec, arch),
-            "saved_activations": _walk(spec, arch)[0]}  # fmt: skip
+    tensors = parameters.tensors(spec, arch)
+    trained = [tensor for tensor in tensors if tensor.trained]
+    return {
+        **_idle_terms(spec, arch, tensors, optimizer.state_bytes(spec, trained)),
+        "gradients": _gradients_bytes(trained),
+        "saved_activations": _walk(spec, arch)[0],
+    }
 
 
 def moments(spec: CellSpec) -> list[Moment]:
@@ -57,25 +62,27 @@ def moments(spec: CellSpec) -> list[Moment]:
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
     arch = architecture(spec.architecture)
-    idle = _idle_terms(spec, arch, allocated_state_bytes(spec, arch))
+    tensors = parameters.tensors(spec, arch)
+    trained = [tensor for tensor in tensors if tensor.trained]
+    idle = _idle_terms(spec, arch, tensors, optimizer.allocated_state_bytes(spec, trained))
     _, places = _walk(spec, arch)
     made = [Moment(phase, place, _in_order({**idle, **terms})) for (phase, place), terms in places.items()]
-    step = {**idle, "gradients": _gradients_bytes(spec, arch),
-            "optimizer_temporaries": optimizer_temporaries_bytes(spec, arch)}  # fmt: skip
+    step = {**idle, "gradients": _gradients_bytes(trained),
+            "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
     return [*made, Moment("optimizer_step", "optimizer", _in_order(step))]
 
 
-def _idle_terms(spec: CellSpec, arch: Architecture, state_bytes: int) -> dict[str, int]:
+def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], state_bytes: int) -> dict[str, int]:
     """What is alive between two steps: input_ids and labels are int64, and the cell passes no mask."""
     return {
-        "weights": parameters.weights_bytes(spec, arch),
+        "weights": parameters.weights_bytes(tensors, spec.quant) + parameters.buffers_bytes(arch),
         "optimizer_state": state_bytes,
         "batch": 2 * 8 * spec.num_tokens,
     }
 
 
-def _gradients_bytes(spec: CellSpec, arch: Architecture) -> int:
-    return sum(tensor.num_bytes * tensor.num_copies for tensor in parameters.trained_tensors(spec, arch))
+def _gradients_bytes(trained: Sequence[Tensor]) -> int:
+    return sum(tensor.num_bytes * tensor.num_copies for tensor in trained)
 
 
 def _in_order(terms: dict[str, int]) -> dict[str, int]:

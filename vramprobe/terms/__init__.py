@@ -117,4 +117,4 @@ def _walk_layers(spec: CellSpec, arch: Architecture, num_layers: int) -> tuple[i
         tape.backward(loss.node, tape.new(1, "fp32"))
         del loss
         tape.forget_required()
-    return saved_bytes, {place: terms for place, (_, terms) in tape.peaks.items()}
+    return saved_bytes, {place: peak.by_cause for place, peak in tape.peaks.items()}

@@ -165,9 +165,9 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Val
         return [_as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
 
     # What it saves is saved before it runs: the last product of a recomputed layer is never made again.
-    node = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
+    edge = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
     out = tape.new(value.numel // num_in * num_out, value.dtype)
-    out.node = node
+    out.edge = edge
     return out
 
 

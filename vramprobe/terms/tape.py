@@ -10,17 +10,27 @@ a node holds what it saved until its own backward has run; a gradient that nobod
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
+from typing import NamedTuple
 
 ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
 
 #: The cause of a value until something more telling is known about it.
 TEMPORARY = "temporaries"
 
-Backward = Callable[[list["Value | None"], tuple["Value", ...]], Sequence["Value | None"]]
+Backward = Callable[[list["Value | None"], tuple["Value", ...]], list["Value | None"]]
+Place = tuple[str, str]  # phase, and where in it
+Edge = tuple["Node | Leaf", int]  # where a gradient goes, and as which of the outputs there
+
+
+class Peak(NamedTuple):
+    """The highest moment of a place: live bytes, and what they were by cause."""
+
+    total_bytes: int
+    by_cause: dict[str, int]
 
 
 class Storage:
@@ -33,32 +43,42 @@ class Storage:
 
 
 class Node:
-    """One backward function: the nodes its gradients go to, and what it saved."""
+    """One backward function: where its gradients go, and what it saved."""
 
     __slots__ = (
-        "backward", "cause", "checkpoint", "edges", "kept", "leaf", "num_outputs", "place", "saved", "sequence",
+        "backward", "cause", "checkpoint", "edges", "grads", "kept", "num_outputs", "place", "saved", "sequence",
     )  # fmt: skip
 
-    def __init__(self, sequence: int, edges: list[tuple[Node, int] | None], place: str, num_outputs: int = 1) -> None:
-        self.sequence, self.edges, self.place, self.num_outputs = sequence, edges, place, num_outputs
-        self.cause = TEMPORARY  # of what its backward allocates: as in forward
+    def __init__(self, sequence: int, edges: list[Edge | None], place: Place, cause: str, num_outputs: int) -> None:
+        self.sequence, self.edges, self.num_outputs = sequence, edges, num_outputs
+        self.place, self.cause = place, cause  # of what its backward allocates: as in forward
         self.saved: tuple[Value, ...] = ()
         self.kept: tuple[Value, ...] = ()  # Python attributes of a Function's ctx: they go with the graph itself
         self.backward: Backward | None = None
-        self.leaf: Value | None = None  # set where a gradient ends, at a trained parameter
         self.checkpoint: Checkpoint | None = None  # where what this node saves is made again
+        self.grads: list[Value | None] | None = None  # the gradients of its outputs, as far as they have arrived
+
+
+class Leaf:
+    """Where a gradient ends: at a trained parameter."""
+
+    __slots__ = ("gradient", "grads", "num_awaited")
+    num_outputs = 1
+
+    def __init__(self) -> None:
+        self.gradient: Value | None = None
+        self.grads: list[Value | None] | None = None
+        self.num_awaited = 0  # gradients that a backward has still to bring
 
 
 class Value:
     """A tensor's size, dtype, storage and place in the graph; views share the storage."""
 
-    __slots__ = ("contiguous", "dtype", "gradient", "index", "is_view", "node", "numel", "storage", "tape")
+    __slots__ = ("contiguous", "dtype", "edge", "is_view", "numel", "storage", "tape")
 
     def __init__(self, tape: Tape, numel: int, dtype: str, storage: Storage | None) -> None:
         self.tape, self.numel, self.dtype, self.storage = tape, numel, dtype, storage
-        self.node: Node | None = None
-        self.index = 0
-        self.gradient: Value | None = None
+        self.edge: Edge | None = None
         self.contiguous = True  # False: laid out by heads, so that a reshape must copy
         self.is_view = False  # a gradient that is a view holds its base, so the engine cannot add to it in place
         if storage is not None:
@@ -69,7 +89,12 @@ class Value:
         if storage is not None:
             storage.num_values -= 1
             if storage.num_values == 0:
-                self.tape._count(storage.cause, -storage.num_bytes)
+                self.tape._free(storage)
+
+    @property
+    def node(self) -> Node | None:
+        """The node that made it."""
+        return self.edge[0] if self.edge is not None else None
 
     @property
     def num_bytes(self) -> int:
@@ -79,7 +104,7 @@ class Value:
     @property
     def needs_grad(self) -> bool:
         """Whether a gradient flows to it."""
-        return self.node is not None
+        return self.edge is not None
 
 
 class Recomputed(Exception):
@@ -126,8 +151,10 @@ class Tape:
     def __init__(self) -> None:
         self.live_bytes: Counter[str] = Counter()
         self.total_bytes = 0
-        self.place: tuple[str, str] = ("forward", "start")
-        self.peaks: dict[tuple[str, str], tuple[int, dict[str, int]]] = {}
+        self.place: Place = ("forward", "start")
+        self._peaks: dict[Place, Peak] = {}
+        self._rising = False  # something was allocated since the last time anything was freed
+        self._place_in_backward: Place = ("backward", "start")
         self._checkpoint: Checkpoint | None = None
         self._cause = TEMPORARY
         self._saved_cause = "saved_activations"
@@ -136,17 +163,40 @@ class Tape:
 
     # -- allocation -------------------------------------------------------------------------------------------------
 
-    def _count(self, cause: str, num_bytes: int) -> None:
-        self.live_bytes[cause] += num_bytes
-        self.total_bytes += num_bytes
-        if num_bytes > 0:
-            seen = self.peaks.get(self.place)
-            if seen is None or self.total_bytes > seen[0]:
-                self.peaks[self.place] = (self.total_bytes, dict(self.live_bytes))
+    @property
+    def peaks(self) -> dict[Place, Peak]:
+        """The highest moment of each place, in the order in which something was first allocated there."""
+        self._settle()
+        return self._peaks
+
+    def _settle(self) -> None:
+        """Look at how high it is: before anything is freed, and before another place begins."""
+        if self._rising:
+            self._rising = False
+            seen = self._peaks.get(self.place)
+            if seen is None or self.total_bytes > seen.total_bytes:
+                self._peaks[self.place] = Peak(self.total_bytes, dict(self.live_bytes))
+
+    def _allocate(self, storage: Storage) -> None:
+        self.live_bytes[storage.cause] += storage.num_bytes
+        self.total_bytes += storage.num_bytes
+        if storage.num_bytes > 0:
+            self._rising = True
+
+    def _free(self, storage: Storage) -> None:
+        if self._rising:
+            self._settle()
+        self.live_bytes[storage.cause] -= storage.num_bytes
+        self.total_bytes -= storage.num_bytes
 
     def at(self, phase: str, place: str) -> None:
         """From here on, moments belong to this place of this phase."""
-        self.place = (phase, place)
+        self._go_to((phase, place))
+        self._place_in_backward = ("backward", place)
+
+    def _go_to(self, place: Place) -> None:
+        self._settle()
+        self.place = place
 
     @contextmanager
     def cause(self, name: str, saved: str | None = None) -> Iterator[None]:
@@ -167,12 +217,11 @@ class Tape:
         finally:
             self._checkpoint = before
 
-    def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
+    def new(self, numel: int, dtype: str) -> Value:
         """Allocate ``numel`` elements."""
-        storage = Storage(numel * ITEMSIZE_BYTES[dtype], cause or self._cause)
-        value = Value(self, numel, dtype, storage)
-        self._count(storage.cause, storage.num_bytes)
-        return value
+        storage = Storage(numel * ITEMSIZE_BYTES[dtype], self._cause)
+        self._allocate(storage)
+        return Value(self, numel, dtype, storage)
 
     def new_like(self, value: Value, dtype: str | None = None) -> Value:
         """Allocate as many elements as ``value`` has, in its layout."""
@@ -190,12 +239,8 @@ class Tape:
         """A value that was there before the step (a weight): its bytes are not counted here."""
         value = Value(self, numel, dtype, None)
         if trained:
-            self._make_leaf(value)
+            value.edge = (Leaf(), 0)
         return value
-
-    def _make_leaf(self, value: Value) -> None:
-        value.node = Node(2**62, [], self.place[1])  # the engine accumulates into leaves before anything else
-        value.node.leaf = value
 
     # -- the graph --------------------------------------------------------------------------------------------------
 
@@ -208,123 +253,130 @@ class Tape:
         *,
         kept: Sequence[Value] = (),
         recomputable: bool = True,
-    ) -> Node | None:
+    ) -> Edge | None:
         """Make ``outputs`` the result of one node. ``backward(grads, saved)`` returns one gradient per input.
 
         What is saved goes after the node's backward, and is dropped under a checkpoint unless it is not
-        ``recomputable``; what is ``kept`` stays as long as the graph. The node is returned, null where no input needs a
-        gradient.
+        ``recomputable``; what is ``kept`` stays as long as the graph. Returned is the edge of a single output that is
+        made only later; null where no input needs a gradient.
         """
-        if not any(value.needs_grad for value in inputs):
+        edges = [value.edge for value in inputs]
+        if not any(edges):
             return None
         self._sequence += 1
-        edges = [(value.node, value.index) if value.node is not None else None for value in inputs]
-        node = Node(self._sequence, edges, self.place[1], max(1, len(outputs)))
-        node.backward, node.cause = backward, self._cause
+        node = Node(self._sequence, edges, self._place_in_backward, self._cause, len(outputs) or 1)
+        node.backward = backward
         for index, output in enumerate(outputs):
-            output.node, output.index = node, index
-        node.kept = tuple(self._held(value) for value in kept)
-        dropped = self._checkpoint is not None and recomputable
-        if not (dropped and self._checkpoint.again is None):
-            node.saved = tuple(self._held(value) for value in saved)
-        if dropped and saved:
-            self._checkpoint.add(node)
-        return node
+            output.edge = (node, index)
+        if kept:
+            node.kept = self._held(kept)
+        if saved:
+            if self._checkpoint is None or not recomputable:
+                node.saved = self._held(saved)
+            else:
+                if self._checkpoint.again is not None:
+                    node.saved = self._held(saved)
+                self._checkpoint.add(node)
+        return (node, 0)
 
-    def _held(self, value: Value) -> Value:
-        self.keep(value, self._saved_cause)
-        return self.view(value)
+    def _held(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        for value in values:
+            self.keep(value, self._saved_cause)
+        return tuple([self.view(value) for value in values])
 
     def keep(self, value: Value, cause: str) -> None:
         """Give a temporary the cause it is kept for."""
         if value.storage is not None and value.storage.cause == TEMPORARY:
-            self._recause(value, cause)
+            self._recause(value.storage, cause)
+
+    def _recause(self, storage: Storage, cause: str) -> None:
+        if storage.cause != cause:
+            self._free(storage)
+            storage.cause = cause
+            self._allocate(storage)
 
     def require_grad(self, value: Value) -> None:
         """``value.requires_grad_()`` on a result outside the graph: its gradient is made and dropped."""
-        assert value.node is None
-        self._make_leaf(value)
+        assert value.edge is None
+        value.edge = (Leaf(), 0)
         self._required.append(value)
 
     def forget_required(self) -> None:
         """The graph is gone, and with it the values that were made to need a gradient."""
         for value in self._required:
-            value.node = value.gradient = None
+            value.edge = None
         self._required.clear()
 
     def backward(self, root: Node, gradient: Value) -> None:
-        """Run every node behind ``root``; leaves keep their gradients. Consumes the graph."""
-        waiting = _dependencies(root)
-        buffers: dict[Node, list[Value | None]] = {root: [gradient]}
-        ready = [(-root.sequence, id(root), root)]
+        """Run every node behind ``root``, the latest first; leaves keep their gradients. Consumes the graph."""
+        root.grads = [gradient]
         del gradient
-        while ready:
-            node = heapq.heappop(ready)[2]
-            grads = buffers.pop(node)
-            if node.leaf is not None:
-                self._accumulate_leaf(node.leaf, grads)
-                continue
-            self.place = ("backward", node.place)
+        for node in _nodes_behind(root):
+            if node.place is not self.place:
+                self._go_to(node.place)
             if node.checkpoint is not None:
                 node.checkpoint.fill()
             before, self._cause = self._cause, node.cause
-            made = list(node.backward(grads, node.saved))
+            made = node.backward(node.grads, node.saved)
             self._cause = before
-            grads.clear()
-            node.saved, node.checkpoint = (), None
-            for position, edge in enumerate(node.edges):
-                if edge is None:
-                    made[position] = None
-                    continue
-                target, index = edge
-                slots = buffers.setdefault(target, [None] * target.num_outputs)
-                new, made[position] = made[position], None
-                if new is not None:
-                    slots[index] = self._sum(slots[index], new, target.leaf is not None)
-                del new, slots
-                waiting[target] -= 1
-                if waiting[target] == 0:
-                    heapq.heappush(ready, (-target.sequence, id(target), target))
+            node.grads = node.checkpoint = None
+            node.saved = ()
+            self._hand_on(made, node.edges)
+
+    def _hand_on(self, made: list[Value | None], edges: list[Edge | None]) -> None:
+        """Add each gradient to what has arrived where it goes; then the leaves that have all of theirs take them."""
+        complete = []
+        for position, edge in enumerate(edges):
+            new, made[position] = made[position], None
+            if edge is None or new is None:
+                continue
+            target, index = edge
+            grads = target.grads
+            if grads is None:
+                grads = target.grads = [None] * target.num_outputs
+            to_leaf = isinstance(target, Leaf)
+            grads[index] = self._sum(grads[index], new, to_leaf)
+            if to_leaf:
+                target.num_awaited -= 1
+                if target.num_awaited == 0:
+                    complete.append(target)
+            del new
+        for leaf in complete:
+            self._accumulate(leaf)
+
+    def _accumulate(self, leaf: Leaf) -> None:
+        [grad], leaf.grads = leaf.grads, None
+        if leaf.gradient is not None:
+            return  # a second micro-step adds in place
+        if grad.storage.num_values > 1:
+            grad = self.new_like(grad)
+            self._recause(grad.storage, "gradients")
+        leaf.gradient = grad
 
     def _sum(self, old: Value | None, new: Value, to_leaf: bool) -> Value:
         if to_leaf:
-            self._recause(new, "gradients")
+            self._recause(new.storage, "gradients")
         if old is None:
             return new
         if old.storage.num_values == 1 and not old.is_view:
             return old  # engine's InputBuffer adds in place to a gradient that nobody else holds
         total = self.new_like(old)
         if to_leaf:
-            self._recause(total, "gradients")
+            self._recause(total.storage, "gradients")
         return total
 
-    def _accumulate_leaf(self, leaf: Value, grads: list[Value | None]) -> None:
-        grad = grads.pop()
-        if grad is None or leaf.gradient is not None:
-            return  # a second micro-step adds in place
-        if grad.storage.num_values > 1:
-            grad = self.new_like(grad)
-            self._recause(grad, "gradients")
-        leaf.gradient = grad
 
-    def _recause(self, value: Value, cause: str) -> None:
-        storage = value.storage
-        if storage is not None and storage.cause != cause:
-            self._count(storage.cause, -storage.num_bytes)
-            storage.cause = cause
-            self._count(cause, storage.num_bytes)
-
-
-def _dependencies(root: Node) -> Counter[Node]:
-    """How many gradients each node waits for."""
-    waiting: Counter[Node] = Counter()
+def _nodes_behind(root: Node) -> list[Node]:
+    """The nodes that a gradient of ``root`` comes to, the latest first; each leaf learns how many to await."""
     seen, stack = {root}, [root]
     while stack:
         for edge in stack.pop().edges:
             if edge is None:
                 continue
-            waiting[edge[0]] += 1
-            if edge[0] not in seen:
-                seen.add(edge[0])
-                stack.append(edge[0])
-    return waiting
+            target = edge[0]
+            if isinstance(target, Leaf):
+                target.num_awaited += 1
+            elif target not in seen:
+                seen.add(target)
+                stack.append(target)
+    return sorted(seen, key=attrgetter("sequence"), reverse=True)

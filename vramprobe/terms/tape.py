@@ -1,7 +1,9 @@
 """A tape of values that knows only sizes: what autograd keeps alive, when it lets go, and the highest moment between.
 
 In: calls that look like a model's own code (``add``, ``linear``, ``silu`` …) over Values with a width and a dtype.
-Out: live bytes by cause, and for each place of the step the highest moment within it. Never imports torch.
+Out: live bytes by cause, and for each place of the step the moments within it that may be the highest: one where all
+sizes are known, several where some are left open (sizes.py). Never imports torch. Long because allocation and autograd
+are one state: what is freed, and when, is autograd's doing.
 
 A Value dies when Python drops its last reference, exactly as a tensor does, so code written like the model's own keeps
 the same values alive. The rules of saving and releasing are autograd's (``derivatives.yaml``, ``engine.cpp``):
@@ -10,51 +12,65 @@ a node holds what it saved until its own backward has run; a gradient that nobod
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import attrgetter
-from typing import NamedTuple
 
 ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
+
+#: Every cause a moment's bytes may have, in the order they are shown.
+CAUSES = (
+    "weights", "gradients", "optimizer_state", "batch", "saved_activations", "checkpoint_store", "recomputed_layer",
+    "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries",
+)  # fmt: skip
 
 #: The cause of a value until something more telling is known about it.
 TEMPORARY = "temporaries"
 
-Backward = Callable[[list["Value | None"], tuple["Value", ...]], list["Value | None"]]
-Place = tuple[str, str]  # phase, and where in it
-Edge = tuple["Node | Leaf", int]  # where a gradient goes, and as which of the outputs there
+Backward = Callable[[list["Value | None"]], list["Value | None"]]  # gradients of the outputs -> those of the inputs
+Edge = tuple["Node | Leaf", int]  # where a gradient goes, and as that of which output there
+Place = tuple[str, str]  # a phase, and where in it
+Peak = tuple[int, dict[str, int]]  # a moment that may be the highest of its place: live bytes, and the same by cause
+Covers = Callable[[int, int], bool]  # whether the first size is at least the second, however the open ones turn out
+
+#: The place of all layers but the first and the last; memory is linear in their number.
+MIDDLE_LAYER = "a middle layer"
 
 
-class Peak(NamedTuple):
-    """The highest moment of a place: live bytes, and what they were by cause."""
-
-    total_bytes: int
-    by_cause: dict[str, int]
+def highest(peaks: Iterable[Peak], covers: Covers) -> list[Peak]:
+    """Those that no other one covers, in their order; of equal ones the first."""
+    found: list[Peak] = []
+    for peak in peaks:
+        if not any(covers(earlier[0], peak[0]) for earlier in found):
+            found = [earlier for earlier in found if not covers(peak[0], earlier[0])]
+            found.append(peak)
+    return found
 
 
 class Storage:
     """One allocation. It is freed when the last Value on it dies."""
 
-    __slots__ = ("cause", "num_bytes", "num_values")
+    __slots__ = ("cause", "in_middle_layer", "num_bytes", "num_values")
 
-    def __init__(self, num_bytes: int, cause: str) -> None:
-        self.num_bytes, self.cause, self.num_values = num_bytes, cause, 0
+    def __init__(self, num_bytes: int, cause: str, in_middle_layer: bool) -> None:
+        self.num_bytes, self.cause, self.in_middle_layer = num_bytes, cause, in_middle_layer
+        self.num_values = 1  # the one it is made for
 
 
 class Node:
     """One backward function: where its gradients go, and what it saved."""
 
     __slots__ = (
-        "backward", "cause", "checkpoint", "edges", "grads", "kept", "num_outputs", "place", "saved", "sequence",
+        "backward", "cause", "checkpoint", "edges", "grads", "kept", "num_outputs", "place", "saved",
     )  # fmt: skip
 
-    def __init__(self, sequence: int, edges: list[Edge | None], place: Place, cause: str, num_outputs: int) -> None:
-        self.sequence, self.edges, self.num_outputs = sequence, edges, num_outputs
+    def __init__(
+        self, edges: list[Edge | None], place: Place, cause: str, num_outputs: int, backward: Backward
+    ) -> None:
+        self.edges, self.num_outputs, self.backward = edges, num_outputs, backward
         self.place, self.cause = place, cause  # of what its backward allocates: as in forward
         self.saved: tuple[Value, ...] = ()
         self.kept: tuple[Value, ...] = ()  # Python attributes of a Function's ctx: they go with the graph itself
-        self.backward: Backward | None = None
         self.checkpoint: Checkpoint | None = None  # where what this node saves is made again
         self.grads: list[Value | None] | None = None  # the gradients of its outputs, as far as they have arrived
 
@@ -77,23 +93,22 @@ class Value:
     __slots__ = ("contiguous", "dtype", "edge", "is_view", "numel", "storage", "tape")
 
     def __init__(self, tape: Tape, numel: int, dtype: str, storage: Storage | None) -> None:
-        self.tape, self.numel, self.dtype, self.storage = tape, numel, dtype, storage
+        self.tape, self.storage = tape, storage
+        self.numel, self.dtype = numel, dtype
         self.edge: Edge | None = None
         self.contiguous = True  # False: laid out by heads, so that a reshape must copy
         self.is_view = False  # a gradient that is a view holds its base, so the engine cannot add to it in place
-        if storage is not None:
-            storage.num_values += 1
 
     def __del__(self) -> None:
         storage = self.storage
         if storage is not None:
             storage.num_values -= 1
-            if storage.num_values == 0:
+            if not storage.num_values:
                 self.tape._free(storage)
 
     @property
     def node(self) -> Node | None:
-        """The node that made it."""
+        """The node that made it, and that its gradient goes to."""
         return self.edge[0] if self.edge is not None else None
 
     @property
@@ -148,46 +163,55 @@ class Checkpoint:
 class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
-    def __init__(self) -> None:
-        self.live_bytes: Counter[str] = Counter()
+    def __init__(self, covers: Covers = operator.ge) -> None:
+        self.live_bytes = dict.fromkeys(CAUSES, 0)
         self.total_bytes = 0
         self.place: Place = ("forward", "start")
-        self._peaks: dict[Place, Peak] = {}
-        self._rising = False  # something was allocated since the last time anything was freed
+        #: By place: what of a middle layer's was alive, by cause, when the step last came there.
+        self.middle_layer_held: dict[Place, dict[str, int]] = {}
+        self._middle_layer_bytes = dict.fromkeys(CAUSES, 0)
+        self._in_middle_layer = False
+        self._covers = covers
+        self._peaks: dict[Place, list[Peak]] = {}
+        self._peaks_here: list[Peak] = []
+        self._rising = False  # nothing was freed since something was allocated
         self._place_in_backward: Place = ("backward", "start")
         self._checkpoint: Checkpoint | None = None
         self._cause = TEMPORARY
         self._saved_cause = "saved_activations"
-        self._sequence = 0
-        self._required: list[Value] = []
+        self._nodes: list[Node] = []
 
     # -- allocation -------------------------------------------------------------------------------------------------
 
-    @property
-    def peaks(self) -> dict[Place, Peak]:
-        """The highest moment of each place, in the order in which something was first allocated there."""
-        self._settle()
-        return self._peaks
+    def take_peaks(self) -> dict[Place, list[Peak]]:
+        """What may be the highest moment of each place since the last call, in the order in which the places came."""
+        self._look()
+        taken, self._peaks, self._peaks_here = self._peaks, {}, []
+        return {place: highest(peaks, self._covers) for place, peaks in taken.items()}
 
-    def _settle(self) -> None:
-        """Look at how high it is: before anything is freed, and before another place begins."""
-        if self._rising:
-            self._rising = False
-            seen = self._peaks.get(self.place)
-            if seen is None or self.total_bytes > seen.total_bytes:
-                self._peaks[self.place] = Peak(self.total_bytes, dict(self.live_bytes))
-
-    def _allocate(self, storage: Storage) -> None:
-        self.live_bytes[storage.cause] += storage.num_bytes
-        self.total_bytes += storage.num_bytes
-        if storage.num_bytes > 0:
-            self._rising = True
+    def _look(self) -> None:
+        """See how high it is, if it rose: before anything is freed, becomes something else, or another place begins."""
+        if not self._rising:
+            return
+        self._rising = False
+        total, peaks = self.total_bytes, self._peaks_here
+        if not peaks:
+            self._peaks[self.place] = peaks
+        elif total <= peaks[-1][0]:
+            if self._covers(peaks[-1][0], total):
+                return
+        elif self._covers(total, peaks[-1][0]):
+            peaks.pop()
+        peaks.append((total, self.live_bytes.copy()))
 
     def _free(self, storage: Storage) -> None:
         if self._rising:
-            self._settle()
-        self.live_bytes[storage.cause] -= storage.num_bytes
-        self.total_bytes -= storage.num_bytes
+            self._look()
+        cause, num_bytes = storage.cause, storage.num_bytes
+        self.live_bytes[cause] -= num_bytes
+        self.total_bytes -= num_bytes
+        if storage.in_middle_layer:
+            self._middle_layer_bytes[cause] -= num_bytes
 
     def at(self, phase: str, place: str) -> None:
         """From here on, moments belong to this place of this phase."""
@@ -195,8 +219,10 @@ class Tape:
         self._place_in_backward = ("backward", place)
 
     def _go_to(self, place: Place) -> None:
-        self._settle()
-        self.place = place
+        self._look()
+        self.place, self._in_middle_layer = place, place[1] == MIDDLE_LAYER
+        self._peaks_here = self._peaks.get(place, [])
+        self.middle_layer_held[place] = self._middle_layer_bytes.copy()
 
     @contextmanager
     def cause(self, name: str, saved: str | None = None) -> Iterator[None]:
@@ -217,11 +243,16 @@ class Tape:
         finally:
             self._checkpoint = before
 
-    def new(self, numel: int, dtype: str) -> Value:
+    def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
         """Allocate ``numel`` elements."""
-        storage = Storage(numel * ITEMSIZE_BYTES[dtype], self._cause)
-        self._allocate(storage)
-        return Value(self, numel, dtype, storage)
+        cause, num_bytes = cause or self._cause, numel * ITEMSIZE_BYTES[dtype]
+        self.live_bytes[cause] += num_bytes
+        self.total_bytes += num_bytes
+        if self._in_middle_layer:
+            self._middle_layer_bytes[cause] += num_bytes
+        if num_bytes:
+            self._rising = True
+        return Value(self, numel, dtype, Storage(num_bytes, cause, self._in_middle_layer))
 
     def new_like(self, value: Value, dtype: str | None = None) -> Value:
         """Allocate as many elements as ``value`` has, in its layout."""
@@ -231,7 +262,10 @@ class Tape:
 
     def view(self, value: Value, numel: int | None = None) -> Value:
         """Another value on the same storage, outside the graph."""
-        made = Value(self, value.numel if numel is None else numel, value.dtype, value.storage)
+        storage = value.storage
+        if storage is not None:
+            storage.num_values += 1
+        made = Value(self, value.numel if numel is None else numel, value.dtype, storage)
         made.contiguous = value.contiguous
         return made
 
@@ -239,7 +273,7 @@ class Tape:
         """A value that was there before the step (a weight): its bytes are not counted here."""
         value = Value(self, numel, dtype, None)
         if trained:
-            value.edge = (Leaf(), 0)
+            self.require_grad(value)
         return value
 
     # -- the graph --------------------------------------------------------------------------------------------------
@@ -254,7 +288,7 @@ class Tape:
         kept: Sequence[Value] = (),
         recomputable: bool = True,
     ) -> Edge | None:
-        """Make ``outputs`` the result of one node. ``backward(grads, saved)`` returns one gradient per input.
+        """Make ``outputs`` the result of one node. ``backward(grads)`` returns one gradient per input.
 
         What is saved goes after the node's backward, and is dropped under a checkpoint unless it is not
         ``recomputable``; what is ``kept`` stays as long as the graph. Returned is the edge of a single output that is
@@ -263,21 +297,25 @@ class Tape:
         edges = [value.edge for value in inputs]
         if not any(edges):
             return None
-        self._sequence += 1
-        node = Node(self._sequence, edges, self._place_in_backward, self._cause, len(outputs) or 1)
-        node.backward = backward
+        node = Node(edges, self._place_in_backward, self._cause, len(outputs) or 1, backward)
         for index, output in enumerate(outputs):
             output.edge = (node, index)
+        checkpoint = self._checkpoint
+        first_run = checkpoint is None or checkpoint.again is None
+        if first_run:  # of a second run, what it saves is all that is used
+            self._nodes.append(node)
+            for edge in edges:
+                if edge is not None and isinstance(edge[0], Leaf):
+                    edge[0].num_awaited += 1
         if kept:
             node.kept = self._held(kept)
         if saved:
-            if self._checkpoint is None or not recomputable:
+            dropped = checkpoint is not None and recomputable
+            if not (dropped and first_run):
                 node.saved = self._held(saved)
-            else:
-                if self._checkpoint.again is not None:
-                    node.saved = self._held(saved)
-                self._checkpoint.add(node)
-        return (node, 0)
+            if dropped:
+                checkpoint.add(node)
+        return node, 0
 
     def _held(self, values: Sequence[Value]) -> tuple[Value, ...]:
         for value in values:
@@ -290,34 +328,40 @@ class Tape:
             self._recause(value.storage, cause)
 
     def _recause(self, storage: Storage, cause: str) -> None:
-        if storage.cause != cause:
-            self._free(storage)
-            storage.cause = cause
-            self._allocate(storage)
+        before, num_bytes = storage.cause, storage.num_bytes
+        if cause == before:
+            return
+        self._look()
+        self.live_bytes[before] -= num_bytes
+        self.live_bytes[cause] += num_bytes
+        if storage.in_middle_layer:
+            self._middle_layer_bytes[before] -= num_bytes
+            self._middle_layer_bytes[cause] += num_bytes
+        storage.cause, self._rising = cause, num_bytes > 0
+
+    def make_gradient(self, leaf: Value) -> None:
+        """Allocate the gradient of a trained constant, as an earlier backward left it."""
+        leaf.node.gradient = self.new(leaf.numel, leaf.dtype, "gradients")
 
     def require_grad(self, value: Value) -> None:
-        """``value.requires_grad_()`` on a result outside the graph: its gradient is made and dropped."""
+        """``value.requires_grad_()`` on what no backward function made: a gradient ends here."""
         assert value.edge is None
         value.edge = (Leaf(), 0)
-        self._required.append(value)
-
-    def forget_required(self) -> None:
-        """The graph is gone, and with it the values that were made to need a gradient."""
-        for value in self._required:
-            value.edge = None
-        self._required.clear()
 
     def backward(self, root: Node, gradient: Value) -> None:
-        """Run every node behind ``root``, the latest first; leaves keep their gradients. Consumes the graph."""
+        """Play the tape back from ``root``, the latest node first; leaves keep their gradients."""
         root.grads = [gradient]
         del gradient
-        for node in _nodes_behind(root):
+        nodes, self._nodes = self._nodes, []
+        for node in reversed(nodes):
+            if node.grads is None:
+                continue  # the root does not depend on it
             if node.place is not self.place:
                 self._go_to(node.place)
             if node.checkpoint is not None:
                 node.checkpoint.fill()
             before, self._cause = self._cause, node.cause
-            made = node.backward(node.grads, node.saved)
+            made = node.backward(node.grads)
             self._cause = before
             node.grads = node.checkpoint = None
             node.saved = ()
@@ -328,30 +372,20 @@ class Tape:
         complete = []
         for position, edge in enumerate(edges):
             new, made[position] = made[position], None
-            if edge is None or new is None:
+            if edge is None:
                 continue
             target, index = edge
-            grads = target.grads
-            if grads is None:
-                grads = target.grads = [None] * target.num_outputs
+            if target.grads is None:
+                target.grads = [None] * target.num_outputs
             to_leaf = isinstance(target, Leaf)
-            grads[index] = self._sum(grads[index], new, to_leaf)
+            target.grads[index] = self._sum(target.grads[index], new, to_leaf)
+            del new
             if to_leaf:
                 target.num_awaited -= 1
                 if target.num_awaited == 0:
                     complete.append(target)
-            del new
         for leaf in complete:
             self._accumulate(leaf)
-
-    def _accumulate(self, leaf: Leaf) -> None:
-        [grad], leaf.grads = leaf.grads, None
-        if leaf.gradient is not None:
-            return  # a second micro-step adds in place
-        if grad.storage.num_values > 1:
-            grad = self.new_like(grad)
-            self._recause(grad.storage, "gradients")
-        leaf.gradient = grad
 
     def _sum(self, old: Value | None, new: Value, to_leaf: bool) -> Value:
         if to_leaf:
@@ -365,18 +399,11 @@ class Tape:
             self._recause(total.storage, "gradients")
         return total
 
-
-def _nodes_behind(root: Node) -> list[Node]:
-    """The nodes that a gradient of ``root`` comes to, the latest first; each leaf learns how many to await."""
-    seen, stack = {root}, [root]
-    while stack:
-        for edge in stack.pop().edges:
-            if edge is None:
-                continue
-            target = edge[0]
-            if isinstance(target, Leaf):
-                target.num_awaited += 1
-            elif target not in seen:
-                seen.add(target)
-                stack.append(target)
-    return sorted(seen, key=attrgetter("sequence"), reverse=True)
+    def _accumulate(self, leaf: Leaf) -> None:
+        [grad], leaf.grads = leaf.grads, None
+        if leaf.gradient is not None:
+            return  # a later micro-step adds in place
+        if grad.storage.num_values > 1:
+            grad = self.new_like(grad)
+            self._recause(grad.storage, "gradients")
+        leaf.gradient = grad

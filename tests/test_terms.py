@@ -6,6 +6,7 @@ import gc
 import math
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ledger_terms, moments
 from vramprobe.terms import operators as op
 from vramprobe.terms.parameters import quantised_bytes, tensors
+from vramprobe.terms.setup import Setup, setup_of
+from vramprobe.terms.sizes import OpenSizes, monomials, open_sizes
 from vramprobe.terms.tape import Tape, Value
+from vramprobe.terms.walk import walk_layers, walk_of
 
 H, F, HEADS, HEAD, KV_HEADS, RANK = 64, 176, 4, 16, 2, 8
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -104,20 +108,94 @@ def test_logits_hump_of_bf16_is_14_bytes_less_the_dropped_outputs() -> None:
     assert loss.terms["logits"] / (spec.num_tokens * 65536) == pytest.approx(12, rel=1e-3)
 
 
-def test_depth_is_linear() -> None:
-    """The walk of a deep model by two shallow ones is the walk of the deep one."""
-    from vramprobe.terms import _walk, _walk_layers
+def setup_for(spec: CellSpec) -> Setup:
+    """The setup of a cell, as moments() makes it."""
+    arch = architecture(spec.architecture)
+    return setup_of(spec, arch, tensors(spec, arch))
 
-    for name in ("llama", "gpt2"):
-        for options in ({}, {"gradient_checkpointing": True}, LORA, {"grad_accum": 2}):
-            spec = cell(FAMILIES[name] | {"num_hidden_layers": 9, "n_layer": 9}, **options)
-            arch = architecture(spec.architecture)
-            saved, places = _walk(spec, arch)
-            exact_saved, exact_places = _walk_layers(spec, arch, 9)
-            assert saved == exact_saved
-            for place, terms in places.items():
-                if place[1] != "a middle layer":
-                    assert sum(terms.values()) == sum(exact_places[place].values()), place
+
+def closed(spec: CellSpec) -> Setup:
+    """The same, but counted with the cell's own sizes: every count is then the coefficient of 1."""
+    return replace(setup_for(spec), sizes=OpenSizes(4096, spec.batch_size, spec.seq_len))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_checkpointing": True}, LORA, LORA | {"gradient_checkpointing": True, "grad_accum": 2}, QLORA,
+     QLORA | {"quant": "int8"}, {"dtype": "fp32", "autocast": "bf16", "grad_accum": 3, "batch_size": 1},
+     {"seq_len": 1, "attn": "eager"}],
+    ids=str,
+)  # fmt: skip
+def test_three_layers_stand_for_a_deep_model(family: str, options: dict[str, Any]) -> None:
+    """Three layers, walked with open sizes, against all nine walked with the cell's own."""
+    spec = cell(FAMILIES[family] | {"num_hidden_layers": 9, "n_layer": 9}, **options)
+    sizes = spec.batch_size, spec.seq_len
+    short, whole = walk_of(setup_for(spec)), walk_layers(closed(spec), 9)
+    assert short.saved_bytes(*sizes) == whole.saved_bytes(*sizes)
+    assert short.highest(*sizes) == whole.highest(*sizes)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+@pytest.mark.parametrize("seq_len", [1, 2, 5, 64])
+@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "options", [{}, {"method": "qlora"}, {"dtype": "fp32", "autocast": "bf16", "grad_accum": 2}], ids=str
+)
+def test_open_sizes_are_right_at_every_size(batch_size: int, seq_len: int, attn: str, options: dict[str, Any]) -> None:
+    """One of the models is so narrow that which operand is the larger one depends on the number of tokens."""
+    narrow = TINY_LLAMA | {"hidden_size": 4, "intermediate_size": 16, "num_attention_heads": 1, "head_dim": 4,
+                           "num_key_value_heads": 1, "vocab_size": 4, "tie_word_embeddings": True}  # fmt: skip
+    sizes = {"batch_size": batch_size, "seq_len": seq_len}
+    for config in (narrow, FAMILIES["llama"], FAMILIES["gpt2"], FAMILIES["gpt_neox"]):
+        spec = cell(config, attn=attn, **options, **sizes)
+        open_walk, closed_walk = walk_of(setup_for(spec)), walk_of(closed(spec))
+        assert open_walk.saved_bytes(**sizes) == closed_walk.saved_bytes(**sizes)
+        assert open_walk.highest(**sizes) == closed_walk.highest(**sizes)
+
+
+def test_from_the_second_micro_step_on_gradients_are_alive_throughout() -> None:
+    once, twice = (moments(cell(FAMILIES["llama"], grad_accum=number)) for number in (1, 2))
+    gradients = twice[-1].terms["gradients"]
+    assert "gradients" not in once[0].terms
+    assert all(moment.terms["gradients"] >= gradients for moment in twice)
+
+
+def test_cells_of_one_setup_share_a_walk() -> None:
+    """Batch and length above 1, optimizer, seed, rank's alpha, more micro-steps: a walk sees none of them."""
+    options = LORA | {"lora_r": 3}  # which no other test has
+    first = cell(FAMILIES["llama"], grad_accum=2, **options)
+    moments(first)
+    walks = walk_of.cache_info().misses
+    for change in ({"batch_size": 7}, {"seq_len": 11}, {"optim": "adafactor"}, {"seed": 5}, {"grad_accum": 8},
+                   {"lora_alpha": 1.0}):  # fmt: skip
+        moments(cell(FAMILIES["llama"], **({"grad_accum": 2} | options | change)))
+    assert walk_of.cache_info().misses == walks
+    moments(cell(FAMILIES["llama"], **({"grad_accum": 2, "batch_size": 1} | options)))
+    assert walk_of.cache_info().misses == walks + 1
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), [(2, 3), (1, 9), (4, 1), (1, 1), (10**9, 10**300)])
+def test_a_count_in_open_sizes_comes_to_what_it_would_in_the_cell(batch_size: int, seq_len: int) -> None:
+    def count(b: int, s: int) -> int:
+        return 5 + 7 * b + 11 * s + 13 * b * s + 17 * s * s + 19 * b * s * s - (24 * b * s // 8 * 3 - b * s) // 4
+
+    sizes = open_sizes(batch_size, seq_len, digit_bits=8)
+    counted = count(sizes.batch_size, sizes.seq_len)
+    assert sizes.resolved(counted, monomials(batch_size, seq_len)) == count(batch_size, seq_len)
+
+
+@pytest.mark.parametrize(
+    ("count", "other", "covers"),
+    [((3, 3), (3, 3), True), ((4, 3), (3, 3), True), ((4, 2), (3, 3), False), ((0, 100), (1, 0), False),
+     ((127, 0), (127, 0), True), ((0, 0), (0, 127), False)],
+)  # fmt: skip
+def test_a_size_covers_another_if_no_coefficient_is_below(
+    count: tuple[int, int], other: tuple[int, int], covers: bool
+) -> None:
+    sizes = open_sizes(batch_size=2, seq_len=2, digit_bits=8)
+    large, small = (one + two * sizes.batch_size for one, two in (count, other))
+    assert sizes.covers(large, small) is covers
 
 
 # -- weights, gradients, state -----------------------------------------------------------------------------------------
@@ -227,7 +305,7 @@ def test_backward_frees_what_was_saved_and_leaves_the_gradients() -> None:
     weight = tape.constant(24, "bf16", trained=True)
     root = op.elementwise(op.linear(tape.new(20, "bf16"), weight, None, 6), saves="input").node
     tape.backward(root, tape.new(30, "bf16"))
-    assert dict(+tape.live_bytes) == {"gradients": 48}
+    assert {cause: num_bytes for cause, num_bytes in tape.live_bytes.items() if num_bytes} == {"gradients": 48}
 
 
 @pytest.mark.parametrize(("frozen_linear", "num_copies"), [(False, 3), (True, 4)])
@@ -241,7 +319,8 @@ def test_gradients_that_meet_are_added_in_place_unless_they_are_views(frozen_lin
 
     root = op.add(op.add(branch(), branch()), branch()).node
     tape.backward(root, tape.new(10, "fp32"))
-    assert tape.peaks["backward", "start"][0] == shared.num_bytes + num_copies * 40
+    [(highest, _)] = tape.take_peaks()["backward", "start"]
+    assert highest == shared.num_bytes + num_copies * 40
 
 
 def test_checkpointed_adapters_leave_nothing_behind_between_micro_steps() -> None:

@@ -132,6 +132,11 @@ def _model_rows() -> dict[str, dict[str, str]]:
 
 
 @cache
+def _config_text(slug: str) -> str:
+    return _data(f"models/{slug}.json").read_text(encoding="utf-8")
+
+
+@cache
 def _slugs_by_name() -> dict[str, str]:
     slugs = {slug.lower(): slug for slug in _model_rows()}
     return slugs | {row["hf_id"].lower(): slug for slug, row in _model_rows().items()}
@@ -142,8 +147,8 @@ def _catalog_entry(slug: str) -> ModelEntry:
     return ModelEntry(
         name=slug,
         hf_id=row["hf_id"],
-        # Read anew each time: a caller may change its dict, and must not change the next caller's.
-        config=json.loads(_data(f"models/{slug}.json").read_text(encoding="utf-8")),
+        # Parsed anew each time: a caller may change its dict, and must not change the next caller's.
+        config=json.loads(_config_text(slug)),
         n_params=int(row["n_params"]),
         n_embedding_params=int(row["n_embedding_params"]),
         origin="catalog",

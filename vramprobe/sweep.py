@@ -84,21 +84,22 @@ def load_sweep(path: str | Path, *, device: str, overrides: dict[str, Any] | Non
     for number, raw in enumerate(blocks, start=1):
         block = _block(raw, f"{path}, block {number}")
         for cell in _cells(block, base, given):
-            first_held_out = held_out.setdefault(cell.fingerprint, block.hold_out)
+            fingerprint = cell.fingerprint
+            first_held_out = held_out.setdefault(fingerprint, block.hold_out)
             if first_held_out != block.hold_out:
                 raise SpecError(
                     f"{block.where}: {cell.cell_id} is held out in one block and not in another; keep it in one of them"
                 )
-            if cell.fingerprint in cells:
+            if fingerprint in cells:
                 notes.append(f"{block.where}: {cell.cell_id} is in the sweep already; kept once")
-            cells.setdefault(cell.fingerprint, cell)
+            cells.setdefault(fingerprint, cell)
     if not cells:
         raise SpecError(f"{path}: its excludes leave no cell; drop one of them")
     return Sweep(
         name=_name(content.get("name", Path(path).stem), str(path)),
         description=str(content.get("description", "")),
         cells=tuple(cells.values()),
-        held_out=frozenset(fingerprint for fingerprint, out in held_out.items() if out),
+        held_out=frozenset(one for one, out in held_out.items() if out),
         notes=tuple(notes),
     )
 

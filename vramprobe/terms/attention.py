@@ -8,57 +8,56 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vramprobe.architecture import Architecture
-from vramprobe.spec import CellSpec
 from vramprobe.terms import operators as op
+from vramprobe.terms.setup import Setup
 from vramprobe.terms.tape import Value
 
 Kernel = Literal["fused", "math", "eager"]
 
 
-def kernel(spec: CellSpec, arch: Architecture, dtype: str) -> Kernel:
+def kernel(setup: Setup, dtype: str) -> Kernel:
     """Which implementation runs on q, k and v of this dtype, without a padding mask.
 
     CPU: the flash kernel takes no dropout (``use_flash_attention_cpp``), so dropout means math. CUDA: flash takes
     16-bit heads up to 256; else the memory-efficient kernel, which has no grouped heads, so fp32 with grouped heads
     means math (``sdp_utils.cpp``; to be checked on a GPU).
     """
-    if spec.attn == "eager":
+    if setup.attn == "eager":
         return "eager"
-    if spec.device == "cpu":
-        return "math" if arch.attention_dropout > 0 else "fused"
-    grouped = arch.num_kv_heads != arch.num_heads
-    return "math" if grouped and (dtype == "fp32" or arch.head_size > 256) else "fused"
+    if setup.device == "cpu":
+        return "math" if setup.arch.attention_dropout > 0 else "fused"
+    grouped = setup.arch.num_kv_heads != setup.arch.num_heads
+    return "math" if grouped and (dtype == "fp32" or setup.arch.head_size > 256) else "fused"
 
 
-def attend(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
     """The attention of one layer. ``mask`` is the eager path's causal mask, made once per forward."""
-    if spec.attn == "eager":
-        return _eager(spec, arch, query, key, value, mask)
-    if spec.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
-        query, key, value = (op.cast(x, spec.autocast) for x in (query, key, value))
-    if kernel(spec, arch, query.dtype) == "math":
-        return _math(spec, arch, query, key, value)
-    out = op.fused_attention(query, key, value, spec.num_tokens * arch.num_heads)
+    if setup.attn == "eager":
+        return _eager(setup, query, key, value, mask)
+    if setup.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
+        query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
+    if kernel(setup, query.dtype) == "math":
+        return _math(setup, query, key, value)
+    out = op.fused_attention(query, key, value, setup.num_tokens * setup.arch.num_heads)
     return op.contiguous(out)
 
 
-def _num_scores(spec: CellSpec, arch: Architecture) -> int:
-    return spec.batch_size * arch.num_heads * spec.seq_len**2
+def _num_scores(setup: Setup) -> int:
+    return setup.batch_size * setup.arch.num_heads * setup.seq_len**2
 
 
-def _math(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value) -> Value:
+def _math(setup: Setup, query: Value, key: Value, value: Value) -> Value:
     """``_scaled_dot_product_attention_math``: fp32 inside; q and k are scaled and copied for the batched product."""
     tape = query.tape
     q, k, v = (op.cast(x, "fp32") for x in (query, key, value))
     if k.numel != q.numel:
         k, v = op.repeated(k, q.numel), op.repeated(v, q.numel)
     scaled_query = op.elementwise(q)
-    mask = tape.new(spec.seq_len**2, "fp32")
-    scores = _product(scaled_query, op.elementwise(k), _num_scores(spec, arch), spec.batch_size)
+    mask = tape.new(setup.seq_len**2, "fp32")
+    scores = _product(scaled_query, op.elementwise(k), _num_scores(setup), setup.batch_size)
     scores = _safe_softmax(scores)
-    scores = op.dropout(scores, arch.attention_dropout, spec.device)
-    out = op.cast(_product(scores, v, q.numel, spec.batch_size), query.dtype)
+    scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
+    out = op.cast(_product(scores, v, q.numel, setup.batch_size), query.dtype)
     del q, k, v, scaled_query, scores, mask
     out.contiguous = False
     return op.contiguous(out)
@@ -72,22 +71,22 @@ def _safe_softmax(scores: Value) -> Value:
     return out
 
 
-def _eager(spec: CellSpec, arch: Architecture, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
     """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
     if key.numel != query.numel:
         # repeat_kv's expand and reshape is a view of a single head, and so is bmm's operand of a single row.
-        single = spec.batch_size == arch.num_kv_heads == 1
+        single = setup.batch_size == setup.arch.num_kv_heads == 1
         key, value = (op.repeated(x, query.numel, as_view=single) for x in (key, value))
     dtype = query.dtype
-    scores = _product(query, key, _num_scores(spec, arch), spec.batch_size, spec.autocast)
+    scores = _product(query, key, _num_scores(setup), setup.batch_size, setup.autocast)
     scores = op.scaled(scores)
     scores = op.add(scores, mask) if mask is not None else scores
-    if arch.model_type == "gpt2":
+    if setup.arch.model_type == "gpt2":
         scores = op.cast(op.elementwise(scores, saves="output"), value.dtype)
     else:
         scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
-    scores = op.dropout(scores, arch.attention_dropout, spec.device)
-    out = _product(scores, value, query.numel, spec.batch_size, spec.autocast)
+    scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
+    out = _product(scores, value, query.numel, setup.batch_size, setup.autocast)
     out.contiguous = False
     return op.contiguous(out)
 

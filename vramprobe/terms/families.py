@@ -11,7 +11,7 @@ from collections.abc import Callable
 from vramprobe.architecture import LLAMA_LIKE, Architecture
 from vramprobe.terms import operators as op
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import TEMPORARY, Checkpoint, Value
+from vramprobe.terms.tape import MIDDLE_LAYER, TEMPORARY, Checkpoint, Value
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]
@@ -27,22 +27,32 @@ def forward(model: Model) -> Value:
     for index in range(model.num_layers):
         model.layer = index
         tape.at("forward", layer_place(model))
-        hidden = _checkpointed(model, layer, hidden) if model.spec.gradient_checkpointing else layer(model, hidden)
+        hidden = _checkpointed(model, layer, hidden) if model.setup.gradient_checkpointing else layer(model, hidden)
     tape.at("forward", "loss")
     hidden = finish(model, hidden)
     model.end_of_layers()
     with tape.cause("logits", saved="logits"):
         logits = model.logits(hidden)
-        loss = op.cross_entropy(logits, model.spec.batch_size, model.spec.seq_len)
+        loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len)
     model.leave_autocast()
-    return loss if model.spec.grad_accum == 1 else op.scaled(loss)
+    return op.scaled(loss) if model.setup.accumulates else loss
+
+
+def make_gradients(model: Model) -> None:
+    """What an earlier micro-step leaves: a gradient of every trained weight, alive throughout this one."""
+    for index in range(model.num_layers):
+        model.layer = index
+        model.tape.at("forward", layer_place(model))
+        for name, tensor in model.tensors.items():
+            if tensor.trained and (tensor.per_layer or index == 0):
+                model.tape.make_gradient(model.weight(name))
 
 
 def layer_place(model: Model) -> str:
     """Where in the depth the current layer is; memory is linear in between."""
     if model.layer == model.num_layers - 1:
         return "last layer"
-    return "first layer" if model.layer == 0 else "a middle layer"
+    return "first layer" if model.layer == 0 else MIDDLE_LAYER
 
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
@@ -84,7 +94,7 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
 
 def _llama_embed(model: Model) -> Value:
     hidden = model.embed("model.embed_tokens.weight", model.num_tokens)
-    model.share(model.tape.new(model.spec.seq_len, "int64"), hidden.dtype)
+    model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
     model.make_rotary_tables(hidden.dtype)
     return hidden
 
@@ -107,7 +117,7 @@ def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
     value = op.heads(model.linear(prefix + "v_proj", hidden))
     if model.arch.model_type == "qwen3":
         query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
-    query, key = op.rotary(query, *model.tables), op.rotary(key, *model.tables)
+    query, key = model.rotary(query), model.rotary(key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)
 
@@ -122,7 +132,7 @@ def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
 def _neox_embed(model: Model) -> Value:
     hidden = model.embed("gpt_neox.embed_in.weight", model.num_tokens)
     hidden = model.dropout(hidden, model.arch.embedding_dropout)
-    model.share(model.tape.new(model.spec.seq_len, "int64"), hidden.dtype)
+    model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
     model.make_rotary_tables(hidden.dtype)
     return hidden
 
@@ -151,8 +161,7 @@ def _partly_rotated(model: Model, value: Value) -> Value:
     """GPT-NeoX rotates the first part of each head and puts the rest back behind it; both are copied."""
     rotated_numel = value.numel // model.arch.head_size * model.arch.rotary_size
     rotated, rest = op.part(value, rotated_numel), op.part(value, value.numel - rotated_numel)
-    rotated = op.rotary(rotated, *model.tables)
-    return op.concatenate(rotated, rest)
+    return op.concatenate(model.rotary(rotated), rest)
 
 
 def _neox_mlp(model: Model, prefix: str, hidden: Value) -> Value:
@@ -164,8 +173,8 @@ def _neox_mlp(model: Model, prefix: str, hidden: Value) -> Value:
 
 def _gpt2_embed(model: Model) -> Value:
     tokens = model.embed("transformer.wte.weight", model.num_tokens)
-    positions = model.tape.new(model.spec.seq_len, "int64")
-    places = model.embed("transformer.wpe.weight", model.spec.seq_len, positions)
+    positions = model.tape.new(model.setup.seq_len, "int64")
+    places = model.embed("transformer.wpe.weight", model.setup.seq_len, positions)
     model.held += [tokens, places]
     hidden = op.add(tokens, places)
     model.share(positions, tokens.dtype)

@@ -1,35 +1,30 @@
 """The modules of a model on the tape: its weights, linears (plain, quantised, adapted), norms, embeddings.
 
-In: a spec and its Architecture. Out: a Model whose methods do on the tape what the libraries' modules do, under the
-cell's dtypes, autocast, quantisation (bitsandbytes) and adapters (peft). Never imports torch or the workload.
+In: a Setup. Out: a Model whose methods do on the tape what the libraries' modules do, under the cell's dtypes,
+autocast, quantisation (bitsandbytes) and adapters (peft). Never imports torch or the workload.
 """
 
 from __future__ import annotations
 
-from vramprobe.architecture import Architecture, UnsupportedArchitecture
-from vramprobe.spec import CellSpec
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import operators as op
 from vramprobe.terms.attention import attend
-from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor, lora_targets, tensors
+from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
+from vramprobe.terms.setup import Setup
 from vramprobe.terms.tape import Tape, Value
 
 
 class Model:
     """A model on a tape: its weights as constants, its batch's sizes, and the rules of its linears and norms."""
 
-    def __init__(self, tape: Tape, spec: CellSpec, arch: Architecture, num_layers: int) -> None:
-        if arch.sliding_window is not None and spec.seq_len > arch.sliding_window:
-            raise UnsupportedArchitecture(
-                f"seq_len {spec.seq_len} is longer than the model's sliding window of {arch.sliding_window}: the mask "
-                "that makes is not in the formula engine; measure the cell, or use a shorter sequence"
-            )
-        self.tape, self.spec, self.arch, self.num_layers = tape, spec, arch, num_layers
-        self.num_tokens, self.device = spec.num_tokens, spec.device
-        self.tensors = {tensor.name: tensor for tensor in tensors(spec, arch)}
-        self.targets = lora_targets(spec, arch)
+    def __init__(self, tape: Tape, setup: Setup, num_layers: int) -> None:
+        self.tape, self.setup, self.arch, self.num_layers = tape, setup, setup.arch, num_layers
+        self.num_tokens, self.device = setup.num_tokens, setup.device
+        self.tensors = {tensor.name: tensor for tensor in setup.tensors}
         self.layer = 0
-        self._weights: dict[str, Value] = {}
-        self._cast_cache: dict[str, Value] = {}
+        self._weights: dict[tuple[str, int], Value] = {}
+        self._cast_cache: dict[Value, Value] = {}
+        self._inputs: list[Value] = []  # required to have a gradient, and so held by the graph
         self.tables: tuple[Value, Value] | None = None  # rotary cos and sin
         self.shared: tuple[Value, ...] = ()  # position ids and mask: alive in forward, and held by every checkpoint
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
@@ -38,22 +33,24 @@ class Model:
 
     def weight(self, name: str) -> Value:
         """The weight of this name, in the current layer where there is one per layer."""
-        tensor, key = self.tensors[name], name.replace("{layer}", str(self.layer))
+        key = (name, self.layer if "{layer}" in name else 0)
         if key not in self._weights:
+            tensor = self.tensors[name]
             self._weights[key] = self.tape.constant(tensor.numel, tensor.dtype, trained=tensor.trained)
         return self._weights[key]
 
     def _autocast_weight(self, name: str) -> Value:
         """The weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
-        weight, key = self.weight(name), name.replace("{layer}", str(self.layer))
-        if self.spec.autocast == "none" or weight.dtype == self.spec.autocast:
+        weight = self.weight(name)
+        if self.setup.autocast == "none" or weight.dtype == self.setup.autocast:
             return weight
+        if weight in self._cast_cache:
+            return self._cast_cache[weight]
         with self.tape.cause("cast_copies"):
-            if not weight.needs_grad:
-                return op.cast(weight, self.spec.autocast)
-            if key not in self._cast_cache:
-                self._cast_cache[key] = op.cast(weight, self.spec.autocast)
-        return self._cast_cache[key]
+            copy = op.cast(weight, self.setup.autocast)
+        if weight.needs_grad:
+            self._cast_cache[weight] = copy
+        return copy
 
     def leave_autocast(self) -> None:
         """The end of the autocast block: its cache of cast weights goes."""
@@ -63,7 +60,7 @@ class Model:
 
     def linear(self, name: str, value: Value) -> Value:
         """A linear layer as it was prepared: plain, quantised, with an adapter."""
-        if name in self.targets:
+        if f"{name}.lora_A" in self.tensors:
             return self._adapted(name, value, self._base(name, value))
         return self._base(name, value)
 
@@ -77,7 +74,7 @@ class Model:
 
     def _matmul(self, value: Value, weight_name: str, bias: Value | None, num_out: int) -> Value:
         """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
-        given = value if self.spec.autocast == "none" else op.cast(value, self.spec.autocast)
+        given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
         return op.linear(given, self._autocast_weight(weight_name), bias, num_out)
 
     def num_out(self, name: str) -> int:
@@ -87,7 +84,7 @@ class Model:
 
     def _quantised(self, name: str, value: Value, tensor: Tensor) -> Value:
         """bitsandbytes: dequantise the whole weight, multiply, save nothing for 4 bit and the input for 8 bit."""
-        tape, eight_bit, autocast = self.tape, self.spec.quant == "int8", self.spec.autocast
+        tape, eight_bit, autocast = self.tape, self.setup.quant == "int8", self.setup.autocast
         given = value if eight_bit else op.cast(value, tensor.dtype)
         num_out, numel = self.num_out(name), given.numel
         whole = self._dequantised(tensor, given.dtype)
@@ -97,7 +94,7 @@ class Model:
         out = tape.new(numel // (tensor.numel // num_out) * num_out, out_dtype)
         del whole, narrow
 
-        def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+        def backward(grads: list[Value]) -> list[Value | None]:
             weight = self._dequantised(tensor, grads[0].dtype)[0]  # here the scales go before the product
             made = tape.new(numel, grads[0].dtype)
             del weight
@@ -113,30 +110,30 @@ class Model:
         if before == after:
             return ()
         bias = self.tensors.get(f"{name}.bias")
-        with self.tape.cause("dequantisation"):
-            sizes = [num_in, num_weight, *([bias.numel] if bias is not None else [])]
-            return tuple(self.tape.new(size, after) for size in sizes)
+        sizes = [num_in, num_weight, *([bias.numel] if bias is not None else [])]
+        return tuple([self.tape.new(size, after, "dequantisation") for size in sizes])
 
     def _dequantised(self, tensor: Tensor, dtype: str) -> tuple[Value, ...]:
         """The whole weight in the compute dtype; under double quantisation its fp32 scales are rebuilt first."""
-        with self.tape.cause("dequantisation"):
-            if self.spec.quant not in DOUBLE_QUANTISED:
-                return (self.tape.new(tensor.numel, dtype),)
-            scales = self.tape.new(-(-tensor.numel // NF4_BLOCK), "fp32")
-            scales = op.value_like(scales)  # plus the offset
-            return self.tape.new(tensor.numel, dtype), scales
+        tape, cause = self.tape, "dequantisation"
+        if self.setup.quant not in DOUBLE_QUANTISED:
+            return (tape.new(tensor.numel, dtype, cause),)
+        num_scales = -(-tensor.numel // NF4_BLOCK)
+        scales = tape.new(num_scales, "fp32", cause)
+        scales = tape.new(num_scales, "fp32", cause)  # plus the offset
+        return tape.new(tensor.numel, dtype, cause), scales
 
     def _adapted(self, name: str, value: Value, result: Value) -> Value:
         """peft's LoRA forward: ``result + B(A(dropout(x))) * scaling``; its 4-bit layer clones the result first."""
-        spec, dtype, quantised = self.spec, result.dtype, self.tensors[f"{name}.weight"].quantised
+        setup, dtype, quantised = self.setup, result.dtype, self.tensors[f"{name}.weight"].quantised
         rank = self.tensors[f"{name}.lora_A"].shape[0]
         # peft's bitsandbytes layers ask torch.is_autocast_enabled() without a device, which is about CUDA: on the CPU
         # they convert to the adapter's dtype even under autocast.
-        converts = not quantised or spec.device == "cpu" or spec.autocast == "none"
-        if quantised and spec.quant != "int8":
+        converts = not quantised or setup.device == "cpu" or setup.autocast == "none"
+        if quantised and setup.quant != "int8":
             result = op.elementwise(result)
         given = op.cast(value, self.tensors[f"{name}.lora_A"].dtype) if converts else value
-        low = self._matmul(op.dropout(given, spec.lora_dropout or 0.0, self.device), f"{name}.lora_A", None, rank)
+        low = self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank)
         out = self._matmul(low, f"{name}.lora_B", None, self.num_out(name))
         out = op.scaled(out)
         if quantised and converts:
@@ -153,7 +150,7 @@ class Model:
     def layer_norm(self, name: str, value: Value) -> Value:
         """An ``nn.LayerNorm``."""
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
-        return op.layer_norm(value, weight, bias, value.numel // weight.numel, self.device, self.spec.autocast)
+        return op.layer_norm(value, weight, bias, value.numel // weight.numel, self.device, self.setup.autocast)
 
     def dropout(self, value: Value, rate: float) -> Value:
         """``nn.Dropout`` in training mode."""
@@ -167,7 +164,7 @@ class Model:
             case "relu":
                 return op.elementwise(value, saves="output")
             case "gelu_new":
-                return op.gelu_new(value, fp32_power=self.device == "cuda" and self.spec.autocast != "none")
+                return op.gelu_new(value, fp32_power=self.device == "cuda" and self.setup.autocast != "none")
         raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
 
     def embed(self, name: str, num_ids: int, ids: Value | None = None) -> Value:
@@ -175,8 +172,9 @@ class Model:
         rows need a gradient (peft's enable_input_require_grads)."""
         tensor = self.tensors[name]
         out = op.embedding(num_ids, self.weight(name), tensor.shape[1], ids)
-        if self.spec.gradient_checkpointing and not tensor.trained and ids is None:
+        if self.setup.gradient_checkpointing and not tensor.trained and ids is None:
             self.tape.require_grad(out)
+            self._inputs.append(out)
         return out
 
     def logits(self, hidden: Value) -> Value:
@@ -186,14 +184,14 @@ class Model:
 
     def share(self, position_ids: Value, dtype: str) -> None:
         """Make what every layer is handed: the position ids, and the eager path's mask in the embeddings' dtype."""
-        spec, mask = self.spec, ()
-        if spec.attn == "eager":
-            mask = (self.tape.new(spec.batch_size * spec.seq_len**2, dtype),)
+        setup, mask = self.setup, ()
+        if setup.attn == "eager":
+            mask = (self.tape.new(setup.batch_size * setup.seq_len**2, dtype),)
         self.shared = (position_ids, *mask)
 
     def attend(self, query: Value, key: Value, value: Value) -> Value:
         """The layer's attention."""
-        return attend(self.spec, self.arch, query, key, value, self.shared[1] if self.spec.attn == "eager" else None)
+        return attend(self.setup, query, key, value, self.shared[1] if self.setup.attn == "eager" else None)
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""
@@ -202,8 +200,12 @@ class Model:
 
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer; the head's own half is repeated."""
-        numel = self.spec.seq_len * self.arch.rotary_size
+        numel = self.setup.seq_len * self.arch.rotary_size
         # cos, sin and their cast copies: computed in fp32 without a graph, then cast to the hidden states' dtype.
         angles = self.tape.new(numel, "fp32")
         cos, sin = op.value_like(angles), op.value_like(angles)
         self.tables = (op.cast(cos, dtype), op.cast(sin, dtype))
+
+    def rotary(self, value: Value) -> Value:
+        """Queries or keys, rotated by the tables."""
+        return op.rotary(value, *self.tables, self.arch.rotary_size)

@@ -23,7 +23,7 @@ def cast(value: Value, dtype: str) -> Value:
         return value
     out = value.tape.new_like(value, dtype)
     before = value.dtype
-    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.new_like(grads[0], before)])
+    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.new_like(grads[0], before)])
     return out
 
 
@@ -34,7 +34,7 @@ def add(left: Value, right: Value) -> Value:
     out = tape.new_like(big, wider(left.dtype, right.dtype))
     wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         return [_reduced(grads[0], numel, dtype) if needed else None for numel, dtype, needed in wanted]
 
     tape.record([left, right], [out], [], backward)
@@ -56,7 +56,7 @@ def mul(left: Value, right: Value) -> Value:
     wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         full = [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in wanted]
         return [_summed(full, side, *wanted[side][:2]) for side in (0, 1)]
 
@@ -73,7 +73,7 @@ def elementwise(value: Value, saves: str = "", dtype: str | None = None) -> Valu
     """A function of each element. ``saves`` is "input" (silu, gelu), "output" (relu, tanh) or nothing (+ a number)."""
     out = value.tape.new_like(value, dtype)
     saved = {"input": [value], "output": [out], "": []}[saves]
-    value.tape.record([value], [out], saved, lambda grads, _: [grads[0].tape.new_like(grads[0])])
+    value.tape.record([value], [out], saved, lambda grads: [grads[0].tape.new_like(grads[0])])
     return out
 
 
@@ -82,7 +82,7 @@ def scaled(value: Value) -> Value:
     out = value_like(value)
     number = value.tape.new(1, "int64")
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         return [value_like(grads[0])]
 
     # Saved-tensor hooks do not see wrapped numbers (saved_variable.cpp), so a checkpoint keeps them.
@@ -93,7 +93,7 @@ def scaled(value: Value) -> Value:
 def power(value: Value) -> Value:
     """``value.pow(n)``: saves its input; its backward computes grad * (n * value.pow(n - 1)) in three full steps."""
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         lowered = value_like(grads[0])
         scaled = value_like(grads[0])
         result = value_like(grads[0])
@@ -114,7 +114,7 @@ def mean_of_rows(value: Value, num_rows: int) -> Value:
     """``value.mean(-1, keepdim=True)``: saves nothing; backward spreads the gradient over the full width."""
     out = value.tape.new(num_rows, value.dtype)
     numel = value.numel
-    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.new(numel, grads[0].dtype)])
+    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.new(numel, grads[0].dtype)])
     return out
 
 
@@ -141,7 +141,7 @@ def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: 
     mean, deviation = tape.new(num_rows, stat_dtype), tape.new(num_rows, stat_dtype)
     needs, trained, width, weight_dtype = value.needs_grad, weight.needs_grad, weight.numel, weight.dtype
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         grad = value_like(grads[0]) if needs else None
         sides = [tape.new(width, weight_dtype) if trained else None for _ in range(2)]
         return [grad, *sides]
@@ -158,16 +158,16 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Val
     has_bias, trains_bias = bias is not None, bias is not None and bias.needs_grad
     saved = ([value] if trained else []) + ([weight] if needs else [])
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         dtype = grads[0].dtype
         sums = [tape.new(num_out, dtype) if trains_bias else None] if has_bias else []
         grad_weight = _as_view(tape.new(weight_numel, dtype)) if trained else None
         return [_as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
 
     # What it saves is saved before it runs: the last product of a recomputed layer is never made again.
-    node = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
+    edge = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
     out = tape.new(value.numel // num_in * num_out, value.dtype)
-    out.node = node
+    out.edge = edge
     return out
 
 
@@ -181,14 +181,14 @@ def embedding(num_ids: int, weight: Value, width: int, ids: Value | None = None)
     tape, table = weight.tape, weight.numel
     out = tape.new(num_ids * width, weight.dtype)
     saved = [ids] if ids is not None else []
-    tape.record([weight], [out], saved, lambda grads, _: [tape.new(table, grads[0].dtype)])
+    tape.record([weight], [out], saved, lambda grads: [tape.new(table, grads[0].dtype)])
     return out
 
 
 def heads(value: Value) -> Value:
     """``view(b, s, heads, d).transpose(1, 2)``: shares the storage; backward copies a gradient laid out by heads."""
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         grad = grads[0]
         return [grad.tape.view(grad) if grad.contiguous else grad.tape.new(grad.numel, grad.dtype)]
 
@@ -201,7 +201,7 @@ def part(value: Value, numel: int) -> Value:
     """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size."""
     full = value.numel
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         grad = grads[0].tape.new(full, grads[0].dtype)
         grad.contiguous = False
         return [grad]
@@ -215,7 +215,7 @@ def split(value: Value, num_parts: int) -> list[Value]:
     """``value.split(...)``: views; backward concatenates the parts' gradients."""
     numel = value.numel
 
-    def backward(grads: list[Value | None], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value | None]) -> list[Value | None]:
         dtype = next(grad.dtype for grad in grads if grad is not None)
         return [value_tape.new(numel, dtype)]
 
@@ -232,7 +232,7 @@ def concatenate(left: Value, right: Value) -> Value:
     out.contiguous = False  # of two parts of heads: cat writes the logical order, batch × heads × length × size
     sizes = (left.numel, right.numel)
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         return [_as_view(tape.view(grads[0], size)) for size in sizes]
 
     tape.record([left, right], [out], [], backward)
@@ -244,20 +244,20 @@ def contiguous(value: Value) -> Value:
     if value.contiguous:
         return value
     out = value.tape.new(value.numel, value.dtype)
-    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.view(grads[0])])
+    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.view(grads[0])])
     return out
 
 
-def rotate_half(value: Value) -> Value:
-    """``cat((-x2, x1))`` of the two halves."""
-    first = part(value, value.numel // 2)
-    second = part(value, value.numel // 2)
+def rotate_half(value: Value, width: int) -> Value:
+    """``cat((-x2, x1))`` of the two halves of each row of ``width`` elements."""
+    first = part(value, value.numel // width * (width // 2))
+    second = part(value, value.numel - first.numel)
     return concatenate(elementwise(second), first)
 
 
-def rotary(value: Value, cos: Value, sin: Value) -> Value:
+def rotary(value: Value, cos: Value, sin: Value, width: int) -> Value:
     """``x * cos + rotate_half(x) * sin``: saves only the shared cos and sin, since they need no gradient."""
-    return add(mul(value, cos), mul(rotate_half(value), sin))
+    return add(mul(value, cos), mul(rotate_half(value, width), sin))
 
 
 def dropout(value: Value, rate: float, device: str) -> Value:
@@ -267,7 +267,7 @@ def dropout(value: Value, rate: float, device: str) -> Value:
     tape = value.tape
     if device == "cuda":
         mask, out = tape.new(value.numel, "bool"), tape.new_like(value)
-        tape.record([value], [out], [mask], lambda grads, _: [value_like(grads[0])])
+        tape.record([value], [out], [mask], lambda grads: [value_like(grads[0])])
         return out
     return mul(value, tape.new_like(value))
 
@@ -279,7 +279,7 @@ def fused_attention(query: Value, key: Value, value: Value, num_stats: int) -> V
     stats = tape.new(num_stats, "fp32")
     sizes = (query.numel, key.numel, value.numel)
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         return [tape.new(size, grads[0].dtype) for size in sizes]
 
     tape.record([query, key, value], [out], [query, key, value, out, stats], backward)
@@ -297,7 +297,7 @@ def by_heads(value: Value, batch_size: int) -> Value:
     return out
 
 
-def _passed_on(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+def _passed_on(grads: list[Value]) -> list[Value | None]:
     """The same gradient, seen through a view."""
     return [_as_view(grads[0].tape.view(grads[0]))]
 
@@ -307,7 +307,7 @@ def repeated(value: Value, numel: int, *, as_view: bool = False) -> Value:
     out = value.tape.view(value, numel) if as_view else value.tape.new(numel, value.dtype)
     before = value.numel
     out.contiguous = False
-    value.tape.record([value], [out], [], lambda grads, _: [grads[0].tape.new(before, grads[0].dtype)])
+    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.new(before, grads[0].dtype)])
     return out
 
 
@@ -319,7 +319,7 @@ def batched_product(left: Value, right: Value, numel: int) -> Value:
     sizes = (left.numel, right.numel)
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
-    def backward(grads: list[Value], _: tuple[Value, ...]) -> list[Value | None]:
+    def backward(grads: list[Value]) -> list[Value | None]:
         made = [tape.new(size, grads[0].dtype) for size in reversed(sizes)]
         for grad in made:
             grad.contiguous = False
@@ -349,8 +349,8 @@ def cross_entropy(logits: Value, batch_size: int, seq_len: int) -> Value:
     if batch_size > 1:  # a single row's slice is contiguous as it stands
         labels = tape.new(batch_size * seq_len, "int64")
     logs = tape.new_like(logits)
-    tape.record([logits], [logs], [logs], lambda grads, _: [value_like(grads[0])])
+    tape.record([logits], [logs], [logs], lambda grads: [value_like(grads[0])])
     loss, weight = tape.new(1, "fp32"), tape.new(1, "fp32")
     numel = logs.numel
-    tape.record([logs], [loss], [labels, weight], lambda grads, _: [tape.new(numel, "fp32")])
+    tape.record([logs], [loss], [labels, weight], lambda grads: [tape.new(numel, "fp32")])
     return loss

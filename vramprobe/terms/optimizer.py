@@ -1,16 +1,15 @@
 """The optimizer's bytes: its state after the first step, and what a step allocates for a moment.
 
-In: a spec and its Architecture. Out: bytes. The rules follow ``torch.optim``, transformers' Adafactor and
+In: a spec and the tensors that it trains. Out: bytes. The rules follow ``torch.optim``, transformers' Adafactor and
 ``bitsandbytes.optim``; where the CPU's and CUDA's code differ the device decides. Never imports any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from vramprobe.architecture import Architecture
 from vramprobe.spec import CellSpec
-from vramprobe.terms.parameters import Tensor, trained_tensors
+from vramprobe.terms.parameters import Tensor
 
 STEP_BYTES = 4  # torch.optim keeps one fp32 step counter per parameter
 BLOCK_8BIT = 256  # elements per absmax of an 8-bit state
@@ -19,24 +18,22 @@ MIN_PAGED_ELEMENTS = 100_000  # bitsandbytes pages only larger states (Optimizer
 QMAP_BYTES = 256 * 4  # one code book per state, shared by all tensors
 
 
-def optimizer_state_bytes(spec: CellSpec, arch: Architecture) -> int:
+def state_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
     """Bytes of the optimizer's state tensors after the first step, wherever they live."""
-    trained = trained_tensors(spec, arch)
     state = sum(_state_bytes(spec, tensor) * tensor.num_copies for tensor in trained)
     shared = any(_is_8bit(spec, tensor) for tensor in trained)
     return state + (_num_states(spec) * QMAP_BYTES if shared else 0)
 
 
-def allocated_state_bytes(spec: CellSpec, arch: Architecture) -> int:
+def allocated_state_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
     """Bytes of the state as torch's statistics see them: without what a paged optimizer keeps in managed memory."""
-    state = optimizer_state_bytes(spec, arch)
+    state = state_bytes(spec, trained)
     if spec.optim.endswith("8bit") and spec.device == "cpu":
         # The optimizer itself makes both code books on the CPU (fill_qmap), whether or not a state uses them.
-        trained = trained_tensors(spec, arch)
         state += (2 - _num_states(spec) * any(_is_8bit(spec, tensor) for tensor in trained)) * QMAP_BYTES
     if not spec.optim.startswith("paged_"):
         return state
-    large = (tensor for tensor in trained_tensors(spec, arch) if tensor.numel >= MIN_PAGED_ELEMENTS)
+    large = (tensor for tensor in trained if tensor.numel >= MIN_PAGED_ELEMENTS)
     return state - sum(_paged_bytes(spec, tensor) * tensor.num_copies for tensor in large)
 
 
@@ -75,9 +72,8 @@ def _adafactor_elements(tensor: Tensor) -> int:
     return sum(tensor.shape) if len(tensor.shape) == 2 else tensor.numel
 
 
-def optimizer_temporaries_bytes(spec: CellSpec, arch: Architecture) -> int:
+def temporaries_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
     """Bytes that a step holds at its highest moment beside weights, gradients and state."""
-    trained = trained_tensors(spec, arch)
     if spec.device == "cuda" and spec.optim in ("adamw_torch", "adagrad", "rmsprop"):
         # foreach, torch's default on CUDA: whole lists at once. AdamW and RMSprop keep one list of denominators
         # (_foreach_sqrt); Adagrad a second one of numerators (torch/optim/adagrad.py, _multi_tensor_adagrad).
@@ -90,7 +86,7 @@ def optimizer_temporaries_bytes(spec: CellSpec, arch: Architecture) -> int:
     return max(_held_bytes(spec, before) + _working_bytes(spec, now) for before, now in pairs)
 
 
-def _in_order(trained: list[Tensor]) -> Iterator[tuple[Tensor | None, Tensor]]:
+def _in_order(trained: Sequence[Tensor]) -> Iterator[tuple[Tensor | None, Tensor]]:
     """(the one before, this one) for each tensor in the order of ``model.parameters()``; layers repeat."""
     before: Tensor | None = None
     in_layers = [tensor for tensor in trained if tensor.per_layer]

@@ -8,7 +8,8 @@ are those of peft (``prepare_model_for_kbit_training``), trl (``peft_module_cast
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from vramprobe.architecture import Architecture, Linear, Parameter, UnsupportedArchitecture
 from vramprobe.errors import SpecError
@@ -24,8 +25,7 @@ _BEHIND_A_PRODUCT = ("o_proj", "out_proj", "dense", "c_proj", "down_proj", "dens
 _TRL_BF16_NAMES = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One parameter of the prepared model; ``num_copies`` counts the layers that have it."""
 
     name: str
@@ -48,7 +48,7 @@ class Tensor:
         return self.numel * ITEMSIZE_BYTES[self.dtype]
 
 
-def tensors(spec: CellSpec, arch: Architecture) -> list[Tensor]:
+def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
     """All parameters after preparation, adapters last.
 
     Raises SpecError where a LoRA target names no linear layer, UnsupportedArchitecture for DoRA.
@@ -61,7 +61,7 @@ def tensors(spec: CellSpec, arch: Architecture) -> list[Tensor]:
         shape = p.shape[::-1] if quantised and arch.model_type == "gpt2" else p.shape
         dtype = spec.dtype if full else _base_dtype(spec, p)
         base.append(Tensor(p.name, shape, dtype, full, quantised, p.role, p.per_layer, arch.num_copies(p)))
-    return base if full else base + _adapters(spec, arch)
+    return tuple(base if full else base + _adapters(spec, arch))
 
 
 def _base_dtype(spec: CellSpec, parameter: Parameter) -> str:
@@ -118,12 +118,9 @@ def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
     return made
 
 
-def weights_bytes(spec: CellSpec, arch: Architecture) -> int:
-    """Bytes of parameters, buffers and quantisation state of the prepared model."""
-    made = tensors(spec, arch)
-    plain = sum(t.num_bytes * t.num_copies for t in made if not t.quantised)
-    quantised = sum(quantised_bytes(t, spec.quant) * t.num_copies for t in made if t.quantised)
-    return plain + quantised + buffers_bytes(arch)
+def weights_bytes(tensors: Sequence[Tensor], quant: str) -> int:
+    """Bytes of parameters with their quantisation state."""
+    return sum((quantised_bytes(t, quant) if t.quantised else t.num_bytes) * t.num_copies for t in tensors)
 
 
 def buffers_bytes(arch: Architecture) -> int:
@@ -141,8 +138,3 @@ def quantised_bytes(tensor: Tensor, quant: str) -> int:
         return packed + 4 * blocks
     second = 4 * -(-blocks // NESTED_BLOCK) + CODE_8BIT_BYTES + 4  # absmax of the absmax, its code, the offset
     return packed + blocks + second
-
-
-def trained_tensors(spec: CellSpec, arch: Architecture) -> list[Tensor]:
-    """The tensors that get gradients and optimizer state."""
-    return [tensor for tensor in tensors(spec, arch) if tensor.trained]

@@ -1,7 +1,9 @@
 """A tape of values that knows only sizes: what autograd keeps alive, when it lets go, and the highest moment between.
 
 In: calls that look like a model's own code (``add``, ``linear``, ``silu`` …) over Values with a width and a dtype.
-Out: live bytes by cause, and for each place of the step the highest moment within it. Never imports torch.
+Out: live bytes by cause, and for each place of the step the moments within it that may be the highest: one where all
+sizes are known, several where some are left open (sizes.py). Never imports torch. Long because allocation and autograd
+are one state: what is freed, and when, is autograd's doing.
 
 A Value dies when Python drops its last reference, exactly as a tensor does, so code written like the model's own keeps
 the same values alive. The rules of saving and releasing are autograd's (``derivatives.yaml``, ``engine.cpp``):
@@ -10,66 +12,104 @@ a node holds what it saved until its own backward has run; a gradient that nobod
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
 
+#: Every cause a moment's bytes may have, in the order they are shown.
+CAUSES = (
+    "weights", "gradients", "optimizer_state", "batch", "saved_activations", "checkpoint_store", "recomputed_layer",
+    "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries",
+)  # fmt: skip
+
 #: The cause of a value until something more telling is known about it.
 TEMPORARY = "temporaries"
 
-Backward = Callable[[list["Value | None"], tuple["Value", ...]], Sequence["Value | None"]]
+Backward = Callable[[list["Value | None"]], list["Value | None"]]  # gradients of the outputs -> those of the inputs
+Edge = tuple["Node | Leaf", int]  # where a gradient goes, and as that of which output there
+Place = tuple[str, str]  # a phase, and where in it
+Peak = tuple[int, dict[str, int]]  # a moment that may be the highest of its place: live bytes, and the same by cause
+Covers = Callable[[int, int], bool]  # whether the first size is at least the second, however the open ones turn out
+
+#: The place of all layers but the first and the last; memory is linear in their number.
+MIDDLE_LAYER = "a middle layer"
+
+
+def highest(peaks: Iterable[Peak], covers: Covers) -> list[Peak]:
+    """Those that no other one covers, in their order; of equal ones the first."""
+    found: list[Peak] = []
+    for peak in peaks:
+        if not any(covers(earlier[0], peak[0]) for earlier in found):
+            found = [earlier for earlier in found if not covers(peak[0], earlier[0])]
+            found.append(peak)
+    return found
 
 
 class Storage:
     """One allocation. It is freed when the last Value on it dies."""
 
-    __slots__ = ("cause", "num_bytes", "num_values")
+    __slots__ = ("cause", "in_middle_layer", "num_bytes", "num_values")
 
-    def __init__(self, num_bytes: int, cause: str) -> None:
-        self.num_bytes, self.cause, self.num_values = num_bytes, cause, 0
+    def __init__(self, num_bytes: int, cause: str, in_middle_layer: bool) -> None:
+        self.num_bytes, self.cause, self.in_middle_layer = num_bytes, cause, in_middle_layer
+        self.num_values = 1  # the one it is made for
 
 
 class Node:
-    """One backward function: the nodes its gradients go to, and what it saved."""
+    """One backward function: where its gradients go, and what it saved."""
 
     __slots__ = (
-        "backward", "cause", "checkpoint", "edges", "kept", "leaf", "num_outputs", "place", "saved", "sequence",
+        "backward", "cause", "checkpoint", "edges", "grads", "kept", "num_outputs", "place", "saved",
     )  # fmt: skip
 
-    def __init__(self, sequence: int, edges: list[tuple[Node, int] | None], place: str, num_outputs: int = 1) -> None:
-        self.sequence, self.edges, self.place, self.num_outputs = sequence, edges, place, num_outputs
-        self.cause = TEMPORARY  # of what its backward allocates: as in forward
+    def __init__(
+        self, edges: list[Edge | None], place: Place, cause: str, num_outputs: int, backward: Backward
+    ) -> None:
+        self.edges, self.num_outputs, self.backward = edges, num_outputs, backward
+        self.place, self.cause = place, cause  # of what its backward allocates: as in forward
         self.saved: tuple[Value, ...] = ()
         self.kept: tuple[Value, ...] = ()  # Python attributes of a Function's ctx: they go with the graph itself
-        self.backward: Backward | None = None
-        self.leaf: Value | None = None  # set where a gradient ends, at a trained parameter
         self.checkpoint: Checkpoint | None = None  # where what this node saves is made again
+        self.grads: list[Value | None] | None = None  # the gradients of its outputs, as far as they have arrived
+
+
+class Leaf:
+    """Where a gradient ends: at a trained parameter."""
+
+    __slots__ = ("gradient", "grads", "num_awaited")
+    num_outputs = 1
+
+    def __init__(self) -> None:
+        self.gradient: Value | None = None
+        self.grads: list[Value | None] | None = None
+        self.num_awaited = 0  # gradients that a backward has still to bring
 
 
 class Value:
     """A tensor's size, dtype, storage and place in the graph; views share the storage."""
 
-    __slots__ = ("contiguous", "dtype", "gradient", "index", "is_view", "node", "numel", "storage", "tape")
+    __slots__ = ("contiguous", "dtype", "edge", "is_view", "numel", "storage", "tape")
 
     def __init__(self, tape: Tape, numel: int, dtype: str, storage: Storage | None) -> None:
-        self.tape, self.numel, self.dtype, self.storage = tape, numel, dtype, storage
-        self.node: Node | None = None
-        self.index = 0
-        self.gradient: Value | None = None
+        self.tape, self.storage = tape, storage
+        self.numel, self.dtype = numel, dtype
+        self.edge: Edge | None = None
         self.contiguous = True  # False: laid out by heads, so that a reshape must copy
         self.is_view = False  # a gradient that is a view holds its base, so the engine cannot add to it in place
-        if storage is not None:
-            storage.num_values += 1
 
     def __del__(self) -> None:
         storage = self.storage
         if storage is not None:
             storage.num_values -= 1
-            if storage.num_values == 0:
-                self.tape._count(storage.cause, -storage.num_bytes)
+            if not storage.num_values:
+                self.tape._free(storage)
+
+    @property
+    def node(self) -> Node | None:
+        """The node that made it, and that its gradient goes to."""
+        return self.edge[0] if self.edge is not None else None
 
     @property
     def num_bytes(self) -> int:
@@ -79,7 +119,7 @@ class Value:
     @property
     def needs_grad(self) -> bool:
         """Whether a gradient flows to it."""
-        return self.node is not None
+        return self.edge is not None
 
 
 class Recomputed(Exception):
@@ -123,30 +163,66 @@ class Checkpoint:
 class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
-    def __init__(self) -> None:
-        self.live_bytes: Counter[str] = Counter()
+    def __init__(self, covers: Covers = operator.ge) -> None:
+        self.live_bytes = dict.fromkeys(CAUSES, 0)
         self.total_bytes = 0
-        self.place: tuple[str, str] = ("forward", "start")
-        self.peaks: dict[tuple[str, str], tuple[int, dict[str, int]]] = {}
+        self.place: Place = ("forward", "start")
+        #: By place: what of a middle layer's was alive, by cause, when the step last came there.
+        self.middle_layer_held: dict[Place, dict[str, int]] = {}
+        self._middle_layer_bytes = dict.fromkeys(CAUSES, 0)
+        self._in_middle_layer = False
+        self._covers = covers
+        self._peaks: dict[Place, list[Peak]] = {}
+        self._peaks_here: list[Peak] = []
+        self._rising = False  # nothing was freed since something was allocated
+        self._place_in_backward: Place = ("backward", "start")
         self._checkpoint: Checkpoint | None = None
         self._cause = TEMPORARY
         self._saved_cause = "saved_activations"
-        self._sequence = 0
-        self._required: list[Value] = []
+        self._nodes: list[Node] = []
 
     # -- allocation -------------------------------------------------------------------------------------------------
 
-    def _count(self, cause: str, num_bytes: int) -> None:
-        self.live_bytes[cause] += num_bytes
-        self.total_bytes += num_bytes
-        if num_bytes > 0:
-            seen = self.peaks.get(self.place)
-            if seen is None or self.total_bytes > seen[0]:
-                self.peaks[self.place] = (self.total_bytes, dict(self.live_bytes))
+    def take_peaks(self) -> dict[Place, list[Peak]]:
+        """What may be the highest moment of each place since the last call, in the order in which the places came."""
+        self._look()
+        taken, self._peaks, self._peaks_here = self._peaks, {}, []
+        return {place: highest(peaks, self._covers) for place, peaks in taken.items()}
+
+    def _look(self) -> None:
+        """See how high it is, if it rose: before anything is freed, becomes something else, or another place begins."""
+        if not self._rising:
+            return
+        self._rising = False
+        total, peaks = self.total_bytes, self._peaks_here
+        if not peaks:
+            self._peaks[self.place] = peaks
+        elif total <= peaks[-1][0]:
+            if self._covers(peaks[-1][0], total):
+                return
+        elif self._covers(total, peaks[-1][0]):
+            peaks.pop()
+        peaks.append((total, self.live_bytes.copy()))
+
+    def _free(self, storage: Storage) -> None:
+        if self._rising:
+            self._look()
+        cause, num_bytes = storage.cause, storage.num_bytes
+        self.live_bytes[cause] -= num_bytes
+        self.total_bytes -= num_bytes
+        if storage.in_middle_layer:
+            self._middle_layer_bytes[cause] -= num_bytes
 
     def at(self, phase: str, place: str) -> None:
         """From here on, moments belong to this place of this phase."""
-        self.place = (phase, place)
+        self._go_to((phase, place))
+        self._place_in_backward = ("backward", place)
+
+    def _go_to(self, place: Place) -> None:
+        self._look()
+        self.place, self._in_middle_layer = place, place[1] == MIDDLE_LAYER
+        self._peaks_here = self._peaks.get(place, [])
+        self.middle_layer_held[place] = self._middle_layer_bytes.copy()
 
     @contextmanager
     def cause(self, name: str, saved: str | None = None) -> Iterator[None]:
@@ -169,10 +245,14 @@ class Tape:
 
     def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
         """Allocate ``numel`` elements."""
-        storage = Storage(numel * ITEMSIZE_BYTES[dtype], cause or self._cause)
-        value = Value(self, numel, dtype, storage)
-        self._count(storage.cause, storage.num_bytes)
-        return value
+        cause, num_bytes = cause or self._cause, numel * ITEMSIZE_BYTES[dtype]
+        self.live_bytes[cause] += num_bytes
+        self.total_bytes += num_bytes
+        if self._in_middle_layer:
+            self._middle_layer_bytes[cause] += num_bytes
+        if num_bytes:
+            self._rising = True
+        return Value(self, numel, dtype, Storage(num_bytes, cause, self._in_middle_layer))
 
     def new_like(self, value: Value, dtype: str | None = None) -> Value:
         """Allocate as many elements as ``value`` has, in its layout."""
@@ -182,7 +262,10 @@ class Tape:
 
     def view(self, value: Value, numel: int | None = None) -> Value:
         """Another value on the same storage, outside the graph."""
-        made = Value(self, value.numel if numel is None else numel, value.dtype, value.storage)
+        storage = value.storage
+        if storage is not None:
+            storage.num_values += 1
+        made = Value(self, value.numel if numel is None else numel, value.dtype, storage)
         made.contiguous = value.contiguous
         return made
 
@@ -190,12 +273,8 @@ class Tape:
         """A value that was there before the step (a weight): its bytes are not counted here."""
         value = Value(self, numel, dtype, None)
         if trained:
-            self._make_leaf(value)
+            self.require_grad(value)
         return value
-
-    def _make_leaf(self, value: Value) -> None:
-        value.node = Node(2**62, [], self.place[1])  # the engine accumulates into leaves before anything else
-        value.node.leaf = value
 
     # -- the graph --------------------------------------------------------------------------------------------------
 
@@ -208,123 +287,123 @@ class Tape:
         *,
         kept: Sequence[Value] = (),
         recomputable: bool = True,
-    ) -> Node | None:
-        """Make ``outputs`` the result of one node. ``backward(grads, saved)`` returns one gradient per input.
+    ) -> Edge | None:
+        """Make ``outputs`` the result of one node. ``backward(grads)`` returns one gradient per input.
 
         What is saved goes after the node's backward, and is dropped under a checkpoint unless it is not
-        ``recomputable``; what is ``kept`` stays as long as the graph. The node is returned, null where no input needs a
-        gradient.
+        ``recomputable``; what is ``kept`` stays as long as the graph. Returned is the edge of a single output that is
+        made only later; null where no input needs a gradient.
         """
-        if not any(value.needs_grad for value in inputs):
+        edges = [value.edge for value in inputs]
+        if not any(edges):
             return None
-        self._sequence += 1
-        edges = [(value.node, value.index) if value.node is not None else None for value in inputs]
-        node = Node(self._sequence, edges, self.place[1], max(1, len(outputs)))
-        node.backward, node.cause = backward, self._cause
+        node = Node(edges, self._place_in_backward, self._cause, len(outputs) or 1, backward)
         for index, output in enumerate(outputs):
-            output.node, output.index = node, index
-        node.kept = tuple(self._held(value) for value in kept)
-        dropped = self._checkpoint is not None and recomputable
-        if not (dropped and self._checkpoint.again is None):
-            node.saved = tuple(self._held(value) for value in saved)
-        if dropped and saved:
-            self._checkpoint.add(node)
-        return node
+            output.edge = (node, index)
+        checkpoint = self._checkpoint
+        first_run = checkpoint is None or checkpoint.again is None
+        if first_run:  # of a second run, what it saves is all that is used
+            self._nodes.append(node)
+            for edge in edges:
+                if edge is not None and isinstance(edge[0], Leaf):
+                    edge[0].num_awaited += 1
+        if kept:
+            node.kept = self._held(kept)
+        if saved:
+            dropped = checkpoint is not None and recomputable
+            if not (dropped and first_run):
+                node.saved = self._held(saved)
+            if dropped:
+                checkpoint.add(node)
+        return node, 0
 
-    def _held(self, value: Value) -> Value:
-        self.keep(value, self._saved_cause)
-        return self.view(value)
+    def _held(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        for value in values:
+            self.keep(value, self._saved_cause)
+        return tuple([self.view(value) for value in values])
 
     def keep(self, value: Value, cause: str) -> None:
         """Give a temporary the cause it is kept for."""
         if value.storage is not None and value.storage.cause == TEMPORARY:
-            self._recause(value, cause)
+            self._recause(value.storage, cause)
+
+    def _recause(self, storage: Storage, cause: str) -> None:
+        before, num_bytes = storage.cause, storage.num_bytes
+        if cause == before:
+            return
+        self._look()
+        self.live_bytes[before] -= num_bytes
+        self.live_bytes[cause] += num_bytes
+        if storage.in_middle_layer:
+            self._middle_layer_bytes[before] -= num_bytes
+            self._middle_layer_bytes[cause] += num_bytes
+        storage.cause, self._rising = cause, num_bytes > 0
+
+    def make_gradient(self, leaf: Value) -> None:
+        """Allocate the gradient of a trained constant, as an earlier backward left it."""
+        leaf.node.gradient = self.new(leaf.numel, leaf.dtype, "gradients")
 
     def require_grad(self, value: Value) -> None:
-        """``value.requires_grad_()`` on a result outside the graph: its gradient is made and dropped."""
-        assert value.node is None
-        self._make_leaf(value)
-        self._required.append(value)
-
-    def forget_required(self) -> None:
-        """The graph is gone, and with it the values that were made to need a gradient."""
-        for value in self._required:
-            value.node = value.gradient = None
-        self._required.clear()
+        """``value.requires_grad_()`` on what no backward function made: a gradient ends here."""
+        assert value.edge is None
+        value.edge = (Leaf(), 0)
 
     def backward(self, root: Node, gradient: Value) -> None:
-        """Run every node behind ``root``; leaves keep their gradients. Consumes the graph."""
-        waiting = _dependencies(root)
-        buffers: dict[Node, list[Value | None]] = {root: [gradient]}
-        ready = [(-root.sequence, id(root), root)]
+        """Play the tape back from ``root``, the latest node first; leaves keep their gradients."""
+        root.grads = [gradient]
         del gradient
-        while ready:
-            node = heapq.heappop(ready)[2]
-            grads = buffers.pop(node)
-            if node.leaf is not None:
-                self._accumulate_leaf(node.leaf, grads)
-                continue
-            self.place = ("backward", node.place)
+        nodes, self._nodes = self._nodes, []
+        for node in reversed(nodes):
+            if node.grads is None:
+                continue  # the root does not depend on it
+            if node.place is not self.place:
+                self._go_to(node.place)
             if node.checkpoint is not None:
                 node.checkpoint.fill()
             before, self._cause = self._cause, node.cause
-            made = list(node.backward(grads, node.saved))
+            made = node.backward(node.grads)
             self._cause = before
-            grads.clear()
-            node.saved, node.checkpoint = (), None
-            for position, edge in enumerate(node.edges):
-                if edge is None:
-                    made[position] = None
-                    continue
-                target, index = edge
-                slots = buffers.setdefault(target, [None] * target.num_outputs)
-                new, made[position] = made[position], None
-                if new is not None:
-                    slots[index] = self._sum(slots[index], new, target.leaf is not None)
-                del new, slots
-                waiting[target] -= 1
-                if waiting[target] == 0:
-                    heapq.heappush(ready, (-target.sequence, id(target), target))
+            node.grads = node.checkpoint = None
+            node.saved = ()
+            self._hand_on(made, node.edges)
+
+    def _hand_on(self, made: list[Value | None], edges: list[Edge | None]) -> None:
+        """Add each gradient to what has arrived where it goes; then the leaves that have all of theirs take them."""
+        complete = []
+        for position, edge in enumerate(edges):
+            new, made[position] = made[position], None
+            if edge is None:
+                continue
+            target, index = edge
+            if target.grads is None:
+                target.grads = [None] * target.num_outputs
+            to_leaf = isinstance(target, Leaf)
+            target.grads[index] = self._sum(target.grads[index], new, to_leaf)
+            del new
+            if to_leaf:
+                target.num_awaited -= 1
+                if target.num_awaited == 0:
+                    complete.append(target)
+        for leaf in complete:
+            self._accumulate(leaf)
 
     def _sum(self, old: Value | None, new: Value, to_leaf: bool) -> Value:
         if to_leaf:
-            self._recause(new, "gradients")
+            self._recause(new.storage, "gradients")
         if old is None:
             return new
         if old.storage.num_values == 1 and not old.is_view:
             return old  # engine's InputBuffer adds in place to a gradient that nobody else holds
         total = self.new_like(old)
         if to_leaf:
-            self._recause(total, "gradients")
+            self._recause(total.storage, "gradients")
         return total
 
-    def _accumulate_leaf(self, leaf: Value, grads: list[Value | None]) -> None:
-        grad = grads.pop()
-        if grad is None or leaf.gradient is not None:
-            return  # a second micro-step adds in place
+    def _accumulate(self, leaf: Leaf) -> None:
+        [grad], leaf.grads = leaf.grads, None
+        if leaf.gradient is not None:
+            return  # a later micro-step adds in place
         if grad.storage.num_values > 1:
             grad = self.new_like(grad)
-            self._recause(grad, "gradients")
+            self._recause(grad.storage, "gradients")
         leaf.gradient = grad
-
-    def _recause(self, value: Value, cause: str) -> None:
-        storage = value.storage
-        if storage is not None and storage.cause != cause:
-            self._count(storage.cause, -storage.num_bytes)
-            storage.cause = cause
-            self._count(cause, storage.num_bytes)
-
-
-def _dependencies(root: Node) -> Counter[Node]:
-    """How many gradients each node waits for."""
-    waiting: Counter[Node] = Counter()
-    seen, stack = {root}, [root]
-    while stack:
-        for edge in stack.pop().edges:
-            if edge is None:
-                continue
-            waiting[edge[0]] += 1
-            if edge[0] not in seen:
-                seen.add(edge[0])
-                stack.append(edge[0])
-    return waiting

@@ -50,7 +50,7 @@ def _instant_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "rescued").mkdir()
     monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path / "rescued"))
     monkeypatch.setattr(runner, "run_isolated", attempt)
-    monkeypatch.setattr(launcher.Server, "start", lambda self: None)
+    monkeypatch.setattr(launcher.Server, "start", lambda self, timeout_seconds=0.0: None)
     monkeypatch.setattr(environment, "capture", lambda *words, **more: HERE)
 
 

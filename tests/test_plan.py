@@ -12,10 +12,11 @@ from vramprobe import api, store
 from vramprobe.card import Card, Rate, card_named, card_seen, hourly_rate
 from vramprobe.duration import Pace, account_seconds, num_params, pace_of
 from vramprobe.errors import SpecError, UnknownName
-from vramprobe.plan import START_SECONDS, Plan, Policy, make_plan, with_evidence
+from vramprobe.plan import START_SECONDS, Plan, Policy, make_plan, plan_sweep, with_evidence
 from vramprobe.record import Skipped
-from vramprobe.resume import ResumedCell
+from vramprobe.resume import ResumedCell, open_journal
 from vramprobe.spec import CellSpec
+from vramprobe.sweep import Sweep
 from vramprobe.units import GIB
 
 CARD_24 = Card(name="Test GPU", total_bytes=24 * GIB, gpu=None)
@@ -48,6 +49,23 @@ def test_verdicts_come_from_the_interval_and_the_card() -> None:
     assert found[("qlora", "gemma-2-9b")] == ("run", "unknown")
     assert "can be measured" in next(row.note for row in plan.rows if row.spec.model == "gemma-2-9b")
     assert plan.verdicts() == {"fits": 1, "certain oom": 1, "risky": 1, "unknown": 1}
+
+
+def test_an_oom_of_other_libraries_is_stale_and_no_evidence(tmp_path: Path) -> None:
+    """Or the cell that is to be measured again would be skipped for what it did before."""
+    oom = make_oom(cell("gemma-2-9b"))
+    store.append(tmp_path / "records.jsonl", oom)
+    newer = oom.environment.model_copy(update={"versions": oom.environment.versions | {"torch": "2.14.0"}})
+    sweep = Sweep(name="s", description="", cells=(oom.spec, cell("gemma-2-9b", seq_len=1024)), held_out=frozenset(),
+                  notes=())  # fmt: skip
+    actions = [
+        [row.action for row in plan_sweep(
+            sweep, open_journal(tmp_path / "records.jsonl"), card=CARD_24, context_of=lambda spec, here=here: here,
+            policy=Policy(audit_share=0.0),
+        ).rows]
+        for here in (oom.environment, newer)
+    ]  # fmt: skip
+    assert actions == [["kept", "skip"], ["stale", "run"]]
 
 
 def test_small_weights_come_first_and_the_same_weights_together() -> None:

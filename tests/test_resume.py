@@ -129,6 +129,7 @@ def test_a_torn_tail_is_left_out_and_reported(file: Path) -> None:
     lambda line: line.replace(b'"format":1', b'"format":99', 1),
     lambda line: line[:300] + line,  # a torn line that another writer went on
     lambda line: line[1:],
+    lambda line: line.replace(b'"attempt-', b'"\xffttempt-', 1),
 ])  # fmt: skip
 def test_a_damaged_middle_line_is_an_error_with_its_number(file: Path, damage) -> None:
     lines = [attempt(number).to_json_line().encode() for number in (1, 2, 3)]

@@ -130,7 +130,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return make_record(spec, attempt_id=ticket.attempt_id, outcome=found, environment=machine)
 
         machine = here or make_environment()
-        monkeypatch.setattr(launcher.Server, "start", lambda self: None)
+        monkeypatch.setattr(launcher.Server, "start", lambda self, timeout_seconds=0.0: None)
         monkeypatch.setattr(runner.environment, "capture", lambda *words, **more: machine)
         monkeypatch.setattr(runner, "run_isolated", attempt)
 
@@ -150,6 +150,24 @@ def test_max_time_starts_no_cell_it_cannot_end_and_cuts_one_that_overruns(
     assert (summary.stopped_by, summary.left) == ("max-time", 2)
     instant(lambda spec: 0.01)
     assert runner.run(cells, tmp_path, limits=Limits(max_cells=1)).stopped_by == "limit"
+
+
+def test_libraries_that_load_too_long_cost_no_attempt_and_no_time_beyond_the_limit(
+    tmp_path: Path, instant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = []
+
+    def load(self: launcher.Server, timeout_seconds: float) -> None:
+        allowed.append(timeout_seconds)
+        time.sleep(timeout_seconds)
+
+    instant(lambda spec: 0.01)
+    monkeypatch.setattr(launcher.Server, "start", load)
+    monkeypatch.setattr(limits_module, "START_SECONDS", 0.0)
+    summary = runner.run(sweep_of(make_spec(timing_steps=0)), tmp_path, limits=Limits(max_seconds=1.0))
+    assert (summary.stopped_by, summary.left, summary.records) == ("max-time", 1, [])
+    assert 0.5 < allowed[0] <= 1.0
+    assert not (tmp_path / runner.JOURNAL).exists()
 
 
 def test_a_budget_stops_like_time_and_says_so(tmp_path: Path, instant: Callable[..., None]) -> None:

@@ -66,6 +66,13 @@ def test_checkpointing_saves_nothing_for_certain_with_int8_or_a_few_layers() -> 
         assert dominates(cell(**words, gradient_checkpointing=False), make_oom(cell(**words))) is None
 
 
+def test_a_higher_rank_is_not_larger_for_certain_where_small_tensors_keep_their_state_in_fp32() -> None:
+    """bitsandbytes quantises the state of tensors with 4,096 elements or more: at rank 4 of width 1,024, not at 3."""
+    words = {"optim": "adamw_bnb_8bit", "lora_dtype": "bf16"}
+    assert dominates(cell(**words, lora_r=4), make_oom(cell(**words, lora_r=3))) is None
+    assert dominates(cell(**words, batch_size=8), make_oom(cell(**words))) == "batch_size 8 ≥ 4"
+
+
 def test_with_checkpointing_is_not_larger_than_without() -> None:
     assert dominates(cell(), make_oom(cell(gradient_checkpointing=False))) is None
 

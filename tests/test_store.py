@@ -162,6 +162,7 @@ def test_a_line_that_lacks_only_its_newline_is_whole(file: Path) -> None:
         (lambda line: line[:100], "line 2 is not a record"),
         (lambda line: b"\0" * 50, "line 2 is not a record"),
         (lambda line: b"[1, 2]", "line 2 is not a record"),
+        (lambda line: b"[" * 100_000, "line 2 is not a record"),
         (lambda line: b"{}", "line 2 is not a record"),
         (lambda line: line.replace(b'"format":1', b'"format":99'), "line 2 has format 99.*upgrade vramprobe"),
         (lambda line: line.replace(b'"format":1', b'"format":[1]'), r"line 2 has format \[1\]"),

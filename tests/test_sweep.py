@@ -153,6 +153,8 @@ def test_lora_targets(tmp_path: Path) -> None:
         ("cels: []\n", "unknown sweep key 'cels'. Nearest: cells"),
         ("cells:\n  - model: [gpt2\n", "line 3 is not valid YAML"),
         ("cells:\n\t- model: gpt2\n", "line 2 is not valid YAML"),
+        ("cells: [{model: 2026-99-99}]\n", "YAML cannot read: month must be in 1..12"),
+        ("[" * 5000, "YAML cannot read: maximum recursion depth"),
         ("cells:\n  - model: gpt2\n    model: gpt2\n", "line 3: 'model' is there twice"),
         ("cells:\n  - method: full\n    batch_size: 1\n    seq_len: 8\n", "block 1 names no model"),
         ("cells:\n  - model: gpt2\n    batch_size: 1\n    seq_len: 8\n", "block 1 names no method"),

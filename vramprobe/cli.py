@@ -24,6 +24,7 @@ import typer
 import vramprobe
 from vramprobe import api, display, live, spec
 from vramprobe.errors import VramprobeError
+from vramprobe.measure.signals import not_ignored
 from vramprobe.units import parse_duration, parse_share
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def run(
     if dry_run:
         display.print_plan(api.plan(sweep, **job), as_json=json_output)
         return
-    max_seconds = parse_duration(max_time) if max_time else math.inf
+    max_seconds = math.inf if max_time is None else parse_duration(max_time)
     with live.sweep_progress(as_json=json_output) as on_event:
         summary = api.run(
             sweep, **job, timeout_seconds=timeout, max_seconds=max_seconds, max_dollars=budget, max_cells=limit,
@@ -358,9 +359,10 @@ def _leave_stdout() -> None:
 def main() -> None:
     """Run the command line; a user's error is one line on stderr and exit code 1.
 
-    SIGINT, SIGTERM and SIGHUP unwind like an exit, so that workers and temporary files go with us.
+    SIGINT, SIGTERM and SIGHUP unwind like an exit, so that workers and temporary files go with us; what nohup has us
+    ignore stays ignored.
     """
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in not_ignored():
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:
         app()

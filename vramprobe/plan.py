@@ -18,7 +18,7 @@ from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import Prediction, predict, verdict
 from vramprobe.record import Environment, RunRecord, Skipped
-from vramprobe.resume import Journal, ResumedCell, resume
+from vramprobe.resume import Journal, ResumedCell, differing, resume
 from vramprobe.skip import certain_oom
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
@@ -129,21 +129,28 @@ def plan_sweep(
     known = [cell.record for cell in cells if cell.record is not None]
     return make_plan(
         cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
-        ooms=ooms_on(card, journal), policy=policy, rate=rate,
+        ooms=ooms_on(card, journal, context_of), policy=policy, rate=rate,
     )  # fmt: skip
 
 
-def ooms_on(card: Card | None, journal: Journal) -> list[RunRecord]:
-    """What ran out of memory on this card before, in this journal."""
+def ooms_on(
+    card: Card | None, journal: Journal, context_of: Callable[[CellSpec], Environment | None]
+) -> list[RunRecord]:
+    """What ran out of memory on this card before, in this journal; what is stale says nothing about today."""
     if card is None:
         return []
+
+    def is_stale(record: RunRecord) -> bool:
+        here = context_of(record.spec)
+        return here is not None and bool(differing(record.environment, here))
+
     found = [
         journal.record(attempt)
         for attempts in journal.attempts.values()
         for attempt in attempts
         if attempt.outcome == "oom"
     ]
-    return [record for record in found if is_same_card(record.environment, card)]
+    return [record for record in found if is_same_card(record.environment, card) and not is_stale(record)]
 
 
 def make_plan(

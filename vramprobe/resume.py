@@ -23,8 +23,8 @@ MAX_RETRIES = 2
 NO_ATTEMPT_YET = "no attempt yet"
 
 _HEAD = re.compile(
-    rb'\{"format":1,"attempt_id":"(?P<attempt_id>[^"\\]*)","cell_id":"(?:[^"\\]|\\.)*","fingerprint":"(?P<fingerprint>'
-    rb'[0-9a-f]*)","instrument":"\w+","started_at":"(?P<started_at>[^"\\]*)","sweep":(?:null|"[^"\\]*"),'
+    rb'\{"format":1,"attempt_id":"(?P<attempt_id>[\w.-]*)","cell_id":"(?:[^"\\]|\\.)*","fingerprint":"(?P<fingerprint>'
+    rb'[0-9a-f]*)","instrument":"\w+","started_at":"(?P<started_at>[\w:.+-]*)","sweep":(?:null|"[^"\\]*"),'
     rb'"held_out":(?:true|false),"outcome":\{"kind":"(?P<outcome>\w+)"'
 )
 _BUFFER_BYTES = 2**20

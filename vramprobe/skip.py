@@ -69,8 +69,8 @@ def dominates(spec: CellSpec, oom: RunRecord) -> str | None:
     for name in _GROWING:
         here, there = getattr(spec, name), getattr(smaller, name)
         if here != there:
-            if here is None or there is None or here < there:
-                return None
+            if here is None or there is None or here < there or (name == "lora_r" and spec.optim.endswith("_8bit")):
+                return None  # 8-bit optimizers keep small tensors' state in fp32: a higher rank may need less
             grown.append(f"{name} {here} ≥ {there}")
     if spec.gradient_checkpointing != smaller.gradient_checkpointing:
         # int8: bitsandbytes keeps each layer's input in any case, so that checkpointing saves little or nothing.

@@ -174,7 +174,7 @@ def is_whole(tail: bytes) -> bool:
     """A JSON object is valid only up to its closing brace, so no shorter piece of a line can pass for a whole one."""
     try:
         json.loads(tail)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -289,7 +289,7 @@ def read_line(line: bytes, file: Path, number: int) -> RunRecord | Started:
     try:
         content = json.loads(line)
         version, is_start = content["format"], content.get("line") == "started"
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(
             f"{where} is not a record (damaged or edited by hand): {line[:60]!r}…; restore the file from a copy, or "
             "move that one line elsewhere, and its cell will be run again"

@@ -164,6 +164,10 @@ def _parsed(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise SpecError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except SpecError:
+        raise
+    except (ValueError, RecursionError) as error:  # a date that no calendar has, 5,000 digits or brackets
+        raise SpecError(f"{path} holds a value that YAML cannot read: {error}") from None
     if content is None:
         raise SpecError(f"{path} is empty; write `cells:` and under it a list of blocks, each `- model: …`")
     return content

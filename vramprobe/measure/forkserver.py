@@ -111,10 +111,11 @@ def serve(device: str, model_types: list[str]) -> None:
     gc.collect()
     gc.freeze()  # children neither scan nor copy what the server loaded
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
+    server = os.getpid()
     while line := requests.readline():
         pid = os.fork()
         if pid == 0:
-            _become_the_cell(json.loads(line))
+            _become_the_cell(json.loads(line), server)
         _say(answers, {"pid": pid})
         _say(answers, {"exit": _wait(pid, requests.fileno())})
 
@@ -169,9 +170,10 @@ def _unsafe(device: str) -> str | None:
         return "a library has initialised CUDA while it loaded"
     if "/dev/nvidia-uvm" in _open_files():
         return "a library holds /dev/nvidia-uvm, so it has initialised the CUDA driver"
+    server = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _die_with_the_server()
+        _die_with_the_server(server)
         signal.alarm(_CANARY_SECONDS)  # a driver that hangs must end the canary, and then the proof
         os._exit(_canary(device))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -214,11 +216,11 @@ def _open_files() -> set[str]:
     return found
 
 
-def _become_the_cell(request: dict[str, str]) -> None:
+def _become_the_cell(request: dict[str, str], server: int) -> None:
     """In the child: log in place of the pipes, run, leave without the parent's clean-up."""
     status = 1
     try:
-        _die_with_the_server()
+        _die_with_the_server(server)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -235,9 +237,11 @@ def _become_the_cell(request: dict[str, str]) -> None:
         os._exit(status)
 
 
-def _die_with_the_server() -> None:
+def _die_with_the_server(server: int) -> None:
     """Linux kills this process when its parent dies, however that comes about (prctl(2), PR_SET_PDEATHSIG = 1)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != server:  # it went before we could ask for that
+        os._exit(137)
 
 
 def _wait(pid: int, stdin: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,8 +36,8 @@ class Launcher(Protocol):
     isolation: Isolation
     isolation_reason: str | None
 
-    def start(self) -> None:
-        """Load what cells need, if that is still to be done."""
+    def start(self, timeout_seconds: float = math.inf) -> None:
+        """Load what cells need, if that is still to be done; it may stop when so long is over."""
 
     def expect(self, upcoming: CellSpec | None) -> None:
         """The cell after the next one, whose process may be prepared while the next one runs."""
@@ -58,7 +59,7 @@ class Spawner:
         self._prepared: tuple[str | None, subprocess.Popen] | None = None  # with its allocator setting
         self._upcoming: CellSpec | None = None
 
-    def start(self) -> None:
+    def start(self, timeout_seconds: float = math.inf) -> None:
         """Nothing is shared between interpreters."""
 
     def expect(self, upcoming: CellSpec | None) -> None:
@@ -137,7 +138,7 @@ class Server:
         """Why there is no fork server; None while there is one."""
         return self._instead and self._instead.isolation_reason
 
-    def start(self) -> None:
+    def start(self, timeout_seconds: float = math.inf) -> None:
         """Start the server if there is none and have it prove itself; if it cannot, cells are spawned from now on."""
         if self._server is not None or self._instead is not None:
             return
@@ -146,7 +147,7 @@ class Server:
         before_bytes = watched.used_bytes() if watched else None
         self._server = ForkServer(*self._settings)
         try:
-            why = self._server.unsafe(_LOADING_SECONDS)
+            why = self._server.unsafe(min(_LOADING_SECONDS, timeout_seconds))
         except ServerEnded as ended:
             why = f"it ended with {ended.status} as it loaded; its last words are in {log}"
         if why is None and before_bytes is not None and (after := watched.use_that_stayed(before_bytes)) is not None:

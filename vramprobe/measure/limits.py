@@ -73,10 +73,15 @@ class Clock:
         """Since the sweep began."""
         return time.monotonic() - self._began
 
-    def allows(self, seconds: float) -> bool:
+    @property
+    def left_seconds(self) -> float:
+        """Until the sweep must have ended; never below 0."""
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    def allows(self, seconds: float, *, is_loaded: bool = False) -> bool:
         """Whether a cell that should take so long would end in time; the first one has the libraries to wait for."""
-        needed = _TIME_MARGIN * seconds + (0 if self.num_cells else START_SECONDS)
-        return self._deadline - time.monotonic() > needed
+        needed = _TIME_MARGIN * seconds + (0 if self.num_cells or is_loaded else START_SECONDS)
+        return self.left_seconds > needed
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[float]:

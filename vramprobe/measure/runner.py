@@ -145,7 +145,7 @@ def run(
         with _Launchers(plan, logs) as launchers, scratch_folder() as scratch:
             sweeping = _Sweeping(
                 sweep, summary, policy, limits, clock, signals, launchers, scratch, logs, on_event,
-                ooms=ooms_on(card, journal),
+                ooms=ooms_on(card, journal, context_of),
             )  # fmt: skip
             for index, row in enumerate(plan.rows, start=1):
                 sweeping.take(index, row)
@@ -208,11 +208,12 @@ class _Sweeping:
     def _tell(self, event: Progress) -> None:
         self.on_event(replace(event, seconds=self.clock.elapsed_seconds))
 
-    def _forbidden(self, row: Row) -> str | None:
+    def _forbidden(self, row: Row, *, is_loaded: bool = False) -> str | None:
         """The limit that keeps this cell from being started."""
         if self.limits.max_cells is not None and self.clock.num_cells >= self.limits.max_cells:
             return "limit"
-        return None if self.clock.allows(self.pace.correct(row.num_params, row.seconds)) else self.limits.limited_by
+        seconds = self.pace.correct(row.num_params, row.seconds)
+        return None if self.clock.allows(seconds, is_loaded=is_loaded) else self.limits.limited_by
 
     def _run(self, event: Progress, row: Row) -> None:
         spec, log, ticket = row.spec, _log(self.logs, row.spec), new_ticket(self.scratch)
@@ -223,6 +224,10 @@ class _Sweeping:
         )  # fmt: skip
         self._tell(replace(event, left_seconds=self._left_seconds(event.index)))
         if not self._ready(launcher):
+            return
+        if (why := self._forbidden(row, is_loaded=True)) is not None:  # loading took longer than it should
+            self.summary.stopped_by = why
+            self._tell(replace(event, kind="left", reason=why))
             return
         launcher.expect(self._upcoming(event.index))
         started = Started(
@@ -247,7 +252,7 @@ class _Sweeping:
         """Have the libraries loaded, which is no cell's time nor attempt; False where a signal ended that."""
         try:
             with self.signals.raising():
-                launcher.start()
+                launcher.start(self.clock.left_seconds)
         except Stopped:
             launcher.close()
             return False

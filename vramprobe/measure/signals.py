@@ -10,6 +10,11 @@ from collections.abc import Iterator
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def not_ignored() -> list[signal.Signals]:
+    """The signals that end a command, but for those that whoever started it has it ignore (nohup does)."""
+    return [signum for signum in _CAUGHT if signal.getsignal(signum) is not signal.SIG_IGN]
+
+
 class Stopped(BaseException):
     """A signal asked the sweep to end; not an Exception, so that nothing on the way swallows it."""
 
@@ -21,7 +26,8 @@ class Stopped(BaseException):
 class Signals:
     """SIGINT, SIGTERM and SIGHUP while a sweep runs: they end the running cell, and the sweep once it is recorded.
 
-    Outside ``raising`` a signal is only noted, so that no line is half written. Only the main thread can catch them.
+    Outside ``raising`` a signal is only noted, so that no line is half written. Only the main thread can catch them,
+    and one that is ignored stays ignored: that is how nohup, or a shell's background job, asks a sweep to go on.
     """
 
     def __init__(self) -> None:
@@ -34,7 +40,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {signum: signal.signal(signum, self._arrived) for signum in _CAUGHT}
+        before = {signum: signal.signal(signum, self._arrived) for signum in not_ignored()}
         try:
             yield self
         finally:
@@ -43,9 +49,11 @@ class Signals:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Within, a signal raises Stopped at once."""
+        """Within, a signal raises Stopped at once; so does one that came before."""
         self._raising = True
         try:
+            if self.stopped_by is not None:
+                raise Stopped(self.stopped_by)
             yield
         finally:
             self._raising = False

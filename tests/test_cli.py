@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -220,6 +221,26 @@ def test_a_plan_shows_cells_that_can_be_copied_and_what_they_cost(tmp_path: Path
     assert (plan["total"], plan["actions"], plan["verdicts"]) == (4, {"run": 4}, {"fits": 4})
     assert plan["expected_dollars"] == pytest.approx(plan["expected_seconds"] * 0.36 / 3600, rel=0.01)
     assert all(cell["peak_allocated_bytes"]["low"] > 0 for cell in plan["cells"])
+
+
+@pytest.mark.parametrize("limit", [
+    ("--max-time", "soon"), ("--max-time", ""), ("--budget", "-1"), ("--budget", "1"), ("--limit", "0"),
+    ("--timeout", "0"),
+])  # fmt: skip
+def test_a_dry_run_refuses_the_limits_that_a_run_refuses(limit: tuple[str, str], tmp_path: Path) -> None:
+    """An empty one is a shell's variable that was never set: no reason to go on without a limit."""
+    done = vramprobe("run", QUICKSTART, "--device", "cpu", "--out", str(tmp_path), "--dry-run", *limit)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("vramprobe: ")
+
+
+def test_closed_output_is_no_error(tmp_path: Path) -> None:
+    """What follows must not be opened under the number of stderr, where libraries write."""
+    command = shlex.join([sys.executable, "-m", "vramprobe", "gpus"])
+    assert subprocess.run(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], check=False).returncode == 0
+    check = "from vramprobe import cli; cli._open_what_is_closed(); import os; os._exit(os.open('/', 0) - 3)"
+    command = shlex.join([sys.executable, "-c", check])
+    assert subprocess.run(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], check=False).returncode == 0
 
 
 def test_a_dry_run_is_the_plan_and_runs_nothing(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def sweep_in_child(folder: Path, fault: Callable[[], None], policy: Policy | Non
         status = 1
         try:
             os.close(read_end)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
             real_write = os.write
 
             def report(event: runner.Progress) -> None:

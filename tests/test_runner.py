@@ -338,6 +338,14 @@ def test_a_broken_middle_line_stops_before_anything_runs(tmp_path: Path) -> None
         runner.run(sweep_of(make_spec(**FAST)), tmp_path)
 
 
+def test_a_log_has_a_name_that_file_systems_take() -> None:
+    """They count bytes: 255 for a name."""
+    spec = make_spec()
+    named = spec.model_copy(update={"model": 80 * "模"})
+    assert len(runner._log(Path("logs"), named).name.encode()) < 150
+    assert runner._log(Path("logs"), spec).name == f"{spec.cell_id}.{spec.fingerprint}.log"
+
+
 def test_two_sweeps_on_one_folder_are_refused(tmp_path: Path) -> None:
     with store.lock(tmp_path), pytest.raises(StoreError, match="another sweep"):
         runner.run(sweep_of(make_spec(**FAST)), tmp_path)
@@ -363,12 +371,14 @@ def test_missing_packages_and_devices_are_named_before_anything_runs(
 def test_a_server_that_cannot_prove_itself_is_replaced_by_spawning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record says how the cell was started, and why not otherwise."""
+    """The record says how the cell was started, and why not otherwise; the summary, that it cost time."""
     why = "a library has initialised CUDA while it loaded"
     monkeypatch.setattr(launcher.ForkServer, "unsafe", lambda self, seconds: why)
-    (record,) = runner.run(sweep_of(make_spec(**FAST)), tmp_path).records
+    summary = runner.run(sweep_of(make_spec(**FAST)), tmp_path)
+    (record,) = summary.records
     assert record.outcome.kind == "ok"
     assert record.environment.isolation == "spawn"
+    assert summary.notes == [f"each cell loads the libraries anew: no fork server: {why}"]
     assert record.environment.isolation_reason == f"no fork server: {why}"
 
 

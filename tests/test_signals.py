@@ -1,4 +1,4 @@
-"""A signal ends a sweep at once, whenever it comes; what is ignored, as under nohup, does not."""
+"""A signal ends a sweep at once, whenever it comes; a hangup under nohup does not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_signal_that_came_before_ends_what_raises() -> None:
             pytest.fail("entered")
 
 
-def test_an_ignored_signal_stays_ignored(ignoring_hangup: None) -> None:
+def test_an_ignored_hangup_stays_ignored(ignoring_hangup: None) -> None:
     with Signals().caught() as signals, signals.raising():
         os.kill(os.getpid(), signal.SIGHUP)
     assert signals.stopped_by is None

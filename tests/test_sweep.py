@@ -9,7 +9,7 @@ import pytest
 from factories import TINY_LLAMA_PATH, make_spec
 
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.sweep import Sweep, load_sweep
+from vramprobe.sweep import Sweep, load_sweep, select
 
 
 def load(folder: Path, text: str, *, device: str = "cpu", overrides: dict[str, Any] | None = None) -> Sweep:
@@ -229,3 +229,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_unknown_overrides(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="overrides: unknown option 'batch'"):
         load(tmp_path, block(""), overrides={"batch": 3})
+
+
+def test_one_pattern_may_stand_alone() -> None:
+    """Text is a sequence of letters, too, and a cell has most of them."""
+    sweep = load_sweep(Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.yaml", device="cpu")
+    assert select(sweep, only="gpt2").cells == select(sweep, only=["gpt2"]).cells != sweep.cells

@@ -72,8 +72,8 @@ def plan(
     fit: str | Path | MemoryModel | None = None,
     usd_per_hour: float | None = None,
     provider: str | None = None,
-    only: Sequence[str] = (),
-    skip: Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     shard: str | None = None,
     policy: Policy | None = None,
     **overrides: Any,
@@ -102,8 +102,8 @@ def run(
     fit: str | Path | MemoryModel | None = None,
     usd_per_hour: float | None = None,
     provider: str | None = None,
-    only: Sequence[str] = (),
-    skip: Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     shard: str | None = None,
     policy: Policy | None = None,
     timeout_seconds: float | None = None,
@@ -142,8 +142,8 @@ class _Job(NamedTuple):
 
 def _job(
     path: str | Path, out: str | Path | None, device: str, gpu: str | None, fit: str | Path | MemoryModel | None,
-    usd_per_hour: float | None, provider: str | None, only: Sequence[str], skip: Sequence[str], shard: str | None,
-    overrides: dict[str, Any],
+    usd_per_hour: float | None, provider: str | None, only: str | Sequence[str], skip: str | Sequence[str],
+    shard: str | None, overrides: dict[str, Any],
 ) -> _Job:  # fmt: skip
     from vramprobe.card import card_named, hourly_rate
     from vramprobe.measure.environment import device_to_use

@@ -24,7 +24,7 @@ import typer
 import vramprobe
 from vramprobe import api, display, live, spec
 from vramprobe.errors import VramprobeError
-from vramprobe.measure.signals import not_ignored
+from vramprobe.measure.signals import signals_that_end
 from vramprobe.units import parse_duration, parse_share
 
 if TYPE_CHECKING:
@@ -232,20 +232,24 @@ def run(
     json_output: Json = False,
 ) -> None:
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
+    from vramprobe.measure.limits import limits as check_limits
+
     job = {
         "out": out, "device": device, "fit": fit, "usd_per_hour": price, "provider": provider, "only": only or (),
         "skip": skip or (), "shard": shard, "policy": _policy(audit, no_skip, replicate, retry_quarantined),
         "emulate_vram": emulate_vram,
     }  # fmt: skip
+    limits = {
+        "timeout_seconds": timeout, "max_seconds": math.inf if max_time is None else parse_duration(max_time),
+        "max_dollars": budget, "max_cells": limit,
+    }  # fmt: skip
     if dry_run:
-        display.print_plan(api.plan(sweep, **job), as_json=json_output)
+        planned = api.plan(sweep, **job)
+        check_limits(planned.rate, **limits)
+        display.print_plan(planned, as_json=json_output)
         return
-    max_seconds = math.inf if max_time is None else parse_duration(max_time)
     with live.sweep_progress(as_json=json_output) as on_event:
-        summary = api.run(
-            sweep, **job, timeout_seconds=timeout, max_seconds=max_seconds, max_dollars=budget, max_cells=limit,
-            on_event=on_event,
-        )  # fmt: skip
+        summary = api.run(sweep, **job, **limits, on_event=on_event)
     live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])
@@ -356,13 +360,20 @@ def _leave_stdout() -> None:
     sys.exit(1)
 
 
+def _open_what_is_closed() -> None:
+    """Give a closed stdin, stdout or stderr (``2>&-``) to /dev/null, before a results file gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, closefd=False))
+
+
 def main() -> None:
     """Run the command line; a user's error is one line on stderr and exit code 1.
 
-    SIGINT, SIGTERM and SIGHUP unwind like an exit, so that workers and temporary files go with us; what nohup has us
-    ignore stays ignored.
+    SIGINT, SIGTERM and SIGHUP (but under nohup) unwind like an exit, so that workers and temporary files go with us.
     """
-    for signum in not_ignored():
+    _open_what_is_closed()
+    for signum in signals_that_end():
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:
         app()

@@ -104,12 +104,15 @@ def load_sweep(path: str | Path, *, device: str, overrides: dict[str, Any] | Non
     )
 
 
-def select(sweep: Sweep, *, only: Sequence[str] = (), skip: Sequence[str] = (), shard: str | None = None) -> Sweep:
+def select(
+    sweep: Sweep, *, only: str | Sequence[str] = (), skip: str | Sequence[str] = (), shard: str | None = None
+) -> Sweep:
     """The part of ``sweep`` whose cell ids match one of ``only`` (all, if empty) and none of ``skip``.
 
     A pattern is a piece of the id, or a whole one with ``*`` and ``?``. ``shard`` is ``i/n``: every n-th cell, from the
     i-th on, so that n machines share a sweep. Raises SpecError for a pattern that matches nothing and a bad shard.
     """
+    only, skip = ([given] if isinstance(given, str) else given for given in (only, skip))
     for pattern in (*only, *skip):
         if not any(_matches(cell, pattern) for cell in sweep.cells):
             pieces = {piece for cell in sweep.cells for piece in cell.cell_id.split("_")}

@@ -229,6 +229,7 @@ class _Sweeping:
             self.summary.stopped_by = why
             self._tell(replace(event, kind="left", reason=why))
             return
+        self._note_how_cells_start(launcher)
         launcher.expect(self._upcoming(event.index))
         started = Started(
             attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint, instrument=spec.device,
@@ -257,6 +258,12 @@ class _Sweeping:
             launcher.close()
             return False
         return True
+
+    def _note_how_cells_start(self, launcher: Launcher) -> None:
+        """Whoever pays by the minute should know that each cell loads the libraries anew."""
+        note = f"each cell loads the libraries anew: {launcher.isolation_reason}"
+        if launcher.isolation_reason is not None and note not in self.summary.notes:
+            self.summary.notes.append(note)
 
     def _attempt(self, spec: CellSpec, launcher: Launcher, ticket: Ticket, log: Path) -> RunRecord:
         """One cell; the record says so if a signal or the sweep's own limit ended it."""
@@ -324,4 +331,6 @@ class _Launchers:
 
 
 def _log(logs: Path, spec: CellSpec) -> Path:
-    return logs / f"{spec.cell_id[:100]}.{spec.fingerprint}.log"
+    """Of a length that file systems take: they count bytes, and a model's name may have several to a letter."""
+    name = spec.cell_id.encode()[:100].decode(errors="ignore")
+    return logs / f"{name}.{spec.fingerprint}.log"

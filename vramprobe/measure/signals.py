@@ -10,9 +10,9 @@ from collections.abc import Iterator
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def not_ignored() -> list[signal.Signals]:
-    """The signals that end a command, but for those that whoever started it has it ignore (nohup does)."""
-    return [signum for signum in _CAUGHT if signal.getsignal(signum) is not signal.SIG_IGN]
+def signals_that_end() -> tuple[signal.Signals, ...]:
+    """SIGINT, SIGTERM and, unless it is ignored, SIGHUP: nohup has us ignore it, and go on when the terminal goes."""
+    return _CAUGHT if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
@@ -26,8 +26,7 @@ class Stopped(BaseException):
 class Signals:
     """SIGINT, SIGTERM and SIGHUP while a sweep runs: they end the running cell, and the sweep once it is recorded.
 
-    Outside ``raising`` a signal is only noted, so that no line is half written. Only the main thread can catch them,
-    and one that is ignored stays ignored: that is how nohup, or a shell's background job, asks a sweep to go on.
+    Outside ``raising`` a signal is only noted, so that no line is half written. Only the main thread can catch them.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {signum: signal.signal(signum, self._arrived) for signum in not_ignored()}
+        before = {signum: signal.signal(signum, self._arrived) for signum in signals_that_end()}
         try:
             yield self
         finally:

@@ -51,6 +51,12 @@ def test_verbs_with_a_cell_take_every_cell_option(verb: str) -> None:
     assert {f"--{name.replace('_', '-')}" for name in cli.CELL_OPTIONS} <= options
 
 
+def test_what_is_planned_can_be_run_with_the_same_words() -> None:
+    options = {verb: {o for parameter in VERBS[verb].params for o in parameter.opts} for verb in ("plan", "run")}
+    assert options["plan"] - options["run"] == {"--gpu"}
+    assert options["run"] - options["plan"] == {"--timeout", "--max-time", "--budget", "--limit", "--dry-run"}
+
+
 def test_readme_names_every_verb() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     for verb in VERBS:

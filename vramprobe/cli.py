@@ -2,7 +2,7 @@
 
 Every verb that takes a cell takes the same options, made here from the spec's own words. Exit codes: 0 done, 1 a user's
 error, a cell that failed or records that break a rule, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when
-the terminal went).
+the terminal went). Long because every verb's options, with their help, stand here in plain sight.
 """
 
 from __future__ import annotations

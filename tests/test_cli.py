@@ -140,6 +140,8 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     (["plan", QUICKSTART, "--gpu", "H200", "--provider", "RunPad"], "Nearest: RunPod"),
     (["plan", QUICKSTART, "--device", "cpu", "--provider", "RunPod"], "the CPU has no price"),
     (["plan", QUICKSTART, "--only", "pythia-7b"], "Nearest: pythia-70m"),
+    (["plan", QUICKSTART, "--only", ""], "an empty pattern"),
+    (["plan", QUICKSTART, "--gpu", "H200", "--device", "cpu"], "one for device cuda"),
     (["plan", QUICKSTART, "--skip", "*"], "is left after --only, --skip and --shard"),
     (["plan", QUICKSTART, "--shard", "0/4"], "for instance 2/4"),
     (["plan", QUICKSTART, "--audit", "5 percent"], "for instance 5%"),

@@ -10,7 +10,7 @@ from test_store import OUTCOMES
 
 from vramprobe import store
 from vramprobe.errors import StoreError
-from vramprobe.record import Environment, Interrupted, RunRecord, Started
+from vramprobe.record import Environment, Interrupted, RunRecord, Started, Timeout
 from vramprobe.resume import MAX_RETRIES, ResumedCell, open_journal, resume
 from vramprobe.spec import CellSpec
 
@@ -106,6 +106,13 @@ def test_a_limit_counts_as_no_end_and_a_signal_does_not(file: Path) -> None:
     assert resumed(file, make_spec())[0].action == "run"
     for number in range(4, 7):
         write(file, attempt(number, outcome=Interrupted(message="stopped by max-time", by_limit=True)))
+    assert resumed(file, make_spec())[0].action == "quarantined"
+
+
+def test_a_cell_that_times_out_again_and_again_is_quarantined(file: Path) -> None:
+    for number in range(1, 4):
+        assert resumed(file, make_spec())[0].action == "run"
+        write(file, attempt(number, outcome=Timeout(limit_seconds=900)))
     assert resumed(file, make_spec())[0].action == "quarantined"
 
 

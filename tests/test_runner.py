@@ -395,6 +395,39 @@ def test_a_server_that_dies_as_it_loads_is_replaced_by_spawning(
     assert "it ended with 7 as it loaded" in record.environment.isolation_reason
 
 
+def test_a_server_that_a_signal_ends_as_it_loads_gets_a_second_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endings = iter([launcher.ServerEnded(-9), None])
+
+    def unsafe(self: launcher.ForkServer, seconds: float) -> None:
+        if (ending := next(endings)) is not None:
+            raise ending
+
+    monkeypatch.setattr(launcher.ForkServer, "unsafe", unsafe)
+    server = launcher.Server("cpu", None, launcher.worker_environment(), [], tmp_path / "log")
+    server.start()
+    assert server.isolation == "forkserver"
+    server.close()
+
+
+def test_a_record_that_was_there_when_the_signal_came_is_kept(
+    tmp_path: Path, instant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instant(lambda spec: 0.0)
+
+    def end_and_be_interrupted(spec: CellSpec, launcher: object, ticket: Any, log: Path, seconds: float) -> RunRecord:
+        ticket.record.write_text(make_record(spec, attempt_id=ticket.attempt_id).to_json_line())
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal raises")
+
+    monkeypatch.setattr(runner, "run_isolated", end_and_be_interrupted)
+    summary = runner.run(sweep_of(make_spec()), tmp_path)
+    assert summary.stopped_by == "SIGTERM"
+    assert [record.outcome.kind for record in summary.records] == ["ok"]
+    assert "SIGTERM came as the cell ended" in summary.records[0].warnings[-1]
+
+
 def test_the_proof_needs_a_canary_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

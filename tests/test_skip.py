@@ -96,6 +96,15 @@ def test_a_lower_bound_above_the_card_is_evidence_and_one_below_is_not() -> None
     assert certain_oom(cell(), [], prediction, None) is None
 
 
+def test_an_oom_on_a_card_that_others_filled_is_no_evidence() -> None:
+    """23 GiB held and 1 requested fill a card of 24 GiB, not one of 80; without numbers nothing is known."""
+    oom = make_oom(cell())
+    assert certain_oom(cell(), [oom], None, 24 * GIB).why == "dominated"
+    assert certain_oom(cell(), [oom], None, 80 * GIB) is None
+    unknown = oom.model_copy(update={"outcome": oom.outcome.model_copy(update={"requested_bytes": None})})
+    assert certain_oom(cell(), [unknown], None, 24 * GIB) is None
+
+
 def test_the_lower_bound_counts_what_sits_behind_torch_but_not_the_cache() -> None:
     def interval(gib: float) -> Interval:
         return Interval(value=round(gib * GIB), low=round(gib * GIB), high=round(gib * GIB))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vramprobe import catalog, spec, store, sweep
+from vramprobe.errors import SpecError
 
 if TYPE_CHECKING:
     from vramprobe.card import Card, Rate
@@ -148,6 +149,8 @@ def _job(
     from vramprobe.card import card_named, hourly_rate
     from vramprobe.measure.environment import device_to_use
 
+    if gpu and device == "cpu":
+        raise SpecError(f"a plan for {gpu} is one for device cuda, and cpu was given; drop one of them")
     device = "cuda" if gpu else device_to_use(device)
     chosen = sweep.select(sweep.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard)
     card = card_named(gpu) if gpu else _card_here(chosen)

@@ -68,6 +68,8 @@ def print_summary(summary: RunSummary, *, as_json: bool) -> None:
 def event_as_json(event: Progress) -> dict[str, Any]:
     """One event that concerns a cell, for machines. What is not known, or means nothing for this kind, is null.
 
+    A cell that is ``started`` may be ``left`` after all, where loading the libraries has used up the time.
+
     - ``kind``: kept, quarantined, skipped, started, finished, or left (not started, for want of time, money or cells)
     - ``index``, ``total``: the cell's place in the plan, from 1, and the plan's length
     - ``cell_id``, ``fingerprint``: the cell

@@ -126,7 +126,7 @@ def plan_sweep(
     """
     policy = policy or Policy()
     cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
-    known = [cell.record for cell in cells if cell.record is not None]
+    known = [cell.record for cell in cells if cell.record is not None and cell.action != "stale"]  # of this machine
     return make_plan(
         cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
         ooms=ooms_on(card, journal, context_of), policy=policy, rate=rate,

@@ -17,8 +17,8 @@ from vramprobe.record import Environment, Interrupted, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.table import minor_release
 
-#: A cell whose attempts ended without a word (kill -9, a lost machine) or ran into the sweep's time limit is retried so
-#: often; then it is quarantined. A stop that somebody asked for says nothing about the cell and does not count.
+#: A cell whose attempts ended without a word (kill -9, a lost machine), timed out or ran into the sweep's own limit is
+#: retried so often; then it is quarantined. A stop that somebody asked for says nothing of the cell and does not count.
 MAX_RETRIES = 2
 NO_ATTEMPT_YET = "no attempt yet"
 
@@ -148,7 +148,7 @@ def _resumed(
 def _is_lost(attempt: Attempt, journal: Journal) -> bool:
     """Whether the attempt was cut short, and not by somebody who asked for it."""
     if attempt.outcome != "interrupted":
-        return attempt.outcome is None
+        return attempt.outcome in (None, "timeout")
     outcome = journal.record(attempt).outcome
     return isinstance(outcome, Interrupted) and outcome.by_limit
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
-from vramprobe.predict import Prediction
+from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Prediction
 from vramprobe.record import Oom, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.table import describe_outcome
@@ -33,13 +33,23 @@ def certain_oom(
 ) -> Skipped | None:
     """The outcome of not running ``spec``, or None where it might fit. ``ooms`` must come from the same card."""
     for record in ooms:
-        if (how := dominates(spec, record)) is not None:
+        if _filled(record, card_bytes) and (how := dominates(spec, record)) is not None:
             evidence = f"{record.cell_id} ran out of memory {describe_outcome(record.outcome)}; this cell has {how}"
             return Skipped(why="dominated", evidence=evidence, evidence_attempt_id=record.attempt_id)
     if prediction is not None and card_bytes is not None and (low := lower_bound_bytes(prediction)) > card_bytes:
         evidence = f"predicted to need at least {format_bytes(low)}; the card has {format_bytes(card_bytes)}"
         return Skipped(why="predicted", evidence=evidence)
     return None
+
+
+def _filled(oom: RunRecord, card_bytes: int | None) -> bool:
+    """Whether the cell itself filled the card: with less of its own than that, a neighbour was there."""
+    outcome = oom.outcome
+    assert isinstance(outcome, Oom)
+    held_bytes = outcome.reserved_bytes if outcome.reserved_bytes is not None else outcome.allocated_bytes
+    if held_bytes is None or outcome.requested_bytes is None:
+        return False
+    return card_bytes is None or held_bytes + outcome.requested_bytes + CONTEXT_ALLOWANCE_BYTES >= card_bytes
 
 
 def lower_bound_bytes(prediction: Prediction) -> int:

@@ -114,6 +114,8 @@ def select(
     """
     only, skip = ([given] if isinstance(given, str) else given for given in (only, skip))
     for pattern in (*only, *skip):
+        if not pattern:
+            raise SpecError("an empty pattern was given to --only or --skip; it would match every cell")
         if not any(_matches(cell, pattern) for cell in sweep.cells):
             pieces = {piece for cell in sweep.cells for piece in cell.cell_id.split("_")}
             near = UnknownName("cell id or pattern", pattern, pieces)
@@ -160,7 +162,7 @@ def _parsed(path: Path) -> Any:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except FileNotFoundError:
-        raise SpecError(f"no sweep file {path}; the shipped ones are in configs/sweeps") from None
+        raise SpecError(f"no sweep file {path}; there are some in configs/sweeps of vramprobe's repository") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"the sweep file {path} cannot be read: {error}") from None
     except yaml.YAMLError as error:

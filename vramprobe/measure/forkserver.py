@@ -28,6 +28,8 @@ from vramprobe.measure.worker import PRELOADED, work
 
 #: These import bitsandbytes, which asks for the device's capability as it loads, and that makes a context.
 _PRELOADED_WITH_CARE = ("peft", "bitsandbytes", "transformers.integrations.bitsandbytes")
+#: What a killed process may take to go.
+DYING_SECONDS = 20.0
 #: What the canary allocates; NVML must see it, and see it go.
 CANARY_BYTES = 256 * 2**20
 _CANARY_SECONDS = 60  # a context takes one, or a few where the driver has to be loaded first
@@ -72,7 +74,8 @@ class ForkServer:
         answer = self._answer(timeout_seconds)
         if answer is None:
             self.kill_child()
-            self._answer(None)
+            if self._answer(DYING_SECONDS) is None:  # it hangs in a driver: this server cannot be waited for
+                raise ServerEnded(-signal.SIGKILL)
         self._child = None
         return answer and answer["exit"]
 

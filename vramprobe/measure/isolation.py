@@ -112,7 +112,7 @@ def run_isolated(
         "record": str(ticket.record), "status": str(ticket.status), "log": str(log),
     }  # fmt: skip
     status = launcher.run(request, timeout_seconds)
-    record = _record_left(ticket, spec)
+    record = record_left(ticket, spec)
     if record is None:
         outcome = _death(status, timeout_seconds, kills_before, log, ticket)
         record = describe_death(spec, launcher, ticket, outcome)
@@ -123,7 +123,7 @@ def run_isolated(
     return record
 
 
-def _record_left(ticket: Ticket, spec: CellSpec) -> RunRecord | None:
+def record_left(ticket: Ticket, spec: CellSpec) -> RunRecord | None:
     """What the worker left, if it is a record of this very attempt; a worker gone mad may leave anything."""
     try:
         record = record_from_json(ticket.record.read_bytes())

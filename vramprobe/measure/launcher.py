@@ -113,7 +113,8 @@ def may_prepare(spec: CellSpec) -> bool:
 def _end(process: subprocess.Popen) -> None:
     process.kill()
     process.stdin.close()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a driver may outlive its kill
+        process.wait(forkserver.DYING_SECONDS)
 
 
 class Server:
@@ -145,16 +146,23 @@ class Server:
         device, _, env, log = self._settings
         watched = nvml.open_first_visible() if device == "cuda" else None
         before_bytes = watched.used_bytes() if watched else None
-        self._server = ForkServer(*self._settings)
-        try:
-            why = self._server.unsafe(min(_LOADING_SECONDS, timeout_seconds))
-        except ServerEnded as ended:
-            why = f"it ended with {ended.status} as it loaded; its last words are in {log}"
+        why = self._load(timeout_seconds)
         if why is None and before_bytes is not None and (after := watched.use_that_stayed(before_bytes)) is not None:
             why = f"the GPU holds {after - before_bytes} bytes more since it has started"
         if why is not None:
             self.close()
             self._instead = Spawner(env, log, f"no fork server: {why}")
+
+    def _load(self, timeout_seconds: float) -> str | None:
+        """Why the server may not be used; one that a signal ended as it loaded is given a second chance."""
+        for last in (False, True):
+            self._server = ForkServer(*self._settings)
+            try:
+                return self._server.unsafe(min(_LOADING_SECONDS, timeout_seconds))
+            except ServerEnded as ended:
+                self.close()
+                if last or ended.status >= 0:
+                    return f"it ended with {ended.status} as it loaded; its last words are in {self._settings[-1]}"
 
     def expect(self, upcoming: CellSpec | None) -> None:
         """A forked child is ready in milliseconds; a spawned one is prepared."""

@@ -22,6 +22,7 @@ from vramprobe.measure.isolation import (
     describe_death,
     interrupted,
     new_ticket,
+    record_left,
     require_packages,
     run_isolated,
     scratch_folder,
@@ -272,6 +273,9 @@ class _Sweeping:
                 record = run_isolated(spec, launcher, ticket, log, limit_seconds)
         except Stopped as stop:
             launcher.close()
+            if (record := record_left(ticket, spec)) is not None:  # it had ended: nothing measured is lost
+                late = f"{stop.name} came as the cell ended, before the device was looked at once more"
+                return record.model_copy(update={"warnings": [*record.warnings, late]})
             return interrupted(spec, launcher, ticket, stop.name, by_limit=False)
         if record.outcome.kind == "timeout" and limit_seconds < self.limits.timeout_seconds:
             return interrupted(spec, launcher, ticket, self.limits.limited_by, by_limit=True)

@@ -1,0 +1,73 @@
+"""CellSpec → the RunRecord and the event trace of a run that never happened: the workload's code on fake tensors.
+
+In: a cell. Out: a Simulation. Touches no device and computes nothing; a predictor, labelled so in the record.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import masking_utils
+
+from vramprobe.measure import environment
+from vramprobe.measure.observation import ledger_of, peak_of
+from vramprobe.measure.trace import Event
+from vramprobe.record import Ok, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.simulate.instrument import PhaseMark, SimulatedInstrument
+from vramprobe.simulate.kernels import cpu_scratch
+from vramprobe.simulate.recorder import Recorder, Scratch
+from vramprobe.spec import CellSpec
+from vramprobe.workload.training import set_up, train_step
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated run: its record, and every allocation and free, with the phases by position."""
+
+    record: RunRecord
+    events: list[Event]
+    marks: list[PhaseMark]
+
+
+@contextmanager
+def session(spec: CellSpec, make_recorder: Callable[[Scratch], Recorder]) -> Iterator[Recorder]:
+    """While open, tensors are fake and a Recorder sees them."""
+    with (
+        patch.object(masking_utils, "is_tracing", lambda tensor=None: False),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        make_recorder(cpu_scratch) as recorder,
+    ):
+        yield recorder
+
+
+def simulate(spec: CellSpec) -> Simulation:
+    """Run the cell on fake tensors."""
+    began, started_at = time.perf_counter(), datetime.now(UTC)
+    recorder = Recorder(cpu_scratch)
+    instrument = SimulatedInstrument(recorder)
+    gc.collect()
+    with session(spec, lambda scratch: recorder):
+        work = set_up(spec, instrument)
+        instrument.settle()
+        for step in range(1, spec.steps + 1):
+            train_step(work, instrument, step)
+    observation = instrument.finish()
+    record = RunRecord(
+        **(attempt_fields(spec, new_attempt_id(), started_at) | {"instrument": "simulated"}),
+        spec=spec,
+        environment=environment.capture(spec, "spawn", with_torch=False),
+        outcome=Ok(),
+        peak=peak_of(observation),
+        ledger=ledger_of(observation),
+        phases=observation.phases,
+        timing=Timing(total_seconds=time.perf_counter() - began),
+    )
+    return Simulation(record, recorder.events, instrument.marks)

@@ -28,6 +28,9 @@ from vramprobe.spec import CellSpec
 from vramprobe.workload.training import set_up, train_step
 
 
+_RNG_STATE_BYTES = 5056
+
+
 @dataclass(frozen=True)
 class Simulation:
     """A simulated run: its record, and every allocation and free, with the phases by position."""
@@ -42,10 +45,24 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch], Recorder]) -> Ite
     """While open, tensors are fake and a Recorder sees them."""
     with (
         patch.object(masking_utils, "is_tracing", lambda tensor=None: False),
+        patch.object(torch.utils, "swap_tensors", _set_data),
+        patch.object(torch, "get_rng_state", _rng_state),
+        patch.object(torch, "set_rng_state", lambda state: None),
         FakeTensorMode(allow_non_fake_inputs=True),
         make_recorder(cpu_scratch) as recorder,
     ):
         yield recorder
+
+
+def _rng_state() -> torch.Tensor:
+    """The CPU generator's state, which every checkpoint keeps (aten/src/ATen/CPUGeneratorImpl.cpp)."""
+    return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
+
+
+def _set_data(old: torch.Tensor, new: torch.Tensor) -> None:
+    """What ``Module.to`` does with real parameters; with fake ones it wants to swap the objects, which fails."""
+    if old is not new:
+        old.data = new.data
 
 
 def simulate(spec: CellSpec) -> Simulation:

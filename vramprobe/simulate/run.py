@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from unittest.mock import patch
@@ -23,6 +23,7 @@ from vramprobe.measure.trace import Event
 from vramprobe.record import Ok, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.instrument import PhaseMark, SimulatedInstrument
 from vramprobe.simulate.kernels import cpu_scratch
+from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors
 from vramprobe.simulate.recorder import Recorder, Scratch
 from vramprobe.spec import CellSpec
 from vramprobe.workload.training import set_up, train_step
@@ -48,6 +49,7 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch], Recorder]) -> Ite
         patch.object(torch.utils, "swap_tensors", _set_data),
         patch.object(torch, "get_rng_state", _rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
+        bitsandbytes_on_fake_tensors() if _needs_bitsandbytes(spec) else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         make_recorder(cpu_scratch) as recorder,
     ):
@@ -57,6 +59,10 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch], Recorder]) -> Ite
 def _rng_state() -> torch.Tensor:
     """The CPU generator's state, which every checkpoint keeps (aten/src/ATen/CPUGeneratorImpl.cpp)."""
     return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
+
+
+def _needs_bitsandbytes(spec: CellSpec) -> bool:
+    return spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
 
 
 def _set_data(old: torch.Tensor, new: torch.Tensor) -> None:

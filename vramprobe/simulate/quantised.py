@@ -8,7 +8,10 @@ nothing. Quantised parameters are stand-ins, because ``Params4bit`` and ``Int8Pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -81,28 +84,53 @@ class _NoLibrary:
         return lambda *args: None
 
 
+@cache
+def kernels(device: str) -> dict[str, Callable[..., Any]]:
+    """Operator → bitsandbytes' own implementation on ``device``, where all native calls do nothing.
+
+    From a second copy of its modules, because what is registered with torch cannot be called beneath a mode.
+    """
+    import bitsandbytes as bnb
+
+    found: dict[str, Callable[..., Any]] = {}
+
+    def register_kernel(name: str, device_types: Any, func: Any = None) -> Any:
+        return found.setdefault(name, func) if func else lambda given: found.__setitem__(name, given) or given
+
+    with (
+        patch.object(bnb._ops, "register_kernel", register_kernel),
+        patch.object(bnb.cextension, "lib", _NoLibrary()),
+        patch.object(bnb.functional, "get_ptr", lambda tensor: None),
+        patch.object(bnb.functional, "_cuda_device_of", lambda tensor: nullcontext()),
+        patch.object(torch, "compile", lambda function, **options: function),
+    ):
+        default = _copy_of("bitsandbytes.backends.default.ops")
+        _copy_of(f"bitsandbytes.backends.{device}.ops")
+    for quant_type in ("nf4", "fp4"):  # tables that are made once; made here, they are real and stay so
+        default._get_4bit_quantize_bounds(quant_type, torch.device("cpu"))
+    return found
+
+
+def _copy_of(name: str) -> ModuleType:
+    spec = find_spec(name)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @contextmanager
 def bitsandbytes_on_fake_tensors() -> Iterator[None]:
     """While open, bitsandbytes' layers and kernels work on fake tensors."""
     import accelerate
     import bitsandbytes as bnb
-    from bitsandbytes.backends import utils as backend
-    from bitsandbytes.backends.cpu import ops as cpu_ops
-    from bitsandbytes.backends.default import ops as default_ops
     from transformers.integrations import bitsandbytes as integration
 
-    for quant_type in ("nf4", "fp4"):  # tables that it makes once; made here, they are real and stay so
-        default_ops._get_4bit_quantize_bounds(quant_type, torch.device("cpu"))
-        backend._get_4bit_code(quant_type, torch.device("cpu"))
-    maps = {"dynamic": bnb.functional.create_dynamic_map()}
     with ExitStack() as stack:
         for owner, name, value in (
             (bnb.nn, "Params4bit", _stand_in(bnb.nn.Params4bit, _Fake4bit, ("quant_state", "bnb_quantized"))),
             (bnb.nn, "Int8Params", _stand_in(bnb.nn.Int8Params, _FakeInt8, ("CB", "SCB"))),
-            (cpu_ops, "lib", _NoLibrary()),
-            (cpu_ops, "get_ptr", lambda tensor: None),
             (bnb.functional, "create_dynamic_map", _made_outside(bnb.functional.create_dynamic_map)),
-            (bnb.functional, "name2qmap", maps),
+            (bnb.functional, "name2qmap", {}),
             (accelerate, "init_empty_weights", _real_skeleton(accelerate.init_empty_weights)),
             (integration, "replace_with_bnb_linear", _with_fake_buffers(integration.replace_with_bnb_linear)),
         ):

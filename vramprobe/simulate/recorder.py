@@ -18,6 +18,8 @@ from vramprobe.measure.trace import Event
 
 #: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes.
 Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
+#: A library's own operators in Python, to be run for what they allocate: namespace → operator → implementation.
+Kernels = dict[str, dict[str, Callable[..., Any]]]
 
 _ADD = torch.ops.aten.add.Tensor
 _VALUE = torch.ops.aten._local_scalar_dense.default
@@ -42,10 +44,11 @@ class Recorder(TorchDispatchMode):
     Every block has an address of its own, never used twice; the time of an event is its number.
     """
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, kernels: Kernels) -> None:
         super().__init__()
         self.events: list[Event] = []
         self._scratch = scratch
+        self._kernels = kernels
         self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
         self._refs: dict[int, _StorageRef] = {}
         self._num_blocks = 0
@@ -57,9 +60,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _VALUE:
             return _ANSWERS.get(args[0].dtype, 1)
-        if func.namespace == "bitsandbytes":  # its kernels are Python that calls torch, or a library taken out
+        if func.namespace in self._kernels:
+            name = func._schema.name if func._overloadname == "default" else f"{func._schema.name}.{func._overloadname}"
             with self:
-                return func._op_dk(torch._C.DispatchKey.CPU, *args, **(kwargs or {}))
+                return self._kernels[func.namespace][name](*args, **(kwargs or {}))
         in_place = func is _ADD and _adds_in_place(args)
         result = func(*args, **(kwargs or {}))
         if in_place:

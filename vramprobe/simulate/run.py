@@ -23,8 +23,8 @@ from vramprobe.measure.trace import Event
 from vramprobe.record import Ok, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.instrument import PhaseMark, SimulatedInstrument
 from vramprobe.simulate.kernels import cpu_scratch
-from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors
-from vramprobe.simulate.recorder import Recorder, Scratch
+from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
+from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
 from vramprobe.spec import CellSpec
 from vramprobe.workload.training import set_up, train_step
 
@@ -42,16 +42,18 @@ class Simulation:
 
 
 @contextmanager
-def session(spec: CellSpec, make_recorder: Callable[[Scratch], Recorder]) -> Iterator[Recorder]:
+def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder] = Recorder) -> Iterator[Recorder]:
     """While open, tensors are fake and a Recorder sees them."""
+    with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
+    libraries = {"bitsandbytes": kernels("cpu")} if with_bitsandbytes else {}
     with (
         patch.object(masking_utils, "is_tracing", lambda tensor=None: False),
         patch.object(torch.utils, "swap_tensors", _set_data),
         patch.object(torch, "get_rng_state", _rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
-        bitsandbytes_on_fake_tensors() if _needs_bitsandbytes(spec) else nullcontext(),
+        bitsandbytes_on_fake_tensors() if with_bitsandbytes else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
-        make_recorder(cpu_scratch) as recorder,
+        make_recorder(cpu_scratch, libraries) as recorder,
     ):
         yield recorder
 
@@ -59,10 +61,6 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch], Recorder]) -> Ite
 def _rng_state() -> torch.Tensor:
     """The CPU generator's state, which every checkpoint keeps (aten/src/ATen/CPUGeneratorImpl.cpp)."""
     return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
-
-
-def _needs_bitsandbytes(spec: CellSpec) -> bool:
-    return spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
 
 
 def _set_data(old: torch.Tensor, new: torch.Tensor) -> None:
@@ -74,10 +72,9 @@ def _set_data(old: torch.Tensor, new: torch.Tensor) -> None:
 def simulate(spec: CellSpec) -> Simulation:
     """Run the cell on fake tensors."""
     began, started_at = time.perf_counter(), datetime.now(UTC)
-    recorder = Recorder(cpu_scratch)
-    instrument = SimulatedInstrument(recorder)
     gc.collect()
-    with session(spec, lambda scratch: recorder):
+    with session(spec) as recorder:
+        instrument = SimulatedInstrument(recorder)
         work = set_up(spec, instrument)
         instrument.settle()
         for step in range(1, spec.steps + 1):

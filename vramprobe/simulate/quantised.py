@@ -7,6 +7,7 @@ nothing. Quantised parameters are stand-ins, because ``Params4bit`` and ``Int8Pa
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
@@ -34,7 +35,15 @@ class _Fake4bit(FakeTensor):
     quant_state: Any = None
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Itself: there is one device."""
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A copy with a state of its own, as ``Params4bit`` makes it."""
+        parameter = nn.Parameter(self.detach().clone(), requires_grad=False)
+        parameter.__class__ = _Fake4bit
+        parameter.__dict__ |= self.__dict__ | {"quant_state": copy.deepcopy(self.quant_state, memo)}
+        return parameter
 
 
 class _FakeInt8(FakeTensor):
@@ -45,6 +54,7 @@ class _FakeInt8(FakeTensor):
     has_fp16_weights = False
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Itself: there is one device."""
         return self
 
 

@@ -1,7 +1,7 @@
-"""Simulated against measured, on the CPU: ``python benchmarks/simulate_cpu.py`` (rebuilds benchmarks/simulate_cpu.csv).
+"""Simulated against measured, on the CPU: ``python benchmarks/simulate_cpu.py`` (rebuilds simulate_cpu.csv).
 
-Real models of the catalog, cut to two layers and a vocabulary of 8192 so that a cell takes seconds; each is run for real
-under the CPU allocator's events and once more on fake tensors, and every phase of the second step is compared. ``--only
+Real models of the catalog, cut to two layers and a vocabulary of 8192 so that a cell takes seconds; each is run
+for real under the CPU allocator's events and once more on fake tensors, and every phase is compared. ``--only
 WORD`` keeps the cells whose name holds it; nothing is written then.
 """
 

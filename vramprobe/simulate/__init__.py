@@ -1,1 +1,1 @@
-"""The same workload on fake tensors: every allocation and free in order, no compute. A predictor, never a measurement."""
+"""The same workload on fake tensors: every allocation and free in order, no compute. It predicts, never measures."""

@@ -61,9 +61,7 @@ class SimulatedInstrument:
     def holds(self, cause: str, storages: Storages, step: int | None = None) -> None:
         """These storages, standing now, have this cause. What the Recorder never saw is not the allocator's."""
         blocks = {
-            ptr: size_bytes
-            for key, size_bytes in storages.items()
-            if (ptr := self._recorder.ptr_of(key)) is not None
+            ptr: size_bytes for key, size_bytes in storages.items() if (ptr := self._recorder.ptr_of(key)) is not None
         }
         self.held.append(Held(cause, step, len(self._recorder.events) - 1, blocks))
 

@@ -11,7 +11,7 @@ _aten = torch.ops.aten
 
 
 def cpu_scratch(func: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Sizes in bytes of what a CPU kernel allocates and frees within one call; the same for every model size: nothing."""
+    """Sizes in bytes of what a CPU kernel allocates and frees within one call."""
     rule = _CPU.get(func)
     return rule(args, result) if rule else []
 

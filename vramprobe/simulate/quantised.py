@@ -160,7 +160,7 @@ def _made_outside(function: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
 
 def _real_skeleton(init_empty_weights: Callable[..., Any]) -> Callable[..., Any]:
-    """accelerate rebuilds each parameter from its class, which a fake one does not allow; on ``meta`` it need not be."""
+    """accelerate rebuilds each parameter from its class, which a fake one does not allow; on ``meta`` it can."""
 
     @contextmanager
     def build(**options: Any) -> Iterator[None]:

@@ -22,6 +22,7 @@ Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
 Kernels = dict[str, dict[str, Callable[..., Any]]]
 
 _ADD = torch.ops.aten.add.Tensor
+_DEVICE = torch.ops.prim.device.default
 _VALUE = torch.ops.aten._local_scalar_dense.default
 #: What a program is told that asks for a fake tensor's value. Yes: transformers asks whether nothing is padded and no
 #: sequences are packed (masking_utils.py), and so it is in every cell. Optimizers ask for their step: 1.
@@ -58,6 +59,8 @@ class Recorder(TorchDispatchMode):
         return False  # else torch wraps __torch_dispatch__, a frame between us and the engine's
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # most calls by number; the mode below would take its long way
+            return args[0].fake_device
         if func is _VALUE:
             return _ANSWERS.get(args[0].dtype, 1)
         if func.namespace in self._kernels:

@@ -5,40 +5,99 @@ In: a cell. Out: a Simulation. Touches no device and computes nothing; a predict
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import get_args
 from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
 
+from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
-from vramprobe.measure.observation import ledger_of, peak_of
+from vramprobe.measure.observation import ledger_of, peak_of, reasons_not_to_believe
 from vramprobe.measure.trace import Event
-from vramprobe.record import Ok, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.measure.worker import model_facts
+from vramprobe.record import Invalid, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.instrument import PhaseMark, SimulatedInstrument
 from vramprobe.simulate.kernels import cpu_scratch
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
-from vramprobe.spec import CellSpec
-from vramprobe.workload.training import set_up, train_step
+from vramprobe.spec import CellSpec, Optim
+from vramprobe.workload.training import set_up, train_step, watch_stack
 
-
+#: torch.get_rng_state() of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 5056
+#: Managed memory of paged optimizers is no tensor that torch allocates; on fake tensors it is not followed yet.
+SUPPORTED_OPTIM = tuple(name for name in get_args(Optim) if not name.startswith("paged_"))
+
+
+class NotSimulated(VramprobeError):
+    """A cell that the simulation does not cover; the message says what it does."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated run: its record, and every allocation and free, with the phases by position."""
+    """A simulated run: its record, and every allocation and free of two steps, with the phases by position."""
 
     record: RunRecord
     events: list[Event]
     marks: list[PhaseMark]
+
+
+def simulate(spec: CellSpec) -> Simulation:
+    """Run the cell on fake tensors, at its own depth. Raises NotSimulated where it is not covered.
+
+    The third and later steps are the second's, which must end where the first ended.
+    """
+    _check(spec)
+    began, started_at = time.perf_counter(), datetime.now(UTC)
+    with session(spec) as recorder:
+        instrument = SimulatedInstrument(recorder)
+        work = set_up(spec, instrument)
+        instrument.settle()
+        with watch_stack(work.model) as stack:
+            train_step(work, instrument, 1)
+        train_step(work, instrument, 2)
+        facts = model_facts(work.model, stack)
+    observation = instrument.finish()
+    observation.phases.extend(_later_steps(observation.phases, spec.steps))
+    ledger = ledger_of(observation)
+    doubts = reasons_not_to_believe(observation, ledger)
+    record = RunRecord(
+        **(attempt_fields(spec, new_attempt_id(), started_at) | {"instrument": "simulated"}),
+        spec=spec,
+        environment=environment.capture(spec, "spawn", with_torch=False),
+        outcome=Invalid(reasons=doubts) if doubts else Ok(),
+        peak=peak_of(observation),
+        ledger=ledger,
+        phases=observation.phases,
+        facts=facts,
+        timing=Timing(total_seconds=time.perf_counter() - began),
+        warnings=["simulated: a prediction on fake tensors, no measurement"],
+    )
+    return Simulation(record, recorder.events, instrument.marks)
+
+
+def _check(spec: CellSpec) -> None:
+    if spec.device != "cpu":
+        raise NotSimulated(f"device {spec.device} cannot be simulated yet; use device cpu")
+    if spec.optim not in SUPPORTED_OPTIM:
+        raise NotSimulated(f"optim {spec.optim} cannot be simulated; use one of {', '.join(SUPPORTED_OPTIM)}")
+    if spec.weights != "random":
+        raise NotSimulated("weights pretrained cannot be simulated; use weights random: values do not decide memory")
+    if spec.attn == "flash_attention_2":
+        raise NotSimulated("attn flash_attention_2 cannot be simulated; use sdpa or eager")
+
+
+def _later_steps(phases: list[PhaseMemory], num_steps: int) -> list[PhaseMemory]:
+    """Steps 3 and later as copies of step 2."""
+    second = [phase for phase in phases if phase.step == 2]
+    return [phase.model_copy(update={"step": step}) for step in range(3, num_steps + 1) for phase in second]
 
 
 @contextmanager
@@ -47,7 +106,7 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder
     with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
     libraries = {"bitsandbytes": kernels("cpu")} if with_bitsandbytes else {}
     with (
-        patch.object(masking_utils, "is_tracing", lambda tensor=None: False),
+        patch.object(masking_utils, "is_tracing", lambda tensor=None: False),  # a cell's masks need no values
         patch.object(torch.utils, "swap_tensors", _set_data),
         patch.object(torch, "get_rng_state", _rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
@@ -59,7 +118,7 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder
 
 
 def _rng_state() -> torch.Tensor:
-    """The CPU generator's state, which every checkpoint keeps (aten/src/ATen/CPUGeneratorImpl.cpp)."""
+    """The CPU generator's state, which every checkpoint keeps."""
     return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
 
 
@@ -67,27 +126,3 @@ def _set_data(old: torch.Tensor, new: torch.Tensor) -> None:
     """What ``Module.to`` does with real parameters; with fake ones it wants to swap the objects, which fails."""
     if old is not new:
         old.data = new.data
-
-
-def simulate(spec: CellSpec) -> Simulation:
-    """Run the cell on fake tensors."""
-    began, started_at = time.perf_counter(), datetime.now(UTC)
-    gc.collect()
-    with session(spec) as recorder:
-        instrument = SimulatedInstrument(recorder)
-        work = set_up(spec, instrument)
-        instrument.settle()
-        for step in range(1, spec.steps + 1):
-            train_step(work, instrument, step)
-    observation = instrument.finish()
-    record = RunRecord(
-        **(attempt_fields(spec, new_attempt_id(), started_at) | {"instrument": "simulated"}),
-        spec=spec,
-        environment=environment.capture(spec, "spawn", with_torch=False),
-        outcome=Ok(),
-        peak=peak_of(observation),
-        ledger=ledger_of(observation),
-        phases=observation.phases,
-        timing=Timing(total_seconds=time.perf_counter() - began),
-    )
-    return Simulation(record, recorder.events, instrument.marks)

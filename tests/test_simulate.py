@@ -59,7 +59,7 @@ def cell(family: str, **options: Any) -> CellSpec:
 def test_every_phase_is_the_measured_one(family: str, options: dict[str, Any]) -> None:
     """Within 2,048 bytes: numbers wrapped as tensors (8 bytes each) and bitsandbytes' tables are left out.
 
-    A 16-bit product packs its operands into scratch of up to 2 MiB (oneDNN), which shows only on models as tiny as these.
+    A 16-bit product packs its operands into scratch of up to 2 MiB (oneDNN), which shows on models as tiny as these.
     """
     spec = cell(family, **options)
     is_fp32 = spec.dtype == "fp32" and spec.autocast == "none"

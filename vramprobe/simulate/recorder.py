@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramprobe.measure.trace import Event
+from vramprobe.simulate.shapes import ShapeCache
 
 #: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes.
 Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
@@ -50,6 +51,7 @@ class Recorder(TorchDispatchMode):
         self.events: list[Event] = []
         self._scratch = scratch
         self._kernels = kernels
+        self._shapes = ShapeCache()
         self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
         self._refs: dict[int, _StorageRef] = {}
         self._num_blocks = 0
@@ -68,7 +70,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return self._kernels[func.namespace][name](*args, **(kwargs or {}))
         in_place = func is _ADD and _adds_in_place(args)
-        result = func(*args, **(kwargs or {}))
+        result = self._shapes.call(func, args, kwargs or {})
         if in_place:
             self._hand_over(args[0].untyped_storage(), result.untyped_storage())
         elif isinstance(result, torch.Tensor):

@@ -10,26 +10,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import get_args
+from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
 
+from vramprobe import catalog
 from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
-from vramprobe.measure.observation import ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
 from vramprobe.measure.trace import Event
 from vramprobe.measure.worker import model_facts
-from vramprobe.record import Invalid, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
-from vramprobe.simulate.instrument import PhaseMark, SimulatedInstrument
+from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
+from vramprobe.simulate.instrument import Held, PhaseMark, SimulatedInstrument
 from vramprobe.simulate.kernels import cpu_scratch
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
 from vramprobe.spec import CellSpec, Optim
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
+#: Layers (or periods of layers) of the shallowest run: the first and the last layer, which have neighbours unlike them.
+_FEW_LAYERS = 2
 #: torch.get_rng_state() of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 5056
 #: Managed memory of paged optimizers is no tensor that torch allocates; on fake tensors it is not followed yet.
@@ -45,26 +49,21 @@ class Simulation:
     """A simulated run: its record, and every allocation and free of two steps, with the phases by position."""
 
     record: RunRecord
-    events: list[Event]
+    events: list[Event] | None  # None for a deep model that was put together from shallow ones
     marks: list[PhaseMark]
 
 
-def simulate(spec: CellSpec) -> Simulation:
-    """Run the cell on fake tensors, at its own depth. Raises NotSimulated where it is not covered.
+def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simulation:
+    """Run the cell on fake tensors. Raises NotSimulated where it is not covered.
 
-    The third and later steps are the second's, which must end where the first ended.
+    A deep model is made of three shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third
+    and later steps are the second's, which must end where the first ended.
     """
     _check(spec)
     began, started_at = time.perf_counter(), datetime.now(UTC)
-    with session(spec) as recorder:
-        instrument = SimulatedInstrument(recorder)
-        work = set_up(spec, instrument)
-        instrument.settle()
-        with watch_stack(work.model) as stack:
-            train_step(work, instrument, 1)
-        train_step(work, instrument, 2)
-        facts = model_facts(work.model, stack)
-    observation = instrument.finish()
+    run = _deep(spec) if depth == "auto" else None
+    run = run or _run(spec)
+    observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
     ledger = ledger_of(observation)
     doubts = reasons_not_to_believe(observation, ledger)
@@ -76,11 +75,69 @@ def simulate(spec: CellSpec) -> Simulation:
         peak=peak_of(observation),
         ledger=ledger,
         phases=observation.phases,
-        facts=facts,
+        facts=run.facts,
         timing=Timing(total_seconds=time.perf_counter() - began),
         warnings=["simulated: a prediction on fake tensors, no measurement"],
     )
-    return Simulation(record, recorder.events, instrument.marks)
+    return Simulation(record, run.events, run.marks)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Two steps, as they were seen; the events of a deep run that was put together are not known one by one."""
+
+    observation: Observation
+    facts: ModelFacts
+    events: list[Event] | None
+    marks: list[PhaseMark]
+    held: list[Held]
+
+
+def _run(spec: CellSpec) -> _Run:
+    with session(spec) as recorder:
+        instrument = SimulatedInstrument(recorder)
+        work = set_up(spec, instrument)
+        instrument.settle()
+        with watch_stack(work.model) as stack:
+            train_step(work, instrument, 1)
+        train_step(work, instrument, 2)
+        facts = model_facts(work.model, stack)
+    return _Run(instrument.finish(), facts, recorder.events, instrument.marks, instrument.held)
+
+
+def _deep(spec: CellSpec) -> _Run | None:
+    """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
+    config = spec.architecture
+    num_layers, period = catalog.depth_of(config), _period(config)
+    if num_layers is None or num_layers % period or config.get("is_encoder_decoder"):
+        return None
+    depths = [(_FEW_LAYERS + more) * period for more in range(3)]
+    if num_layers <= depths[-1]:
+        return None
+    runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)})) for depth in depths]
+    times = num_layers // period - _FEW_LAYERS
+    try:
+        codes = tuple(codes_of(run.events, run.marks, run.held) for run in runs)
+        deep = deepen(runs[0].marks, codes, times)
+        held_bytes = line_of(tuple(run.observation.held_bytes for run in runs), times)
+        facts = ModelFacts(**line_of(tuple(run.facts.model_dump() for run in runs), times))
+    except NotLinear:
+        return None
+    top = peak_of(Observation(deep.phases, held_bytes))
+    at_peak = next(
+        alive
+        for phase, alive in zip(deep.phases, deep.at_peak, strict=True)
+        if phase.step == top.step and phase.allocated_peak_bytes == top.allocated_bytes
+    )
+    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, None, [], [])
+
+
+def _period(config: dict[str, Any]) -> int:
+    """Layers after which the pattern of layers begins again."""
+    kinds = config.get("layer_types") or config.get("text_config", {}).get("layer_types") or [None]
+    return next(
+        (size for size in range(1, len(kinds)) if all(kinds[at] == kinds[at % size] for at in range(len(kinds)))), 1
+    )
 
 
 def _check(spec: CellSpec) -> None:

@@ -73,7 +73,7 @@ def run_cell(
     instrument = None
     try:
         instrument = instrument_for(spec)
-        _load_libraries(spec)
+        load_libraries(spec)
         gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
         fields = _train(spec, instrument, status)
@@ -176,7 +176,7 @@ class _Announcing:
         return self._instrument.phase(name, step, micro_step)
 
 
-def _load_libraries(spec: CellSpec) -> None:
+def load_libraries(spec: CellSpec) -> None:
     """Import what the cell will use before the instrument starts: some modules make small tensors as they load."""
     import vramprobe.workload.training  # noqa: F401
 

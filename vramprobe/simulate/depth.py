@@ -129,6 +129,8 @@ def _continued(
     ]
     sums = [_sums(code) for code in codes]
     totals.by_cause += _line(sums[0], sums[1], times)
+    if (totals.by_cause < 0).any():
+        raise NotLinear(f"{mark.name} (step {mark.step})")
     for values in (peaks, [int(one.sum()) for one in sums]):
         if abs(_line(*values[:2], 2) - values[2]) > _TOLERANCE * peaks[2]:
             raise NotLinear(f"{mark.name} (step {mark.step})")

@@ -33,6 +33,8 @@ _ENGINE_FRAME = "_engine_run_backward"
 #: References to a tensor, and to its storage, that only the engine's buffer holds, as seen from __torch_dispatch__.
 _SOLE_USES, _SOLE_STORAGE_USES = 4, 2
 
+_SHAPES = ShapeCache()  # of this process: layers, steps and runs repeat the same shapes
+
 
 class _StorageRef(weakref.ref):
     """A weak reference that knows which storage it was."""
@@ -51,7 +53,6 @@ class Recorder(TorchDispatchMode):
         self.events: list[Event] = []
         self._scratch = scratch
         self._kernels = kernels
-        self._shapes = ShapeCache()
         self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
         self._refs: dict[int, _StorageRef] = {}
         self._num_blocks = 0
@@ -70,7 +71,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return self._kernels[func.namespace][name](*args, **(kwargs or {}))
         in_place = func is _ADD and _adds_in_place(args)
-        result = self._shapes.call(func, args, kwargs or {})
+        result = _SHAPES.call(func, args, kwargs or {})
         if in_place:
             self._hand_over(args[0].untyped_storage(), result.untyped_storage())
         elif isinstance(result, torch.Tensor):

@@ -22,7 +22,7 @@ from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
 from vramprobe.measure.trace import Event
-from vramprobe.measure.worker import model_facts
+from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
 from vramprobe.simulate.instrument import Held, PhaseMark, SimulatedInstrument
@@ -60,6 +60,9 @@ def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simu
     and later steps are the second's, which must end where the first ended.
     """
     _check(spec)
+    load_libraries(spec)  # some modules make small tensors as they load; those must be real
+    if spec.quant != "none":
+        import peft.tuners.lora.bnb  # noqa: F401
     began, started_at = time.perf_counter(), datetime.now(UTC)
     run = _deep(spec) if depth == "auto" else None
     run = run or _run(spec)

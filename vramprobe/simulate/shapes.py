@@ -91,17 +91,17 @@ def _plan(result: Any, tensors: list[FakeTensor]) -> tuple[Any, ...]:
             return ("view", position, *shape)
     if result.fake_device != _CPU or result.storage_offset():
         raise _NotPlain
-    return ("new", tensors[0].fake_mode, *shape)
+    return ("new", *shape)
 
 
 def _rebuilt(plan: tuple[Any, ...], tensors: list[FakeTensor]) -> Any:
     match plan:
         case ("argument", position):
             return tensors[position]
-        case ("new", mode, size, stride, dtype, _):
+        case ("new", size, stride, dtype, _):
             with torch._C._DisableTorchDispatch():
                 bare = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-            return FakeTensor(mode, bare, _CPU)
+            return FakeTensor(tensors[0].fake_mode, bare, _CPU)
         case ("view", position, size, stride, dtype, offset):
             source = tensors[position]
             with torch._C._DisableTorchDispatch():

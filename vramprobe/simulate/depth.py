@@ -1,7 +1,7 @@
 """Three shallow runs → the deep one, where layers repeat.
 
-In: runs of the same cell at depths d, d + p and d + 2p. Out: the phases of any depth d + n·p. Where a phase of the second
-run is the first's with blocks of events put in, and the third's has each block twice, the deep phase has it n times: the
+In: runs of the same cell at depths d, d + p and d + 2p. Out: the phases of any depth d + n·p. Where a phase of the
+second run is the first's with blocks of events put in, and the third has each twice, the deep phase has it n times: the
 events themselves, not a line through their peaks, which bends where another moment becomes the highest. A phase that
 does not repeat so is continued as a line, if the third run lies on it; else NotLinear. Pure NumPy; knows no torch.
 """

@@ -21,4 +21,22 @@ def _indices_as_int64(args: tuple[Any, ...], result: torch.Tensor) -> list[int]:
     return [8 * index.numel() for index in args[1] if index is not None and index.dtype == torch.int32]
 
 
-_CPU: dict[Any, Callable[[tuple[Any, ...], Any], list[int]]] = {_aten.index.Tensor: _indices_as_int64}
+def _common_dtype(args: tuple[Any, ...], result: torch.Tensor) -> list[int]:
+    """Operands of two dtypes are copied into the wider, and so is a result that is written into the narrower.
+
+    aten/src/ATen/TensorIterator.cpp, ``compute_types``, on the CPU; CUDA's kernels cast as they read and write.
+    """
+    left, right = args[0], args[1]
+    if not isinstance(right, torch.Tensor) or left.dtype == right.dtype or not (left.dim() and right.dim()):
+        return []
+    common = torch.promote_types(left.dtype, right.dtype)
+    return [tensor.numel() * common.itemsize for tensor in (left, right, result) if tensor.dtype != common]
+
+
+_CPU: dict[Any, Callable[[tuple[Any, ...], Any], list[int]]] = {
+    _aten.index.Tensor: _indices_as_int64,
+    **{
+        getattr(_aten, name).Tensor: _common_dtype
+        for name in ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
+    },
+}

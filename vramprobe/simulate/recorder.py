@@ -80,8 +80,8 @@ class Recorder(TorchDispatchMode):
             for item in result:
                 if isinstance(item, torch.Tensor):
                     self._see(item)
-        for size_bytes in self._scratch(func, args, result):
-            ptr = self._allocate(size_bytes)
+        taken = [(self._allocate(size_bytes), size_bytes) for size_bytes in self._scratch(func, args, result)]
+        for ptr, size_bytes in taken:
             self._note(ptr, -size_bytes)
         return result
 

@@ -1,7 +1,7 @@
 """A short way for an operator on fake tensors that has been seen before: the same shapes in, the same shapes out.
 
-In: an operator and its arguments. Out: its result, made without asking torch what it would be. FakeTensorMode has such a
-cache of its own, which asks far more of each call; a simulation makes the same few hundred calls over and over.
+In: an operator and its arguments. Out: its result, made without asking torch what it would be. FakeTensorMode has
+such a cache of its own, which asks far more of each call; a simulation makes the same few hundred calls over and over.
 """
 
 from __future__ import annotations

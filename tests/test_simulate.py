@@ -30,6 +30,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
              "bos_token_id": 0, "eos_token_id": 0},
     "opt": {"model_type": "opt", "hidden_size": H, "ffn_dim": 4 * H, "num_attention_heads": 4, "num_hidden_layers": 2,
             "vocab_size": 512, "max_position_embeddings": 64, "word_embed_proj_dim": H},
+    "mixtral": TINY_LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma3_text": TINY_LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 32},
+    "t5": {"model_type": "t5", "d_model": H, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
+           "vocab_size": 512, "is_encoder_decoder": True},
 }  # fmt: skip
 FP32 = {"dtype": "fp32", "autocast": "none"}
 LORA, QLORA = {"method": "lora", "lora_r": 8}, {"method": "qlora", "lora_r": 8}
@@ -37,6 +41,7 @@ TRL = {"kbit_prep": "trl", "lora_dtype": "bf16"}
 CELLS: list[tuple[str, dict[str, Any]]] = [
     *[(family, FP32) for family in FAMILIES],
     ("llama", {}),
+    ("mixtral", {}),
     ("llama", {"dtype": "fp32", "autocast": "bf16", "grad_accum": 2}),
     ("qwen3", FP32 | {"gradient_checkpointing": True, "attn": "eager"}),
     ("gpt_neox", FP32 | LORA | {"gradient_checkpointing": True, "lora_dropout": 0.1}),
@@ -45,6 +50,8 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
     ("llama", QLORA | TRL | {"gradient_checkpointing": True, "quant": "nf4-single"}),
     ("gpt2", FP32 | QLORA | {"quant": "fp4"}),
     ("gpt_neox", FP32 | QLORA | {"quant": "int8"}),
+    ("llama", QLORA | {"quant": "int8"}),
+    ("opt", QLORA | {"quant": "nf4-single", "dtype": "fp32", "autocast": "bf16"}),
     *[("llama", FP32 | {"optim": optim, "batch_size": 1, "seq_len": 2})
       for optim in SUPPORTED_OPTIM if optim != "adamw_torch_fused"],
 ]  # fmt: skip
@@ -102,6 +109,39 @@ def test_every_method_is_covered_and_every_optimizer_is_or_says_so() -> None:
 def test_what_is_not_covered_says_what_is(options: dict[str, Any], word: str) -> None:
     with pytest.raises(NotSimulated, match=word):
         simulate(make_spec(**options))
+
+
+DEEP: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", QLORA | {"gradient_checkpointing": True}),
+    ("gpt2", FP32 | {"optim": "adamw_torch"}),
+    ("opt", FP32 | LORA | {"attn": "eager", "grad_accum": 2}),
+    (
+        "gpt_neox",
+        {"dtype": "fp32", "autocast": "bf16", "seq_len": 4},
+    ),  # the peak moves from the logits to the gradients
+]
+
+
+@pytest.mark.parametrize(("family", "options"), DEEP, ids=lambda value: value if isinstance(value, str) else None)
+def test_a_deep_model_is_put_together_from_shallow_ones(family: str, options: dict[str, Any]) -> None:
+    spec = cell(family, **options)
+    depth = {"num_hidden_layers": 9, "n_layer": 9}
+    spec = spec.model_copy(update={"architecture": FAMILIES[family] | depth})
+    assembled, whole = simulate(spec), simulate(spec, depth="full")
+    assert assembled.events is None, "the layers did not repeat"
+    assert whole.events is not None
+    assert assembled.record.phases == whole.record.phases
+    assert assembled.record.ledger == whole.record.ledger
+    assert assembled.record.facts == whole.record.facts
+
+
+def test_layers_that_do_not_repeat_are_all_run() -> None:
+    kinds = ["full_attention"] * 6 + ["sliding_attention"] * 2
+    spec = cell("llama", seq_len=64)
+    config = FAMILIES["gemma3_text"] | {"num_hidden_layers": 8, "layer_types": kinds, "sliding_window": 16}
+    spec = spec.model_copy(update={"architecture": config})
+    assert simulate(spec).events is not None
 
 
 # -- the recorder ------------------------------------------------------------------------------------------------------

@@ -40,3 +40,23 @@ _CPU: dict[Any, Callable[[tuple[Any, ...], Any], list[int]]] = {
         for name in ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
     },
 }
+
+
+def _grouped_mm(
+    left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
+    """The experts' products; torch knows their shapes for bf16 alone (aten/src/ATen/native/GroupedMMUtils.h)."""
+    match (left.dim(), right.dim()):
+        case (2, 2):
+            shape = (offs.numel(), left.shape[0], right.shape[1])
+        case (2, 3):
+            shape = (left.shape[0], right.shape[2])
+        case (3, 2):
+            shape = (left.shape[1], right.shape[1])
+        case _:
+            shape = (left.shape[0], left.shape[1], right.shape[2])
+    return torch.empty(shape, dtype=out_dtype or left.dtype)
+
+
+#: Operators for which fake tensors have no answer, or a wrong one.
+CPU_KERNELS: dict[str, Callable[..., Any]] = {"aten::_grouped_mm": _grouped_mm}

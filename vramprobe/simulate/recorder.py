@@ -19,8 +19,8 @@ from vramprobe.simulate.shapes import ShapeCache
 
 #: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes.
 Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
-#: A library's own operators in Python, to be run for what they allocate: namespace → operator → implementation.
-Kernels = dict[str, dict[str, Callable[..., Any]]]
+#: Operators that are run as Python, for what it allocates: name, with the overload's if it has one → implementation.
+Kernels = dict[str, Callable[..., Any]]
 
 _ADD = torch.ops.aten.add.Tensor
 _DEVICE = torch.ops.prim.device.default
@@ -66,10 +66,10 @@ class Recorder(TorchDispatchMode):
             return args[0].fake_device
         if func is _VALUE:
             return _ANSWERS.get(args[0].dtype, 1)
-        if func.namespace in self._kernels:
-            name = func._schema.name if func._overloadname == "default" else f"{func._schema.name}.{func._overloadname}"
-            with self:
-                return self._kernels[func.namespace][name](*args, **(kwargs or {}))
+        kernel = self._kernels.get(func._name)
+        if kernel is not None:
+            with self, _autocast_again():
+                return kernel(*args, **(kwargs or {}))
         in_place = func is _ADD and _adds_in_place(args)
         result = _SHAPES.call(func, args, kwargs or {})
         if in_place:
@@ -123,6 +123,12 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, ptr: int, size_bytes: int) -> None:
         self.events.append(Event(ptr, size_bytes, len(self.events)))
+
+
+def _autocast_again() -> Any:
+    """What a real kernel calls meets autocast as anywhere else; beneath a mode it would not."""
+    exclude = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.AutocastCPU)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
 
 
 def _adds_in_place(args: tuple[Any, ...]) -> bool:

@@ -26,10 +26,11 @@ from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
 from vramprobe.simulate.instrument import Held, PhaseMark, SimulatedInstrument
-from vramprobe.simulate.kernels import cpu_scratch
+from vramprobe.simulate.kernels import CPU_KERNELS, cpu_scratch
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
 from vramprobe.spec import CellSpec, Optim
+from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
 #: Layers (or periods of layers) of the shallowest run: the first and the last layer, which have neighbours unlike them.
@@ -112,7 +113,7 @@ def _deep(spec: CellSpec) -> _Run | None:
     """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
     config = spec.architecture
     num_layers, period = catalog.depth_of(config), _period(config)
-    if num_layers is None or num_layers % period or config.get("is_encoder_decoder"):
+    if num_layers is None or period is None or num_layers % period or config.get("is_encoder_decoder"):
         return None
     depths = [(_FEW_LAYERS + more) * period for more in range(3)]
     if num_layers <= depths[-1]:
@@ -135,12 +136,15 @@ def _deep(spec: CellSpec) -> _Run | None:
     return _Run(Observation(deep.phases, held_bytes, at_peak), facts, None, [], [])
 
 
-def _period(config: dict[str, Any]) -> int:
-    """Layers after which the pattern of layers begins again."""
-    kinds = config.get("layer_types") or config.get("text_config", {}).get("layer_types") or [None]
-    return next(
-        (size for size in range(1, len(kinds)) if all(kinds[at] == kinds[at % size] for at in range(len(kinds)))), 1
-    )
+def _period(architecture: dict[str, Any]) -> int | None:
+    """Layers after which the pattern of layers begins again; None where it does not, or it is not known to."""
+    config = config_from_dict(architecture).get_text_config()  # it knows its family's pattern where the file does not
+    if getattr(config, "first_k_dense_replace", 0) or getattr(config, "use_sliding_window", False):
+        return None
+    lists = [getattr(config, name, None) for name in ("layer_types", "mlp_layer_types", "no_rope_layers")]
+    kinds = list(zip(*[one for one in lists if isinstance(one, list) and one], strict=False)) or [None] * 2
+    repeats = (size for size in range(1, len(kinds)) if kinds[:-size] == kinds[size:])
+    return next(repeats, None)
 
 
 def _check(spec: CellSpec) -> None:
@@ -164,7 +168,7 @@ def _later_steps(phases: list[PhaseMemory], num_steps: int) -> list[PhaseMemory]
 def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder] = Recorder) -> Iterator[Recorder]:
     """While open, tensors are fake and a Recorder sees them."""
     with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
-    libraries = {"bitsandbytes": kernels("cpu")} if with_bitsandbytes else {}
+    in_python = CPU_KERNELS | (kernels("cpu") if with_bitsandbytes else {})
     with (
         patch.object(masking_utils, "is_tracing", lambda tensor=None: False),  # a cell's masks need no values
         patch.object(torch.utils, "swap_tensors", _set_data),
@@ -172,7 +176,7 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder
         patch.object(torch, "set_rng_state", lambda state: None),
         bitsandbytes_on_fake_tensors() if with_bitsandbytes else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
-        make_recorder(cpu_scratch, libraries) as recorder,
+        make_recorder(cpu_scratch, in_python) as recorder,
     ):
         yield recorder
 

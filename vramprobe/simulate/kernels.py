@@ -1,4 +1,9 @@
-"""What an operator's own kernel takes while it runs, where the operator's result does not show it; by device."""
+"""What an operator's own kernel takes while it runs, where the operator's result does not show it; by device.
+
+Left out on the CPU, because they depend on the processor and stay under 2 MiB however large the model is: the operands
+that oneDNN packs for a 16-bit product, and the tiles of ``_scaled_dot_product_flash_attention_for_cpu``. Left out
+everywhere: a number that meets a tensor (8 bytes, kept if it is saved for backward).
+"""
 
 from __future__ import annotations
 

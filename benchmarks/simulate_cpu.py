@@ -2,7 +2,7 @@
 
 Real models of the catalog, cut to two layers and a vocabulary of 8192 so that a cell takes seconds; each is run
 for real under the CPU allocator's events and once more on fake tensors, and every phase is compared. ``--only
-WORD`` keeps the cells whose name holds it; nothing is written then.
+WORD`` keeps the cells whose name holds it; nothing is written then. ``--resume`` keeps the rows that the table has.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def compare(spec: CellSpec) -> dict[str, Any]:
     """One row: the measured and simulated bytes of each phase's peak in the steady step, and the largest error."""
     gc.collect()
     measured = run_cell(spec, isolation="spawn")
-    row: dict[str, Any] = {"cell": spec.cell_id, "dropout": spec.lora_dropout, "measured": measured.outcome.kind}
+    row: dict[str, Any] = {
+        "fingerprint": spec.fingerprint, "cell": spec.cell_id, "dropout": spec.lora_dropout, "measured": measured.outcome.kind,
+    }  # fmt: skip
     if measured.outcome.kind != "ok":
         return row | {"why": str(measured.outcome)[:300]}
     try:
@@ -89,24 +91,33 @@ def compare(spec: CellSpec) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
-    only = parser.parse_args().only
-    rows = []
+    parser.add_argument("--resume", action="store_true")
+    words = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if words.resume and TABLE.exists():
+        rows = [{key: value for key, value in row.items() if value != ""} for row in csv.DictReader(TABLE.open())]
+    known = {row["fingerprint"] for row in rows}
     for spec in cells():
-        if only not in f"{spec.cell_id} {spec.optim}":
+        if words.only not in f"{spec.cell_id} {spec.optim}" or spec.fingerprint in known:
             continue
         row = compare(spec)
         rows.append(row)
         print(f"{row['cell']:75} {row.get('peak_error_percent', '-'):>9} {row.get('worst_error_percent', '-'):>9}",
               row.get("worst_phase", ""), row.get("simulated_seconds", ""), row.get("why", ""), flush=True)  # fmt: skip
+        if not words.only:
+            write(rows)
     compared = [row for row in rows if "worst_error_percent" in row]
-    errors = [abs(row["worst_error_percent"]) for row in compared]
+    errors = [abs(float(row["worst_error_percent"])) for row in compared]
     print(f"{len(compared)} of {len(rows)} cells compared; worst phase of each: mean {statistics.mean(errors):.3f} %, "
           f"worst {max(errors):.3f} %", file=sys.stderr)  # fmt: skip
-    if not only:
-        with TABLE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """The table so far, whole."""
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def compare(spec: CellSpec) -> dict[str, Any]:
     gc.collect()
     measured = run_cell(spec, isolation="spawn")
     row: dict[str, Any] = {
-        "fingerprint": spec.fingerprint, "cell": spec.cell_id, "dropout": spec.lora_dropout, "measured": measured.outcome.kind,
+        "fingerprint": spec.fingerprint, "cell": spec.cell_id, "dropout": spec.lora_dropout,
+        "measured": measured.outcome.kind,
     }  # fmt: skip
     if measured.outcome.kind != "ok":
         return row | {"why": str(measured.outcome)[:300]}

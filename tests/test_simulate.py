@@ -49,6 +49,7 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
     ("llama", QLORA),
     ("llama", QLORA | TRL | {"gradient_checkpointing": True, "quant": "nf4-single"}),
     ("gpt2", FP32 | QLORA | {"quant": "fp4"}),
+    ("opt", FP32 | QLORA | {"quant": "fp4"}),
     ("gpt_neox", FP32 | QLORA | {"quant": "int8"}),
     ("llama", QLORA | {"quant": "int8"}),
     ("opt", QLORA | {"quant": "nf4-single", "dtype": "fp32", "autocast": "bf16"}),

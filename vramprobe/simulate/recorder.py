@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class Recorder(TorchDispatchMode):
         self.events: list[Event] = []
         self._scratch = scratch
         self._kernels = kernels
+        self.autocast = False  # beneath a mode torch cannot tell: whoever turns it on or off says so here
         self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
         self._refs: dict[int, _StorageRef] = {}
         self._num_blocks = 0
@@ -68,7 +70,7 @@ class Recorder(TorchDispatchMode):
             return _ANSWERS.get(args[0].dtype, 1)
         kernel = self._kernels.get(func._name)
         if kernel is not None:
-            with self, _autocast_again():
+            with self, _autocast_again() if self.autocast else nullcontext():
                 return kernel(*args, **(kwargs or {}))
         in_place = func is _ADD and _adds_in_place(args)
         result = _SHAPES.call(func, args, kwargs or {})

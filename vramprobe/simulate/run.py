@@ -168,15 +168,22 @@ def _later_steps(phases: list[PhaseMemory], num_steps: int) -> list[PhaseMemory]
 def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder] = Recorder) -> Iterator[Recorder]:
     """While open, tensors are fake and a Recorder sees them."""
     with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
-    in_python = CPU_KERNELS | (kernels("cpu") if with_bitsandbytes else {})
+    recorder = make_recorder(cpu_scratch, CPU_KERNELS | (kernels("cpu") if with_bitsandbytes else {}))
+    set_autocast_enabled = torch.set_autocast_enabled
+
+    def set_and_tell(device: str, enabled: bool) -> None:
+        set_autocast_enabled(device, enabled)
+        recorder.autocast = torch.is_autocast_enabled("cpu")
+
     with (
         patch.object(masking_utils, "is_tracing", lambda tensor=None: False),  # a cell's masks need no values
         patch.object(torch.utils, "swap_tensors", _set_data),
         patch.object(torch, "get_rng_state", _rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
+        patch.object(torch, "set_autocast_enabled", set_and_tell),
         bitsandbytes_on_fake_tensors() if with_bitsandbytes else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
-        make_recorder(cpu_scratch, in_python) as recorder,
+        recorder,
     ):
         yield recorder
 

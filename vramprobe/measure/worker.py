@@ -73,7 +73,7 @@ def run_cell(
     instrument = None
     try:
         instrument = instrument_for(spec)
-        _load_libraries(spec)
+        load_libraries(spec)
         gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
         fields = _train(spec, instrument, status)
@@ -176,7 +176,7 @@ class _Announcing:
         return self._instrument.phase(name, step, micro_step)
 
 
-def _load_libraries(spec: CellSpec) -> None:
+def load_libraries(spec: CellSpec) -> None:
     """Import what the cell will use before the instrument starts: some modules make small tensors as they load."""
     import vramprobe.workload.training  # noqa: F401
 
@@ -206,13 +206,14 @@ def _train(spec: CellSpec, instrument: Any, status: Path | None) -> dict[str, An
     observation = instrument.finish()
     if at_peak is not None:
         observation = replace(observation, at_peak=at_peak)
-    facts = _facts(work.model, stack)
+    facts = model_facts(work.model, stack)
     step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps)]
     timing = {"step_seconds": step_seconds, "load_seconds": loaded - began, "traced_seconds": traced - loaded}
     return {"observation": observation, "facts": facts, "timing": timing}
 
 
-def _facts(model: Any, stack: Any) -> ModelFacts:
+def model_facts(model: Any, stack: Any) -> ModelFacts:
+    """What is seen on the live model, adapters apart."""
     from vramprobe.workload.model import num_logical_params
     from vramprobe.workload.storages import quantised_storages
 

@@ -22,8 +22,13 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            found[storage.data_ptr()] = storage.nbytes()
+            found[_address(storage)] = storage.nbytes()
     return found
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """Where the bytes are; a fake tensor's are nowhere, and the storage object's own address stands for them."""
+    return storage._cdata if storage.device.type == "meta" else storage.data_ptr()
 
 
 def weight_storages(model: nn.Module) -> Storages:

@@ -1,0 +1,117 @@
+"""The simulated instrument: a workload's phases over the Recorder's events.
+
+In: a workload that announces its phases, on fake tensors. Out: an Observation, with the phases and the ledger of a
+measured run. It holds a predictor's numbers and no measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+
+from vramprobe.measure.observation import Observation, peak_of
+from vramprobe.measure.trace import Event, Holding, composition, lifetimes
+from vramprobe.record import Composition, PhaseMemory, PhaseName
+from vramprobe.simulate.recorder import Recorder
+from vramprobe.workload.storages import Storages
+
+
+@dataclass(frozen=True)
+class PhaseMark:
+    """One phase and the events that happened in it, by position."""
+
+    name: PhaseName
+    step: int | None
+    micro_step: int | None
+    events: range
+
+
+@dataclass(frozen=True)
+class Held:
+    """Blocks that stood after event ``position`` and whose cause is known; ``blocks``: address → bytes."""
+
+    cause: str
+    step: int | None
+    position: int
+    blocks: dict[int, int]
+
+
+class SimulatedInstrument:
+    """Watches a Recorder; the same words as the instruments that measure."""
+
+    name = "simulated"
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.marks: list[PhaseMark] = []
+        self.held: list[Held] = []
+        self._running: tuple[PhaseName, int | None] | None = None
+
+    @contextmanager
+    def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Iterator[None]:
+        """One phase; recorded also when it raises."""
+        self._running, start = (name, step), len(self._recorder.events)
+        try:
+            yield
+        finally:
+            self.marks.append(PhaseMark(name, step, micro_step, range(start, len(self._recorder.events))))
+
+    def holds(self, cause: str, storages: Storages, step: int | None = None) -> None:
+        """These storages, standing now, have this cause. What the Recorder never saw is not the allocator's."""
+        blocks = {
+            ptr: size_bytes for key, size_bytes in storages.items() if (ptr := self._recorder.ptr_of(key)) is not None
+        }
+        self.held.append(Held(cause, step, len(self._recorder.events) - 1, blocks))
+
+    def last_phase(self) -> tuple[PhaseName, int | None] | None:
+        """The phase that runs or ran last, with its step; None before the first."""
+        return self._running
+
+    def settle(self) -> None:
+        """Between load and training: nothing to do."""
+
+    def finish(self) -> Observation:
+        """The phases so far."""
+        return observe(self._recorder.events, self.marks, self.held)
+
+
+def observe(events: list[Event], marks: list[PhaseMark], held: list[Held]) -> Observation:
+    """Events and phases → the Observation of a run."""
+    totals = list(accumulate(event.size_bytes for event in events))
+    phases = [_phase_memory(mark, totals) for mark in marks]
+    return Observation(
+        phases=phases,
+        held_bytes={one.cause: sum(one.blocks.values()) for one in held},
+        at_peak=_at_peak(events, totals, phases, marks, held),
+    )
+
+
+def _phase_memory(mark: PhaseMark, totals: list[int]) -> PhaseMemory:
+    before = totals[mark.events.start - 1] if mark.events.start > 0 else 0
+    inside = [before, *totals[mark.events.start : mark.events.stop]]
+    return PhaseMemory(
+        name=mark.name,
+        step=mark.step,
+        micro_step=mark.micro_step,
+        allocated_end_bytes=inside[-1],
+        allocated_peak_bytes=max(inside),
+    )
+
+
+def _at_peak(
+    events: list[Event], totals: list[int], phases: list[PhaseMemory], marks: list[PhaseMark], held: list[Held]
+) -> Composition | None:
+    """What was alive at the peak of the run, by cause; None where no training phase was reached."""
+    if not any(phase.name == "zero_grad" for phase in phases):
+        return None
+    peak = peak_of(Observation(phases, {}))
+    in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
+    top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
+    at = max(marks[top].events, key=lambda position: totals[position])
+    holdings = [
+        Holding(one.cause, one.position, frozenset(one.blocks)) for one in held if one.step in (None, peak.step)
+    ]
+    forwards = [marks[index].events for index in in_step if phases[index].name == "forward"]
+    return composition(lifetimes(events), holdings, forwards, step_start=marks[in_step[0]].events.start, at=at)

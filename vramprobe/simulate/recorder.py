@@ -1,0 +1,148 @@
+"""Fake tensors' storages → allocations and frees, in order, as a real allocator would have seen them.
+
+In: a program that runs under the mode. Out: Events. Follows storages, not tensors, so views and in-place operations
+count once. What real execution does otherwise than fake is mended here (gradients that meet) or asked of ``kernels``.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vramprobe.measure.trace import Event
+from vramprobe.simulate.shapes import ShapeCache
+
+#: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes.
+Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
+#: Operators that are run as Python, for what it allocates: name, with the overload's if it has one → implementation.
+Kernels = dict[str, Callable[..., Any]]
+
+_ADD = torch.ops.aten.add.Tensor
+_DEVICE = torch.ops.prim.device.default
+_VALUE = torch.ops.aten._local_scalar_dense.default
+#: What a program is told that asks for a fake tensor's value. Yes: transformers asks whether nothing is padded and no
+#: sequences are packed (masking_utils.py), and so it is in every cell. Optimizers ask for their step: 1.
+_ANSWERS = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.bfloat16: 1.0, torch.float16: 1.0}
+#: The Python frame right under the autograd engine (torch/autograd/graph.py): no formula in Python is running.
+_ENGINE_FRAME = "_engine_run_backward"
+#: References to a tensor, and to its storage, that only the engine's buffer holds, as seen from __torch_dispatch__.
+_SOLE_USES, _SOLE_STORAGE_USES = 4, 2
+
+_SHAPES = ShapeCache()  # of this process: layers, steps and runs repeat the same shapes
+
+
+class _StorageRef(weakref.ref):
+    """A weak reference that knows which storage it was."""
+
+    __slots__ = ("key",)
+
+
+class Recorder(TorchDispatchMode):
+    """Over a FakeTensorMode: notes each new storage as it appears and as it goes.
+
+    Every block has an address of its own, never used twice; the time of an event is its number.
+    """
+
+    def __init__(self, scratch: Scratch, kernels: Kernels) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self._scratch = scratch
+        self._kernels = kernels
+        self.autocast = False  # beneath a mode torch cannot tell: whoever turns it on or off says so here
+        self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
+        self._refs: dict[int, _StorageRef] = {}
+        self._num_blocks = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps __torch_dispatch__, a frame between us and the engine's
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # most calls by number; the mode below would take its long way
+            return args[0].fake_device
+        if func is _VALUE:
+            return _ANSWERS.get(args[0].dtype, 1)
+        kernel = self._kernels.get(func._name)
+        if kernel is not None:
+            with self, _autocast_again() if self.autocast else nullcontext():
+                return kernel(*args, **(kwargs or {}))
+        in_place = func is _ADD and _adds_in_place(args)
+        result = _SHAPES.call(func, args, kwargs or {})
+        if in_place:
+            self._hand_over(args[0].untyped_storage(), result.untyped_storage())
+        elif isinstance(result, torch.Tensor):
+            self._see(result)
+        elif isinstance(result, (tuple, list)):
+            for item in result:
+                if isinstance(item, torch.Tensor):
+                    self._see(item)
+        taken = [(self._allocate(size_bytes), size_bytes) for size_bytes in self._scratch(func, args, result)]
+        for ptr, size_bytes in taken:
+            self._note(ptr, -size_bytes)
+        return result
+
+    def ptr_of(self, storage_key: int) -> int | None:
+        """The address of the block behind a storage (its ``_cdata``); None for one that was never seen."""
+        block = self._blocks.get(storage_key)
+        return None if block is None else block[0]
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._blocks:
+            return
+        size_bytes = storage.nbytes()
+        if size_bytes:
+            self._watch(storage, self._allocate(size_bytes), size_bytes)
+
+    def _watch(self, storage: torch.UntypedStorage, ptr: int, size_bytes: int) -> None:
+        key = storage._cdata
+        self._blocks[key] = (ptr, size_bytes)
+        self._refs[key] = ref = _StorageRef(storage, self._gone)
+        ref.key = key
+
+    def _hand_over(self, old: torch.UntypedStorage, new: torch.UntypedStorage) -> None:
+        """``new`` is what is computed in ``old``'s memory by a real run."""
+        ptr, size_bytes = self._blocks.pop(old._cdata)
+        del self._refs[old._cdata]
+        self._watch(new, ptr, size_bytes)
+
+    def _gone(self, ref: weakref.ref[Any]) -> None:
+        self._refs.pop(ref.key, None)
+        ptr, size_bytes = self._blocks.pop(ref.key)
+        self._note(ptr, -size_bytes)
+
+    def _allocate(self, size_bytes: int) -> int:
+        self._num_blocks += 1
+        self._note(self._num_blocks, size_bytes)
+        return self._num_blocks
+
+    def _note(self, ptr: int, size_bytes: int) -> None:
+        self.events.append(Event(ptr, size_bytes, len(self.events)))
+
+
+def _autocast_again() -> Any:
+    """What a real kernel calls meets autocast as anywhere else; beneath a mode it would not."""
+    exclude = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.AutocastCPU)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
+
+
+def _adds_in_place(args: tuple[Any, ...]) -> bool:
+    """Whether the engine adds two gradients that meet, and a real run would write the sum into the first.
+
+    torch/csrc/autograd/input_buffer.cpp, ``accumulate``: in place if the buffer holds the last reference to a dense
+    tensor and its storage; but never under a dispatch mode, and so never here.
+    """
+    if sys._getframe(2).f_code.co_name != _ENGINE_FRAME or torch.is_grad_enabled():
+        return False
+    old = args[0]
+    if not isinstance(old, torch.Tensor) or old._is_view():
+        return False
+    uses = torch._C._storage_Use_Count(old.untyped_storage()._cdata)
+    return uses == _SOLE_STORAGE_USES and old._use_count() == _SOLE_USES

@@ -1,0 +1,199 @@
+"""CellSpec → the RunRecord and the event trace of a run that never happened: the workload's code on fake tensors.
+
+In: a cell. Out: a Simulation. Touches no device and computes nothing; a predictor, labelled so in the record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import masking_utils
+
+from vramprobe import catalog
+from vramprobe.errors import VramprobeError
+from vramprobe.measure import environment
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.trace import Event
+from vramprobe.measure.worker import load_libraries, model_facts
+from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
+from vramprobe.simulate.instrument import Held, PhaseMark, SimulatedInstrument
+from vramprobe.simulate.kernels import CPU_KERNELS, cpu_scratch
+from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
+from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
+from vramprobe.spec import CellSpec, Optim
+from vramprobe.workload.model import config_from_dict
+from vramprobe.workload.training import set_up, train_step, watch_stack
+
+#: Layers (or periods of layers) of the shallowest run: the first and the last layer, which have neighbours unlike them.
+_FEW_LAYERS = 2
+#: torch.get_rng_state() of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp).
+_RNG_STATE_BYTES = 5056
+#: Managed memory of paged optimizers is no tensor that torch allocates; on fake tensors it is not followed yet.
+SUPPORTED_OPTIM = tuple(name for name in get_args(Optim) if not name.startswith("paged_"))
+
+
+class NotSimulated(VramprobeError):
+    """A cell that the simulation does not cover; the message says what it does."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated run: its record, and every allocation and free of two steps, with the phases by position."""
+
+    record: RunRecord
+    events: list[Event] | None  # None for a deep model that was put together from shallow ones
+    marks: list[PhaseMark]
+
+
+def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simulation:
+    """Run the cell on fake tensors. Raises NotSimulated where it is not covered.
+
+    A deep model is made of three shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third
+    and later steps are the second's, which must end where the first ended.
+    """
+    _check(spec)
+    load_libraries(spec)  # some modules make small tensors as they load; those must be real
+    if spec.quant != "none":
+        import peft.tuners.lora.bnb  # noqa: F401
+    began, started_at = time.perf_counter(), datetime.now(UTC)
+    run = _deep(spec) if depth == "auto" else None
+    run = run or _run(spec)
+    observation = run.observation
+    observation.phases.extend(_later_steps(observation.phases, spec.steps))
+    ledger = ledger_of(observation)
+    doubts = reasons_not_to_believe(observation, ledger)
+    record = RunRecord(
+        **(attempt_fields(spec, new_attempt_id(), started_at) | {"instrument": "simulated"}),
+        spec=spec,
+        environment=environment.capture(spec, "spawn", with_torch=False),
+        outcome=Invalid(reasons=doubts) if doubts else Ok(),
+        peak=peak_of(observation),
+        ledger=ledger,
+        phases=observation.phases,
+        facts=run.facts,
+        timing=Timing(total_seconds=time.perf_counter() - began),
+        warnings=["simulated: a prediction on fake tensors, no measurement"],
+    )
+    return Simulation(record, run.events, run.marks)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Two steps, as they were seen; the events of a deep run that was put together are not known one by one."""
+
+    observation: Observation
+    facts: ModelFacts
+    events: list[Event] | None
+    marks: list[PhaseMark]
+    held: list[Held]
+
+
+def _run(spec: CellSpec) -> _Run:
+    with session(spec) as recorder:
+        instrument = SimulatedInstrument(recorder)
+        work = set_up(spec, instrument)
+        instrument.settle()
+        with watch_stack(work.model) as stack:
+            train_step(work, instrument, 1)
+        train_step(work, instrument, 2)
+        facts = model_facts(work.model, stack)
+    return _Run(instrument.finish(), facts, recorder.events, instrument.marks, instrument.held)
+
+
+def _deep(spec: CellSpec) -> _Run | None:
+    """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
+    config = spec.architecture
+    num_layers, period = catalog.depth_of(config), _period(config)
+    if num_layers is None or period is None or num_layers % period or config.get("is_encoder_decoder"):
+        return None
+    depths = [(_FEW_LAYERS + more) * period for more in range(3)]
+    if num_layers <= depths[-1]:
+        return None
+    runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)})) for depth in depths]
+    times = num_layers // period - _FEW_LAYERS
+    try:
+        codes = tuple(codes_of(run.events, run.marks, run.held) for run in runs)
+        deep = deepen(runs[0].marks, codes, times)
+        held_bytes = line_of(tuple(run.observation.held_bytes for run in runs), times)
+        facts = ModelFacts(**line_of(tuple(run.facts.model_dump() for run in runs), times))
+    except NotLinear:
+        return None
+    top = peak_of(Observation(deep.phases, held_bytes))
+    at_peak = next(
+        alive
+        for phase, alive in zip(deep.phases, deep.at_peak, strict=True)
+        if phase.step == top.step and phase.allocated_peak_bytes == top.allocated_bytes
+    )
+    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, None, [], [])
+
+
+def _period(architecture: dict[str, Any]) -> int | None:
+    """Layers after which the pattern of layers begins again; None where it does not, or it is not known to."""
+    config = config_from_dict(architecture).get_text_config()  # it knows its family's pattern where the file does not
+    if getattr(config, "first_k_dense_replace", 0) or getattr(config, "use_sliding_window", False):
+        return None
+    lists = [getattr(config, name, None) for name in ("layer_types", "mlp_layer_types", "no_rope_layers")]
+    kinds = list(zip(*[one for one in lists if isinstance(one, list) and one], strict=False)) or [None] * 2
+    repeats = (size for size in range(1, len(kinds)) if kinds[:-size] == kinds[size:])
+    return next(repeats, None)
+
+
+def _check(spec: CellSpec) -> None:
+    if spec.device != "cpu":
+        raise NotSimulated(f"device {spec.device} cannot be simulated yet; use device cpu")
+    if spec.optim not in SUPPORTED_OPTIM:
+        raise NotSimulated(f"optim {spec.optim} cannot be simulated; use one of {', '.join(SUPPORTED_OPTIM)}")
+    if spec.weights != "random":
+        raise NotSimulated("weights pretrained cannot be simulated; use weights random: values do not decide memory")
+    if spec.attn == "flash_attention_2":
+        raise NotSimulated("attn flash_attention_2 cannot be simulated; use sdpa or eager")
+
+
+def _later_steps(phases: list[PhaseMemory], num_steps: int) -> list[PhaseMemory]:
+    """Steps 3 and later as copies of step 2."""
+    second = [phase for phase in phases if phase.step == 2]
+    return [phase.model_copy(update={"step": step}) for step in range(3, num_steps + 1) for phase in second]
+
+
+@contextmanager
+def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder] = Recorder) -> Iterator[Recorder]:
+    """While open, tensors are fake and a Recorder sees them."""
+    with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
+    recorder = make_recorder(cpu_scratch, CPU_KERNELS | (kernels("cpu") if with_bitsandbytes else {}))
+    set_autocast_enabled = torch.set_autocast_enabled
+
+    def set_and_tell(device: str, enabled: bool) -> None:
+        set_autocast_enabled(device, enabled)
+        recorder.autocast = torch.is_autocast_enabled("cpu")
+
+    with (
+        patch.object(masking_utils, "is_tracing", lambda tensor=None: False),  # a cell's masks need no values
+        patch.object(torch.utils, "swap_tensors", _set_data),
+        patch.object(torch, "get_rng_state", _rng_state),
+        patch.object(torch, "set_rng_state", lambda state: None),
+        patch.object(torch, "set_autocast_enabled", set_and_tell),
+        bitsandbytes_on_fake_tensors() if with_bitsandbytes else nullcontext(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        recorder,
+    ):
+        yield recorder
+
+
+def _rng_state() -> torch.Tensor:
+    """The CPU generator's state, which every checkpoint keeps."""
+    return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
+
+
+def _set_data(old: torch.Tensor, new: torch.Tensor) -> None:
+    """What ``Module.to`` does with real parameters; with fake ones it wants to swap the objects, which fails."""
+    if old is not new:
+        old.data = new.data

@@ -191,7 +191,7 @@ def test_kill_9_at_any_call_of_the_system(fault: Callable, tmp_path: Path) -> No
 
 def test_a_kill_while_the_libraries_load_is_no_attempt_at_a_cell(tmp_path: Path) -> None:
     def fault() -> None:
-        launcher.Server.start = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+        launcher.Server.start = lambda self, seconds: os.kill(os.getpid(), signal.SIGKILL)
 
     for _ in range(MAX_RETRIES + 2):
         assert sweep_in_child(tmp_path / "out", fault)[0] == -signal.SIGKILL

@@ -189,9 +189,7 @@ class _Sweeping:
             reason = "no replicate: the first attempt did not end well" if failed else "its first attempt is left, too"
             self._tell(replace(event, kind="kept" if failed else "left", reason=reason))
         elif row.action == "skip":
-            record = self._skip_record(row)
-            self._append(record)
-            self.summary.records.append(record)
+            record = self._keep(self._skip_record(row))
             self._tell(replace(event, kind="skipped", record=record, attempt_id=record.attempt_id))
         elif self.signals.stopped_by is None and (why := self._forbidden(row)) is not None:
             self.summary.stopped_by = why
@@ -237,12 +235,8 @@ class _Sweeping:
             started_at=ticket.started_at.isoformat(timespec="milliseconds"), sweep=self.sweep.name,
         )  # fmt: skip
         self._append(started)
-        record = self._attempt(spec, launcher, ticket, log).model_copy(
-            update={"sweep": self.sweep.name, "held_out": spec.fingerprint in self.sweep.held_out}
-        )
-        self._append(record)
+        record = self._keep(self._attempt(spec, launcher, ticket, log))
         ticket.tear()
-        self.summary.records.append(record)
         if record.outcome.kind == "ok":
             log.unlink(missing_ok=True)
             self.pace.learn(row.num_params, row.seconds, self.clock.last_seconds)
@@ -284,10 +278,15 @@ class _Sweeping:
     def _skip_record(self, row: Row) -> RunRecord:
         """The record of not running a cell, with its evidence."""
         launcher, ticket = self.launchers.launcher_of(row.spec), new_ticket(self.scratch)
-        record = describe_death(row.spec, launcher, ticket, row.skipped)
-        return record.model_copy(
-            update={"sweep": self.sweep.name, "held_out": row.spec.fingerprint in self.sweep.held_out}
-        )
+        return describe_death(row.spec, launcher, ticket, row.skipped)
+
+    def _keep(self, record: RunRecord) -> RunRecord:
+        """The record with its sweep's name, once it is in the journal."""
+        held_out = record.fingerprint in self.sweep.held_out
+        record = record.model_copy(update={"sweep": self.sweep.name, "held_out": held_out})
+        self._append(record)
+        self.summary.records.append(record)
+        return record
 
     def _append(self, entry: RunRecord | Started) -> None:
         warning = store.append(self.summary.journal, entry)

@@ -130,8 +130,8 @@ def test_a_deep_model_is_put_together_from_shallow_ones(family: str, options: di
     depth = {"num_hidden_layers": 9, "n_layer": 9}
     spec = spec.model_copy(update={"architecture": FAMILIES[family] | depth})
     assembled, whole = simulate(spec), simulate(spec, depth="full")
-    assert assembled.events is None, "the layers did not repeat"
-    assert whole.events is not None
+    assert assembled.history is None, "the layers did not repeat"
+    assert whole.history is not None
     assert assembled.record.phases == whole.record.phases
     assert assembled.record.ledger == whole.record.ledger
     assert assembled.record.facts == whole.record.facts
@@ -142,7 +142,7 @@ def test_layers_that_do_not_repeat_are_all_run() -> None:
     spec = cell("llama", seq_len=64)
     config = FAMILIES["gemma3_text"] | {"num_hidden_layers": 8, "layer_types": kinds, "sliding_window": 16}
     spec = spec.model_copy(update={"architecture": config})
-    assert simulate(spec).events is not None
+    assert simulate(spec).history is not None
 
 
 # -- the recorder ------------------------------------------------------------------------------------------------------

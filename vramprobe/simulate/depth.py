@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from vramprobe.measure.trace import Event, Holding, lifetimes
 from vramprobe.record import Composition, PhaseMemory
-from vramprobe.simulate.instrument import Held, PhaseMark
+from vramprobe.simulate.history import CAUSES, History
+from vramprobe.simulate.instrument import PhaseMark
 
-CAUSES = ("weights", "gradients", "optimizer_state", "batch", "saved_activations", "temporaries", "other")
 _BITS = 3  # of an event's code that hold its cause
 _WINDOWS = (64, 24, 8, 3)  # events after a block that must match, tried in turn
 _TOLERANCE = 1e-3  # of the third run's value, for a phase that is continued as a line
@@ -49,28 +48,13 @@ class Deep:
     at_peak: list[Composition | None]
 
 
-def codes_of(events: list[Event], marks: list[PhaseMark], held: list[Held]) -> list[np.ndarray]:
+def codes_of(history: History) -> list[np.ndarray]:
     """For each phase, its events as numbers: the size times 8, plus the cause's position in :data:`CAUSES`.
 
     Frees that follow each other are put in order: the libraries free some in the order of a hash table.
     """
-    holdings = [Holding(one.cause, one.position, frozenset(one.blocks)) for one in held]
-    forwards = [mark.events for mark in marks if mark.name == "forward"]
-    causes = np.zeros(len(events), dtype=np.int64)
-    owner = {ptr: CAUSES.index(one.cause) for one in holdings for ptr in one.ptrs}
-    for block in lifetimes(events):
-        cause = owner.get(block.ptr)
-        if cause is None:
-            made_in = next((forward for forward in forwards if block.start in forward), None)
-            saved = made_in is not None and block.end >= made_in.stop
-            is_older = bool(forwards) and block.start < forwards[0].start
-            cause = CAUSES.index("other" if is_older else "saved_activations" if saved else "temporaries")
-        causes[block.start] = cause
-        if block.end < len(events):
-            causes[block.end] = cause
-    sizes = np.fromiter((event.size_bytes for event in events), dtype=np.int64, count=len(events))
-    codes = (sizes << _BITS) | causes
-    return [_ordered_frees(codes[mark.events.start : mark.events.stop]) for mark in marks]
+    codes = (history.size_bytes << _BITS) | history.causes
+    return [_ordered_frees(codes[mark.events.start : mark.events.stop]) for mark in history.marks]
 
 
 def _ordered_frees(codes: np.ndarray) -> np.ndarray:

@@ -21,11 +21,11 @@ from vramprobe import catalog
 from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
-from vramprobe.measure.trace import Event
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
-from vramprobe.simulate.instrument import Held, PhaseMark, SimulatedInstrument
+from vramprobe.simulate.history import History, history_of
+from vramprobe.simulate.instrument import SimulatedInstrument
 from vramprobe.simulate.kernels import CPU_KERNELS, cpu_scratch
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
@@ -47,11 +47,10 @@ class NotSimulated(VramprobeError):
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated run: its record, and every allocation and free of two steps, with the phases by position."""
+    """A simulated run: its record, and every allocation and free of set-up and two steps."""
 
     record: RunRecord
-    events: list[Event] | None  # None for a deep model that was put together from shallow ones
-    marks: list[PhaseMark]
+    history: History | None  # None for a deep model that was put together from shallow ones
 
 
 def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simulation:
@@ -83,7 +82,7 @@ def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simu
         timing=Timing(total_seconds=time.perf_counter() - began),
         warnings=["simulated: a prediction on fake tensors, no measurement"],
     )
-    return Simulation(record, run.events, run.marks)
+    return Simulation(record, run.history)
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,7 @@ class _Run:
 
     observation: Observation
     facts: ModelFacts
-    events: list[Event] | None
-    marks: list[PhaseMark]
-    held: list[Held]
+    history: History | None
 
 
 def _run(spec: CellSpec) -> _Run:
@@ -106,7 +103,7 @@ def _run(spec: CellSpec) -> _Run:
             train_step(work, instrument, 1)
         train_step(work, instrument, 2)
         facts = model_facts(work.model, stack)
-    return _Run(instrument.finish(), facts, recorder.events, instrument.marks, instrument.held)
+    return _Run(instrument.finish(), facts, history_of(recorder.events, instrument.marks, instrument.held))
 
 
 def _deep(spec: CellSpec) -> _Run | None:
@@ -121,8 +118,8 @@ def _deep(spec: CellSpec) -> _Run | None:
     runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)})) for depth in depths]
     times = num_layers // period - _FEW_LAYERS
     try:
-        codes = tuple(codes_of(run.events, run.marks, run.held) for run in runs)
-        deep = deepen(runs[0].marks, codes, times)
+        codes = tuple(codes_of(run.history) for run in runs)
+        deep = deepen(runs[0].history.marks, codes, times)
         held_bytes = line_of(tuple(run.observation.held_bytes for run in runs), times)
         facts = ModelFacts(**line_of(tuple(run.facts.model_dump() for run in runs), times))
     except NotLinear:
@@ -133,7 +130,7 @@ def _deep(spec: CellSpec) -> _Run | None:
         for phase, alive in zip(deep.phases, deep.at_peak, strict=True)
         if phase.step == top.step and phase.allocated_peak_bytes == top.allocated_bytes
     )
-    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, None, [], [])
+    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, None)
 
 
 def _period(architecture: dict[str, Any]) -> int | None:

@@ -53,6 +53,7 @@ class SimulatedInstrument:
     def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Iterator[None]:
         """One phase; recorded also when it raises."""
         self._running, start = (name, step), len(self._recorder.events)
+        self._recorder.thread = "autograd" if name == "backward" else "main"
         try:
             yield
         finally:
@@ -74,6 +75,9 @@ class SimulatedInstrument:
 
     def finish(self) -> Observation:
         """The phases so far."""
+        workspaces = dict.fromkeys(self._recorder.workspaces.values(), self._recorder.blas_workspace_bytes)
+        if workspaces:
+            self.held.append(Held("other", None, len(self._recorder.events) - 1, workspaces))
         return observe(self._recorder.events, self.marks, self.held)
 
 

@@ -17,7 +17,7 @@ from vramprobe.simulate.recorder import Recorder
 from vramprobe.simulate.run import NotSimulated, simulate
 from vramprobe.spec import CellSpec, Method, Optim
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # measured
 
 H = 64
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -16,8 +16,6 @@ from vramprobe.simulate.cuda import Chip, backend, chip_of, cuda_scratch
 from vramprobe.simulate.run import session, simulate
 from vramprobe.spec import Attention, CellSpec, Optim, Quant
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 MIB = 2**20
 A100, H100, RTX_4090 = Chip(8, 0), Chip(9, 0), Chip(8, 9)
 TALL = TINY_LLAMA | {"vocab_size": 4096}

@@ -1,6 +1,7 @@
 """The replay held against torch's own history: which segments it takes, and where the two first part.
 
-In: a MemoryHistory (snapshot.py). Out: a Comparison. Segments are put where torch's were, so that addresses agree until then.
+In: a MemoryHistory (snapshot.py). Out: a Comparison. Segments are put where torch's were, so that addresses agree
+until then.
 """
 
 from __future__ import annotations

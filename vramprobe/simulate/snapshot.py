@@ -1,7 +1,7 @@
 """The allocator's own history, from ``torch.cuda.memory._snapshot()``, as a trace and as the truth to hold it against.
 
-In: the snapshot's dict or its pickle. Out: a MemoryHistory of one device: what stood before the first entry, the trace, and
-the segments that torch took and gave back, in their places. Format: torch/cuda/memory.py (``_snapshot``) and
+In: the snapshot's dict or its pickle. Out: a MemoryHistory of one device: what stood before the first entry, the trace,
+and the segments that torch took and gave back, in their places. Format: torch/cuda/memory.py (``_snapshot``) and
 torch/csrc/cuda/Module.cpp, torch 2.11 to 2.13. Knows no torch.
 """
 

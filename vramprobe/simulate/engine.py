@@ -64,7 +64,7 @@ def prediction_of(record: RunRecord, spec: CellSpec, model: MemoryModel | None =
         peak_label=f"{peak.phase} of step {peak.step}", terms=terms,
         constant_bytes=peak.allocated_bytes - sum(terms.values()),
         reserved_bytes=reserved, device_bytes=device,
-        warnings=["simulated on fake tensors, layer by layer: no fit's coefficients are used"],
+        warnings=["no fit's coefficients are used", *record.warnings],
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
-from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda
@@ -86,7 +86,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
         phases=observation.phases,
         facts=run.facts,
         timing=Timing(total_seconds=time.perf_counter() - began),
-        warnings=["simulated: a prediction on fake tensors, no measurement"],
+        warnings=["simulated: a prediction on fake tensors, no measurement", *remarks_on(run.facts, spec.quant)],
     )
     return Simulation(record, run.history)
 

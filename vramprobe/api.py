@@ -1,7 +1,8 @@
-"""One call per stage: doctor, measure, plan, run, check, fit, predict, report. The command line calls nothing else.
+"""One call per stage: doctor, measure, plan, run, check, fit, predict, calibrate, report.
 
-A cell is named by the words of :func:`vramprobe.spec.option_names`: ``measure(model="gpt2", method="lora",
-batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it in the worker's process only.
+The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
+``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
+in the worker's process only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vramprobe import catalog, spec, store, sweep
 from vramprobe.errors import SpecError
 
 if TYPE_CHECKING:
+    from vramprobe.calibrate import Calibration
     from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
     from vramprobe.measure.doctor import Diagnosis
@@ -233,6 +235,13 @@ def predict(
     from vramprobe.simulate import engine as trace  # loads torch
 
     return trace.predict(spec, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
+
+
+def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
+    """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
+    from vramprobe.calibrate import calibrate as calibrate_records
+
+    return calibrate_records(store.read(results).records, _model(fit))
 
 
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_environment, make_oom, make_record, make_spec
+from factories import TINY_LLAMA, make_environment, make_oom, make_record, make_spec
 
 from vramprobe import api, store
 from vramprobe.calibrate import OURS, OURS_FITTED, OURS_FITTED_UNSEEN, Calibration, calibrate
@@ -226,6 +226,15 @@ def test_what_is_left_out_is_counted() -> None:
                               "simulated, so predicted and not measured": 1}  # fmt: skip
 
 
+def test_a_cell_beyond_our_arithmetic_is_left_out_for_all() -> None:
+    """A sequence longer than the sliding window: the formulas would answer, but ours has nothing to stand beside."""
+    windowed = TINY_LLAMA | {"model_type": "mistral", "sliding_window": 8}
+    spec = make_spec().model_copy(update={"architecture": windowed})
+    found = calibrate([synthetic(cells()[0]), synthetic(spec)])
+    assert found.num_rows == 1
+    assert [reason for reason in found.left_out if "longer than the model's sliding window of 8" in reason]
+
+
 @pytest.mark.parametrize(("overrides", "message"), [
     ({"environment": make_environment(device_name="Other CPU")}, "device_name is 'Test CPU.*' in .* and 'Other CPU'"),
     ({"environment": make_environment(versions={"torch": "2.11.0"})}, "torch is '2.13' in .* and '2.11'"),
@@ -267,6 +276,32 @@ def test_a_peak_or_ledger_without_bytes_is_left_out() -> None:
     nothing = Peak(phase="backward", step=2, allocated_bytes=0, load_allocated_bytes=0)
     found = calibrate([synthetic(cells()[0]), synthetic(spec, peak=nothing)])
     assert found.left_out == {"no peak or no ledger": 1}
+
+
+def on_gpu(spec: CellSpec, num_overhead_bytes: int = 10**9) -> RunRecord:
+    peak = synthetic(spec).peak
+    seen = peak.allocated_bytes + num_overhead_bytes
+    tiers = {"reserved_bytes": peak.allocated_bytes, "device_bytes": seen}
+    return synthetic(spec, peak=peak.model_copy(update=tiers), instrument="cuda")
+
+
+def test_a_formulas_overhead_counts_against_the_device_only() -> None:
+    records = [on_gpu(spec) for spec in cells()]
+    found = calibrate(records)
+    answer = next(formula for formula in FORMULAS if formula.name == "gpu_poor").apply(facts_of(cells()[0]))
+    one = score(calibrate(records[:1]), "gpu_poor", "all", "device")
+    assert one.mean_signed == pytest.approx(answer.total_bytes / records[0].peak.device_bytes - 1)
+    assert score(found, "gpu_poor", "all", "device").ours_mean_absolute is None  # arithmetic knows no context
+    assert any(section.title.startswith("Peak of the device") for section in sections(found))
+    assert {one.quantity for one in calibrate([synthetic(cells()[0])]).scores} == {"peak", "saved"}
+
+
+def test_a_fit_that_knows_the_device_is_scored_on_it() -> None:
+    records = [on_gpu(spec) for spec in cells()]
+    found = calibrate(records, fit(records))
+    ours = score(found, OURS_FITTED, "all", "device")
+    assert ours.num_rows == 12
+    assert score(found, "8-bytes", "all", "device").ours_mean_absolute == ours.mean_absolute
 
 
 # -- on the terminal ------------------------------------------------------------------------------------------------

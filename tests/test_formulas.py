@@ -141,6 +141,16 @@ def test_ranks_of_a_sharded_job() -> None:
         zero_bytes(1000, 4)
 
 
+@pytest.mark.parametrize(("words", "dtype"), [({}, "float16"), (MIXED, "float16"), (FP32, "float32")])
+def test_accelerate_is_what_accelerate_says(words: dict[str, Any], dtype: str) -> None:
+    """The library itself as the reference: the command prints the largest of its figures."""
+    estimate = pytest.importorskip("accelerate.commands.estimate")
+    cell = facts(**words)
+    size = 4 * (cell.num_params - cell.num_head_params)  # AutoModel in fp32
+    figures = estimate.estimate_training_usage(size, dtype)
+    assert BY_NAME["accelerate"].apply(cell).total_bytes == max(figures.values())
+
+
 @pytest.mark.parametrize(("name", "words", "why"), [
     ("8-bytes", LORA, "for full fine-tuning only"),
     ("16-bytes", {"optim": "sgd"}, "for AdamW with 32-bit state, not sgd"),

@@ -1,8 +1,9 @@
 """Calibrate: every formula and ours on the same measured cells, side by side, and the formulas' constants as measured.
 
 In: records of one way of measuring, and a fit if there is one. Out: a frozen Calibration. What is compared is the
-allocated peak of a steady step, or for formulas of activations what is alive for backward when forward ends. Counts
-what it leaves out, and never takes a simulation for a measurement. Imports no torch.
+allocated peak of a steady step; where NVML was there the device's peak, too, which some formulas mean with their
+overhead; and for formulas of activations what is alive for backward when forward ends. Counts what it leaves out, and
+never takes a simulation for a measurement. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe import store
-from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.errors import FitError
+from vramprobe.errors import FitError, VramprobeError
 from vramprobe.formulas import FORMULAS, Facts, facts_of
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import predict
@@ -30,7 +30,8 @@ from vramprobe.terms import ledger_terms
 #: Our own engines, among the formulas: arithmetic alone, and with the fit that was given.
 OURS, OURS_FITTED, OURS_FITTED_UNSEEN = "vramprobe", "vramprobe, fitted", "vramprobe, fitted without this cell"
 
-Quantity = Literal["peak", "saved"]  # the allocated peak; what is alive for backward when forward ends
+#: The allocated peak; the device's, where NVML saw it; what is alive for backward when forward ends.
+Quantity = Literal["peak", "device", "saved"]
 
 
 class _Frozen(BaseModel):
@@ -52,7 +53,8 @@ class Score(_Frozen):
     """How far a formula is from the measured cells of one group, as shares of the measured value: (said − measured).
 
     ``group`` is "all", "method full" and so on, or "recipe full bf16, adamw_torch_fused" and so on.
-    ``ours_mean_absolute`` is our arithmetic's on the same rows.
+    ``ours_mean_absolute`` is our arithmetic's on the same rows; for the device, which only a fit knows, our fit's, and
+    null without one.
     """
 
     formula: str
@@ -62,7 +64,7 @@ class Score(_Frozen):
     mean_signed: float
     mean_absolute: float
     worst_signed: float
-    ours_mean_absolute: float
+    ours_mean_absolute: float | None
 
 
 class Calibration(_Frozen):
@@ -70,7 +72,6 @@ class Calibration(_Frozen):
 
     instrument: str
     device_name: str
-    tier: Literal["allocated"] = "allocated"
     num_rows: int
     left_out: dict[str, int]
     fit: str | None  # the fit's data fingerprint; null without one
@@ -96,18 +97,17 @@ def calibrate(records: Iterable[RunRecord], model: MemoryModel | None = None) ->
     Raises FitError where no record can be used, IncomparableRecords where those that can were measured differently.
     """
     records = list(store.latest_by_fingerprint(records).values())
-    usable, left_out = _usable(records)
-    if not usable:
+    rows, left_out = _rows(records, model)
+    if not rows:
         reasons = "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items()) or "it holds none"
         raise FitError(f"nothing to calibrate on, of {len(records)} records: {reasons}; measure some cells first")
-    require_comparable([record for record, _ in usable])
-    rows = [_row(record, facts, model) for record, facts in usable]
-    first = usable[0][0]
+    require_comparable([row.record for row in rows])
+    first = rows[0].record
     return Calibration(
         instrument=first.instrument, device_name=first.environment.device_name, num_rows=len(rows),
         left_out=dict(left_out), fit=model.data_fingerprint if model else None,
         formulas=[_info(formula.name, rows) for formula in FORMULAS], scores=_scores(rows),
-        constants=constants_of(usable),
+        constants=constants_of((row.record, row.facts) for row in rows),
     )  # fmt: skip
 
 
@@ -118,8 +118,9 @@ def recipe_of(spec: CellSpec) -> str:
     return f"{spec.method}{quant} {precision}, {spec.optim}{', checkpointing' if spec.gradient_checkpointing else ''}"
 
 
-def _usable(records: Sequence[RunRecord]) -> tuple[list[tuple[RunRecord, Facts]], Counter[str]]:
-    found, left_out = [], Counter()
+def _rows(records: Sequence[RunRecord], model: MemoryModel | None) -> tuple[list[_Row], Counter[str]]:
+    """(rows, reason → number of records left out): every formula and ours stand before the same rows."""
+    rows, left_out = [], Counter()
     for record in records:
         if record.outcome.kind != "ok":
             left_out[f"outcome {record.outcome.kind}"] += 1
@@ -129,26 +130,30 @@ def _usable(records: Sequence[RunRecord]) -> tuple[list[tuple[RunRecord, Facts]]
             left_out["no peak or no ledger"] += 1
         else:
             try:
-                found.append((record, facts_of(record.spec)))
-            except UnsupportedArchitecture as error:
+                rows.append(_row(record, facts_of(record.spec), model))
+            except VramprobeError as error:  # no arithmetic for the family, or for an option of it
                 left_out[str(error)] += 1
-    return found, left_out
+    return rows, left_out
 
 
 def _row(record: RunRecord, facts: Facts, model: MemoryModel | None) -> _Row:
     measured: dict[Quantity, int] = {"peak": record.peak.allocated_bytes}
     if record.ledger.saved_activations_bytes > 0:
         measured["saved"] = record.ledger.saved_activations_bytes
+    if record.peak.device_bytes is not None and record.peak.device_bytes > 0:
+        measured["device"] = record.peak.device_bytes
     terms = ledger_terms(record.spec)
     said: dict[Quantity, dict[str, int]] = {
         "peak": {OURS: predict(record.spec).peak_allocated_bytes.value},
         "saved": {OURS: terms["saved_activations"]},
+        "device": {},
     }
     if model is not None:
-        fitted = predict(record.spec, model, allow_extrapolation=True).peak_allocated_bytes.value
-        said["peak"][OURS_FITTED] = fitted
-        if record.fingerprint not in model.fingerprints:
-            said["peak"][OURS_FITTED_UNSEEN] = fitted
+        fitted = predict(record.spec, model, allow_extrapolation=True)
+        for who in [OURS_FITTED, *([OURS_FITTED_UNSEEN] if record.fingerprint not in model.fingerprints else [])]:
+            said["peak"][who] = fitted.peak_allocated_bytes.value
+            if fitted.device_bytes is not None:
+                said["device"][who] = fitted.device_bytes.value
     reasons = {}
     for formula in FORMULAS:
         answer = formula.apply(facts)
@@ -156,7 +161,7 @@ def _row(record: RunRecord, facts: Facts, model: MemoryModel | None) -> _Row:
             reasons[formula.name] = answer
             continue
         if formula.predicts == "peak":
-            said["peak"][formula.name] = answer.allocated_bytes
+            said["peak"][formula.name], said["device"][formula.name] = answer.allocated_bytes, answer.total_bytes
         if answer.saved_bytes is not None:
             said["saved"][formula.name] = answer.saved_bytes
     return _Row(record, facts, measured, said, reasons)
@@ -190,11 +195,12 @@ def _score(name: str, quantity: Quantity, group: str, rows: Sequence[_Row]) -> S
     def errors(who: str) -> list[float]:
         return [(row.said[quantity][who] - row.measured[quantity]) / row.measured[quantity] for row in rows]
 
-    found = errors(name)
+    found, ours = errors(name), OURS_FITTED if quantity == "device" else OURS
+    has_ours = all(ours in row.said[quantity] for row in rows)
     return Score(
         formula=name, quantity=quantity, group=group, num_rows=len(rows), mean_signed=statistics.fmean(found),
         mean_absolute=statistics.fmean(map(abs, found)), worst_signed=max(found, key=abs),
-        ours_mean_absolute=statistics.fmean(map(abs, errors(OURS))),
+        ours_mean_absolute=statistics.fmean(map(abs, errors(ours))) if has_ours else None,
     )  # fmt: skip
 
 

@@ -37,8 +37,10 @@ CONSTANTS = {
     "cast_copies": "B per fp32 parameter of a product under autocast, kept for backward",
 }
 
-_HIDDEN = ("hidden_size", "n_embd")
-_MLP = ("intermediate_size", "ffn_dim", "n_inner")
+#: Where families write these widths; without any, the first embedding's width, and 4 × the hidden size.
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_MLP = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
+_GATED_MODULES = ("gate_proj", "gate_up_proj")
 _ADAMW_32BIT = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_32bit", "paged_adamw_32bit")
 _ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit")
 
@@ -180,7 +182,7 @@ def facts_of(spec: CellSpec) -> Facts:
         largest_module_params=max(modules.values()),
         num_layers=arch.num_layers, hidden=hidden, mlp=_first(spec.architecture, _MLP) or 4 * hidden,
         num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size, vocab=arch.vocab_size,
-        is_gated=any(p.module == "gate_proj" for p in arch.parameters),
+        is_gated=any(p.module in _GATED_MODULES for p in arch.parameters),
         norms_have_bias=any(p.role == "norm" and p.name.endswith(".bias") for p in arch.parameters),
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ NEAR_SHARE = 0.10
 _SMALLEST_PERCENT = 0.01
 _QUANTITIES: dict[Quantity, str] = {
     "peak": "Allocated peak: (said − measured) / measured, mean and worst",
+    "device": "Peak of the device, with the formulas' own overhead: (said − measured) / measured, mean and worst",
     "saved": "Kept for backward when forward ends: (said − measured) / measured, mean and worst",
 }
 
@@ -34,7 +35,8 @@ class Section:
 
 def sections(calibration: Calibration) -> list[Section]:
     """A table of scores for each quantity, then one for each constant, with what the formulas say below it."""
-    scores = [_scores(calibration, quantity, title) for quantity, title in _QUANTITIES.items()]
+    scored = {score.quantity for score in calibration.scores}
+    scores = [_scores(calibration, quantity, title) for quantity, title in _QUANTITIES.items() if quantity in scored]
     names = dict.fromkeys(constant.name for constant in calibration.constants)
     return [*scores, *[_constants([one for one in calibration.constants if one.name == name]) for name in names]]
 
@@ -51,7 +53,7 @@ def _scores(calibration: Calibration, quantity: Quantity, title: str) -> Section
     methods = [name for name in get_args(Method) if any(f"method {name}" in groups for groups in found.values())]
     rows = [
         [name, str(groups["all"].num_rows), *[_errors(groups.get(f"method {method}")) for method in methods],
-         percent(groups["all"].ours_mean_absolute, signed=False), _nearest(groups)]
+         _ours(groups["all"]), _nearest(groups)]
         for name, groups in found.items()
     ]  # fmt: skip
     if quantity == "peak":
@@ -95,6 +97,10 @@ def said(says: Mapping[str, tuple[float, float]]) -> str:
         f"{f'{low:g}' if low == high else f'{low:g} to {high:g}'}: {', '.join(names)}"
         for (low, high), names in sorted(by_value.items())
     )
+
+
+def _ours(score: Score) -> str:
+    return "–" if score.ours_mean_absolute is None else percent(score.ours_mean_absolute, signed=False)
 
 
 def _errors(score: Score | None) -> str:

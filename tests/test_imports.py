@@ -120,6 +120,7 @@ LIGHT = "import sys; from vramprobe.cli import main; sys.argv[1:] = {words!r}\nt
     ["gpus"],
     ["plan", "configs/sweeps/quickstart.yaml", "--device", "cpu"],
     ["check", str(ROOT.parent / "results" / "cpu" / "quickstart")],
+    ["calibrate", str(ROOT.parent / "results" / "cpu" / "quickstart")],
     ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64"],
 ], ids=lambda words: words[0])  # fmt: skip
 def test_the_light_commands_load_nothing_heavy(words: list[str]) -> None:

@@ -21,6 +21,9 @@ LIGHT = (
     "duration",
     "skip",
     "plan",
+    "formulas",
+    "recalibrate",
+    "calibrate",
 )
 
 

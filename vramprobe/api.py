@@ -1,7 +1,8 @@
-"""One call per stage, from doctor to report. The command line calls nothing else.
+"""One call per stage, from doctor to report.
 
-A cell is named by the words of :func:`vramprobe.spec.option_names`: ``measure(model="gpt2", method="lora",
-batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it in the worker's process only.
+The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
+``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
+in the worker's process only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vramprobe import catalog, spec, store, sweep
 from vramprobe.errors import SpecError
 
 if TYPE_CHECKING:
+    from vramprobe.calibrate import Calibration
     from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
     from vramprobe.evaluate import Evaluation, LeaveOut
@@ -263,6 +265,13 @@ def evaluate(
         words += ["--fit", str(fit) if isinstance(fit, str | Path) else "FIT.json"] if fit is not None else []
         write_files(Path(out), evaluation_page(found, shlex.join(words)))
     return found
+
+
+def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
+    """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
+    from vramprobe.calibrate import calibrate as calibrate_records
+
+    return calibrate_records(store.read(results).records, _model(fit))
 
 
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:

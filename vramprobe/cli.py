@@ -345,6 +345,20 @@ def evaluate(
 
 
 @app.command()
+def calibrate(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    fit: Fit = None,
+    json_output: Json = False,
+) -> None:
+    """Score every known formula and ours on measured records, and measure the formulas' constants."""
+    calibration = api.calibrate(results, fit=fit)
+    if json_output:
+        _print_json(calibration.model_dump(mode="json"))
+    else:
+        display.print_calibration(calibration)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables and the plot.")] = Path("out/report"),

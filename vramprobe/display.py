@@ -25,6 +25,7 @@ from vramprobe.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport, Finding
     from vramprobe.evaluate import Evaluation
     from vramprobe.measure.doctor import Diagnosis
@@ -215,6 +216,29 @@ def print_fit(model: MemoryModel, path: Path) -> None:
     for warning in model.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     console.print(f"written to {escape(str(path))}", soft_wrap=True)
+
+
+def print_calibration(calibration: Calibration) -> None:
+    """A table of errors for each quantity, one of measured values for each constant, and what was left out."""
+    from vramprobe.report import calibration as tables
+
+    console = Console(highlight=False, width=_NO_WIDTH)
+    where = f"{calibration.instrument} instrument, {calibration.device_name}"
+    console.print(f"{_plural(calibration.num_rows, 'measured cell')}, {escape(where)}")
+    for reason, count in calibration.left_out.items():
+        console.print(f"[yellow]left out[/] {count}: {escape(reason)}")
+    for section in tables.sections(calibration):
+        console.print(f"\n[bold]{escape(section.title)}[/]")
+        table = Table(box=None, pad_edge=False)
+        for number, heading in enumerate(section.headings):
+            is_text = number in (0, len(section.headings) - 1)
+            table.add_column(escape(heading), justify="left" if is_text else "right")
+        for row in section.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        if section.note:
+            console.print(escape(section.note))
+    console.print("\n--json has each formula's source, the recipe it stands for, what it leaves out, and more groups")
 
 
 def print_report(paths: Iterable[Path]) -> None:

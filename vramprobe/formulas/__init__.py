@@ -1,0 +1,15 @@
+"""Formulas: every way in which people estimate the memory of a fine-tuning run, each named, each with its source.
+
+In: a CellSpec, as Facts. Out: bytes by cause whose sum is the formula's figure, or why it has nothing to say. Ours is
+not among them (terms); how well each does on measured cells is calibrate's. Never imports torch.
+"""
+
+from vramprobe.formulas.facts import CONSTANTS, MISSABLE, Estimate, Facts, Formula, facts_of
+from vramprobe.formulas.papers import PAPERS
+from vramprobe.formulas.rules import RULES
+from vramprobe.formulas.tables import TABLES
+from vramprobe.formulas.tools import TOOLS
+
+FORMULAS = (*RULES, *PAPERS, *TOOLS, *TABLES)
+
+__all__ = ["CONSTANTS", "FORMULAS", "MISSABLE", "Estimate", "Facts", "Formula", "facts_of"]

@@ -1,0 +1,198 @@
+"""What a formula may look at: a cell, the dimensions of its model, and how many parameters there are of which kind.
+
+In: a CellSpec. Out: frozen Facts, and the frame that every formula is written in (Formula, Estimate). All by arithmetic
+on the config.json; never imports torch. The formulas themselves: rules.py, papers.py, tools.py, tables.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vramprobe.architecture import architecture
+from vramprobe.spec import CellSpec
+from vramprobe.terms import CAUSES
+from vramprobe.terms.parameters import tensors
+
+#: Causes of memory that a formula can count or leave out: those of our own arithmetic, and the CUDA context.
+MISSABLE = (*CAUSES, "context")
+#: The key of a table's figure, which is one number for everything.
+IN_ALL = "in_all"
+#: Terms that are alive at the end of forward for backward's sake.
+SAVED = ("saved_activations", "checkpoint_store", "logits")
+
+#: The numbers that formulas are made of, which records can recalibrate, and what each is counted in.
+CONSTANTS = {
+    "weights": "B per unquantised base parameter",
+    "adapter_weights": "B per adapter parameter",
+    "quantised_weights": "B per quantised parameter",
+    "gradients": "B per trained parameter",
+    "optimizer_state": "B per trained parameter, with master weights",
+    "layer_activations": "B per token · layer · hidden size",
+    "checkpoint_store": "B per token · layer · hidden size",
+    "attention_scores": "B per batch · layer · head · length²",
+    "logits": "B per token · vocabulary, kept for backward",
+    "cast_copies": "B per fp32 parameter of a product under autocast, kept for backward",
+}
+
+#: Where families write these widths; without any, the first embedding's width, and 4 × the hidden size.
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_MLP = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
+_GATED_MODULES = ("gate_proj", "gate_up_proj")
+_ADAMW_32BIT = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_32bit", "paged_adamw_32bit")
+_ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A cell as formulas see it; widths are elements, and tied parameters count once."""
+
+    spec: CellSpec
+    num_params: int  # of the base model
+    num_trained: int
+    num_quantised: int
+    num_head_params: int  # of an output head of its own; 0 where it is tied
+    num_cast_params: int  # fp32 weights of products that autocast copies to 16 bits, adapters and head with them
+    num_cast_head_params: int  # those of the output head, tied or not
+    largest_module_params: int
+    num_layers: int
+    hidden: int
+    mlp: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab: int
+    is_gated: bool  # three linear layers in the MLP, not two
+    norms_have_bias: bool  # LayerNorm, not RMSNorm
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.spec.num_tokens
+
+    @property
+    def token_layer_widths(self) -> int:
+        """s·b·h·L, the unit of the activation formulas."""
+        return self.num_tokens * self.hidden * self.num_layers
+
+    @property
+    def num_scores(self) -> int:
+        """a·s²·b·L: attention scores of all layers."""
+        return self.spec.batch_size * self.spec.seq_len**2 * self.num_heads * self.num_layers
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether forward computes in 16 bit over fp32 weights: the guides' "mixed precision"."""
+        return self.spec.dtype == "fp32" and self.spec.autocast != "none"
+
+    @property
+    def is_all_fp32(self) -> bool:
+        """Whether nothing is in 16 bits: the calculators' "full precision"."""
+        return self.spec.dtype == "fp32" and self.spec.autocast == "none"
+
+    @property
+    def has_16_bit_weights(self) -> bool:
+        """Whether the weights are loaded in bf16 or fp16."""
+        return self.spec.dtype != "fp32"
+
+    @property
+    def optimizer(self) -> Literal["adamw", "adamw-8bit", "sgd", "other"]:
+        """The optimizer in the formulas' words; ``sgd`` is without momentum."""
+        optim = self.spec.optim
+        if optim in _ADAMW_32BIT:
+            return "adamw"
+        return "adamw-8bit" if optim in _ADAMW_8BIT else "sgd" if optim == "sgd" else "other"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """``terms``: bytes by cause, whose sum is the estimate. ``constants``: the numbers it is made of (CONSTANTS)."""
+
+    terms: dict[str, int]
+    constants: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        """The formula's figure."""
+        return sum(self.terms.values())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The figure without the CUDA context, which is no tensor: what compares with allocated memory."""
+        return self.total_bytes - self.terms.get("context", 0)
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """What it says is kept for backward; null where it has no such term."""
+        found = [size for cause, size in self.terms.items() if cause in SAVED]
+        return sum(found) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """One way in which people estimate the memory of a run.
+
+    ``apply`` gives the Estimate of a cell, or a text that says why the formula has nothing to say about it.
+    """
+
+    name: str
+    source: str  # repository and file, or paper and equation
+    says: str
+    recipe: str  # the training that it is right for, if any
+    counts: tuple[str, ...]  # causes, of MISSABLE; or IN_ALL
+    apply: Callable[[Facts], Estimate | str]
+    #: What it claims to be: the whole peak, or only what is saved for backward.
+    predicts: Literal["peak", "saved"] = "peak"
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The causes it leaves out; none for a table's figure, which is meant to be everything."""
+        return () if IN_ALL in self.counts else tuple(cause for cause in MISSABLE if cause not in self.counts)
+
+
+def estimate(constants: dict[str, float] | None = None, **terms: float) -> Estimate:
+    """An Estimate from terms in bytes, rounded to whole ones; terms of 0 are left away."""
+    return Estimate({cause: round(size) for cause, size in terms.items() if size}, constants or {})
+
+
+def facts_of(spec: CellSpec) -> Facts:
+    """The Facts of a cell. Raises UnsupportedArchitecture for a model that is not counted by arithmetic here."""
+    arch = architecture(spec.architecture)
+    prepared = tensors(spec, arch)
+    modules: Counter[str] = Counter()
+    for parameter in arch.parameters:
+        modules[parameter.name.rpartition(".")[0]] += parameter.numel
+    hidden = _first(spec.architecture, _HIDDEN)
+    casts = [
+        tensor for tensor in prepared if tensor.dtype == "fp32" and not tensor.quantised and spec.autocast != "none"
+    ]
+    # The first embedding is the head's where they are tied.
+    head = [t for t in casts if t.role == "head" or (arch.tied and t.name == arch.parameters[0].name)]
+    inner = [tensor for tensor in casts if tensor.role in ("linear", "adapter")]
+    assert hidden is not None, "architecture() has read the width"
+    return Facts(
+        spec=spec, num_params=arch.num_params,
+        num_trained=sum(tensor.numel * tensor.num_copies for tensor in prepared if tensor.trained),
+        num_quantised=sum(tensor.numel * tensor.num_copies for tensor in prepared if tensor.quantised),
+        num_head_params=sum(p.numel for p in arch.parameters if p.role == "head"),
+        num_cast_params=sum(tensor.numel * tensor.num_copies for tensor in [*inner, *head]),
+        num_cast_head_params=sum(tensor.numel for tensor in head),
+        largest_module_params=max(modules.values()),
+        num_layers=arch.num_layers, hidden=hidden, mlp=_first(spec.architecture, _MLP) or 4 * hidden,
+        num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size, vocab=arch.vocab_size,
+        is_gated=any(p.module in _GATED_MODULES for p in arch.parameters),
+        norms_have_bias=any(p.role == "norm" and p.name.endswith(".bias") for p in arch.parameters),
+    )  # fmt: skip
+
+
+def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:
+    return next((config[key] for key in keys if config.get(key) is not None), None)
+
+
+def why_not_full_adamw(facts: Facts) -> str | None:
+    """Why a formula for full fine-tuning with 32-bit AdamW does not apply; null where it does."""
+    if facts.spec.method != "full":
+        return "for full fine-tuning only"
+    return None if facts.optimizer == "adamw" else f"for AdamW with 32-bit state, not {facts.spec.optim}"

@@ -27,6 +27,8 @@ ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
 MIN_HALF_WIDTH = 0.005
 #: A number beyond the fitted range by this factor is refused.
 FAR = 30.0
+#: The numbers that are refused so far out; others only widen.
+LIMIT_NAMES = ("num_params", "num_tokens")
 #: Each doubling beyond the fitted range, and each choice never seen, widens the interval by this much of the value.
 WIDENING = 0.02
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
@@ -137,13 +139,11 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
     CUDA context. Raises VramprobeError where the GPU's size is not known.
     """
-    if gpu.total_bytes is None:
-        raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
+    usable = usable_bytes(gpu, device_is_known=prediction.device_bytes is not None)
     if prediction.device_bytes is not None:
-        needed, usable, basis = prediction.device_bytes, gpu.total_bytes, "predicted device memory"
+        needed, basis = prediction.device_bytes, "predicted device memory"
     else:
         needed = prediction.reserved_bytes or prediction.peak_allocated_bytes
-        usable = gpu.total_bytes - CONTEXT_ALLOWANCE_BYTES
         tier = "reserved" if prediction.reserved_bytes else "allocated"
         basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
     answer: Literal["fits", "tight", "does not fit"] = "tight"
@@ -153,6 +153,16 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
         answer = "fits"
     reason = f"{basis}: {format_bytes(needed.value)} (up to {format_bytes(needed.high)}) of {format_bytes(usable)}"
     return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
+
+
+def usable_bytes(gpu: HasMemory, *, device_is_known: bool) -> int:
+    """What a prediction is held against: the whole card, less the CUDA context where only torch's memory is known.
+
+    Raises VramprobeError where the GPU's size is not known.
+    """
+    if gpu.total_bytes is None:
+        raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
+    return gpu.total_bytes - (0 if device_is_known else CONTEXT_ALLOWANCE_BYTES)
 
 
 def _outside(spec: CellSpec, model: MemoryModel) -> tuple[list[str], list[str], float]:
@@ -167,28 +177,40 @@ def _outside(spec: CellSpec, model: MemoryModel) -> tuple[list[str], list[str], 
         factor = max(low / value, value / high)
         if factor > 1:
             text = f"{name} {value:,} is outside the fitted range {low:,} to {high:,}"
-            (refusals if factor > FAR and name in ("num_params", "num_tokens") else warnings).append(text)
+            (refusals if factor > FAR and name in LIMIT_NAMES else warnings).append(text)
             widening += WIDENING * math.log2(factor)
-    for name in CHOICES:
-        value, seen = str(getattr(spec, name)), model.ranges.choices.get(name, [])
-        if value not in seen:
-            text = f"{name} {value} was never seen; the fit knows {', '.join(seen)}"
-            (refusals if name == "method" else warnings).append(text)
-            widening += WIDENING
+    unseen, refused = unseen_choices(spec, model)
+    for name, text in unseen.items():
+        (refusals if refused and name == "method" else warnings).append(text)
+        widening += WIDENING
     if spec.device != model.device:
         warnings.append(f"the fit comes from {model.device} ({model.device_name}), the cell is for {spec.device}")
         widening += ARITHMETIC_SPREAD[spec.device][1] - 1
     return warnings, refusals, widening
 
 
-def _allocated_interval(spec: CellSpec, model: MemoryModel | None, value: int, widening: float) -> Interval:
+def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], bool]:
+    """(choice → what to say of it, for each that the fit has not seen; whether predict refuses over them)."""
+    found = {}
+    for name in CHOICES:
+        value, seen = str(getattr(spec, name)), model.ranges.choices.get(name, [])
+        if value not in seen:
+            found[name] = f"{name} {value} was never seen; the fit knows {', '.join(seen)}"
+    return found, "method" in found
+
+
+def spread(device: str, model: MemoryModel | None) -> tuple[float, float]:
+    """(low, high) of measured / predicted, inside the fitted range."""
     if model is None:
-        low, high = ARITHMETIC_SPREAD[spec.device]
-    elif model.leave_one_model_out is not None:
-        low, high = model.leave_one_model_out.low, model.leave_one_model_out.high
-    else:  # one model only: its own residuals say little about another, so they count twice
-        worst = 2 * model.residuals["overall"].worst_absolute
-        low, high = 1 - worst, 1 + worst
+        return ARITHMETIC_SPREAD[device]
+    if model.leave_one_model_out is not None:
+        return model.leave_one_model_out.low, model.leave_one_model_out.high
+    worst = 2 * model.residuals["overall"].worst_absolute
+    return 1 - worst, 1 + worst  # one model only: its own residuals say little about another, so they count twice
+
+
+def _allocated_interval(spec: CellSpec, model: MemoryModel | None, value: int, widening: float) -> Interval:
+    low, high = spread(spec.device, model)
     low, high = min(low, 1 - MIN_HALF_WIDTH) - widening, max(high, 1 + MIN_HALF_WIDTH) + widening
     return Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
 

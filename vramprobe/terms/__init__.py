@@ -14,9 +14,17 @@ from vramprobe.architecture import Architecture, architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import optimizer, parameters
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.setup import setup_of
-from vramprobe.terms.tape import CAUSES
-from vramprobe.terms.walk import walk_of
+from vramprobe.terms.setup import require_in_window, setup_of
+from vramprobe.terms.sizes import Digits
+from vramprobe.terms.tape import CAUSES, Place
+from vramprobe.terms.walk import Walk, walk_of
+
+#: input_ids and labels are int64, and the cell passes no mask.
+BATCH_BYTES_PER_TOKEN = 2 * 8
+_OPTIMIZER: Place = ("optimizer_step", "optimizer")
+#: What of a spec decides no moment, or is left open in a Course.
+_NOT_IN_A_COURSE = {"batch_size", "seq_len", "model", "seed", "steps", "timing_steps", "alloc_conf", "emulate_vram"}
+_MAX_COURSES = 1024
 
 
 @dataclass(frozen=True)
@@ -49,28 +57,70 @@ def ledger_terms(spec: CellSpec) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True)
+class Course:
+    """A step of a cell whose batch size and length are left open; bytes by cause, of the optimizer's step too."""
+
+    arch: Architecture
+    idle: dict[str, int]  # alive between two steps, but for the batch
+    at_step: dict[str, int]
+    walk: Walk
+
+    def polynomials(self) -> list[tuple[Place, list[tuple[Digits, dict[str, Digits]]]]]:
+        """By place, in the order of :func:`moments`: what may be its highest moment, as (what the walk counts in all,
+        bytes by cause), each as the multiples of 1, b, s, b·s, s² and b·s² (sizes.py).
+        """
+        idle = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.idle.items()}
+        idle["batch"] = (0, 0, 0, BATCH_BYTES_PER_TOKEN, 0, 0)
+        step = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.at_step.items()}
+        found = [(place, [(total, idle | by_cause) for total, by_cause in peaks])
+                 for place, peaks in self.walk.open_peaks().items()]  # fmt: skip
+        return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), idle | step)])]
+
+
+_courses: dict[tuple[str, bool, bool], Course] = {}
+
+
+def course_of(spec: CellSpec) -> Course:
+    """The Course of a cell, kept for the next one that differs in batch size and length only.
+
+    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
+    """
+    key = spec.model_dump_json(exclude=_NOT_IN_A_COURSE), spec.batch_size == 1, spec.seq_len == 1
+    course = _courses.get(key)
+    if course is None:
+        arch = architecture(spec.architecture)
+        tensors = parameters.tensors(spec, arch)
+        trained = [tensor for tensor in tensors if tensor.trained]
+        idle = _idle_terms(spec, arch, tensors, optimizer.allocated_state_bytes(spec, trained))
+        del idle["batch"]
+        step = {"gradients": _gradients_bytes(trained),
+                "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
+        course = Course(arch, idle, step, walk_of(setup_of(spec, arch, tensors)))
+        if len(_courses) >= _MAX_COURSES:
+            _courses.clear()
+        _courses[key] = course
+    require_in_window(course.arch, spec.seq_len)
+    return course
+
+
 def moments(spec: CellSpec) -> list[Moment]:
     """The moments of a steady step that can be its peak, in the order of the step.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
-    arch = architecture(spec.architecture)
-    tensors = parameters.tensors(spec, arch)
-    trained = [tensor for tensor in tensors if tensor.trained]
-    idle = _idle_terms(spec, arch, tensors, optimizer.allocated_state_bytes(spec, trained))
-    places = walk_of(setup_of(spec, arch, tensors)).highest(spec.batch_size, spec.seq_len)
-    made = [Moment(phase, place, _in_order({**idle, **terms})) for (phase, place), terms in places.items()]
-    step = {**idle, "gradients": _gradients_bytes(trained),
-            "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    return [*made, Moment("optimizer_step", "optimizer", _in_order(step))]
+    course = course_of(spec)
+    idle = course.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens}
+    places = course.walk.highest(spec.batch_size, spec.seq_len) | {_OPTIMIZER: course.at_step}
+    return [Moment(phase, place, _in_order(idle | terms)) for (phase, place), terms in places.items()]
 
 
 def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], state_bytes: int) -> dict[str, int]:
-    """What is alive between two steps: input_ids and labels are int64, and the cell passes no mask."""
+    """What is alive between two steps."""
     return {
         "weights": parameters.weights_bytes(tensors, spec.quant) + parameters.buffers_bytes(arch),
         "optimizer_state": state_bytes,
-        "batch": 2 * 8 * spec.num_tokens,
+        "batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens,
     }
 
 

@@ -51,11 +51,7 @@ class Setup:
 
 def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) -> Setup:
     """The Setup of a cell. Raises UnsupportedArchitecture where it is longer than a sliding window."""
-    if arch.sliding_window is not None and spec.seq_len > arch.sliding_window:
-        raise UnsupportedArchitecture(
-            f"seq_len {spec.seq_len} is longer than the model's sliding window of {arch.sliding_window}: the mask "
-            "that makes is not in the formula engine; measure the cell, or use a shorter sequence"
-        )
+    require_in_window(arch, spec.seq_len)
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
@@ -63,3 +59,12 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, gradient_checkpointing=spec.gradient_checkpointing,
         accumulates=spec.grad_accum > 1,
     )  # fmt: skip
+
+
+def require_in_window(arch: Architecture, seq_len: int) -> None:
+    """Raise UnsupportedArchitecture for a sequence that is longer than the model's sliding window."""
+    if arch.sliding_window is not None and seq_len > arch.sliding_window:
+        raise UnsupportedArchitecture(
+            f"seq_len {seq_len} is longer than the model's sliding window of {arch.sliding_window}: the mask "
+            "that makes is not in the formula engine; measure the cell, or use a shorter sequence"
+        )

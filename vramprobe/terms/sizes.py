@@ -13,6 +13,8 @@ from functools import cached_property
 
 #: 1, b, s, b·s, s² and b·s², as the digits have them from the lowest.
 Monomials = tuple[int, int, int, int, int, int]
+#: The multiple of each of them in a size.
+Digits = tuple[int, int, int, int, int, int]
 _NUM_DIGITS = 6
 
 
@@ -37,6 +39,11 @@ class OpenSizes:
             total += (count & mask) * monomial
             count >>= bits
         return total
+
+    def digits(self, count: int) -> Digits:
+        """The polynomial that a count stands for."""
+        mask = (1 << self.digit_bits) - 1
+        return tuple(count >> position * self.digit_bits & mask for position in range(_NUM_DIGITS))
 
     def covers(self, count: int, other: int) -> bool:
         """Whether each coefficient is at least the other's, so that ``count`` is no smaller at any batch and length.

@@ -12,7 +12,7 @@ from functools import lru_cache
 from vramprobe.terms import families
 from vramprobe.terms.modules import Model
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.sizes import OpenSizes, monomials
+from vramprobe.terms.sizes import Digits, OpenSizes, monomials
 from vramprobe.terms.tape import MIDDLE_LAYER, Peak, Place, Tape
 
 _END = ("backward", "end")
@@ -53,6 +53,15 @@ class Walk:
             _, by_cause = max(peaks, key=lambda peak: resolved(peak[0], cell)) if len(peaks) > 1 else peaks[0]
             found[place] = {cause: resolved(count, cell) for cause, count in by_cause.items() if count}
         return found
+
+    def open_peaks(self) -> dict[Place, list[tuple[Digits, dict[str, Digits]]]]:
+        """What may be the highest moment of each place: bytes in all and by cause, for every batch and length."""
+        digits = self.sizes.digits
+        return {
+            place: [(digits(total), {cause: digits(count) for cause, count in by_cause.items() if count})
+                    for total, by_cause in peaks]
+            for place, peaks in self.peaks.items()
+        }  # fmt: skip
 
 
 @lru_cache(maxsize=512)

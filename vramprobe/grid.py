@@ -1,0 +1,321 @@
+"""Grid: one setup at many batch sizes and lengths, or many different cells -> their predictions as arrays, at once.
+
+In: a spec (or many) and a MemoryModel or none. Out: frozen CellArrays, to the byte what predict says of each cell.
+Every size is a polynomial in batch and length (terms/sizes.py), so a walk is made once and evaluated in NumPy. Never
+raises for a cell far outside the fitted range: it marks it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from vramprobe.errors import VramprobeError
+from vramprobe.memory_model import MemoryModel
+from vramprobe.predict import (
+    FAR,
+    LIMIT_NAMES,
+    MIN_HALF_WIDTH,
+    TIGHT_SHARE,
+    WIDENING,
+    HasMemory,
+    spread,
+    unseen_choices,
+    usable_bytes,
+)
+from vramprobe.spec import CellSpec
+from vramprobe.terms import CAUSES, Course, course_of
+from vramprobe.terms.tape import Place
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+
+#: Sizes up to here are exact as floats, which NumPy multiplies fastest.
+EXACT_BYTES = 2**53
+#: Cells that are counted together: their arrays stay in a core's cache.
+_CHUNK = 16_384
+#: Rounding every term to whole bytes moves a sum by less than this, and floats by a share of 2e-16 each.
+_ROUNDING_BYTES = len(CAUSES) + 4
+_ROUNDING_SHARE = 1e-14
+
+
+class Intervals(NamedTuple):
+    """Bytes, one of each per cell: the best value, and where the truth should lie."""
+
+    value: Ints
+    low: Ints
+    high: Ints
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CellArrays:
+    """Predictions of cells; every array has the same shape, an element per cell. The words are Prediction's."""
+
+    batch_size: Ints
+    seq_len: Ints
+    peak_allocated_bytes: Intervals
+    places: tuple[Place, ...]  # (phase, label) of a moment, as ``peak_place`` counts them
+    peak_place: Ints
+    terms: dict[str, Ints]  # bytes at the peak moment, by cause
+    constant_bytes: int
+    reserved_bytes: Intervals | None  # null where the fit has not seen the caching allocator
+    device_bytes: Intervals | None  # null where the fit has not seen NVML
+    is_far: NDArray[np.bool_]  # so far outside the fitted range that predict refuses
+
+    @property
+    def peak_phase(self) -> NDArray[np.str_]:
+        """The phase of each cell's peak."""
+        import numpy as np
+
+        return np.array([phase for phase, _ in self.places])[self.peak_place]
+
+
+def predict_grid(
+    spec: CellSpec, batch_sizes: ArrayLike, seq_lens: ArrayLike, model: MemoryModel | None = None
+) -> CellArrays:
+    """Predictions of ``spec`` at these batch sizes and lengths, broadcast against each other: a column of batch sizes
+    and a row of lengths make a table.
+
+    A length beyond a model's learned positions is the caller's to leave out. Raises VramprobeError for sizes below 1
+    and for cells beyond 8 PiB, UnsupportedArchitecture for what the formula engine has no arithmetic for.
+    """
+    import numpy as np
+
+    batch, length = np.broadcast_arrays(_counts("batch_sizes", batch_sizes), _counts("seq_lens", seq_lens))
+    shape, batch, length = batch.shape, batch.ravel(), length.ravel()
+    # One row or one token takes another course than several (terms/sizes.py).
+    groups = [(b, s, np.flatnonzero(((batch == 1) == b) & ((length == 1) == s))) for b in (True, False)
+              for s in (True, False)]  # fmt: skip
+    parts = []
+    for one_row, one_token, where in groups:
+        if where.size:
+            widest = {"batch_size": 1 if one_row else 2, "seq_len": 1 if one_token else int(length[where].max())}
+            course = course_of(spec.model_copy(update=widest))
+            parts.append((where, _predict_course(spec, course, batch[where], length[where], model)))
+    return _joined(parts, batch.size, shape)
+
+
+def predict_cells(specs: Sequence[CellSpec], model: MemoryModel | None = None) -> CellArrays:
+    """Predictions of many different cells, in their order; those that share a walk are counted together.
+
+    Raises as predict_grid does.
+    """
+    import numpy as np
+
+    groups: dict[str, list[int]] = {}
+    for index, spec in enumerate(specs):
+        groups.setdefault(spec.model_dump_json(exclude={"batch_size", "seq_len", "seed"}), []).append(index)
+    parts = []
+    for indices in groups.values():
+        batch, length = ([getattr(specs[i], name) for i in indices] for name in ("batch_size", "seq_len"))
+        parts.append((np.array(indices), predict_grid(specs[indices[0]], batch, length, model)))
+    return _joined(parts, len(specs), (len(specs),))
+
+
+def verdicts(cells: CellArrays, gpu: HasMemory) -> NDArray[np.str_]:
+    """``fits``, ``tight`` or ``does not fit`` for each cell, as predict.verdict says it."""
+    import numpy as np
+
+    needed = cells.device_bytes or cells.reserved_bytes or cells.peak_allocated_bytes
+    usable = usable_bytes(gpu, device_is_known=cells.device_bytes is not None)
+    fits = needed.high <= TIGHT_SHARE * usable
+    return np.where(needed.value > usable, "does not fit", np.where(fits, "fits", "tight"))
+
+
+def _counts(name: str, given: ArrayLike) -> Ints:
+    import numpy as np
+
+    counts = np.asarray(given)
+    if counts.size and (counts.dtype.kind not in "iu" or counts.min() < 1):
+        raise VramprobeError(f"{name}: must be whole numbers of 1 or more, of at most 64 bits")
+    return counts.astype(np.int64)
+
+
+def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, model: MemoryModel | None) -> CellArrays:
+    """Flat arrays for cells of one walk."""
+    import numpy as np
+
+    moments = _Moments(course, model.coefficients if model else {})
+    moments.require_exact(int(batch.max()), int(length.max()))
+    total, place = np.empty(batch.size), np.empty(batch.size, np.int64)
+    terms = np.zeros((len(moments.causes), batch.size))
+    for start in range(0, batch.size, _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        moments.highest(batch[chunk], length[chunk], total[chunk], place[chunk], terms[:, chunk])
+    constant = model.constant_bytes if model else 0
+    value = total + constant
+    widening, is_far = _outside(spec, course, batch, length, model)
+    low, high = spread(spec.device, model)
+    low, high = min(low, 1 - MIN_HALF_WIDTH) - widening, max(high, 1 + MIN_HALF_WIDTH) + widening
+    allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
+    reserved, device = _other_tiers(model, allocated)
+    return CellArrays(
+        batch_size=batch, seq_len=length, peak_allocated_bytes=allocated, places=moments.places, peak_place=place,
+        terms={cause: _whole(row) for cause, row in zip(moments.causes, terms, strict=True)}, constant_bytes=constant,
+        reserved_bytes=reserved, device_bytes=device, is_far=is_far,
+    )  # fmt: skip
+
+
+class _Moments:
+    """The polynomials of a course as matrices: rows are moments or causes, columns 1, b, s, b·s, s² and b·s²."""
+
+    def __init__(self, course: Course, coefficients: dict[str, float]) -> None:
+        import numpy as np
+
+        found = course.polynomials()
+        self.places = tuple(place for place, _ in found)
+        present = {cause for _, peaks in found for _, by_cause in peaks for cause in by_cause}
+        self.causes = [cause for cause in CAUSES if cause in present]
+        self.scale = np.array([coefficients.get(cause, 1.0) for cause in self.causes])
+        self.walked = [np.array([total for total, _ in peaks], float) for _, peaks in found]
+        self.by_cause = [
+            np.array([[by_cause.get(cause, (0,) * 6) for cause in self.causes] for _, by_cause in peaks], float)
+            for _, peaks in found
+        ]
+        self.scaled = [np.einsum("c,pcm->pm", self.scale, one) for one in self.by_cause]
+
+    def require_exact(self, batch_size: int, seq_len: int) -> None:
+        """Raise where the largest of the cells leaves the range in which floats hold whole bytes."""
+        tops = [1, batch_size, seq_len, batch_size * seq_len, seq_len**2, batch_size * seq_len**2]
+        factor = max(1.0, *self.scale)
+        for one in self.by_cause:
+            columns = one.sum(axis=1).max(axis=0)
+            if sum(int(most) * top for most, top in zip(columns, tops, strict=True)) * factor >= EXACT_BYTES:
+                raise VramprobeError(
+                    f"cells up to batch_size {batch_size} and seq_len {seq_len} would need more than 8 PiB; leave out "
+                    "what no machine could hold"
+                )
+
+    def highest(self, batch: Ints, length: Ints, total: NDArray, place: Ints, terms: NDArray) -> None:
+        """Fill in the highest scaled moment of each cell: bytes in all, the place's index, bytes by cause.
+
+        A place's moment is chosen as the walk counts it, the place by its scaled terms in whole bytes, and the first of
+        equals wins: as Walk.highest and peak_moment do. Floats find who may win, then these few are counted exactly.
+        """
+        import numpy as np
+
+        b, s = batch.astype(float), length.astype(float)
+        monomials = np.stack([np.ones_like(b), b, s, b * s, s * s, b * s * s])
+        chosen, about = [], np.empty((len(self.places), b.size))
+        for index, (walked, scaled) in enumerate(zip(self.walked, self.scaled, strict=True)):
+            if len(walked) == 1:
+                chosen.append(None)
+                about[index] = scaled[0] @ monomials
+            else:
+                chosen.append((walked @ monomials).argmax(axis=0))
+                about[index] = np.take_along_axis(scaled @ monomials, chosen[-1][None], axis=0)[0]
+        top = about.max(axis=0)
+        may_win = about >= top - (_ROUNDING_BYTES + _ROUNDING_SHARE * top)
+        total.fill(-1.0)
+        for index, (alternatives, choice) in enumerate(zip(self.by_cause, chosen, strict=True)):
+            for number, coefficients in enumerate(alternatives):
+                wanted = may_win[index] if choice is None else may_win[index] & (choice == number)
+                where = np.flatnonzero(wanted)
+                if not where.size:
+                    continue
+                rows = np.rint(self.scale[:, None] * (coefficients @ monomials[:, where]))
+                sums = rows.sum(axis=0)
+                wins = sums > total[where]
+                where = where[wins]
+                total[where], place[where], terms[:, where] = sums[wins], index, rows[:, wins]
+
+
+def _outside(
+    spec: CellSpec, course: Course, batch: Ints, length: Ints, model: MemoryModel | None
+) -> tuple[NDArray, NDArray[np.bool_]]:
+    """(widening as a share of the value, whether predict would refuse) of each cell; predict says it in words."""
+    import numpy as np
+
+    widening, is_far = np.zeros(batch.size), np.zeros(batch.size, bool)
+    if model is None:
+        return widening, is_far
+    numbers = {"num_params": np.full(1, course.arch.num_params), "num_tokens": batch * length, "seq_len": length,
+               "batch_size": batch}  # fmt: skip
+    for name, values in numbers.items():
+        low, high = getattr(model.ranges, name)
+        factor = np.maximum(low / values, values / high)
+        beyond = factor > 1
+        if name in LIMIT_NAMES:
+            is_far |= factor > FAR
+        added = np.zeros(factor.size)
+        # math.log2, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
+        added[beyond] = [WIDENING * math.log2(one) for one in factor[beyond].tolist()]
+        widening += added
+    unseen, refused = unseen_choices(spec, model)
+    for _ in unseen:
+        widening += WIDENING
+    if spec.device != model.device:
+        widening += spread(spec.device, None)[1] - 1
+    return widening, is_far | refused
+
+
+def _other_tiers(model: MemoryModel | None, allocated: Intervals) -> tuple[Intervals | None, Intervals | None]:
+    if model is None or model.reserved_over_allocated is None:
+        return None, None
+    ratio, gap = model.reserved_over_allocated, model.device_over_reserved_bytes
+    names = ("value", "low", "high")
+    reserved = Intervals(*[_whole(getattr(allocated, name) * getattr(ratio, name)) for name in names])
+    if gap is None:
+        return reserved, None
+    return reserved, Intervals(*[getattr(reserved, name) + round(getattr(gap, name)) for name in names])
+
+
+def _whole(sizes: NDArray) -> Ints:
+    import numpy as np
+
+    if sizes.size and not sizes.max() < 2**62:
+        raise VramprobeError("an interval leaves the range of 64-bit numbers; the fit is too wide to use, or damaged")
+    return np.rint(sizes).astype(np.int64)
+
+
+def _joined(parts: Sequence[tuple[Ints, CellArrays]], num_cells: int, shape: tuple[int, ...]) -> CellArrays:
+    """One CellArrays of this shape from flat ones and where their cells belong."""
+    import numpy as np
+
+    if not parts:
+        raise VramprobeError("no cells were given; give at least one batch size and one length")
+    places = tuple(dict.fromkeys(place for _, cells in parts for place in cells.places))
+    renumbered = [
+        (where, replace(cells, peak_place=np.array([places.index(one) for one in cells.places])[cells.peak_place]))
+        for where, cells in parts
+    ]
+
+    def gathered(name: str) -> NDArray:
+        return _scattered([(where, getattr(cells, name)) for where, cells in renumbered], num_cells).reshape(shape)
+
+    def intervals(name: str) -> Intervals | None:
+        tiers = [(where, getattr(cells, name)) for where, cells in renumbered]
+        if tiers[0][1] is None:
+            return None
+        return Intervals(*[
+            _scattered([(where, tier[index]) for where, tier in tiers], num_cells).reshape(shape) for index in range(3)
+        ])  # fmt: skip
+
+    causes = [cause for cause in CAUSES if any(cause in cells.terms for _, cells in renumbered)]
+    terms = {
+        cause: _scattered([(where, cells.terms[cause]) for where, cells in renumbered if cause in cells.terms],
+                          num_cells).reshape(shape)
+        for cause in causes
+    }  # fmt: skip
+    return CellArrays(
+        batch_size=gathered("batch_size"), seq_len=gathered("seq_len"),
+        peak_allocated_bytes=intervals("peak_allocated_bytes"), places=places, peak_place=gathered("peak_place"),
+        terms=terms, constant_bytes=renumbered[0][1].constant_bytes, reserved_bytes=intervals("reserved_bytes"),
+        device_bytes=intervals("device_bytes"), is_far=gathered("is_far"),
+    )  # fmt: skip
+
+
+def _scattered(parts: Sequence[tuple[Ints, NDArray]], num_cells: int) -> NDArray:
+    import numpy as np
+
+    if len(parts) == 1 and parts[0][0].size == num_cells and (parts[0][0] == np.arange(num_cells)).all():
+        return parts[0][1].ravel()
+    whole = np.zeros(num_cells, parts[0][1].dtype)
+    for where, values in parts:
+        whole[where] = values.ravel()
+    return whole

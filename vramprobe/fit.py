@@ -22,7 +22,6 @@ from vramprobe.memory_model import (
     MemoryModel,
     Ranges,
     Spread,
-    peak_moment,
 )
 from vramprobe.record import TRAINING_PHASES, RunRecord
 from vramprobe.spec import CellSpec
@@ -53,7 +52,10 @@ class Observation(NamedTuple):
 
 
 class _Design(NamedTuple):
-    """The records as arrays: ``terms`` is records × moments × causes in bytes, padded with zero rows."""
+    """The records as arrays: ``terms`` is records × moments × causes in bytes, padded with zero rows.
+
+    Moments that another one of the record covers in every term are left out: they are no peak, whatever is learnt.
+    """
 
     terms: np.ndarray
     observed: np.ndarray
@@ -75,7 +77,8 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
             f"a fit needs at least {MIN_RECORDS} usable records; of {len(records)} given, {len(exact)} are. {reasons}"
         )
     require_comparable([one.record for one in observations])
-    coefficients, constant = _solve(observations)
+    design = _design(observations)
+    coefficients, constant = _solve(design)
     first = exact[0].record
     return MemoryModel(
         instrument=first.instrument,
@@ -90,8 +93,8 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         ranges=_ranges([one.record.spec for one in exact]),
         coefficients=coefficients,
         constant_bytes=constant,
-        residuals=_residuals(exact, coefficients, constant),
-        leave_one_model_out=_leave_one_model_out(observations),
+        residuals=_residuals(observations, _errors(design, coefficients, constant)),
+        leave_one_model_out=_leave_one_model_out(observations, design),
         reserved_over_allocated=_reserved_gap([one.record for one in exact]),
         device_over_reserved_bytes=_device_gap([one.record for one in exact]),
         versions=first.environment.versions,
@@ -164,34 +167,75 @@ def _design(observations: Sequence[Observation]) -> _Design:
     import numpy as np
 
     causes = sorted({cause for one in observations for moment in one.moments for cause in moment.terms})
-    column = {cause: index for index, cause in enumerate(causes)}
-    terms = np.zeros((len(observations), max(len(one.moments) for one in observations), len(causes)))
-    for row, one in enumerate(observations):
-        for number, moment in enumerate(one.moments):
-            for cause, size in moment.terms.items():
-                terms[row, number, column[cause]] = size
+    num_moments = max(len(one.moments) for one in observations)
+    empty = [0] * len(causes)
+    terms = np.array([
+        [[moment.terms.get(cause, 0) for cause in causes] for moment in one.moments]
+        + [empty] * (num_moments - len(one.moments))
+        for one in observations
+    ], float)  # fmt: skip
     observed = np.array([float(one.bytes) for one in observations])
-    return _Design(terms, observed, np.array([one.censored for one in observations]), causes)
+    return _Design(_without_covered(terms), observed, np.array([one.censored for one in observations]), causes)
 
 
-def _solve(observations: Sequence[Observation]) -> tuple[dict[str, float], int]:
+def _without_covered(terms: np.ndarray) -> np.ndarray:
+    """The same with fewer moments: without those that another one covers; of equal ones the first stays."""
+    import numpy as np
+
+    num_moments = terms.shape[1]
+    covered = np.zeros(terms.shape[:2], bool)
+    for one in range(num_moments):
+        for other in range(num_moments):
+            at_least = (terms[:, other] >= terms[:, one]).all(axis=1)
+            if other < one:
+                covered[:, one] |= at_least
+            elif other > one:
+                covered[:, one] |= at_least & (terms[:, other] > terms[:, one]).any(axis=1)
+    first = np.argsort(covered, axis=1, kind="stable")[:, : int((~covered).sum(axis=1).max())]
+    return np.take_along_axis(np.where(covered[..., None], 0.0, terms), first[..., None], axis=1)
+
+
+def _rows(design: _Design, wanted: np.ndarray) -> _Design:
+    """These records of a design, and the causes that they have."""
+    terms = design.terms[wanted]
+    present = terms.any(axis=(0, 1))
+    causes = [cause for cause, has in zip(design.causes, present, strict=True) if has]
+    return _Design(terms[..., present], design.observed[wanted], design.censored[wanted], causes)
+
+
+def _solve(design: _Design) -> tuple[dict[str, float], int]:
     """(coefficient per cause, constant in bytes): robust relative least squares around 1, constant not negative."""
     import numpy as np
     from scipy.optimize import least_squares
 
-    design = _design(observations)
     unit = 0.01 * float(np.median(design.observed))  # so that the constant is a number of the coefficients' size
     num_causes = len(design.causes)
+    shares = np.ascontiguousarray(design.terms.transpose(1, 0, 2)) / design.observed[:, None]  # of the observed bytes
+    unit_shares = unit / design.observed
+    prior = PRIOR_WEIGHT * np.diag([1.0] * num_causes + [0.1])
+    centre = np.array([1.0] * num_causes + [0.0])
+
+    def relative_errors(unknowns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(predicted − observed) / observed of each record, and which moment is its peak."""
+        by_moment = shares @ unknowns[:-1]
+        peak = by_moment.argmax(axis=0)
+        relative = np.take_along_axis(by_moment, peak[None], axis=0)[0] + unit_shares * unknowns[-1] - 1.0
+        return relative, peak
 
     def residuals(unknowns: np.ndarray) -> np.ndarray:
-        predicted = (design.terms @ unknowns[:-1]).max(axis=1) + unit * unknowns[-1]
-        relative = (predicted - design.observed) / design.observed
+        relative, _ = relative_errors(unknowns)
         relative[design.censored] = np.minimum(relative[design.censored], 0.0)  # above a lower bound is no error
-        return np.concatenate([relative, PRIOR_WEIGHT * (unknowns[:-1] - 1.0), [PRIOR_WEIGHT * unknowns[-1] * 0.1]])
+        return np.concatenate([relative, prior @ (unknowns - centre)])
+
+    def slopes(unknowns: np.ndarray) -> np.ndarray:
+        relative, peak = relative_errors(unknowns)
+        rows = np.column_stack([shares[peak, np.arange(peak.size)], unit_shares])
+        rows[design.censored & (relative > 0.0)] = 0.0
+        return np.concatenate([rows, prior])
 
     low, high = COEFFICIENT_BOUNDS
     solution = least_squares(
-        residuals, x0=[1.0] * num_causes + [1e-3], loss="soft_l1", f_scale=ROBUST_SCALE,
+        residuals, x0=[1.0] * num_causes + [1e-3], jac=slopes, loss="soft_l1", f_scale=ROBUST_SCALE,
         bounds=([low] * num_causes + [0.0], [high] * num_causes + [np.inf]),
         xtol=1e-12, ftol=1e-12, gtol=1e-12,
     )  # fmt: skip
@@ -199,10 +243,13 @@ def _solve(observations: Sequence[Observation]) -> tuple[dict[str, float], int]:
     return coefficients, round(unit * float(solution.x[-1]))
 
 
-def _errors(observations: Sequence[Observation], coefficients: dict[str, float], constant: int) -> list[float]:
-    """(predicted − measured) / measured of each record."""
-    predicted = [peak_moment(one.moments, coefficients).total_bytes + constant for one in observations]
-    return [(value - one.bytes) / one.bytes for value, one in zip(predicted, observations, strict=True)]
+def _errors(design: _Design, coefficients: dict[str, float], constant: int) -> np.ndarray:
+    """(predicted − measured) / measured of each record, as memory_model.peak_moment predicts it."""
+    import numpy as np
+
+    scale = np.array([coefficients.get(cause, 1.0) for cause in design.causes])
+    predicted = np.rint(design.terms * scale).sum(axis=2).max(axis=1) + constant
+    return (predicted - design.observed) / design.observed
 
 
 def _summary(errors: Sequence[float]) -> ErrorSummary:
@@ -214,25 +261,26 @@ def _summary(errors: Sequence[float]) -> ErrorSummary:
     )
 
 
-def _residuals(exact: Sequence[Observation], coefficients: dict[str, float], constant: int) -> dict[str, ErrorSummary]:
+def _residuals(observations: Sequence[Observation], errors: np.ndarray) -> dict[str, ErrorSummary]:
     groups: dict[str, list[float]] = defaultdict(list)
-    for one, error in zip(exact, _errors(exact, coefficients, constant), strict=True):
+    for one, error in zip(observations, errors.tolist(), strict=True):
+        if one.censored:
+            continue
         phase = one.record.peak.phase if one.record.peak else "unknown"
         for name in ("overall", f"method {one.record.spec.method}", f"phase {phase}"):
             groups[name].append(error)
     return {name: _summary(errors) for name, errors in groups.items()}
 
 
-def _leave_one_model_out(observations: Sequence[Observation]) -> LeaveOneModelOut | None:
-    by_model: dict[str, list[Observation]] = defaultdict(list)
-    for one in observations:
-        by_model[one.record.spec.model].append(one)
+def _leave_one_model_out(observations: Sequence[Observation], design: _Design) -> LeaveOneModelOut | None:
+    import numpy as np
+
+    models = np.array([one.record.spec.model for one in observations])
     errors: dict[str, list[float]] = {}
-    for model, held_out in by_model.items():
-        rest = [one for one in observations if one.record.spec.model != model]
-        exact = [one for one in held_out if not one.censored]
-        if exact and any(not one.censored for one in rest):
-            errors[model] = _errors(exact, *_solve(rest))
+    for model in dict.fromkeys(models.tolist()):
+        held_out, rest = (models == model) & ~design.censored, models != model
+        if held_out.any() and (rest & ~design.censored).any():
+            errors[model] = _errors(_rows(design, held_out), *_solve(_rows(design, rest))).tolist()
     if not errors:
         return None
     every = [error for found in errors.values() for error in found]

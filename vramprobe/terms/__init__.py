@@ -74,7 +74,7 @@ class Course:
         idle["batch"] = (0, 0, 0, BATCH_BYTES_PER_TOKEN, 0, 0)
         step = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.at_step.items()}
         found = [(place, [(total, idle | by_cause) for total, by_cause in peaks])
-                 for place, peaks in self.walk.open_peaks().items()]  # fmt: skip
+                 for place, peaks in self.walk.open_peaks.items()]  # fmt: skip
         return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), idle | step)])]
 
 

@@ -7,7 +7,7 @@ all others of a deeper model, since memory is linear in their number. Never impo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from vramprobe.terms import families
 from vramprobe.terms.modules import Model
@@ -47,13 +47,18 @@ class Walk:
 
     def highest(self, batch_size: int, seq_len: int) -> dict[Place, dict[str, int]]:
         """The highest moment of each place, in the order of the step: bytes by cause."""
-        resolved, cell = self.sizes.resolved, monomials(batch_size, seq_len)
+        _, b, s, bs, ss, bss = monomials(batch_size, seq_len)
+
+        def resolved(size: Digits) -> int:  # in full, since this is where predicting and fitting spend their time
+            return size[0] + size[1] * b + size[2] * s + size[3] * bs + size[4] * ss + size[5] * bss
+
         found = {}
-        for place, peaks in self.peaks.items():
-            _, by_cause = max(peaks, key=lambda peak: resolved(peak[0], cell)) if len(peaks) > 1 else peaks[0]
-            found[place] = {cause: resolved(count, cell) for cause, count in by_cause.items() if count}
+        for place, peaks in self.open_peaks.items():
+            _, by_cause = max(peaks, key=lambda peak: resolved(peak[0])) if len(peaks) > 1 else peaks[0]
+            found[place] = {cause: resolved(size) for cause, size in by_cause.items()}
         return found
 
+    @cached_property
     def open_peaks(self) -> dict[Place, list[tuple[Digits, dict[str, Digits]]]]:
         """What may be the highest moment of each place: bytes in all and by cause, for every batch and length."""
         digits = self.sizes.digits

@@ -15,8 +15,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -29,6 +30,7 @@ from vramprobe.units import parse_duration, parse_share
 
 if TYPE_CHECKING:
     from vramprobe.plan import Policy
+    from vramprobe.sharding import MinGpus
 
 app = typer.Typer(
     name="vramprobe",
@@ -96,14 +98,23 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
 _REQUIRED = ("model", "method", "batch_size", "seq_len")
 
 
-def _takes_a_cell(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command(cell_options, …)`` every option of a cell, as ``--batch-size`` and so on."""
+def _takes_a_cell(
+    command: Callable[..., None] | None = None, *, asks: Mapping[str, str] = MappingProxyType({})
+) -> Callable[..., Any]:
+    """Give ``command(cell_options, …)`` every option of a cell, as ``--batch-size`` and so on.
+
+    ``asks``: flag of the command → the option that it asks for, which cannot be given with it.
+    """
+    if command is None:
+        return functools.partial(_takes_a_cell, asks=asks)
     own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "cell"]
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
         flag = f"--{name.replace('_', '-')}"
         flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,)
-        required = name in _REQUIRED
+        required = name in _REQUIRED and name not in asks.values()
+        if name in asks.values():
+            text += f" Not with {next(_flag(asking) for asking, asked in asks.items() if asked == name)}."
         annotation = Annotated[kind if required else kind | None, typer.Option(*flags, help=text, show_default=False)]
         default = inspect.Parameter.empty if required else None
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -111,6 +122,7 @@ def _takes_a_cell(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_options(**values: Any) -> None:
         cell = {name: values.pop(name) for name in CELL_OPTIONS}
+        _require_one_question(cell, [name for name in asks if values[name]], asks)
         command({name: value for name, value in cell.items() if value is not None}, **values)
 
     options = [parameter(name, kind, text) for name, (kind, text) in CELL_OPTIONS.items()]
@@ -118,6 +130,23 @@ def _takes_a_cell(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = inspect.Signature([*options, *keyword_only])
     with_options.__annotations__ = {p.name: p.annotation for p in [*options, *keyword_only]}
     return with_options
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _require_one_question(cell: dict[str, Any], asking: list[str], asks: Mapping[str, str]) -> None:
+    """Raise wrong usage for two questions at once, for one whose answer is given, and for what neither gives."""
+    if len(asking) > 1:
+        raise typer.BadParameter(f"{' and '.join(map(_flag, asking))} are different questions; ask one at a time.")
+    open_option = asks[asking[0]] if asking else None
+    for name in asks.values():
+        if name == open_option and cell[name] is not None:
+            raise typer.BadParameter(f"{_flag(asking[0])} asks for the {_flag(name)} that fits, so drop {_flag(name)}.")
+        if name != open_option and cell[name] is None:
+            asker = next(_flag(asking) for asking, asked in asks.items() if asked == name)
+            raise typer.BadParameter(f"Missing option '{_flag(name)}'; or ask for it: {asker} --gpu GPU.")
 
 
 @app.command()
@@ -298,31 +327,82 @@ def fit(
 
 
 @app.command()
-@_takes_a_cell
+@_takes_a_cell(asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"})
 def predict(
     cell: dict[str, Any],
     fit: Fit = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
+    max_batch: Annotated[bool, typer.Option("--max-batch", help="The largest batch that fits --gpu.")] = False,
+    max_seq_len: Annotated[bool, typer.Option("--max-seq-len", help="The largest length that fits --gpu.")] = False,
+    largest_model: Annotated[bool, typer.Option("--largest-model", help="The catalog's largest that fits.")] = False,
+    min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
+    sharding: Annotated[
+        str | None, typer.Option(help="zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic.")
+    ] = None,
+    num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     engine: Annotated[
         str, typer.Option(help="formula (milliseconds) | trace (simulation) | auto: formula where it can.")
     ] = "auto",
     allow_extrapolation: Annotated[bool, typer.Option(help="Predict far outside what the fit has seen.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Predict the memory of a cell without running it: by arithmetic, or by simulation where there is none."""
+    """Predict the memory of a cell without running it, or ask what fits a GPU: by arithmetic, or by simulation."""
     from vramprobe.catalog import find_gpu
     from vramprobe.predict import verdict
 
     card = find_gpu(gpu) if gpu else None
     cell = {"device": "cuda"} | cell if card else cell
-    prediction = api.predict(fit=fit, engine=engine, gpu=gpu, allow_extrapolation=allow_extrapolation, **cell)
+    cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
+    ranks = {"sharding": sharding, "num_gpus": num_gpus}
+    question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
+                "--min-gpus": min_gpus}  # fmt: skip
+    asking = [flag for flag, asked in question.items() if asked]
+    if len(asking) > 1:
+        raise typer.BadParameter(f"{' and '.join(asking)} are different questions; ask one at a time.")
+    if asking and gpu is None:
+        raise typer.BadParameter(f"{asking[0]} asks what fits a GPU; name it: --gpu RTX-4090.")
+    if asking == ["--min-gpus"]:
+        if num_gpus is not None:
+            raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
+        _show_min_gpus(_min_gpus(gpu, sharding, engine, cell), as_json=json_output)
+        return
+    if asking:
+        ask = api.max_batch_size if max_batch else api.max_seq_len if max_seq_len else api.largest_model
+        with display.working("simulating" if engine == "trace" else "predicting"):
+            largest = ask(gpu=gpu, engine=engine, **ranks, **cell)
+        if json_output:
+            _print_json(largest.model_dump(mode="json"))
+        else:
+            display.print_largest(largest)
+        return
+    prediction = api.predict(engine=engine, gpu=gpu, **ranks, **cell)
     judged = verdict(prediction, card) if card else None
+    fewest = []
+    if judged and judged.verdict == "does not fit" and sharding is None and prediction.engine == "formula":
+        fewest = _min_gpus(gpu, None, engine, cell)
     if json_output:
-        _print_json(
-            prediction.model_dump(mode="json") | ({"verdict": judged.model_dump(mode="json")} if judged else {})
-        )
+        more = {"verdict": judged.model_dump(mode="json")} if judged else {}
+        more |= {"min_gpus": [one.model_dump(mode="json") for one in fewest]} if fewest else {}
+        _print_json(prediction.model_dump(mode="json") | more)
     else:
         display.print_prediction(prediction, judged)
+        display.print_min_gpus(fewest)
+
+
+def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
+    """For one kind of sharding, or for each."""
+    from vramprobe.sharding import Sharding
+
+    if engine == "trace":
+        raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
+    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in ([sharding] if sharding else get_args(Sharding))]
+
+
+def _show_min_gpus(found: list[MinGpus], *, as_json: bool) -> None:
+    if as_json:
+        _print_json([one.model_dump(mode="json") for one in found])
+    else:
+        display.print_min_gpus(found)
 
 
 @app.command()

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport, Finding
     from vramprobe.evaluate import Evaluation
+    from vramprobe.largest import Largest
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Plan, Row
     from vramprobe.predict import Prediction, Verdict
     from vramprobe.record import RunRecord
+    from vramprobe.sharding import MinGpus
 
 _BAR_WIDTH = 36
 _PLACES_PER_RULE = 10
@@ -114,6 +116,44 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     if verdict is not None:
         console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({verdict.reason})", soft_wrap=True)
+
+
+def print_largest(found: Largest) -> None:
+    """The largest that fits and the largest that is tight, with what else bounds them."""
+    console = Console(highlight=False)
+    name = {"batch_size": "batch size", "seq_len": "sequence length", "model": "model"}[found.question]
+    for what, answer in (("fits", found.fits), ("is tight", found.tight)):
+        if answer is None:
+            if what == "fits":
+                console.print(f"{escape(found.gpu)}: none fits with room to spare", soft_wrap=True)
+            continue
+        console.print(
+            f"{escape(found.gpu)}: the largest {name} that {what} is [bold]{answer.value}[/] ({answer.verdict.reason})",
+            soft_wrap=True,
+        )
+    for note in found.notes:
+        console.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+    if found.not_judged:
+        console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why", soft_wrap=True)
+    shown = found.fits or found.tight
+    if shown is not None:
+        for warning in shown.prediction.warnings:
+            console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+
+
+def print_min_gpus(found: Iterable[MinGpus]) -> None:
+    """How many GPUs each kind of sharding needs."""
+    console = Console(highlight=False)
+    for number, one in enumerate(found):
+        if number == 0:
+            console.print(f"fewest {escape(one.verdict.gpu)} by arithmetic per rank, not measured:", soft_wrap=True)
+        count = f"[bold]{one.num_gpus}[/]" if one.num_gpus else "no number of GPUs is enough"
+        needed = one.verdict.needed_bytes
+        console.print(
+            f"  {one.sharding:<18}  {count}  (each {format_bytes(needed.value)}, up to {format_bytes(needed.high)}, "
+            f"of {format_bytes(one.verdict.usable_bytes)})",
+            soft_wrap=True,
+        )
 
 
 def print_evaluation(found: Evaluation) -> None:

@@ -8,6 +8,7 @@ number on the exception. Never imports torch, numpy or scipy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -17,7 +18,7 @@ from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.memory_model import CHOICES, MemoryModel, peak_moment
 from vramprobe.record import PhaseName
 from vramprobe.spec import CellSpec
-from vramprobe.terms import moments
+from vramprobe.terms import Moment, moments
 from vramprobe.units import GIB, format_bytes
 
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
@@ -33,6 +34,8 @@ LIMIT_NAMES = ("num_params", "num_tokens")
 WIDENING = 0.02
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
+#: NCCL's buffers on each rank of several: some MiB per channel, neighbour and protocol. An allowance, not measured.
+NCCL_ALLOWANCE_BYTES = GIB // 2
 #: Beyond this the intervals leave the range of floats, and nobody's computer is near it.
 LARGEST_BYTES = 10**300
 #: A prediction above this share of the usable memory is tight: fragmentation and a longer batch need room.
@@ -81,6 +84,8 @@ class Prediction(_Frozen):
     device_bytes: Interval | None = None  # null where the fit has not seen NVML
     fit: FitProvenance | None = None  # null: arithmetic alone
     warnings: list[str] = []
+    num_gpus: int = 1  # more: of one rank, by arithmetic (sharding.py)
+    sharding: str | None = None
 
 
 class HasMemory(Protocol):
@@ -109,22 +114,40 @@ def predict(spec: CellSpec, model: MemoryModel | None = None, *, allow_extrapola
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
-    found = moments(spec)
+    return predict_moments(spec, moments(spec), model, allow_extrapolation=allow_extrapolation)
+
+
+def predict_moments(
+    spec: CellSpec,
+    found: Sequence[Moment],
+    model: MemoryModel | None = None,
+    *,
+    allow_extrapolation: bool = False,
+    at_most: Sequence[Moment] = (),
+    notes: Sequence[str] = (),
+    num_gpus: int = 1,
+    sharding: str | None = None,
+) -> Prediction:
+    """The same from moments that were counted elsewhere; the interval reaches up to what ``at_most`` comes to."""
     if max(moment.total_bytes for moment in found) > LARGEST_BYTES:
         raise VramprobeError(
             f"a cell of {spec.model} with this batch_size and seq_len would need more than 10^300 bytes; give sizes "
             "that a machine could hold"
         )
-    moment = peak_moment(found, model.coefficients if model else {})
+    coefficients = model.coefficients if model else {}
+    moment = peak_moment(found, coefficients)
+    room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
     constant = model.constant_bytes if model else 0
     value = moment.total_bytes + constant
     warnings, refusals, widening = _outside(spec, model) if model else (["arithmetic alone: no fit was given"], [], 0.0)
     allocated = _allocated_interval(spec, model, value, widening)
+    allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
     prediction = Prediction(
         cell_id=spec.cell_id, peak_allocated_bytes=allocated, peak_phase=moment.phase, peak_label=moment.label,
         terms=moment.terms, constant_bytes=constant, reserved_bytes=reserved, device_bytes=device,
-        fit=_provenance(model) if model else None, warnings=[*refusals, *warnings],
+        fit=_provenance(model) if model else None, warnings=[*refusals, *warnings, *notes],
+        num_gpus=num_gpus, sharding=sharding,
     )  # fmt: skip
     if refusals and not allow_extrapolation:
         raise OutOfRange(
@@ -139,13 +162,15 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
     CUDA context. Raises VramprobeError where the GPU's size is not known.
     """
-    usable = usable_bytes(gpu, device_is_known=prediction.device_bytes is not None)
+    usable = usable_bytes(gpu, device_is_known=prediction.device_bytes is not None, num_gpus=prediction.num_gpus)
     if prediction.device_bytes is not None:
         needed, basis = prediction.device_bytes, "predicted device memory"
     else:
         needed = prediction.reserved_bytes or prediction.peak_allocated_bytes
         tier = "reserved" if prediction.reserved_bytes else "allocated"
         basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
+    if prediction.num_gpus > 1:
+        basis += f", {format_bytes(NCCL_ALLOWANCE_BYTES)} for NCCL, on each rank"
     answer: Literal["fits", "tight", "does not fit"] = "tight"
     if needed.value > usable:
         answer = "does not fit"
@@ -155,14 +180,16 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
 
 
-def usable_bytes(gpu: HasMemory, *, device_is_known: bool) -> int:
-    """What a prediction is held against: the whole card, less the CUDA context where only torch's memory is known.
+def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) -> int:
+    """What a prediction is held against: the card, less the CUDA context where only torch's memory is known, and less
+    NCCL's buffers where several GPUs talk.
 
     Raises VramprobeError where the GPU's size is not known.
     """
     if gpu.total_bytes is None:
         raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
-    return gpu.total_bytes - (0 if device_is_known else CONTEXT_ALLOWANCE_BYTES)
+    aside = 0 if device_is_known else CONTEXT_ALLOWANCE_BYTES
+    return gpu.total_bytes - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)
 
 
 def _outside(spec: CellSpec, model: MemoryModel) -> tuple[list[str], list[str], float]:

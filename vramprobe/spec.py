@@ -178,6 +178,13 @@ class CellSpec(BaseModel):
         return name if self.num_layers is None else f"{name}@{self.num_layers}layers"
 
     @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence that the model has an embedding for; None where positions are computed."""
+        key = _LEARNED_POSITIONS.get(self.model_type)
+        longest = self.architecture.get(key) if key else None
+        return longest if isinstance(longest, int) else None
+
+    @property
     def emulated_vram_bytes(self) -> int | None:
         """The size of the card that is emulated; None for the real one."""
         return None if self.emulate_vram is None else parse_bytes(self.emulate_vram)
@@ -397,9 +404,8 @@ def _device_rules(spec: CellSpec) -> list[tuple[bool, str]]:
 
 def _architecture_reasons(spec: CellSpec) -> list[str]:
     reasons = []
-    key = _LEARNED_POSITIONS.get(spec.model_type)
-    longest = spec.architecture.get(key) if key else None
-    if isinstance(longest, int) and spec.seq_len > longest:
+    longest = spec.learned_positions
+    if longest is not None and spec.seq_len > longest:
         reasons.append(f"seq_len {spec.seq_len} is longer than the {longest} learned positions of {spec.model}")
     if spec.attn == "sdpa" and spec.model_type in _NO_SDPA:
         reasons.append(f"transformers has no sdpa attention for {spec.model_type}; use attn eager")

@@ -1,0 +1,240 @@
+"""Largest: a GPU and a cell with one thing left open -> the largest batch, length or model of the catalog that fits.
+
+In: a spec and a Judge, which predicts a cell and holds it against the GPU. Out: a frozen Largest, or an error where not
+even the smallest fits. Memory never falls with batch or length, so a bisection over whole numbers is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.errors import OutOfRange, SpecError, VramprobeError
+from vramprobe.memory_model import MemoryModel
+from vramprobe.predict import FAR, TIGHT_SHARE, Prediction, Verdict
+from vramprobe.spec import CellSpec
+
+Question = Literal["batch_size", "seq_len", "model"]
+#: Where families write how long a sequence they were trained for; nothing stops a longer one.
+_TRAINED_LENGTH = "max_position_embeddings"
+
+
+class Judged(NamedTuple):
+    """A prediction, what it means on the GPU, and why predict refuses to vouch for it, if it does."""
+
+    prediction: Prediction
+    verdict: Verdict
+    refusal: OutOfRange | None = None
+
+
+Judge = Callable[[CellSpec], Judged]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Answer(_Frozen):
+    """A value and what is predicted of the cell with it."""
+
+    value: int | str
+    verdict: Verdict
+    prediction: Prediction
+
+
+class Largest(_Frozen):
+    """The largest value whose verdict is ``fits``, and beyond it the largest that is ``tight``; null where none is."""
+
+    question: Question
+    gpu: str
+    fits: Answer | None
+    tight: Answer | None
+    notes: list[str] = []  # what else bounds the answer
+    not_judged: dict[str, str] = {}  # model → why nothing can be said of it
+    num_predictions: int
+
+
+def largest_count(
+    question: Literal["batch_size", "seq_len"],
+    spec: CellSpec,
+    judge: Judge,
+    *,
+    model: MemoryModel | None = None,
+    allow_extrapolation: bool = False,
+    has_arithmetic: bool = True,
+) -> Largest:
+    """The largest batch or length of ``spec``, whose own is not looked at.
+
+    Raises VramprobeError where not even 1 fits, and OutOfRange far outside the range of ``model`` unless
+    ``allow_extrapolation``; an answer is no larger than what that range vouches for.
+    """
+    most, notes = _bounds(question, spec, None if allow_extrapolation else model, has_arithmetic)
+    seen: dict[int, Judged] = {}
+
+    def judged(count: int) -> Judged:
+        if count not in seen:
+            seen[count] = judge(spec.model_copy(update={question: count}))
+        return seen[count]
+
+    def over_fits(count: int) -> float:
+        found = judged(count).verdict
+        return found.needed_bytes.high - TIGHT_SHARE * found.usable_bytes
+
+    def over_tight(count: int) -> int:
+        found = judged(count).verdict
+        return found.needed_bytes.value - found.usable_bytes
+
+    tight = _last(over_tight, 1, most)
+    if tight is None:
+        raise VramprobeError(_nothing_fits(question, spec, judged(1).verdict))
+    # Below the fitted range the interval narrows as the cell comes nearer to it, so that less may be tight where more
+    # fits: bisect from where the range begins, and look at each below it only if that does not fit.
+    start = min(tight, _start_of_range(question, spec, model))
+    fits = _last(over_fits, start, tight)
+    if fits is None:
+        fits = next((count for count in range(start - 1, 0, -1) if over_fits(count) <= 0), None)
+    for count in (fits, tight):
+        if count is not None and (refusal := judged(count).refusal) is not None and not allow_extrapolation:
+            raise refusal
+    return Largest(
+        question=question, gpu=judged(tight).verdict.gpu, fits=_answer(fits, judged) if fits else None,
+        tight=_answer(tight, judged) if tight != fits else None,
+        notes=(notes if tight == most else []) + _made_for(question, spec, tight),
+        num_predictions=len(seen),
+    )  # fmt: skip
+
+
+def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu: str) -> Largest:
+    """The largest of these models by its parameters; a text in place of a cell says why there is none.
+
+    Raises VramprobeError where none fits.
+    """
+    judged: dict[str, tuple[int, Judged]] = {}
+    not_judged = {}
+    for name, spec in cells:
+        if isinstance(spec, str):
+            not_judged[name] = spec
+            continue
+        try:
+            found = judge(spec)
+        except UnsupportedArchitecture as error:
+            not_judged[name] = str(error)
+            continue
+        if found.refusal is not None:
+            not_judged[name] = str(found.refusal)
+        else:
+            judged[name] = architecture(spec.architecture).num_params, found
+
+    def top(verdicts: tuple[str, ...]) -> str | None:
+        fitting = [name for name, (_, one) in judged.items() if one.verdict.verdict in verdicts]
+        return max(fitting, key=lambda name: judged[name][0], default=None)
+
+    fits, tight = top(("fits",)), top(("fits", "tight"))
+    if tight is None:
+        raise VramprobeError(
+            f"none of the {len(judged)} models of the catalog that could be judged fits on {gpu} with these options; "
+            "shorten the sequence, recompute layers (--gradient-checkpointing), or use method qlora"
+        )
+    return Largest(
+        question="model", gpu=gpu, fits=_answer(fits, lambda name: judged[name][1]) if fits else None,
+        tight=_answer(tight, lambda name: judged[name][1]) if tight != fits else None, not_judged=not_judged,
+        num_predictions=len(judged),
+    )  # fmt: skip
+
+
+def _answer(value: int | str, judged: Callable[[int | str], Judged]) -> Answer:
+    found = judged(value)
+    return Answer(value=value, verdict=found.verdict, prediction=found.prediction)
+
+
+def _last(over: Callable[[int], float], first: int, most: int | None) -> int | None:
+    """The last count from ``first`` to ``most`` at which ``over``, which never falls, is not above 0; None without any.
+
+    The next count to ask is where a straight line through the last two would cross 0, or the middle where that did not
+    halve what is left: few questions where memory is linear, and never more than twice a plain bisection's.
+    """
+    low, at_low = first, over(first)
+    if at_low > 0:
+        return None
+    high, at_high = None, 0.0
+    count = first + 1
+    while high is None:
+        count = count if most is None else min(count, most)
+        if count <= low:
+            return low  # as far as it goes
+        value = over(count)
+        if value > 0:
+            high, at_high = count, value
+        else:
+            slope = (value - at_low) / (count - low)
+            low, at_low = count, value
+            jump = math.floor(-at_low / slope) + 1 if slope > 0 else low
+            count = low + max(1, min(jump, 1000 * low))
+    halve = False
+    while high - low > 1:
+        before = high - low
+        straight = low + math.floor(-at_low * (high - low) / (at_high - at_low))
+        count = (low + high) // 2 if halve else min(max(straight, low + 1), high - 1)
+        value = over(count)
+        if value > 0:
+            high, at_high = count, value
+        else:
+            low, at_low = count, value
+            if not halve and high - low > 1:  # a straight line would end right here: look at the next
+                value = over(low + 1)
+                if value > 0:
+                    return low
+                low, at_low = low + 1, value
+        halve = high - low > before // 2
+    return low
+
+
+def _bounds(
+    question: Question, spec: CellSpec, model: MemoryModel | None, has_arithmetic: bool
+) -> tuple[int | None, list[str]]:
+    """(largest count there may be, why) beside memory."""
+    bounds = []
+    if question == "seq_len":
+        if spec.learned_positions is not None:
+            bounds.append((spec.learned_positions, f"{spec.model} has {spec.learned_positions} learned positions"))
+        window = architecture(spec.architecture).sliding_window if has_arithmetic else None
+        if window is not None:
+            bounds.append((window, f"beyond the sliding window of {window} there is no arithmetic; --engine trace"))
+    if model is not None:
+        tokens = math.floor(FAR * model.ranges.num_tokens[1])
+        other = spec.seq_len if question == "batch_size" else spec.batch_size
+        text = f"the fit vouches for {tokens:,} tokens of a batch at most; --allow-extrapolation looks further"
+        bounds.append((tokens // other, text))
+    if not bounds:
+        return None, []
+    most, note = min(bounds)
+    if most < 1:
+        raise SpecError(f"{question}: none is possible here: {note}")
+    return most, [note]
+
+
+def _start_of_range(question: Question, spec: CellSpec, model: MemoryModel | None) -> int:
+    if model is None:
+        return 1
+    other = spec.seq_len if question == "batch_size" else spec.batch_size
+    return max(getattr(model.ranges, question)[0], -(-model.ranges.num_tokens[0] // other))
+
+
+def _made_for(question: Question, spec: CellSpec, count: int) -> list[str]:
+    """What the config.json says of so long a sequence."""
+    longest = spec.architecture.get(_TRAINED_LENGTH)
+    if question != "seq_len" or not isinstance(longest, int) or count <= longest:
+        return []
+    return [f"{spec.model} was made for {longest} positions; what is beyond would fit, whether or not it is of use"]
+
+
+def _nothing_fits(question: Question, spec: CellSpec, at_one: Verdict) -> str:
+    other = f"seq_len {spec.seq_len}" if question == "batch_size" else f"batch_size {spec.batch_size}"
+    advice = [] if spec.gradient_checkpointing else ["recompute layers (--gradient-checkpointing)"]
+    advice += [] if spec.method == "qlora" else ["use method qlora"]
+    advice.append("take a smaller model or more GPUs (--min-gpus)")
+    return f"not even {question} 1 with {other} fits on {at_one.gpu}: {at_one.reason}; {', or '.join(advice)}"

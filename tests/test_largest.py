@@ -1,0 +1,271 @@
+"""Inverse questions: the answer fits and the next larger does not, whatever bounds it is named, and errors say what to
+do."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from test_cli import vramprobe
+from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+
+from vramprobe import api
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
+from vramprobe.errors import OutOfRange, SpecError, VramprobeError
+from vramprobe.fit import fit
+from vramprobe.largest import Judged, Largest, _last, largest_count
+from vramprobe.memory_model import MemoryModel
+from vramprobe.predict import Interval, Prediction, Verdict, predict, verdict
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.units import GIB
+
+QLORA_8B = {"model": "llama-3.1-8b", "method": "qlora", "gradient_checkpointing": True}
+
+
+@pytest.fixture(scope="module")
+def model() -> MemoryModel:
+    return fit([synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()])
+
+
+def answer(gpu: str, fit: MemoryModel | None = None, **words: Any) -> str:
+    spec = resolve(device="cuda", **words)
+    return verdict(predict(spec, fit, allow_extrapolation=True), find_gpu(gpu)).verdict
+
+
+def values(found: Largest) -> tuple[int | str | None, int | str | None]:
+    return found.fits and found.fits.value, found.tight and found.tight.value
+
+
+@pytest.mark.parametrize("gpu", ["RTX-4090", "A100-80GB", "L40S"])
+@pytest.mark.parametrize("words", [QLORA_8B, {"model": "pythia-410m", "method": "full"},
+                                   {"model": "smollm2-135m", "method": "lora", "attn": "eager"}],
+                         ids=lambda words: words["model"])  # fmt: skip
+def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
+    batch = api.max_batch_size(gpu=gpu, seq_len=640, **words)
+    length = api.max_seq_len(gpu=gpu, batch_size=3, **words)
+    for found, name, other in ((batch, "batch_size", {"seq_len": 640}), (length, "seq_len", {"batch_size": 3})):
+        fits, tight = values(found)
+        assert fits is not None
+        assert tight is not None
+        assert [answer(gpu, **words, **other, **{name: count}) for count in (fits, fits + 1, tight, tight + 1)] == [
+            "fits", "tight", "tight", "does not fit",
+        ]  # fmt: skip
+        assert (found.question, found.fits.verdict.verdict) == (name, "fits")
+        assert found.fits.prediction == predict(resolve(device="cuda", **words, **other, **{name: fits}))
+        assert found.num_predictions < 30
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_exact_on_any_function_that_never_falls(seed: int) -> None:
+    """Straight lines, parabolas, steps and plateaus with random corners, against counting."""
+    rng = random.Random(seed)
+    bends = [(rng.randint(1, 400), rng.choice([0, 0, 1, 3, 50])) for _ in range(3)]
+    square, start, rise = rng.choice([0, 0, 0.01, 2]), rng.randint(-20_000, 10), rng.choice([0, 1, 1, 7])
+    jump_at = rng.randint(1, 400)
+    asked: list[int] = []
+
+    def over(count: int) -> float:
+        asked.append(count)
+        bent = sum(slope * max(count - corner, 0) for corner, slope in bends)
+        return start + rise * count + square * count**2 + bent + (10**6 if count > jump_at else 0)
+
+    first, most = rng.randint(1, 5), rng.choice([None, rng.randint(5, 500)])
+    expected = max((count for count in range(first, (most or 500) + 1) if over(count) <= 0), default=None)
+    asked.clear()
+    assert _last(over, first, most) == expected
+    assert min(asked) == first
+    assert most is None or max(asked) <= most
+    assert len(asked) <= 40
+
+
+def test_learned_positions_bound_the_length() -> None:
+    found = api.max_seq_len(gpu="RTX-4090", model="gpt2", method="full", batch_size=1)
+    assert values(found) == (1024, None)
+    assert found.notes == ["gpt2 has 1024 learned positions"]
+
+
+def test_a_sliding_window_bounds_the_arithmetic(tmp_path: Any) -> None:
+    config = resolve(model="mistral-7b-v0.3", method="lora", device="cuda", batch_size=1, seq_len=8).architecture
+    path = tmp_path / "windowed.json"
+    path.write_text(json.dumps(config | {"sliding_window": 512}))
+    found = api.max_seq_len(gpu="A100-80GB", model=str(path), method="lora", batch_size=1)
+    assert values(found) == (512, None)
+    assert "sliding window of 512" in found.notes[0]
+
+
+def test_a_length_beyond_what_the_model_was_made_for_is_named() -> None:
+    found = api.max_seq_len(gpu="A100-80GB", model="pythia-70m", method="lora", batch_size=1)
+    assert found.fits.value > 2048
+    assert found.notes == [
+        "pythia-70m was made for 2048 positions; what is beyond would fit, whether or not it is of use"
+    ]
+
+
+def test_not_even_one_is_an_error_with_advice() -> None:
+    with pytest.raises(VramprobeError, match=r"not even batch_size 1 with seq_len 1024 fits .*--min-gpus"):
+        api.max_batch_size(gpu="RTX-4090", model="llama-3.1-8b", method="full", seq_len=1024)
+
+
+def test_only_tight_is_an_answer() -> None:
+    found = api.max_batch_size(gpu="RTX-4090", model="mistral-7b-v0.3", method="lora", seq_len=1024)
+    assert values(found) == (None, 1)
+    assert answer("RTX-4090", model="mistral-7b-v0.3", method="lora", seq_len=1024, batch_size=1) == "tight"
+
+
+def test_a_fit_bounds_the_answer_by_what_it_vouches_for(model: MemoryModel) -> None:
+    words = {"model": "pythia-70m", "method": "lora", "seq_len": 128}
+    found = api.max_batch_size(gpu="H200", fit=model, **words)
+    tokens = 30 * model.ranges.num_tokens[1]
+    assert values(found) == (tokens // 128, None)
+    assert f"vouches for {tokens:,} tokens" in found.notes[0]
+    further = api.max_batch_size(gpu="H200", fit=model, allow_extrapolation=True, **words)
+    assert further.fits.value > found.fits.value
+    assert answer("H200", model, **words, batch_size=further.fits.value + 1) == "tight"
+
+
+def test_a_fit_that_refuses_the_model_refuses_the_question(model: MemoryModel) -> None:
+    with pytest.raises(OutOfRange, match="num_params"):
+        api.max_batch_size(gpu="H200", fit=model, model="llama-2-7b", method="lora", seq_len=512)
+
+
+def judged_as(says: Any, needed: Interval) -> Judged:
+    prediction = predict(resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=64))
+    return Judged(prediction, Verdict(gpu="card", verdict=says, needed_bytes=needed, usable_bytes=100, reason=""))
+
+
+def test_intervals_that_narrow_towards_the_fitted_range_are_no_trap(model: MemoryModel) -> None:
+    """One sequence is far below the range and so only tight; two are nearer to it, and fit; many do not."""
+    spec = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=64)
+
+    def judge(one: CellSpec) -> Judged:
+        n = one.batch_size
+        high = {1: 99, 2: 90, 3: 97}.get(n, 60 + 5 * n)
+        needed = Interval(value=50 + n, low=0, high=high)
+        says = "fits" if high <= 95 else "tight" if needed.value <= 100 else "does not fit"
+        return judged_as(says, needed)
+
+    ranges = model.ranges.model_copy(update={"batch_size": (1, 100), "num_tokens": (256, 10**6)})
+    found = largest_count("batch_size", spec, judge, model=model.model_copy(update={"ranges": ranges}))
+    assert values(found) == (7, 50)
+
+
+def test_below_the_range_each_count_is_looked_at(model: MemoryModel) -> None:
+    spec = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=64)
+
+    def judge(one: CellSpec) -> Judged:
+        high = {2: 90}.get(one.batch_size, 99)
+        needed = Interval(value=50 + one.batch_size, low=0, high=high)
+        return judged_as("tight", needed)
+
+    ranges = model.ranges.model_copy(update={"batch_size": (1, 100), "num_tokens": (256, 10**6)})
+    found = largest_count("batch_size", spec, judge, model=model.model_copy(update={"ranges": ranges}))
+    assert values(found) == (2, 50)
+
+
+def test_the_largest_model_is_the_largest_that_fits() -> None:
+    found = api.largest_model(gpu="RTX-4090", method="qlora", batch_size=1, seq_len=1024)
+    fits, tight = values(found)
+    sizes = {entry.name: entry.n_params for entry in api.models()}
+    judged = {name: answer("RTX-4090", model=name, method="qlora", batch_size=1, seq_len=1024)
+              for name in sizes if name not in found.not_judged}  # fmt: skip
+    assert fits == max((name for name in judged if judged[name] == "fits"), key=sizes.get)
+    assert tight == max((name for name in judged if judged[name] != "does not fit"), key=sizes.get)
+    assert found.num_predictions == len(judged)
+    assert "has arithmetic for" in found.not_judged["gemma-2-2b"]
+
+
+def test_models_too_short_for_the_length_are_named_and_not_judged() -> None:
+    found = api.largest_model(gpu="RTX-4090", method="qlora", batch_size=1, seq_len=3000)
+    assert "1024 learned positions" in found.not_judged["gpt2"]
+
+
+def test_no_model_fits_is_an_error() -> None:
+    with pytest.raises(VramprobeError, match=r"none of the \d+ models .* fits on T4"):
+        api.largest_model(gpu="T4", method="full", batch_size=512, seq_len=1024)
+
+
+def test_an_option_that_is_wrong_for_every_model_is_that_error() -> None:
+    with pytest.raises(SpecError, match="method: 'lara' given"):
+        api.largest_model(gpu="T4", method="lara", batch_size=1, seq_len=8)
+
+
+def test_without_arithmetic_the_other_engine_is_named() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="dozen simulations of some seconds each: engine trace"):
+        api.max_batch_size(gpu="RTX-4090", model="gemma-2-2b", method="lora", seq_len=64)
+
+
+def test_the_trace_engine_is_asked_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear in the batch, as simulations are: three or four of them find both answers."""
+    asked: list[int] = []
+
+    def simulated(one: CellSpec, **_: Any) -> Prediction:
+        asked.append(one.batch_size)
+        size = 4 * GIB + one.batch_size * GIB // 7
+        return predict(resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)).model_copy(
+            update={"peak_allocated_bytes": Interval(value=size, low=size, high=round(size * 1.06))}
+        )
+
+    monkeypatch.setattr("vramprobe.simulate.engine.predict", simulated)
+    found = api.max_batch_size(gpu="RTX-4090", engine="trace", model="gemma-2-2b", method="lora", seq_len=64)
+    usable = find_gpu("RTX-4090").total_bytes - GIB
+    assert found.tight.value == (usable - 4 * GIB) * 7 // GIB
+    assert found.num_predictions == len(asked) == len(set(asked))
+    assert len(asked) <= 8
+
+
+def test_sharded_ranks_hold_larger_batches() -> None:
+    words = {"model": "llama-3.1-8b", "method": "full", "seq_len": 1024, "gradient_checkpointing": True}
+    few, many = (api.max_batch_size(gpu="A100-80GB", sharding="zero3", num_gpus=n, **words) for n in (2, 8))
+    assert many.fits.value > few.fits.value
+    assert many.fits.prediction.num_gpus == 8
+
+
+CELL = ["--model", "llama-3.1-8b", "--method", "qlora"]
+CARD = ["--gpu", "RTX-4090"]
+
+
+def test_the_command_line_asks_and_answers() -> None:
+    words = ["predict", *CELL, "--gradient-checkpointing", "--seq-len", "1024", *CARD, "--max-batch"]
+    shown = vramprobe(*words)
+    assert shown.returncode == 0, shown.stderr
+    expected = api.max_batch_size(gpu="RTX-4090", seq_len=1024, **QLORA_8B)
+    assert f"the largest batch size that fits is {expected.fits.value} " in shown.stdout
+    assert f"the largest batch size that is tight is {expected.tight.value} " in shown.stdout
+    written = vramprobe(*words, "--json")
+    assert Largest.model_validate_json(written.stdout) == expected
+
+
+def test_a_verdict_of_does_not_fit_says_how_many_gpus_would_do() -> None:
+    words = ["predict", "--model", "llama-3.1-8b", "--method", "full", "--batch-size", "1", "--seq-len", "64", *CARD]
+    written = json.loads(vramprobe(*words, "--json").stdout)
+    assert written["verdict"]["verdict"] == "does not fit"
+    fewest = {one["sharding"]: one["num_gpus"] for one in written["min_gpus"]}
+    assert fewest["zero1"] is None
+    assert fewest["zero3"] > 1
+    asked = json.loads(vramprobe(*words, "--min-gpus", "--sharding", "zero3", "--json").stdout)
+    assert [one["num_gpus"] for one in asked] == [fewest["zero3"]]
+    assert "zero3" in vramprobe(*words).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--seq-len", "8"], 2, "Missing option '--batch-size'; or ask for it: --max-batch"),
+        (["--seq-len", "8", "--batch-size", "1", "--max-batch", *CARD], 2, "so drop --batch-size"),
+        (["--max-batch", "--max-seq-len", *CARD], 2, "different questions; ask one at a time"),
+        (["--seq-len", "8", "--max-batch"], 2, "name it: --gpu RTX-4090"),
+        (["--seq-len", "8", "--batch-size", "1", "--largest-model", *CARD], 2, "so drop --model"),
+        (["--seq-len", "8", "--batch-size", "1", "--min-gpus", "--num-gpus", "2", *CARD], 2, "so drop --num-gpus"),
+        (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero3"], 1, "give both or neither"),
+        (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero9", "--num-gpus", "2"], 1, "allowed: zero1, zero2"),
+        (["--seq-len", "900000", "--max-batch", *CARD], 1, "not even batch_size 1 with seq_len 900000 fits"),
+    ],
+)
+def test_contradictions_are_clear_errors(words: list[str], code: int, message: str) -> None:
+    done = vramprobe("predict", *CELL, *words)
+    assert done.returncode == code
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert message in text, text

@@ -126,6 +126,11 @@ def test_a_fit_bounds_the_answer_by_what_it_vouches_for(model: MemoryModel) -> N
     assert answer("H200", model, **words, batch_size=further.fits.value + 1) == "tight"
 
 
+def test_the_nearest_of_several_bounds_is_the_one_named(model: MemoryModel) -> None:
+    found = api.max_seq_len(gpu="H200", fit=model, model="opt-125m", method="lora", batch_size=1)
+    assert (values(found), found.notes) == ((2048, None), ["opt-125m has 2048 learned positions"])
+
+
 def test_a_fit_that_refuses_the_model_refuses_the_question(model: MemoryModel) -> None:
     with pytest.raises(OutOfRange, match="num_params"):
         api.max_batch_size(gpu="H200", fit=model, model="llama-2-7b", method="lora", seq_len=512)

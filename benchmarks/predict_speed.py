@@ -29,8 +29,6 @@ NUM_RECORDS, NUM_CELLS, TIMES = 10_000, 1_000_000, 5
 TRUE = {"logits": 1.06, "saved_activations": 1.1}
 CONSTANT_BYTES = 20_000_000
 MAX_BATCH = "predict --model gpt2 --method lora --seq-len 512 --gpu RTX-4090 --max-batch"
-    "predict --model llama-3.1-8b --method qlora --seq-len 4096 --gradient-checkpointing --gpu RTX-4090 --max-batch"
-)
 LARGEST = "predict --method qlora --batch-size 1 --seq-len 1024 --gpu RTX-4090 --largest-model"
 
 

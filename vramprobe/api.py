@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
     """A resolved cell from its words; ``device`` auto is CUDA where a GPU is visible, else the CPU."""
-    from vramprobe.measure.environment import device_to_use
+    if device == "auto":
+        from vramprobe.measure.environment import device_to_use
 
-    return spec.resolve(device=device_to_use(device), **options)
+        device = device_to_use(device)
+    return spec.resolve(device=device, **options)
 
 
 def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:

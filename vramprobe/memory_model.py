@@ -29,7 +29,7 @@ Learnt = Annotated[float, Field(ge=-(2**63), le=2**63)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
 
 class Spread(_Frozen):

@@ -47,7 +47,7 @@ Engine = Literal["formula", "trace"]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Interval(_Frozen):

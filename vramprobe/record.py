@@ -31,7 +31,7 @@ Amount = Annotated[int, Field(ge=0)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class PhaseMemory(_Frozen):

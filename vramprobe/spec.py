@@ -371,7 +371,7 @@ def _precision_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.kbit_prep == "trl" and spec.autocast != "bf16",
          "trl makes these casts only under bf16 autocast (its fp32 norms feed a bf16 head); set autocast bf16"),
         (spec.kbit_prep == "trl" and spec.lora_dtype not in ("bf16", "fp32"),
-         f"trl casts adapters to bf16, or leaves them fp32 (0.11 to 0.13); lora_dtype {spec.lora_dtype} was given"),
+         f"trl casts adapters to bf16, or leaves them fp32 (0.9 to 0.13); lora_dtype {spec.lora_dtype} was given"),
         (spec.autocast == "none" and {spec.dtype, spec.lora_dtype} == {"bf16", "fp16"},
          f"{spec.lora_dtype} adapters on {spec.dtype} weights mix two 16-bit formats; use {spec.dtype} or fp32"),
         (spec.attn == "flash_attention_2" and spec.dtype == "fp32" and spec.autocast == "none",

@@ -66,7 +66,7 @@ def _add_adapters(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
 def _cast_like_trl(model: nn.Module) -> None:
     """trl's ``peft_module_casting_to_bf16``: norms to fp32; embeddings and head to bf16.
 
-    Adapters keep the cell's dtype, which is bf16 as trl casts them; trl 0.11 to 0.13 left them fp32.
+    Adapters keep the cell's dtype, which is bf16 as trl casts them; trl 0.9 to 0.13 left them fp32.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -58,7 +58,7 @@ class Difference:
 
 
 def moments_of(history: History, spec: CellSpec) -> Moments:
-    """The moments of step 2 of a simulation with ``depth="full"``; logits are told by their size, 2 or 4 B an element."""
+    """The moments of step 2 of a simulation with ``depth="full"``; logits are told by their exact size, 2 or 4 B."""
     logits = spec.num_tokens * spec.architecture["vocab_size"]
     alive = np.cumsum(history.size_bytes)
     peaks = dict.fromkeys(MOMENTS, 0)

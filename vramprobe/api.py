@@ -6,12 +6,13 @@ batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec, store, sweep
 from vramprobe.errors import SpecError
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
-    from vramprobe.plan import Plan, Policy
-    from vramprobe.predict import Prediction
+    from vramprobe.plan import Plan, Policy, TraceEngine
+    from vramprobe.predict import Engine, Prediction
     from vramprobe.record import RunRecord
 
 
@@ -91,8 +92,9 @@ def plan(
     journal = open_journal(job.folder / runner.JOURNAL)
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
-        job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate
-    )
+        job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate,
+        trace=job.trace,
+    )  # fmt: skip
 
 
 def run(
@@ -124,6 +126,7 @@ def run(
     job = _job(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(
         job.sweep, job.folder, card=job.card, fit=job.fit, rate=job.rate, policy=policy, on_event=on_event,
+        trace=job.trace,
         limits=limits(job.rate, timeout_seconds=timeout_seconds, max_seconds=max_seconds, max_dollars=max_dollars,
                       max_cells=max_cells),
     )  # fmt: skip
@@ -139,6 +142,13 @@ class _Job(NamedTuple):
     card: Card | None
     fit: MemoryModel | None
     rate: Rate | None
+
+    @property
+    def trace(self) -> TraceEngine:
+        """The simulation on this card, for cells without arithmetic."""
+        from vramprobe.simulate.engine import predict_many
+
+        return functools.partial(predict_many, gpu=self.card and self.card.gpu, model=self.fit)
 
 
 def _job(
@@ -195,18 +205,34 @@ def predict(
     *,
     fit: str | Path | MemoryModel | None = None,
     device: str | None = None,
+    engine: Engine | Literal["auto"] = "auto",
+    gpu: str | None = None,
     allow_extrapolation: bool = False,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, or None for arithmetic alone.
 
-    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise.
+    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
+    for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     """
+    from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.predict import Engine
     from vramprobe.predict import predict as predict_cell
 
+    if engine not in (known := ("auto", *get_args(Engine))):
+        raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
+
     model = _model(fit)
-    device = device or (model.device if model else "cuda")
-    return predict_cell(cell(device=device, **options), model, allow_extrapolation=allow_extrapolation)
+    spec = cell(device=device or (model.device if model else "cuda"), **options)
+    if engine != "trace":
+        try:
+            return predict_cell(spec, model, allow_extrapolation=allow_extrapolation)
+        except UnsupportedArchitecture:
+            if engine == "formula":
+                raise
+    from vramprobe.simulate import engine as trace  # loads torch
+
+    return trace.predict(spec, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
 
 
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:

@@ -90,7 +90,7 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 
 #: Run in fp32 under CUDA's autocast but not under the CPU's (aten/src/ATen/autocast_mode.h, ``AT_FORALL_FP32``).
 _FP32 = ("exp", "log", "reciprocal", "rsqrt", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
-         "layer_norm", "native_layer_norm", "group_norm", "logsumexp", "renorm", "kl_div")  # fmt: skip
+         "layer_norm", "native_layer_norm", "group_norm", "logsumexp", "renorm")  # fmt: skip
 #: The same, where no result's dtype was asked for (``AT_FORALL_FP32_SET_OPT_DTYPE``).
 _FP32_UNLESS_TOLD = ("softmax.int", "log_softmax.int", "cumsum", "sum", "sum.dim_IntList")
 
@@ -109,17 +109,21 @@ def _cuda_autocast() -> Iterator[None]:
 def _in_fp32(name: str, *, unless_told: bool) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(_aten, packet), overload or "default")
+    positions = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def cast(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(autocast):
-            if unless_told:
-                if kwargs.get("dtype") is None and _is_16_bit(args[0]) and None not in args[1:]:
-                    kwargs |= {"dtype": torch.float32}
-                return operator(*args, **kwargs)
             return operator(*[value.float() if _is_16_bit(value) else value for value in args], **kwargs)
 
-    return call
+    def tell(*args: Any, **kwargs: Any) -> Any:
+        kwargs = dict(zip(positions, args, strict=False)) | kwargs
+        if kwargs.get("dtype") is None and _is_16_bit(args[0]):
+            kwargs["dtype"] = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return operator(kwargs.pop("self"), **kwargs)
+
+    return tell if unless_told else cast
 
 
 def _is_16_bit(value: Any) -> bool:

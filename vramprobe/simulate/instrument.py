@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
-from vramprobe.measure.observation import Observation, peak_of
-from vramprobe.measure.trace import Event, Holding, composition, lifetimes
-from vramprobe.record import Composition, PhaseMemory, PhaseName
+from vramprobe.measure.observation import Observation
+from vramprobe.measure.trace import Event, Holding, composition_at_peak
+from vramprobe.record import PhaseMemory, PhaseName
 from vramprobe.simulate.recorder import Recorder
 from vramprobe.workload.storages import Storages
 
@@ -85,10 +85,11 @@ def observe(events: list[Event], marks: list[PhaseMark], held: list[Held]) -> Ob
     """Events and phases → the Observation of a run."""
     totals = list(accumulate(event.size_bytes for event in events))
     phases = [_phase_memory(mark, totals) for mark in marks]
+    holdings = [(one.step, Holding(one.cause, one.position, frozenset(one.blocks))) for one in held]
     return Observation(
         phases=phases,
         held_bytes={one.cause: sum(one.blocks.values()) for one in held},
-        at_peak=_at_peak(events, totals, phases, marks, held),
+        at_peak=composition_at_peak(events, totals, phases, [mark.events for mark in marks], holdings),
     )
 
 
@@ -102,20 +103,3 @@ def _phase_memory(mark: PhaseMark, totals: list[int]) -> PhaseMemory:
         allocated_end_bytes=inside[-1],
         allocated_peak_bytes=max(inside),
     )
-
-
-def _at_peak(
-    events: list[Event], totals: list[int], phases: list[PhaseMemory], marks: list[PhaseMark], held: list[Held]
-) -> Composition | None:
-    """What was alive at the peak of the run, by cause; None where no training phase was reached."""
-    if not any(phase.name == "zero_grad" for phase in phases):
-        return None
-    peak = peak_of(Observation(phases, {}))
-    in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
-    top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
-    at = max(marks[top].events, key=lambda position: totals[position])
-    holdings = [
-        Holding(one.cause, one.position, frozenset(one.blocks)) for one in held if one.step in (None, peak.step)
-    ]
-    forwards = [marks[index].events for index in in_step if phases[index].name == "forward"]
-    return composition(lifetimes(events), holdings, forwards, step_start=marks[in_step[0]].events.start, at=at)

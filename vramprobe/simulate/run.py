@@ -5,7 +5,9 @@ In: a cell. Out: a Simulation. Touches no device and computes nothing; a predict
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
-from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda
@@ -61,14 +63,15 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     second's, which must end where the first ended.
     """
     _check(spec)
-    load_libraries(spec)  # some modules make small tensors as they load; those must be real
-    if spec.quant != "none":
-        import peft.tuners.lora.bnb  # noqa: F401
     began, started_at = time.perf_counter(), datetime.now(UTC)
     chip = None if spec.device == "cpu" else chip_of(gpu)
     on_cpu = spec.model_copy(update={"device": "cpu"})  # where all fake tensors are; the chip says how they behave
-    run = _deep(on_cpu, chip) if depth == "auto" else None
-    run = run or _run(on_cpu, chip)
+    with _quiet():
+        load_libraries(spec)  # some modules make small tensors as they load; those must be real
+        if spec.quant != "none":
+            import peft.tuners.lora.bnb  # noqa: F401
+        run = _deep(on_cpu, chip) if depth == "auto" else None
+        run = run or _run(on_cpu, chip)
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
     ledger = ledger_of(observation)
@@ -83,7 +86,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
         phases=observation.phases,
         facts=run.facts,
         timing=Timing(total_seconds=time.perf_counter() - began),
-        warnings=["simulated: a prediction on fake tensors, no measurement"],
+        warnings=["simulated: a prediction on fake tensors, no measurement", *remarks_on(run.facts, spec.quant)],
     )
     return Simulation(record, run.history)
 
@@ -152,6 +155,19 @@ def _check(spec: CellSpec) -> None:
         raise NotSimulated("weights pretrained cannot be simulated; use weights random: values do not decide memory")
     if spec.emulate_vram is not None:
         raise NotSimulated("emulate_vram holds a real GPU's memory; leave it out and name the card with --gpu")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What libraries remark about a model that nobody trains is for nobody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _later_steps(phases: list[PhaseMemory], num_steps: int) -> list[PhaseMemory]:

@@ -16,15 +16,23 @@ import numpy as np
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.published import PublishedRow, Version
 from vramprobe.simulate.history import History
-from vramprobe.spec import CellSpec
+from vramprobe.spec import CellSpec, lora_target_names
 
 Moment = Literal["forward", "loss", "layers", "optimizer_step"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 #: The first transformers whose layers share one rotary table; before, each keeps its own for all positions.
-_SHARED_ROTARY = {"mistral": (4, 42), "mixtral": (4, 48)}
-#: The first transformers that leaves repeating key and value heads to flash attention.
-_NO_REPEATED_HEADS = {"mistral": (4, 48), "mixtral": (4, 48)}
+_SHARED_ROTARY = {"llama": (4, 41), "mistral": (4, 42), "qwen2": (4, 45), "mixtral": (4, 48)}
+#: The first transformers that leaves repeating key and value heads to flash attention; llama always did.
+_NO_REPEATED_HEADS = {"mistral": (4, 48), "qwen2": (4, 48), "mixtral": (4, 48)}
+#: The first transformers whose loss is a function apart, loss_utils.ForCausalLMLoss; it pads the labels from 4.49.
+_LOSS_APART = {"llama": (4, 46), "qwen2": (4, 46), "mixtral": (4, 46), "granite": (4, 48), "mistral": (4, 48)}
+_LABELS_PADDED = (4, 49)
+#: Width of an input → the products of a layer that take it.
+_INPUTS = {
+    "hidden_size": ("q_proj", "k_proj", "v_proj"), "hidden_size_of_mlp": ("gate_proj", "up_proj"),
+    "intermediate_size": ("down_proj",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +149,21 @@ def _repeated_heads(spec: CellSpec) -> int:
 
 
 def _kept_inputs(spec: CellSpec) -> int:
-    """16-bit inputs of q, k, v, gate, up and down of one layer; o's is flash attention's output, kept anyway.
+    """16-bit inputs of one layer's products, where nothing else keeps them; flash attention keeps o's.
 
-    From a 16-bit residual the inputs of q, k and v are one tensor, and those of gate and up another; from an fp32 one
-    each has a cast copy of its own.
+    From an fp32 residual each product casts its own copy. In 16 bit products share their input, and an adapter without
+    dropout keeps it too.
     """
-    hidden, inner = spec.architecture["hidden_size"], spec.architecture["intermediate_size"]
-    copies = 5 if _residual_bytes(spec) == 4 else 2
-    return spec.num_tokens * 2 * (copies * hidden + inner)
+    adapted = lora_target_names(spec)
+    num_bytes = 0
+    for width_key, names in _INPUTS.items():
+        width = spec.architecture[width_key.removesuffix("_of_mlp")]
+        has_adapter = adapted is None or not set(names).isdisjoint(adapted)
+        if _residual_bytes(spec) == 4:
+            num_bytes += len(names) * width
+        elif spec.lora_dropout or not has_adapter:
+            num_bytes += width
+    return 2 * spec.num_tokens * num_bytes
 
 
 DIFFERENCES: tuple[Difference, ...] = (
@@ -156,7 +171,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         name="rotary tables in every layer",
         why="each layer keeps cosines and sines of every position it could meet, in the dtype the model is loaded in",
         source="transformers 4.41.2 modeling_mistral.py:107-115, 4.47.1 modeling_mixtral.py:193-201 "
-        "(_set_cos_sin_cache, register_buffer); gone in mistral 4.42, mixtral 4.48",
+        "(_set_cos_sin_cache, register_buffer); llama until 4.40, mistral 4.41, qwen2 4.44, mixtral 4.47",
         moments=MOMENTS,
         applies=lambda row, spec: _is_older(row, "transformers", _SHARED_ROTARY.get(spec.model_type)),
         num_bytes=_rotary_tables,
@@ -173,9 +188,12 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         name="shifted copy of the logits",
         why="the loss cuts the last token off by a copy; the 16-bit logits are gone by then",
-        source="transformers 4.41.2 modeling_mistral.py:1153-1158, 4.45.2:1064-1066; in the model until 4.47",
+        source="transformers 4.41.2 modeling_mistral.py:1153-1158, 4.45.2 modeling_mistral.py:1064-1066; in mistral "
+        "and granite until 4.47, in llama, qwen2 and mixtral until 4.45",
         moments=("forward",),
-        applies=lambda row, spec: _is_older(row, "transformers", (4, 48)) and _logits_are_16_bit(spec),
+        applies=lambda row, spec: (
+            _is_older(row, "transformers", _LOSS_APART.get(spec.model_type)) and _logits_are_16_bit(spec)
+        ),
         num_bytes=_shifted_logits,
     ),
     Difference(
@@ -184,7 +202,9 @@ DIFFERENCES: tuple[Difference, ...] = (
         source="transformers 4.48.1 loss/loss_utils.py:36-39 (ForCausalLMLoss); 4.49 pads the labels instead",
         moments=("forward",),
         applies=lambda row, spec: (
-            (4, 48) <= row.versions.get("transformers", ()) < (4, 49) and _logits_are_16_bit(spec)
+            spec.model_type in _LOSS_APART
+            and _LOSS_APART[spec.model_type] <= row.versions.get("transformers", ()) < _LABELS_PADDED
+            and _logits_are_16_bit(spec)
         ),
         num_bytes=_shifted_and_16_bit_logits,
     ),

@@ -120,6 +120,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
 def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     """(bytes, is a lower bound, why there is none)."""
     outcome = record.outcome
+    if not record.is_measured:
+        return None, False, "simulated: predicted, not measured"
     if record.held_out:
         return None, False, "held out by its sweep"
     if outcome.kind == "ok" and record.peak is not None:

@@ -136,8 +136,7 @@ def run(
         context_of = environment.here()
         plan = plan_sweep(sweep, journal, card=card, context_of=context_of, fit=fit, policy=policy, rate=rate)
         require_packages(row.spec for row in plan.to_run)
-        notes = [journal.torn_tail] if journal.torn_tail else []
-        summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=notes)
+        summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=journal.notes())
         try:
             logs.mkdir(exist_ok=True)
         except OSError as error:

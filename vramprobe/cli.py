@@ -199,14 +199,15 @@ def simulate(
     card = find_gpu(gpu) if gpu else None
     with display.working("simulating on fake tensors"):
         record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
-    judged = verdict_on_simulated(record, card) if card else None
+    ended = record.outcome.kind in ("ok", "oom")
+    judged = verdict_on_simulated(record, card) if card and ended else None
     if json_output and judged:
         print(json.dumps(record.model_dump(mode="json") | {"verdict": judged.model_dump(mode="json")}))
     elif json_output:
         print(record.to_json_line())
     else:
         display.print_simulation(record, judged)
-    raise typer.Exit(0 if record.outcome.kind in ("ok", "oom") else 1)
+    raise typer.Exit(0 if ended else 1)
 
 
 @app.command()

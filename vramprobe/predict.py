@@ -140,10 +140,10 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
 def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
     """Whether a simulated cell fits on ``gpu``: as :func:`verdict`, by one value, since a simulation has no interval.
 
-    One that ran out of memory there does not. Raises VramprobeError also where the run ended otherwise, without a peak.
+    One that ran out of memory there does not. Raises VramprobeError also where the run ended otherwise.
     """
     outcome = record.outcome
-    if record.peak is not None and outcome.kind != "oom":
+    if record.peak is not None and outcome.kind == "ok":
         tiers = (record.peak.allocated_bytes, record.peak.reserved_bytes, record.peak.device_bytes)
         return _judged(gpu, *(None if size is None else Interval(value=size, low=size, high=size) for size in tiers))
     if outcome.kind != "oom":

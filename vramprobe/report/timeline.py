@@ -1,7 +1,7 @@
-"""A simulated run → live memory over one of its steps, stacked by cause; timeline_file.py makes a page or picture of it.
+"""A simulated run → live memory over one of its steps, by cause; timeline_file.py makes a page or a picture of it.
 
-In: a record and its History. Out: a frozen Timeline of at most MAX_COLUMNS columns; each shows the highest moment of
-its events, so that no peak is lost to the byte. Never simulates anything; needs no torch.
+In: a record and its History. Out: a frozen Timeline of about MAX_COLUMNS columns at most; each shows the highest moment
+of its events, so that no peak is lost to the byte. Never simulates anything; needs no torch.
 """
 
 from __future__ import annotations

@@ -185,6 +185,6 @@ def test_a_simulation_that_ran_out_of_memory_does_not_fit() -> None:
     judged = verdict_on_simulated(make_oom(make_spec(), instrument="simulated"), find_gpu("RTX-4090"))
     assert (judged.verdict, judged.needed_bytes.low) == ("does not fit", 24 * GIB)
     assert "ran out in backward of step 1" in judged.reason
-    invalid = make_record(instrument="simulated", outcome=Invalid(reasons=["open"]))
+    invalid = make_record(instrument="simulated", outcome=Invalid(reasons=["open"]), peak=make_record().peak)
     with pytest.raises(VramprobeError, match="RTX 4090 is not known: the simulation ended as invalid"):
         verdict_on_simulated(invalid, find_gpu("RTX-4090"))

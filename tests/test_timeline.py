@@ -15,10 +15,10 @@ import pytest
 from factories import make_oom, make_record, make_spec
 from matplotlib.image import imread
 
-from vramprobe.api import simulate
+from vramprobe import api
 from vramprobe.errors import SpecError, StoreError, VramprobeError
 from vramprobe.record import Peak, PhaseMemory, RunRecord
-from vramprobe.report import timeline_file
+from vramprobe.report import timeline_file, timeline_page
 from vramprobe.report.timeline import MAX_COLUMNS, STACK, Timeline, timeline_of
 from vramprobe.report.timeline_page import page, ticks
 from vramprobe.report.timeline_picture import picture
@@ -214,12 +214,16 @@ def test_the_page_needs_nothing_else_and_says_what_it_is() -> None:
     assert data["texts"][data["moments"][data["peak"]][0]].endswith(f"({shown.peak_bytes:,} B), the peak")
 
 
-def test_what_others_wrote_is_text_and_never_markup() -> None:
+def test_what_others_wrote_is_text_and_never_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&$title"
     plain, odd = Reader(page(timeline())), Reader(page(timeline(cell_id=evil)))
     assert odd.tags == plain.tags
     assert odd.texts["h1"] == evil
     assert picture(timeline(cell_id=evil)).startswith(b"\x89PNG")
+    monkeypatch.setattr(timeline_page, "phase_name", lambda phase: evil)  # of no user's making today
+    odd = Reader(page(timeline()))
+    assert odd.tags == plain.tags
+    assert data_of(page(timeline()))["texts"][0].startswith(f"In {evil}, ")
 
 
 def test_a_long_run_is_still_a_small_page() -> None:
@@ -256,7 +260,7 @@ def test_the_scale_has_a_few_round_amounts(peak_bytes: int) -> None:
 
 
 def test_files_by_their_names(tmp_path: Path) -> None:
-    one = timeline(cell_id="模型 $x_1$ of 2")  # no formula, and no glyphs for it in matplotlib's own font
+    one = timeline(cell_id=r"模型 $\frac{$")  # no formula, and no glyphs for it in matplotlib's own font
     for name, beginning in (("a.html", b"<!doctype html>"), ("b.PNG", b"\x89PNG")):
         path = tmp_path / name
         timeline_file.require_writable(path)
@@ -269,21 +273,25 @@ def test_files_by_their_names(tmp_path: Path) -> None:
         assert path.read_bytes() == again
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_simulated(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_simulated", None)
     (tmp_path / "file").touch()
     cell = {"model": "gpt2", "method": "lora", "batch_size": 1, "seq_len": 8, "device": "cpu"}
     for name in ("a.svg", "a", "html"):
         with pytest.raises(SpecError, match=r"must end in \.html or \.png"):
-            simulate(timeline=tmp_path / name, **cell)
+            api.simulate(timeline=tmp_path / name, **cell)
     for path in (tmp_path / "file" / "a.html", tmp_path / "folder.png"):
         (tmp_path / "folder.png").mkdir(exist_ok=True)
         with pytest.raises(StoreError, match=r"cannot write the timeline to .*name another file"):
-            simulate(timeline=path, **cell)
+            api.simulate(timeline=path, **cell)
     with pytest.raises(StoreError, match=r"cannot write the timeline to .*Is a directory"):
         timeline_file.write(timeline(), tmp_path / "folder.png")
 
 
 def test_a_run_that_did_not_get_there_has_no_timeline() -> None:
-    one = history([(1, 100, WEIGHTS)], [("load", None, 1)])
-    with pytest.raises(VramprobeError, match="no timeline: oom before the end of step 2"):
-        timeline_of(make_oom(make_spec()), one)
+    blocks = [(1, 100, WEIGHTS), (2, 30, TEMPORARIES)]
+    for phases in ([("load", None, 2)], [("load", None, 1), ("forward", 2, 1)]):
+        with pytest.raises(VramprobeError, match="no timeline: oom before the end of step 2"):
+            timeline_of(make_oom(make_spec()), history(blocks, phases))

@@ -19,7 +19,7 @@ from vramprobe import api
 from vramprobe.errors import SpecError, StoreError, VramprobeError
 from vramprobe.record import Peak, PhaseMemory, RunRecord
 from vramprobe.report import timeline_file, timeline_page
-from vramprobe.report.timeline import MAX_COLUMNS, STACK, Timeline, timeline_of
+from vramprobe.report.timeline import MAX_COLUMNS, STACK, Timeline, _with_ordered_frees, timeline_of
 from vramprobe.report.timeline_page import page, ticks
 from vramprobe.report.timeline_picture import picture
 from vramprobe.simulate.history import CAUSES, History
@@ -91,7 +91,7 @@ def test_no_peak_is_lost_however_few_the_columns(max_columns: int) -> None:
 
 
 def test_every_column_is_a_moment_of_its_own_and_its_stack_adds_up() -> None:
-    one = some_history(seed=1, num_events=400)
+    one = _with_ordered_frees(some_history(seed=1, num_events=400))
     timeline = timeline_of(record_of(), one, max_columns=50)
     first = next(mark.events.start for mark in one.marks if mark.step == 2)
     for column, events in enumerate(timeline.events.tolist()):
@@ -115,6 +115,17 @@ def test_phases_follow_each_other_and_none_is_too_narrow_to_be_seen() -> None:
     assert (np.diff(timeline.events) >= 0).all()
     assert [phase.num_events for phase in timeline.phases] == [1996, 3, 0, 1]
     assert timeline.num_events == 2000
+
+
+def test_the_order_of_frees_that_follow_each_other_changes_nothing() -> None:
+    """It is a hash table's in the libraries, another one each time."""
+    made = [(block, 10 * block, WEIGHTS + block % 2) for block in range(1, 8)]
+    phases = [("load", None, 7), ("forward", 2, 3), ("zero_grad", 2, 4)]
+    pages = set()
+    for order in ([0, 1, 2, 3, 4, 5, 6], [2, 0, 1, 6, 4, 3, 5]):
+        frees = [(block, -size, cause) for block, size, cause in (made[index] for index in order)]
+        pages.add(page(timeline_of(record_of(280), history(made + frees, phases))))
+    assert len(pages) == 1
 
 
 def test_known_moments() -> None:

@@ -7,7 +7,7 @@ of its events, so that no peak is lost to the byte. Never simulates anything; ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -107,6 +107,7 @@ def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_C
     marks = [mark for mark in history.marks if mark.step == step]
     if not marks or marks[-1].name != "zero_grad":
         raise VramprobeError(f"there is no timeline: {record.outcome.kind} before the end of step {step}")
+    history = _with_ordered_frees(history)
     by_cause = [np.cumsum(np.where(history.causes == index, history.size_bytes, 0)) for index in range(len(CAUSES))]
     totals = np.cumsum(history.size_bytes)
     counts = _columns_of(marks, max_columns)
@@ -126,6 +127,22 @@ def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_C
         edges=_edges(_shares(marks), [len(one) for one in moments]),
         phases=_spans(record, marks, [len(one) for one in moments], totals),
         largest=_largest(history, at),
+    )
+
+
+def _with_ordered_frees(history: History) -> History:
+    """Frees that follow each other in a phase, the largest first: the libraries free some in a hash table's order."""
+    is_free = history.size_bytes < 0
+    begins = np.concatenate([[True], is_free[1:] != is_free[:-1]])
+    begins[[mark.events.start for mark in history.marks if mark.events]] = True
+    index = np.arange(len(history))
+    key = np.where(is_free, history.size_bytes * len(CAUSES) + history.causes, index)
+    order = np.lexsort((key, np.cumsum(begins)))
+    return replace(
+        history,
+        size_bytes=history.size_bytes[order],
+        blocks=history.blocks[order],
+        causes=history.causes[order],
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -249,3 +252,66 @@ def test_a_card_larger_than_this_one_cannot_be_emulated(tmp_path: Path) -> None:
     record = measured(tmp_path, method="lora", emulate_vram="1000GiB")
     assert (record.outcome.kind, record.outcome.error_type) == ("error", "VramprobeError")
     assert "emulate at most" in record.outcome.message
+
+
+# -- the simulation and the replay, held against the truth -------------------------------------------------------------
+
+
+SIMULATED: list[dict[str, Any]] = [
+    {"method": "full", "optim": "adamw_torch"},
+    {"method": "full", "dtype": "fp32", "autocast": "bf16"},
+    {"method": "full", "gradient_checkpointing": True, "attn": "eager"},
+    {"method": "full", "optim": "paged_adamw_8bit"},
+    {"method": "full", "model": "gpt2", "dtype": "fp32", "autocast": "bf16"},
+    {"method": "lora", "lora_dropout": 0.1},
+    {"method": "qlora", "gradient_checkpointing": True},
+    {"method": "qlora", "quant": "int8"},
+]
+
+
+@pytest.mark.parametrize("options", SIMULATED, ids=str)
+def test_a_simulated_cell_is_the_measured_one(options: dict[str, Any], tmp_path: Path) -> None:
+    """Requested bytes of every phase within 2 %, the allocator's segments within 3 %: what the issue asks for."""
+    from vramprobe import catalog
+    from vramprobe.simulate.run import simulate
+
+    words = {"model": "smollm2-135m", "num_layers": 4, "batch_size": 4, "seq_len": 512} | options
+    spec = make_spec(device="cuda", timing_steps=0, **words)
+    real = runner.measure(spec, log=tmp_path / "log")
+    assert real.outcome.kind == "ok", real.outcome
+    name = nvml.first_visible_gpu()[1]
+    fake = simulate(spec, gpu=catalog.find_gpu(name.removeprefix("NVIDIA "))).record
+    errors = {
+        f"{want.name} {want.step}": fake_phase.requested_peak_bytes / want.requested_peak_bytes - 1
+        for want, fake_phase in zip(real.phases, fake.phases, strict=True)
+        if want.step == 2
+    }
+    assert max(map(abs, errors.values())) < 0.02, errors
+    assert fake.facts.attention_kernels == real.facts.attention_kernels
+    assert fake.peak.reserved_bytes == pytest.approx(real.peak.reserved_bytes, rel=0.03)
+
+
+SNAPSHOT = """
+import sys, torch
+from vramprobe.simulate.snapshot import read_snapshot
+from vramprobe.simulate.against_snapshot import compare
+torch.zeros(1, device="cuda")
+torch.cuda.memory._record_memory_history(context=None, stacks="python", max_entries=1_000_000)
+model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for size in (64, 512, 4096, 128, 4096):
+    model(torch.randn(size, 2048, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.empty_cache()
+comparison = compare(read_snapshot(torch.cuda.memory._snapshot()))
+print(comparison)
+sys.exit(0 if abs(comparison.peak_error) <= 0.01 else 1)
+"""
+
+
+@pytest.mark.parametrize("alloc_conf", ["", "expandable_segments:True", "max_split_size_mb:64"])
+def test_the_replay_takes_the_segments_that_torch_took(alloc_conf: str) -> None:
+    environment = os.environ | {"PYTORCH_ALLOC_CONF": alloc_conf, "PYTORCH_CUDA_ALLOC_CONF": alloc_conf}
+    done = subprocess.run([sys.executable, "-c", SNAPSHOT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -19,9 +19,9 @@ MODULES = {
 }
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = ("vramprobe.workload", "vramprobe.measure.cpu", "vramprobe.measure.cuda", "vramprobe.measure.worker",
-              "vramprobe.measure.environment", "vramprobe.measure.selftest", "vramprobe.simulate.kernels",
-              "vramprobe.simulate.quantised", "vramprobe.simulate.recorder", "vramprobe.simulate.run",
-              "vramprobe.simulate.shapes")  # fmt: skip
+              "vramprobe.measure.environment", "vramprobe.measure.selftest", "vramprobe.simulate.cuda",
+              "vramprobe.simulate.kernels", "vramprobe.simulate.quantised", "vramprobe.simulate.recorder",
+              "vramprobe.simulate.run", "vramprobe.simulate.shapes")  # fmt: skip
 
 
 def imports(path: Path, *, also_lazy: bool) -> set[str]:

@@ -6,12 +6,14 @@ import gc
 
 import pytest
 import torch
+from factories import make_record, make_spec
 
 from vramprobe.measure.cpu import CpuInstrument
-from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
-from vramprobe.measure.worker import outcome_of
+from vramprobe.measure.worker import outcome_of, run_cell
 from vramprobe.record import PhaseMemory
+from vramprobe.spec import CellSpec
 from vramprobe.workload.storages import storages_of
 
 
@@ -175,3 +177,22 @@ def test_host_memory_and_other_errors_are_told_apart() -> None:
     assert outcome_of(MemoryError(), Watched()).kind == "oom_host"
     other = outcome_of(ValueError("shape"), Watched())
     assert (other.kind, other.error_type, other.phase) == ("error", "ValueError", "backward")
+
+
+def test_a_quantisation_that_hardly_reached_the_model_is_remarked() -> None:
+    few = make_record().facts.model_copy(update={"num_params": 1000, "num_quantised_params": 499})
+    (remark,) = remarks_on(few, "nf4")
+    assert "nf4 reached only 499 of 1,000 parameters" in remark
+    assert remarks_on(few, "none") == remarks_on(None, "nf4") == []
+    assert remarks_on(few.model_copy(update={"num_quantised_params": 500}), "nf4") == []
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_family_with_linear_layers_of_its_own_is_not_quantised_and_its_record_says_so() -> None:
+    falcon = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1,
+              "vocab_size": 256, "multi_query": True, "parallel_attn": True, "bias": False}  # fmt: skip
+    spec = CellSpec(**(make_spec(method="qlora", quant="nf4", attn="eager").model_dump() | {"architecture": falcon}))
+    record = run_cell(spec, isolation="spawn")
+    assert record.outcome.kind == "ok", record.outcome
+    assert record.facts.num_quantised_params == 0
+    assert any("nf4 reached only 0 of" in warning for warning in record.warnings)

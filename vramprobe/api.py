@@ -7,16 +7,13 @@ in the worker's process only, simulating in this one.
 
 from __future__ import annotations
 
-import inspect
-import logging
+import functools
 import math
 import os
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec, store, sweep
 from vramprobe.errors import SpecError, StoreError, VramprobeError
@@ -27,8 +24,8 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
-    from vramprobe.plan import Plan, Policy
-    from vramprobe.predict import Prediction
+    from vramprobe.plan import Plan, Policy, TraceEngine
+    from vramprobe.predict import Engine, Prediction
     from vramprobe.record import RunRecord
     from vramprobe.simulate.run import Simulation
 
@@ -90,8 +87,6 @@ def simulate(
 
     if depth not in ("auto", "full"):
         raise SpecError(f"depth {depth!r} is not known; use auto or full")
-    if options.get("emulate_vram") is not None:
-        raise SpecError("emulate_vram holds the memory of a real card; for a simulation name the card: --gpu")
     if gpu and device == "cpu":
         raise SpecError(f"a simulation for {gpu} is one for device cuda, and cpu was given; drop one of them")
     card = catalog.find_gpu(gpu) if gpu else None
@@ -121,14 +116,12 @@ def _simulated(
 
     require_packages([one], with_device=False)
     try:
-        with _quiet():
-            from vramprobe.simulate.run import simulate
+        from vramprobe.simulate.run import simulate
 
-            words: dict[str, Any] = {"gpu": card} if "gpu" in inspect.signature(simulate).parameters else {}
-            simulation = simulate(one, depth=depth, **words)
-            if with_history and simulation.history is None:
-                simulation = simulate(one, depth="full", **words)
-            return simulation
+        simulation = simulate(one, gpu=card, depth=depth)
+        if with_history and simulation.history is None:
+            simulation = simulate(one, gpu=card, depth="full")
+        return simulation
     except (VramprobeError, AssertionError):
         raise
     except Exception as error:
@@ -136,19 +129,6 @@ def _simulated(
         raise VramprobeError(
             f"{one.cell_id} cannot be simulated ({type(error).__name__}: {said}); it may be measured all the same"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the libraries say of themselves, which in a measurement goes to the worker's log."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def plan(
@@ -178,8 +158,9 @@ def plan(
     journal = open_journal(job.folder / runner.JOURNAL)
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
-        job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate
-    )
+        job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate,
+        trace=job.trace,
+    )  # fmt: skip
 
 
 def run(
@@ -211,6 +192,7 @@ def run(
     job = _job(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(
         job.sweep, job.folder, card=job.card, fit=job.fit, rate=job.rate, policy=policy, on_event=on_event,
+        trace=job.trace,
         limits=limits(job.rate, timeout_seconds=timeout_seconds, max_seconds=max_seconds, max_dollars=max_dollars,
                       max_cells=max_cells),
     )  # fmt: skip
@@ -226,6 +208,13 @@ class _Job(NamedTuple):
     card: Card | None
     fit: MemoryModel | None
     rate: Rate | None
+
+    @property
+    def trace(self) -> TraceEngine:
+        """The simulation on this card, for cells without arithmetic."""
+        from vramprobe.simulate.engine import predict_many
+
+        return functools.partial(predict_many, gpu=self.card and self.card.gpu, model=self.fit)
 
 
 def _job(
@@ -282,18 +271,34 @@ def predict(
     *,
     fit: str | Path | MemoryModel | None = None,
     device: str | None = None,
+    engine: Engine | Literal["auto"] = "auto",
+    gpu: str | None = None,
     allow_extrapolation: bool = False,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, or None for arithmetic alone.
 
-    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise.
+    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
+    for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     """
+    from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.predict import Engine
     from vramprobe.predict import predict as predict_cell
 
+    if engine not in (known := ("auto", *get_args(Engine))):
+        raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
+
     model = _model(fit)
-    device = device or (model.device if model else "cuda")
-    return predict_cell(cell(device=device, **options), model, allow_extrapolation=allow_extrapolation)
+    spec = cell(device=device or (model.device if model else "cuda"), **options)
+    if engine != "trace":
+        try:
+            return predict_cell(spec, model, allow_extrapolation=allow_extrapolation)
+        except UnsupportedArchitecture:
+            if engine == "formula":
+                raise
+    from vramprobe.simulate import engine as trace  # loads torch
+
+    return trace.predict(spec, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
 
 
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:

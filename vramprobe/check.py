@@ -308,16 +308,15 @@ def composition(record: RunRecord) -> Iterator[Doubt]:
 def _traced_peaks(record: RunRecord) -> dict[str, int]:
     """Tier → the peak that the allocation trace must have reached (measure/cpu.py, measure/cuda.py).
 
-    The trace of the CPU and of a simulation covers the run, in allocated bytes. On cuda one more steady step is traced,
+    The trace of the CPU and of a simulation covers the run. On cuda one more steady step is traced,
     in requested bytes, or in allocated ones where torch's history holds those.
     """
     training = [phase for phase in record.phases if phase.name in TRAINING_PHASES]
-    if record.instrument in ("cpu", "simulated"):
-        return {"allocated": max(phase.allocated_peak_bytes for phase in training)}
-    last = [phase for phase in training if phase.step == record.spec.steps]
-    requested = [phase.requested_peak_bytes for phase in last if phase.requested_peak_bytes is not None]
+    covers_the_run = record.instrument != "cuda"
+    traced = [phase for phase in training if covers_the_run or phase.step == record.spec.steps]
+    requested = [phase.requested_peak_bytes for phase in traced if phase.requested_peak_bytes is not None]
     return ({"requested": max(requested)} if requested else {}) | {
-        "allocated": max(phase.allocated_peak_bytes for phase in last)
+        "allocated": max(phase.allocated_peak_bytes for phase in traced)
     }
 
 

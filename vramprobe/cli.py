@@ -333,16 +333,19 @@ def predict(
     cell: dict[str, Any],
     fit: Fit = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
+    engine: Annotated[
+        str, typer.Option(help="formula (milliseconds) | trace (simulation) | auto: formula where it can.")
+    ] = "auto",
     allow_extrapolation: Annotated[bool, typer.Option(help="Predict far outside what the fit has seen.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Predict the memory of a cell without running it, in milliseconds and without torch."""
+    """Predict the memory of a cell without running it: by arithmetic, or by simulation where there is none."""
     from vramprobe.catalog import find_gpu
     from vramprobe.predict import verdict
 
     card = find_gpu(gpu) if gpu else None
     cell = {"device": "cuda"} | cell if card else cell
-    prediction = api.predict(fit=fit, allow_extrapolation=allow_extrapolation, **cell)
+    prediction = api.predict(fit=fit, engine=engine, gpu=gpu, allow_extrapolation=allow_extrapolation, **cell)
     judged = verdict(prediction, card) if card else None
     if json_output:
         _print_json(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.card import Card, Rate, is_same_card
 from vramprobe.duration import Pace, account_seconds, num_params, pace_of
 from vramprobe.errors import VramprobeError
@@ -23,6 +24,8 @@ from vramprobe.skip import certain_oom
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
 
+#: Predicts cells that have no arithmetic, each with a Prediction or why there is none, until it is told to stop.
+TraceEngine = Callable[[Sequence[CellSpec], Callable[[], bool]], Sequence[Prediction | str]]
 PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
 #: Loading the libraries once, for all cells that are forked from there.
 START_SECONDS = 8.0
@@ -118,18 +121,22 @@ def plan_sweep(
     fit: MemoryModel | None = None,
     policy: Policy | None = None,
     rate: Rate | None = None,
+    trace: TraceEngine | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """What running ``sweep`` into ``journal`` would do now.
 
-    ``card`` is null on a CPU. ``context_of`` gives the environment that a cell would be measured in, null where that is
-    not known: what was measured in another is stale.
+    ``card`` is null on a CPU; ``trace`` is asked for cells without arithmetic, until ``stop`` says yes. ``context_of``
+    gives the environment that a cell would be measured in, null where that is not known: what was measured in another
+    is stale.
     """
     policy = policy or Policy()
     cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
     known = [cell.record for cell in cells if cell.record is not None and cell.action != "stale"]  # of this machine
     return make_plan(
         cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
-        ooms=ooms_on(card, journal, context_of), policy=policy, rate=rate,
+        ooms=ooms_on(card, journal, context_of), policy=policy, rate=rate, trace=trace,
+        stop=stop,
     )  # fmt: skip
 
 
@@ -162,10 +169,13 @@ def make_plan(
     ooms: Iterable[RunRecord] = (),
     policy: Policy | None = None,
     rate: Rate | None = None,
+    trace: TraceEngine | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
     policy, ooms, pace = policy or Policy(), list(ooms), pace or Pace()
-    rows = [_row(cell, card, fit, pace, ooms, policy) for cell in cells]
+    predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], fit, trace, stop)
+    rows = [_row(cell, predicted, card, pace, ooms, policy) for cell in cells]
     rows = _in_order(rows)
     return Plan(rows=(*rows, *_second_attempts(rows, policy)), card=card, rate=rate, fit=fit)
 
@@ -200,10 +210,14 @@ def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy
     )  # fmt: skip
 
 
+def _is_to_run(cell: ResumedCell) -> bool:
+    return cell.action in ("run", "stale")
+
+
 def _row(
     cell: ResumedCell,
+    predicted: dict[str, Prediction | str],
     card: Card | None,
-    fit: MemoryModel | None,
     pace: Pace,
     ooms: list[RunRecord],
     policy: Policy,
@@ -214,7 +228,8 @@ def _row(
     )  # fmt: skip
     if not row.is_run:
         return row
-    prediction, note = _prediction(cell.spec, fit)
+    found = predicted[cell.spec.fingerprint]
+    prediction, note = (None, found) if isinstance(found, str) else (found, "")
     seconds = pace.correct(row.num_params, account_seconds(cell.spec, row.num_params, card and card.gpu))
     row = replace(
         row, prediction=prediction, note=note, seconds=seconds,
@@ -223,12 +238,23 @@ def _row(
     return with_evidence(row, ooms, card, policy)
 
 
-def _prediction(spec: CellSpec, fit: MemoryModel | None) -> tuple[Prediction | None, str]:
-    """(a prediction that decisions may rest on, or null and why)."""
-    try:
-        return predict(spec, fit), ""
-    except VramprobeError as error:  # far outside the fit, or no arithmetic for it: it can be measured all the same
-        return None, str(error)
+def _predictions(
+    specs: Sequence[CellSpec], fit: MemoryModel | None, trace: TraceEngine | None, stop: Callable[[], bool]
+) -> dict[str, Prediction | str]:
+    """By fingerprint, a prediction that decisions may rest on, or why there is none: the cell can still be measured."""
+    found: dict[str, Prediction | str] = {}
+    for_trace = []
+    for spec in specs:
+        try:
+            found[spec.fingerprint] = predict(spec, fit)
+        except UnsupportedArchitecture as error:
+            found[spec.fingerprint] = str(error)
+            for_trace.append(spec)
+        except VramprobeError as error:  # far outside the fit
+            found[spec.fingerprint] = str(error)
+    if trace is not None and for_trace:
+        found |= dict(zip((spec.fingerprint for spec in for_trace), trace(for_trace, stop), strict=True))
+    return found
 
 
 def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:

@@ -38,6 +38,10 @@ LARGEST_BYTES = 10**300
 TIGHT_SHARE = 0.95
 
 
+#: Closed forms in milliseconds, or the simulation (simulate/engine.py) in seconds, which knows any architecture.
+Engine = Literal["formula", "trace"]
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,7 +70,7 @@ class Prediction(_Frozen):
     """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value."""
 
     cell_id: str
-    engine: Literal["formula"] = "formula"
+    engine: Engine = "formula"
     peak_allocated_bytes: Interval
     peak_phase: PhaseName
     peak_label: str

@@ -18,9 +18,9 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile, record_function
 
-from vramprobe.measure.observation import Observation, peak_of
-from vramprobe.measure.trace import Event, Holding, composition, lifetimes
-from vramprobe.record import Composition, PhaseMemory, PhaseName
+from vramprobe.measure.observation import Observation
+from vramprobe.measure.trace import Event, Holding, composition_at_peak
+from vramprobe.record import PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
 
 _MARK = "vramprobe"
@@ -86,30 +86,16 @@ class CpuInstrument:
         times_ns = [event.time_ns for event in events]
         spans = [_positions(times_ns, marks[number]) for number in range(len(self._phases)) if number in marks]
         phases = [_phase_memory(described, span, totals) for described, span in zip(self._phases, spans, strict=False)]
+        holdings = (  # not looked at in a run that was cut short, whose phases may lack their marks
+            (step, Holding(cause, spans[phases_so_far - 1].stop - 1, frozenset(storages)))
+            for cause, step, storages, phases_so_far in self._held
+        )
         return Observation(
             phases=phases,
             held_bytes={cause: sum(storages.values()) for cause, _, storages, _ in self._held},
-            at_peak=self._at_peak(events, totals, phases, spans),
+            at_peak=composition_at_peak(events, totals, phases, spans, holdings),
             inconsistencies=_gaps(events, totals),
         )
-
-    def _at_peak(
-        self, events: list[Event], totals: list[int], phases: list[PhaseMemory], spans: list[range]
-    ) -> Composition | None:
-        """What was alive at the peak of the run, by cause; None where no training phase was reached."""
-        if not any(phase.name == "zero_grad" for phase in phases):
-            return None
-        peak = peak_of(Observation(phases, {}))
-        in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
-        top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
-        at = max(spans[top], key=lambda position: totals[position])
-        holdings = [
-            Holding(cause, spans[phases_so_far - 1].stop - 1, frozenset(storages))
-            for cause, step, storages, phases_so_far in self._held
-            if step in (None, peak.step)
-        ]
-        forwards = [spans[index] for index in in_step if phases[index].name == "forward"]
-        return composition(lifetimes(events), holdings, forwards, step_start=spans[in_step[0]].start, at=at)
 
 
 def _read_tree(tree: list[Any]) -> tuple[list[Event], list[int], dict[int, tuple[int, int]]]:

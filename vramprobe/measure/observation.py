@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from vramprobe.record import TRAINING_PHASES, Composition, Ledger, Peak, PhaseMemory
+from vramprobe.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Peak, PhaseMemory
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,16 @@ def reasons_not_to_believe(observation: Observation, ledger: Ledger) -> list[str
         + steady_steps(observation.phases)
         + closure(observation.phases, ledger)
     )
+
+
+def remarks_on(facts: ModelFacts | None, quant: str) -> list[str]:
+    """What a reader would not expect of the model as the libraries built it; empty for most."""
+    if facts is None or quant == "none" or 2 * facts.num_quantised_params >= facts.num_params:
+        return []
+    return [
+        f"{quant} reached only {facts.num_quantised_params:,} of {facts.num_params:,} parameters: transformers hands "
+        "bitsandbytes plain nn.Linear layers alone, and neither experts in one tensor nor a family's own linear layers"
+    ]
 
 
 def order_of_tiers(phases: list[PhaseMemory]) -> list[str]:

@@ -31,7 +31,7 @@ from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environ
 from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
 from vramprobe.measure.signals import Signals, Stopped
 from vramprobe.memory_model import MemoryModel
-from vramprobe.plan import START_SECONDS, Plan, Policy, Row, ooms_on, plan_sweep, with_evidence
+from vramprobe.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, ooms_on, plan_sweep, with_evidence
 from vramprobe.record import RunRecord, Started
 from vramprobe.resume import open_journal
 from vramprobe.spec import CellSpec
@@ -121,12 +121,14 @@ def run(
     rate: Rate | None = None,
     policy: Policy | None = None,
     limits: Limits | None = None,
+    trace: TraceEngine | None = None,
     on_event: Callable[[Progress], None] = lambda event: None,
 ) -> RunSummary:
     """Run the cells of ``sweep`` that ``folder`` has no finished record of, within ``limits``.
 
-    ``card`` is the GPU that is used, null on a CPU. Raises StoreError before running anything where the folder cannot
-    be read or written, or another sweep writes to it, MissingDependency where a package or the GPU is not there.
+    ``card`` is the GPU that is used, null on a CPU; ``trace`` predicts what has no arithmetic. Raises StoreError before
+    running anything where the folder cannot be read or written, or another sweep writes to it, MissingDependency where
+    a package or the GPU is not there.
     """
     policy, limits = policy or Policy(), limits or Limits()
     logs = folder / LOGS
@@ -134,7 +136,10 @@ def run(
         clock = Clock(limits)
         journal = open_journal(folder / JOURNAL)
         context_of = environment.here()
-        plan = plan_sweep(sweep, journal, card=card, context_of=context_of, fit=fit, policy=policy, rate=rate)
+        plan = plan_sweep(
+            sweep, journal, card=card, context_of=context_of, fit=fit, policy=policy, rate=rate, trace=trace,
+            stop=lambda: signals.stopped_by is not None,
+        )  # fmt: skip
         require_packages(row.spec for row in plan.to_run)
         summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=journal.notes())
         try:

@@ -23,7 +23,7 @@ from typing import Any
 
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.measure import environment
-from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.record import (
     Error,
     Invalid,
@@ -90,7 +90,7 @@ def run_cell(
         **attempt_fields(spec, attempt_id or new_attempt_id(), started_at),
         spec=spec,
         environment=environment.capture(spec, isolation, isolation_reason, with_torch=True),
-        warnings=getattr(instrument, "warnings", []),
+        warnings=[*getattr(instrument, "warnings", []), *remarks_on(fields.get("facts"), spec.quant)],
         phases=observation.phases,
         timing=Timing(**timing, total_seconds=time.perf_counter() - began),
         context_bytes=observation.context_bytes,

@@ -21,7 +21,7 @@ _MEANING = {
     "weights": "parameters, buffers, quantisation state",
     "optimizer_state": "from the first optimizer step on",
     "batch": "tokens and masks",
-    "other": "made before training, of no known cause",
+    "other": "workspaces and tables of the libraries",
     "gradients": "of the trained parameters",
     "saved_activations": "made in forward, kept for backward",
     "temporaries": "live within their phase only",

@@ -1,6 +1,7 @@
 """The replay held against torch's own history: which segments it takes, and where the two first part.
 
-In: a History (snapshot.py). Out: a Comparison. Segments are put where torch's were, so that addresses agree until then.
+In: a MemoryHistory (snapshot.py). Out: a Comparison. Segments are put where torch's were, so that addresses agree
+until then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from vramprobe.simulate.blocks import Block, ExpandableSegment
 from vramprobe.simulate.expandable import address_space_bytes
 from vramprobe.simulate.ledger import Device, OutOfMemory, SegmentAction, SegmentEvent
 from vramprobe.simulate.replay import Alloc, FreeRequested
-from vramprobe.simulate.snapshot import History, SegmentState
+from vramprobe.simulate.snapshot import MemoryHistory, SegmentState
 
 _GIVEN_BACK = ("segment_free", "segment_unmap")
 
@@ -45,12 +46,12 @@ class Comparison:
         return self.reserved_peak_replay / self.reserved_peak_torch - 1 if self.reserved_peak_torch else 0.0
 
 
-def first_divergence(history: History, device: Device | None = None) -> Divergence | None:
+def first_divergence(history: MemoryHistory, device: Device | None = None) -> Divergence | None:
     """Where the replay of a history first differs from what torch did; None where it never does."""
     return compare(history, device).first
 
 
-def compare(history: History, device: Device | None = None) -> Comparison:
+def compare(history: MemoryHistory, device: Device | None = None) -> Comparison:
     """Replay a history beside the segments that torch took.
 
     The history does not say when ``empty_cache`` was called, nor how full the card was. Without ``device`` every run of
@@ -61,7 +62,7 @@ def compare(history: History, device: Device | None = None) -> Comparison:
 
 
 class _Run:
-    def __init__(self, history: History, device: Device | None) -> None:
+    def __init__(self, history: MemoryHistory, device: Device | None) -> None:
         self.history, self.predicts_full = history, device is not None
         self.allocator = CachingAllocator(history.config, device)
         restore(self.allocator, history.initial)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from vramprobe.measure.observation import Observation, peak_of
-from vramprobe.measure.trace import Event, Holding, composition, lifetimes
-from vramprobe.record import Composition, PhaseMemory, PhaseName
+from vramprobe.measure.observation import Observation
+from vramprobe.measure.trace import Event, Holding, composition_at_peak
+from vramprobe.record import PhaseMemory, PhaseName
 
 if TYPE_CHECKING:  # both load torch, and who reads a history needs none
     from vramprobe.simulate.recorder import Recorder
@@ -56,6 +56,7 @@ class SimulatedInstrument:
     def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Iterator[None]:
         """One phase; recorded also when it raises."""
         self._running, start = (name, step), len(self._recorder.events)
+        self._recorder.thread = "autograd" if name == "backward" else "main"
         try:
             yield
         finally:
@@ -77,6 +78,9 @@ class SimulatedInstrument:
 
     def finish(self) -> Observation:
         """The phases so far."""
+        workspaces = dict.fromkeys(self._recorder.workspaces.values(), self._recorder.blas_workspace_bytes)
+        if workspaces:
+            self.held.append(Held("other", None, len(self._recorder.events) - 1, workspaces))
         return observe(self._recorder.events, self.marks, self.held)
 
 
@@ -84,10 +88,11 @@ def observe(events: list[Event], marks: list[PhaseMark], held: list[Held]) -> Ob
     """Events and phases → the Observation of a run."""
     totals = list(accumulate(event.size_bytes for event in events))
     phases = [_phase_memory(mark, totals) for mark in marks]
+    holdings = [(one.step, Holding(one.cause, one.position, frozenset(one.blocks))) for one in held]
     return Observation(
         phases=phases,
         held_bytes={one.cause: sum(one.blocks.values()) for one in held},
-        at_peak=_at_peak(events, totals, phases, marks, held),
+        at_peak=composition_at_peak(events, totals, phases, [mark.events for mark in marks], holdings),
     )
 
 
@@ -101,20 +106,3 @@ def _phase_memory(mark: PhaseMark, totals: list[int]) -> PhaseMemory:
         allocated_end_bytes=inside[-1],
         allocated_peak_bytes=max(inside),
     )
-
-
-def _at_peak(
-    events: list[Event], totals: list[int], phases: list[PhaseMemory], marks: list[PhaseMark], held: list[Held]
-) -> Composition | None:
-    """What was alive at the peak of the run, by cause; None where no training phase was reached."""
-    if not any(phase.name == "zero_grad" for phase in phases):
-        return None
-    peak = peak_of(Observation(phases, {}))
-    in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
-    top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
-    at = max(marks[top].events, key=lambda position: totals[position])
-    holdings = [
-        Holding(one.cause, one.position, frozenset(one.blocks)) for one in held if one.step in (None, peak.step)
-    ]
-    forwards = [marks[index].events for index in in_step if phases[index].name == "forward"]
-    return composition(lifetimes(events), holdings, forwards, step_start=marks[in_step[0]].events.start, at=at)

@@ -1,8 +1,8 @@
-"""What an operator's own kernel takes while it runs, where the operator's result does not show it; by device.
+"""The CPU's view: what an operator's own kernel takes while it runs, where its result does not show it. GPUs: cuda.py.
 
-Left out on the CPU, because they depend on the processor and stay under 2 MiB however large the model is: the operands
-that oneDNN packs for a 16-bit product, and the tiles of ``_scaled_dot_product_flash_attention_for_cpu``. Left out
-everywhere: a number that meets a tensor (8 bytes, kept if it is saved for backward).
+Left out, because they depend on the processor and stay under 2 MiB however large the model is: the operands
+that oneDNN packs for a 16-bit product, and the tiles of ``_scaled_dot_product_flash_attention_for_cpu``; and a number
+that meets a tensor (8 bytes, kept if it is saved for backward).
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ def _grouped_mm(
     return torch.empty(shape, dtype=out_dtype or left.dtype)
 
 
-#: Operators for which fake tensors have no answer, or a wrong one.
-CPU_KERNELS: dict[str, Callable[..., Any]] = {"aten::_grouped_mm": _grouped_mm}
+#: Operators for which fake tensors have no answer, or a wrong one, on any device.
+KERNELS: dict[str, Callable[..., Any]] = {"aten::_grouped_mm": _grouped_mm}

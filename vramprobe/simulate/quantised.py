@@ -14,12 +14,14 @@ from functools import cache
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from vramprobe.simulate.cuda import Chip
 
 
 class _StandIn(type):
@@ -95,8 +97,8 @@ class _NoLibrary:
 
 
 @cache
-def kernels(device: str) -> dict[str, Callable[..., Any]]:
-    """Operator → bitsandbytes' own implementation on ``device``, where all native calls do nothing.
+def kernels(chip: Chip | None) -> dict[str, Callable[..., Any]]:
+    """Operator → bitsandbytes' own implementation on a GPU (None: the CPU), where all native calls do nothing.
 
     From a second copy of its modules, because what is registered with torch cannot be called beneath a mode.
     """
@@ -113,12 +115,28 @@ def kernels(device: str) -> dict[str, Callable[..., Any]]:
         patch.object(bnb.functional, "get_ptr", lambda tensor: None),
         patch.object(bnb.functional, "_cuda_device_of", lambda tensor: nullcontext()),
         patch.object(torch, "compile", lambda function, **options: function),
+        patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: None, create=True),
     ):
         default = _copy_of("bitsandbytes.backends.default.ops")
-        _copy_of(f"bitsandbytes.backends.{device}.ops")
+        own = _copy_of(f"bitsandbytes.backends.{'cpu' if chip is None else 'cuda'}.ops")
+    if chip is not None:
+        own._gpu_dispatch_props = lambda index: (chip.num_sms, chip.major, chip.minor)
+        own.CUBLAS_Context = MagicMock()
+        found["bitsandbytes::int8_vectorwise_quant"] = _int8_vectorwise_quant
     for quant_type in ("nf4", "fp4"):  # tables that are made once; made here, they are real and stay so
         default._get_4bit_quantize_bounds(quant_type, torch.device("cpu"))
     return found
+
+
+def _int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """``backends/cuda/ops.py`` where no value is an outlier, as hardly one of random weights is."""
+    row_stats = torch.empty(A.numel() // A.shape[-1], dtype=torch.float32)
+    out_row = torch.empty(A.shape, dtype=torch.int8)
+    if threshold <= 0:
+        return out_row, row_stats, None
+    outliers = A.abs() >= threshold
+    outliers.any()
+    return out_row, row_stats, torch.empty(0, dtype=torch.int64)
 
 
 def _copy_of(name: str) -> ModuleType:
@@ -129,8 +147,8 @@ def _copy_of(name: str) -> ModuleType:
 
 
 @contextmanager
-def bitsandbytes_on_fake_tensors() -> Iterator[None]:
-    """While open, bitsandbytes' layers and kernels work on fake tensors."""
+def bitsandbytes_on_fake_tensors(hide: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """While open, bitsandbytes' layers and kernels work on fake tensors; paged state is made and hidden."""
     import accelerate
     import bitsandbytes as bnb
     from transformers.integrations import bitsandbytes as integration
@@ -141,11 +159,23 @@ def bitsandbytes_on_fake_tensors() -> Iterator[None]:
             (bnb.nn, "Int8Params", _stand_in(bnb.nn.Int8Params, _FakeInt8, ("CB", "SCB"))),
             (bnb.functional, "create_dynamic_map", _made_outside(bnb.functional.create_dynamic_map)),
             (bnb.functional, "name2qmap", {}),
+            (FakeTensor, "data_ptr", lambda self: 0),
+            (bnb.optim.optimizer.Optimizer8bit, "get_state_buffer", _state_buffer(hide)),
             (accelerate, "init_empty_weights", _real_skeleton(accelerate.init_empty_weights)),
             (integration, "replace_with_bnb_linear", _with_fake_buffers(integration.replace_with_bnb_linear)),
         ):
             stack.enter_context(patch.object(owner, name, value))
         yield
+
+
+def _state_buffer(hide: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``Optimizer8bit.get_state_buffer`` on a GPU: managed memory, which torch does not count, from 1e5 elements."""
+
+    def buffer(self: Any, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        made = torch.zeros_like(p, dtype=dtype)
+        return hide(made) if self.is_paged and p.numel() >= 1e5 else made
+
+    return buffer
 
 
 def _made_outside(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -25,6 +25,8 @@ Kernels = dict[str, Callable[..., Any]]
 
 _ADD = torch.ops.aten.add.Tensor
 _DEVICE = torch.ops.prim.device.default
+#: Products that go through cuBLAS, which keeps a workspace for each thread that calls it.
+_BLAS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
 _VALUE = torch.ops.aten._local_scalar_dense.default
 #: What a program is told that asks for a fake tensor's value. Yes: transformers asks whether nothing is padded and no
 #: sequences are packed (masking_utils.py), and so it is in every cell. Optimizers ask for their step: 1.
@@ -49,11 +51,17 @@ class Recorder(TorchDispatchMode):
     Every block has an address of its own, never used twice; the time of an event is its number.
     """
 
-    def __init__(self, scratch: Scratch, kernels: Kernels) -> None:
+    def __init__(
+        self, scratch: Scratch, kernels: Kernels, blas_workspace_bytes: int = 0, on_host: frozenset[Any] = frozenset()
+    ) -> None:
         super().__init__()
         self.events: list[Event] = []
+        self.blas_workspace_bytes = blas_workspace_bytes
         self._scratch = scratch
         self._kernels = kernels
+        self._on_host = on_host  # operators whose results are not in the device's memory
+        self.workspaces: dict[str, int] = {}  # thread → the address of its BLAS workspace, which stays
+        self.thread = "main"  # a device's backward runs on a thread of its own: whoever starts one says so here
         self.autocast = False  # beneath a mode torch cannot tell: whoever turns it on or off says so here
         self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
         self._refs: dict[int, _StorageRef] = {}
@@ -72,9 +80,13 @@ class Recorder(TorchDispatchMode):
         if kernel is not None:
             with self, _autocast_again() if self.autocast else nullcontext():
                 return kernel(*args, **(kwargs or {}))
+        if self.blas_workspace_bytes and func in _BLAS and self.thread not in self.workspaces:
+            self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
         in_place = func is _ADD and _adds_in_place(args)
         result = _SHAPES.call(func, args, kwargs or {})
-        if in_place:
+        if func in self._on_host:
+            self.hide(result)
+        elif in_place:
             self._hand_over(args[0].untyped_storage(), result.untyped_storage())
         elif isinstance(result, torch.Tensor):
             self._see(result)
@@ -88,9 +100,18 @@ class Recorder(TorchDispatchMode):
         return result
 
     def ptr_of(self, storage_key: int) -> int | None:
-        """The address of the block behind a storage (its ``_cdata``); None for one that was never seen."""
+        """The address of the block behind a storage (its ``_cdata``); None for one that was never seen or is hidden."""
         block = self._blocks.get(storage_key)
-        return None if block is None else block[0]
+        return block[0] if block is not None and block[1] else None
+
+    def hide(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new tensor that is not in the device's memory, but in the host's or managed; returned as it is."""
+        storage = tensor.untyped_storage()
+        ptr, size_bytes = self._blocks.pop(storage._cdata, (0, 0))
+        if size_bytes:
+            self._note(ptr, -size_bytes)
+        self._watch(storage, 0, 0)
+        return tensor
 
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -116,7 +137,8 @@ class Recorder(TorchDispatchMode):
     def _gone(self, ref: weakref.ref[Any]) -> None:
         self._refs.pop(ref.key, None)
         ptr, size_bytes = self._blocks.pop(ref.key)
-        self._note(ptr, -size_bytes)
+        if size_bytes:
+            self._note(ptr, -size_bytes)
 
     def _allocate(self, size_bytes: int) -> int:
         self._num_blocks += 1

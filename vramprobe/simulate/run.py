@@ -5,12 +5,14 @@ In: a cell. Out: a Simulation. Touches no device and computes nothing; a predict
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -18,18 +20,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
 
 from vramprobe import catalog
+from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
-from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
+from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda
 from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
 from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
-from vramprobe.simulate.kernels import CPU_KERNELS, cpu_scratch
+from vramprobe.simulate.kernels import KERNELS, cpu_scratch
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
-from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
-from vramprobe.spec import CellSpec, Optim
+from vramprobe.simulate.recorder import Recorder
+from vramprobe.spec import CellSpec
 from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
@@ -37,8 +41,6 @@ from vramprobe.workload.training import set_up, train_step, watch_stack
 _FEW_LAYERS = 2
 #: torch.get_rng_state() of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 5056
-#: Managed memory of paged optimizers is no tensor that torch allocates; on fake tensors it is not followed yet.
-SUPPORTED_OPTIM = tuple(name for name in get_args(Optim) if not name.startswith("paged_"))
 
 
 class NotSimulated(VramprobeError):
@@ -53,19 +55,23 @@ class Simulation:
     history: History | None  # None for a deep model that was put together from shallow ones
 
 
-def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simulation:
+def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto") -> Simulation:
     """Run the cell on fake tensors. Raises NotSimulated where it is not covered.
 
-    A deep model is made of three shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third
-    and later steps are the second's, which must end where the first ended.
+    ``gpu`` decides which kernels a cuda cell meets; an A100's where none is named. A deep model is made of three
+    shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third and later steps are the
+    second's, which must end where the first ended.
     """
     _check(spec)
-    load_libraries(spec)  # some modules make small tensors as they load; those must be real
-    if spec.quant != "none":
-        import peft.tuners.lora.bnb  # noqa: F401
     began, started_at = time.perf_counter(), datetime.now(UTC)
-    run = _deep(spec) if depth == "auto" else None
-    run = run or _run(spec)
+    chip = None if spec.device == "cpu" else chip_of(gpu)
+    on_cpu = spec.model_copy(update={"device": "cpu"})  # where all fake tensors are; the chip says how they behave
+    with _quiet():
+        load_libraries(spec)  # some modules make small tensors as they load; those must be real
+        if spec.quant != "none":
+            import peft.tuners.lora.bnb  # noqa: F401
+        run = _deep(on_cpu, chip) if depth == "auto" else None
+        run = run or _run(on_cpu, chip)
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
     ledger = ledger_of(observation)
@@ -80,7 +86,7 @@ def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simu
         phases=observation.phases,
         facts=run.facts,
         timing=Timing(total_seconds=time.perf_counter() - began),
-        warnings=["simulated: a prediction on fake tensors, no measurement"],
+        warnings=["simulated: a prediction on fake tensors, no measurement", *remarks_on(run.facts, spec.quant)],
     )
     return Simulation(record, run.history)
 
@@ -94,8 +100,8 @@ class _Run:
     history: History | None
 
 
-def _run(spec: CellSpec) -> _Run:
-    with session(spec) as recorder:
+def _run(spec: CellSpec, chip: Chip | None) -> _Run:
+    with session(spec, chip) as recorder:
         instrument = SimulatedInstrument(recorder)
         work = set_up(spec, instrument)
         instrument.settle()
@@ -106,7 +112,7 @@ def _run(spec: CellSpec) -> _Run:
     return _Run(instrument.finish(), facts, history_of(recorder.events, instrument.marks, instrument.held))
 
 
-def _deep(spec: CellSpec) -> _Run | None:
+def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
     """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
     config = spec.architecture
     num_layers, period = catalog.depth_of(config), _period(config)
@@ -115,7 +121,7 @@ def _deep(spec: CellSpec) -> _Run | None:
     depths = [(_FEW_LAYERS + more) * period for more in range(3)]
     if num_layers <= depths[-1]:
         return None
-    runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)})) for depth in depths]
+    runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)}), chip) for depth in depths]
     times = num_layers // period - _FEW_LAYERS
     try:
         codes = tuple(codes_of(run.history) for run in runs)
@@ -145,14 +151,23 @@ def _period(architecture: dict[str, Any]) -> int | None:
 
 
 def _check(spec: CellSpec) -> None:
-    if spec.device != "cpu":
-        raise NotSimulated(f"device {spec.device} cannot be simulated yet; use device cpu")
-    if spec.optim not in SUPPORTED_OPTIM:
-        raise NotSimulated(f"optim {spec.optim} cannot be simulated; use one of {', '.join(SUPPORTED_OPTIM)}")
     if spec.weights != "random":
         raise NotSimulated("weights pretrained cannot be simulated; use weights random: values do not decide memory")
-    if spec.attn == "flash_attention_2":
-        raise NotSimulated("attn flash_attention_2 cannot be simulated; use sdpa or eager")
+    if spec.emulate_vram is not None:
+        raise NotSimulated("emulate_vram holds a real GPU's memory; leave it out and name the card with --gpu")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What libraries remark about a model that nobody trains is for nobody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _later_steps(phases: list[PhaseMemory], num_steps: int) -> list[PhaseMemory]:
@@ -162,23 +177,36 @@ def _later_steps(phases: list[PhaseMemory], num_steps: int) -> list[PhaseMemory]
 
 
 @contextmanager
-def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder] = Recorder) -> Iterator[Recorder]:
-    """While open, tensors are fake and a Recorder sees them."""
+def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
+    """While open, tensors are fake, a Recorder sees them, and what depends on the device goes as on ``chip``.
+
+    None: as on the CPU. Either way the tensors say that they are on the CPU; ``spec.device`` must.
+    """
     with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
-    recorder = make_recorder(cpu_scratch, CPU_KERNELS | (kernels("cpu") if with_bitsandbytes else {}))
+    own_kernels = KERNELS | (kernels(chip) if with_bitsandbytes else {})
+    if chip is None:
+        recorder, rng_state = Recorder(cpu_scratch, own_kernels), _rng_state
+    else:
+        on_host = frozenset({torch.ops.aten.lift_fresh.default})  # torch.tensor(number), such as an optimizer's step
+        recorder = Recorder(cuda_scratch, own_kernels, chip.blas_workspace_bytes, on_host)
+        state = _rng_state()  # a real tensor: both generators keep their state in the host's memory
+        rng_state = lambda: state  # noqa: E731
     set_autocast_enabled = torch.set_autocast_enabled
 
     def set_and_tell(device: str, enabled: bool) -> None:
         set_autocast_enabled(device, enabled)
         recorder.autocast = torch.is_autocast_enabled("cpu")
+        if chip is not None:  # peft asks without naming a device, which means this one
+            set_autocast_enabled("cuda", recorder.autocast)
 
     with (
         patch.object(masking_utils, "is_tracing", lambda tensor=None: False),  # a cell's masks need no values
         patch.object(torch.utils, "swap_tensors", _set_data),
-        patch.object(torch, "get_rng_state", _rng_state),
+        patch.object(torch, "get_rng_state", rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
         patch.object(torch, "set_autocast_enabled", set_and_tell),
-        bitsandbytes_on_fake_tensors() if with_bitsandbytes else nullcontext(),
+        bitsandbytes_on_fake_tensors(recorder.hide) if with_bitsandbytes else nullcontext(),
+        on_cuda(chip) if chip is not None else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
     ):

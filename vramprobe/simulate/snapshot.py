@@ -1,7 +1,7 @@
 """The allocator's own history, from ``torch.cuda.memory._snapshot()``, as a trace and as the truth to hold it against.
 
-In: the snapshot's dict or its pickle. Out: a History of one device: what stood before the first entry, the trace, and
-the segments that torch took and gave back, in their places. Format: torch/cuda/memory.py (``_snapshot``) and
+In: the snapshot's dict or its pickle. Out: a MemoryHistory of one device: what stood before the first entry, the trace,
+and the segments that torch took and gave back, in their places. Format: torch/cuda/memory.py (``_snapshot``) and
 torch/csrc/cuda/Module.cpp, torch 2.11 to 2.13. Knows no torch.
 """
 
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class History:
+class MemoryHistory:
     """One device's history. Names of blocks are ``(address, how many blocks this address had before)``."""
 
     initial: tuple[SegmentState, ...]
@@ -60,7 +60,7 @@ class History:
     config: AllocatorConfig
 
 
-def read_snapshot(source: Mapping[str, Any] | str | Path, device: int = 0) -> History:
+def read_snapshot(source: Mapping[str, Any] | str | Path, device: int = 0) -> MemoryHistory:
     """Read a snapshot, or a file that ``torch.cuda.memory._dump_snapshot`` wrote; open only pickles you trust.
 
     Raises VramprobeError for what is no snapshot, a history that lost its beginning, and private pools.
@@ -78,7 +78,7 @@ def read_snapshot(source: Mapping[str, Any] | str | Path, device: int = 0) -> Hi
         if pool != (0, 0):
             raise VramprobeError(f"the snapshot has the private pool {pool}: CUDA graphs and pools are not modelled")
     config = parse_alloc_conf(source.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF") or "")
-    return History(_before(trace, segments, config), _entries(trace), config)
+    return MemoryHistory(_before(trace, segments, config), _entries(trace), config)
 
 
 def _entries(trace: list[Mapping[str, Any]]) -> tuple[Entry, ...]:

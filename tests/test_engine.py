@@ -1,0 +1,139 @@
+"""The trace engine: predictions by simulation, where there is no arithmetic and wherever they are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import TINY_LLAMA, make_spec
+
+from vramprobe import api, store
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.card import card_named
+from vramprobe.display import plan_in_words
+from vramprobe.errors import SpecError
+from vramprobe.fit import fit
+from vramprobe.memory_model import Spread
+from vramprobe.plan import make_plan
+from vramprobe.predict import Prediction, predict, verdict
+from vramprobe.resume import ResumedCell
+from vramprobe.simulate import engine
+from vramprobe.simulate.run import simulate
+from vramprobe.spec import CellSpec
+
+RESULTS = Path(__file__).parent.parent / "results" / "cpu" / "quickstart"
+MIXTRAL = TINY_LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def spec_of(architecture: dict[str, Any], **options: Any) -> CellSpec:
+    return CellSpec(**(make_spec(device="cuda", **options).model_dump() | {"architecture": architecture}))
+
+
+def resumed_cells(*specs: CellSpec, action: str = "run") -> list[ResumedCell]:
+    return [ResumedCell(spec=spec, action=action, reason="new", record=None, num_ok=0) for spec in specs]
+
+
+def test_a_prediction_is_the_simulated_record_with_an_interval() -> None:
+    spec = spec_of(MIXTRAL)
+    record, found = simulate(spec).record, engine.predict(spec)
+    assert found.engine == "trace"
+    assert found.peak_allocated_bytes.value == record.peak.allocated_bytes
+    assert found.peak_allocated_bytes.low < found.peak_allocated_bytes.value < found.peak_allocated_bytes.high
+    assert (found.peak_phase, found.cell_id) == (record.peak.phase, spec.cell_id)
+    assert sum(found.terms.values()) + found.constant_bytes == found.peak_allocated_bytes.value
+    assert {"weights", "saved_activations", "temporaries"} <= set(found.terms)
+    assert verdict(found, card_named("RTX-4090")).verdict == "fits"
+
+
+def test_both_engines_agree_where_both_can() -> None:
+    """Within 1 %: the arithmetic knows neither workspaces (taken off here) nor rounding nor kernels' scratch."""
+    spec = spec_of(TINY_LLAMA | {"hidden_size": 512, "intermediate_size": 1536}, batch_size=4, seq_len=512)
+    traced = engine.predict(spec)
+    assert traced.peak_allocated_bytes.value - 2 * 8_519_680 == pytest.approx(
+        predict(spec).peak_allocated_bytes.value, rel=0.01
+    )
+
+
+def test_what_the_card_and_the_weights_are_does_not_matter() -> None:
+    plain = engine.predict(spec_of(MIXTRAL))
+    emulated = engine.predict(spec_of(MIXTRAL, emulate_vram="24GiB"))
+    assert emulated.peak_allocated_bytes == plain.peak_allocated_bytes
+
+
+def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:
+    nonsense = spec_of(TINY_LLAMA | {"model_type": "no-such-model"})
+    specs = [spec_of(MIXTRAL), nonsense, spec_of(MIXTRAL, seq_len=32), spec_of(MIXTRAL, seq_len=64)]
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    first, second, third, last = engine.predict_many(specs, stop)
+    assert isinstance(first, Prediction)
+    assert isinstance(second, str)
+    assert "no-such-model" in second
+    assert isinstance(third, Prediction)
+    assert third.cell_id == specs[2].cell_id
+    assert last == "not simulated: stopped before its turn"
+    assert engine.predict_many([]) == []
+
+
+def test_a_plan_asks_for_what_has_no_arithmetic_only() -> None:
+    llama, mixtral, refused = spec_of(TINY_LLAMA), spec_of(MIXTRAL), spec_of(MIXTRAL, seq_len=64)
+    asked: list[CellSpec] = []
+
+    def trace(specs: Sequence[CellSpec], stop: Callable[[], bool]) -> list[Prediction | str]:
+        asked.extend(specs)
+        return [predict(llama).model_copy(update={"engine": "trace"}), "it exploded"]
+
+    plan = make_plan(resumed_cells(llama, mixtral, refused), card=card_named("RTX-4090"), trace=trace)
+    rows = {row.spec.fingerprint: row for row in plan.rows}
+    assert asked == [mixtral, refused]
+    assert rows[llama.fingerprint].prediction.engine == "formula"
+    assert rows[mixtral.fingerprint].verdict == "fits"
+    assert (rows[refused.fingerprint].verdict, rows[refused.fingerprint].note) == ("unknown", "it exploded")
+    assert "(1 cell by simulation)" in plan_in_words(plan)
+
+
+def test_what_is_kept_is_not_simulated() -> None:
+    make_plan(resumed_cells(spec_of(MIXTRAL), action="kept"), card=None, trace=lambda specs, stop: pytest.fail("asked"))
+
+
+WORDS = {"method": "lora", "batch_size": 1, "seq_len": 16, "num_layers": 2}
+
+
+def test_the_engine_is_chosen_by_the_user_or_by_the_architecture(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MIXTRAL))
+    words = WORDS | {"model": str(config)}
+    assert api.predict(**words).engine == "trace"
+    assert api.predict(**words, engine="trace", device="cpu").engine == "trace"
+    with pytest.raises(UnsupportedArchitecture, match="mixtral"):
+        api.predict(**words, engine="formula")
+    config.write_text(json.dumps(TINY_LLAMA))
+    assert api.predict(**words).engine == "formula"
+    assert api.predict(**words, engine="trace").engine == "trace"
+    with pytest.raises(SpecError, match="engine: 'crystal ball' given; allowed: auto, formula, trace"):
+        api.predict(**words, engine="crystal ball")
+
+
+def test_the_kernels_are_those_of_the_gpu() -> None:
+    words = WORDS | {"model": "smollm2-135m", "engine": "trace", "seq_len": 64}
+    a100, h100 = (api.predict(**words, gpu=gpu).peak_allocated_bytes.value for gpu in ("A100-80GB", "H100-SXM"))
+    assert h100 - a100 > 2 * 23 * 2**20  # cuBLAS workspaces of 32 MiB, not 8.125
+
+
+def test_a_fit_adds_what_it_knows_beyond_the_allocator() -> None:
+    gap = {"device": "cuda", "device_over_reserved_bytes": Spread(value=500, low=400, high=600)}
+    model = fit(store.read(RESULTS).records).model_copy(update=gap)
+    spec = spec_of(MIXTRAL)
+    record = simulate(spec).record
+    record = record.model_copy(update={"peak": record.peak.model_copy(update={"reserved_bytes": 1_000_000})})
+    found = engine.prediction_of(record, spec, model)
+    assert found.reserved_bytes.value == 1_000_000
+    assert found.device_bytes.value == 1_000_500
+    assert engine.prediction_of(record, spec).device_bytes is None

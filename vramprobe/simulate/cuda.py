@@ -1,0 +1,287 @@
+"""CUDA's view: what a GPU runs and allocates otherwise than the CPU, in one place, each with its source.
+
+In: the chip. Out: a context in which fake CPU tensors go the way of CUDA tensors. Paths are of pytorch's sources unless
+they name another package. None of it was measured on a GPU yet: each is a claim that ``against_snapshot`` can test.
+Left out: cuDNN's own workspace (taken to be what flash's backward needs), split-K attention of few heads, and the
+second 16-bit copy of an int8 weight while it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+from torch.nn import functional
+from torch.optim import adagrad, adam, rmsprop, sgd
+
+from vramprobe.catalog import Gpu
+
+_aten = torch.ops.aten
+_MIB = 2**20
+
+# -- the chip ----------------------------------------------------------------------------------------------------------
+
+#: Streaming multiprocessors by compute capability: bitsandbytes asks for them where it chooses a 4-bit kernel.
+_NUM_SMS = {(7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 132, (10, 0): 148, (10, 3): 148, (12, 0): 170}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What torch and bitsandbytes ask of a GPU before they choose a kernel."""
+
+    major: int = 8
+    minor: int = 0
+
+    @property
+    def num_sms(self) -> int:
+        """Streaming multiprocessors."""
+        return _NUM_SMS.get((self.major, self.minor), 108)
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``."""
+        return 32 * _MIB if self.major >= 9 else 8 * _MIB + 128 * 1024
+
+    @property
+    def prefers_cudnn(self) -> bool:
+        """transformers/cuda/sdp_utils.cpp, ``check_prefer_cudnn_attention``, with cuDNN 9.15 or newer."""
+        return self.major in (9, 10) and self.minor in (0, 3)
+
+
+def chip_of(gpu: Gpu | None) -> Chip:
+    """The catalog's GPU; an A100 where none is named."""
+    if gpu is None:
+        return Chip()
+    major, minor = gpu.compute_capability.split(".")
+    return Chip(int(major), int(minor))
+
+
+# -- the context -------------------------------------------------------------------------------------------------------
+
+#: Multi-tensor optimizers, whose default is ``foreach`` on CUDA (torch/optim/optimizer.py).
+_FOREACH = (adagrad, adam, rmsprop, sgd)
+
+
+@contextmanager
+def on_cuda(chip: Chip) -> Iterator[None]:
+    """While open, torch's functions choose as on ``chip``, autocast casts as CUDA's, and flash-attn is there."""
+    with ExitStack() as stack:
+        for module in _FOREACH:
+            stack.enter_context(patch.object(module, "_default_to_fused_or_foreach", lambda *args, **kw: (False, True)))
+        stack.enter_context(patch.object(functional, "scaled_dot_product_attention", _attention_of(chip)))
+        stack.enter_context(patch.object(functional, "dropout", _dropout))
+        stack.enter_context(_cuda_autocast())
+        stack.enter_context(_flash_attn())
+        yield
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """One fused kernel with a mask of one byte an element (aten/src/ATen/native/Dropout.cpp)."""
+    if not training or not 0 < p < 1:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+# -- autocast ----------------------------------------------------------------------------------------------------------
+
+#: Run in fp32 under CUDA's autocast but not under the CPU's (aten/src/ATen/autocast_mode.h, ``AT_FORALL_FP32``).
+_FP32 = ("exp", "log", "reciprocal", "rsqrt", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
+         "layer_norm", "native_layer_norm", "group_norm", "logsumexp", "renorm")  # fmt: skip
+#: The same, where no result's dtype was asked for (``AT_FORALL_FP32_SET_OPT_DTYPE``).
+_FP32_UNLESS_TOLD = ("softmax.int", "log_softmax.int", "cumsum", "sum", "sum.dim_IntList")
+
+
+@contextmanager
+def _cuda_autocast() -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name in (*_FP32, *_FP32_UNLESS_TOLD):
+            library.impl(name, _in_fp32(name, unless_told=name in _FP32_UNLESS_TOLD), "AutocastCPU")
+        yield
+    finally:
+        library._destroy()
+
+
+def _in_fp32(name: str, *, unless_told: bool) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(_aten, packet), overload or "default")
+    positions = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return operator(*[value.float() if _is_16_bit(value) else value for value in args], **kwargs)
+
+    def tell(*args: Any, **kwargs: Any) -> Any:
+        kwargs = dict(zip(positions, args, strict=False)) | kwargs
+        if kwargs.get("dtype") is None and _is_16_bit(args[0]):
+            kwargs["dtype"] = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return operator(kwargs.pop("self"), **kwargs)
+
+    return tell if unless_told else cast
+
+
+def _is_16_bit(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+Backend = Literal["cudnn", "flash", "efficient", "math"]
+
+
+def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
+    def attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """aten/src/ATen/native/transformers/attention.cpp, ``scaled_dot_product_attention``."""
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        match backend(chip, query, key, value, attn_mask):
+            case "cudnn":
+                bias = None if attn_mask is None else _bias_of(attn_mask, query)
+                return _aten._scaled_dot_product_cudnn_attention(
+                    query, key, value, bias, True, dropout_p, is_causal, scale=scale
+                )[0]
+            case "flash":
+                return _flash(query, key, value, dropout_p, is_causal, scale)
+            case "efficient":
+                bias = None if attn_mask is None else _bias_of(attn_mask, query)
+                return _aten._scaled_dot_product_efficient_attention(
+                    query, key, value, bias, True, dropout_p, is_causal, scale=scale
+                )[0]
+            case _:
+                return _aten._scaled_dot_product_attention_math(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                )[0]
+
+    return attention
+
+
+def backend(
+    chip: Chip, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> Backend:
+    """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp)."""
+    size, is_16_bit = query.shape[-1], _is_16_bit(query) and chip.major >= 8
+    same_size = size == key.shape[-1] == value.shape[-1]
+    is_for_cudnn = size % 8 == 0 and size <= (256 if chip.major == 9 else 128) and key.shape[-2] > 1
+    if chip.prefers_cudnn and is_16_bit and same_size and is_for_cudnn:
+        return "cudnn"
+    narrow = (chip.major, chip.minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and 192 < size <= 224
+    if is_16_bit and mask is None and same_size and size <= 256 and not narrow:
+        return "flash"
+    if query.shape[-3] == key.shape[-3] and size % (8 if _is_16_bit(query) else 4) == 0 and value.shape[-1] % 4 == 0:
+        return "efficient"
+    return "math"
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    """Flash with heads padded to a multiple of 8 (attention.cpp, ``pad_last_dim``)."""
+    size = query.shape[-1]
+    missing = -size % 8
+    if missing:
+        query, key, value = (functional.pad(tensor, [0, missing]) for tensor in (query, key, value))
+    out = _aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout, is_causal, False, scale=size**-0.5 if scale is None else scale
+    )[0]
+    return out[..., :size] if missing else out
+
+
+def _bias_of(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """A mask as it is added: in the query's dtype, rows padded to 16 elements, one for all heads (attention.cpp)."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    if missing := -mask.shape[-1] % 16:
+        mask = functional.pad(mask, [0, missing])[..., : mask.shape[-1]]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
+
+
+@contextmanager
+def _flash_attn() -> Iterator[None]:
+    """The flash-attn package for transformers: its kernels are torch's, but take tokens before heads."""
+    from transformers import modeling_flash_attention_utils as utils
+    from transformers import modeling_utils
+
+    def flash_attn_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0, deterministic: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+        return _flash(*heads_first, dropout_p, causal, softmax_scale).transpose(1, 2)
+
+    def padded(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a cell has no padding")
+
+    functions = (flash_attn_func, flash_attn_func, None, padded, padded)
+    with (
+        patch.object(modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", lambda self, *args, **kwargs: True),
+        patch.object(utils, "_lazy_imports", lambda *args, **kwargs: functions),
+        patch.object(utils, "_loaded_implementation", None),
+        patch.object(utils, "_is_packed_sequence", lambda *args: False),
+    ):
+        yield
+
+
+# -- what kernels take and give back -----------------------------------------------------------------------------------
+
+#: Embedding gradients of more tokens than this are summed by sorting (aten/src/ATen/native/cuda/Embedding.cu).
+_MAX_UNSORTED_TOKENS = 3072
+#: EmbeddingBackwardKernel.cu, ``NROWS_PER_THREAD``.
+_ROWS_PER_THREAD = 10
+
+
+def cuda_scratch(func: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    """Sizes in bytes of what a CUDA kernel allocates and frees within one call."""
+    rule = _SCRATCH.get(func)
+    return rule(args) if rule else []
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _flash_backward(args: tuple[Any, ...]) -> list[int]:
+    """transformers/cuda/flash_attn/flash_api.cpp, ``mha_bwd``: an fp32 dQ, row sums, and dK, dV per query head."""
+    batch, heads, length, size = args[1].shape
+    rows = batch * heads * _round_up(length, 128)
+    taken = [4 * rows * _round_up(size, 32), 4 * rows]
+    key_heads, key_length = args[2].shape[1:3]
+    if key_heads != heads:
+        taken += [args[2].dtype.itemsize * batch * key_length * heads * size] * 2
+    return taken
+
+
+def _efficient_backward(args: tuple[Any, ...]) -> list[int]:
+    """mem_eff_attention/kernel_backward.h: row sums, and an fp32 dQ where the gradient itself has 16 bits."""
+    batch, heads, length, size = args[1].shape
+    taken = [4 * batch * heads * length]
+    if _is_16_bit(args[1]):
+        taken.append(4 * batch * heads * _round_up(length, 64) * _round_up(size, 64))
+    return taken
+
+
+def _embedding_backward(args: tuple[Any, ...]) -> list[int]:
+    """Embedding.cu and EmbeddingBackwardKernel.cu: the sorted tokens, and partial sums of rows in fp32."""
+    gradient, indices, num_weights = args[:3]
+    num_tokens, width = indices.numel(), gradient.shape[-1]
+    if num_tokens <= _MAX_UNSORTED_TOKENS:
+        return []
+    num_parts = -(-num_tokens // _ROWS_PER_THREAD) + min(num_tokens, num_weights)
+    return [8 * num_tokens] * 4 + [4 * num_parts * width]
+
+
+_SCRATCH: dict[Any, Callable[[tuple[Any, ...]], list[int]]] = {
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _aten.embedding_dense_backward.default: _embedding_backward,
+}

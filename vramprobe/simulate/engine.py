@@ -1,0 +1,113 @@
+"""The trace engine: a spec → its Prediction by simulation, for any architecture; seconds where arithmetic takes none.
+
+In: cells, the GPU, a fit for what lies beyond the allocator. Out: Predictions with an interval each. It loads torch,
+but only once it is called; many cells go to processes of their own, so that a plan's process never loads it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+
+from vramprobe.catalog import Gpu
+from vramprobe.errors import VramprobeError
+from vramprobe.memory_model import MemoryModel
+from vramprobe.predict import Interval, Prediction
+from vramprobe.record import RunRecord
+from vramprobe.spec import CellSpec
+
+#: (low, high) of measured / simulated. CPU: far beyond the worst phase of 210 cells (benchmarks/simulate_cpu.csv).
+#: CUDA: the admissible rows of others' measurements (benchmarks/published.csv), until a GPU has been measured.
+ALLOCATED_SPREAD = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.06)}
+#: The replay of the caching allocator has not been held against a real one's snapshot yet.
+RESERVED_SPREAD = (0.95, 1.08)
+_MAX_PROCESSES = 4
+_MANY_CELLS = 3  # from so many on, a process more costs less (5 s of imports) than it saves
+
+
+def predict(spec: CellSpec, *, gpu: Gpu | None = None, model: MemoryModel | None = None) -> Prediction:
+    """The peaks of ``spec`` by simulation. Raises VramprobeError where the libraries cannot build or run the cell.
+
+    Weights are taken as random and the card as a real one: neither decides memory. Of ``model`` only what it knows of
+    the device beyond the allocator is used; its coefficients are the formula engine's.
+    """
+    from vramprobe.simulate.run import simulate  # loads torch
+
+    record = simulate(spec.model_copy(update={"weights": "random", "emulate_vram": None}), gpu=gpu).record
+    if record.peak is None or record.outcome.kind != "ok":
+        raise VramprobeError(f"{spec.cell_id} could not be simulated: {record.outcome}")
+    return prediction_of(record, spec, model)
+
+
+def prediction_of(record: RunRecord, spec: CellSpec, model: MemoryModel | None = None) -> Prediction:
+    """A simulated record as a Prediction."""
+    peak = record.peak
+    assert peak is not None
+    allocated = _interval(peak.allocated_bytes, *ALLOCATED_SPREAD[spec.device])
+    reserved = None if peak.reserved_bytes is None else _interval(peak.reserved_bytes, *RESERVED_SPREAD)
+    gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
+    device = None
+    if reserved is not None and gap is not None:
+        device = Interval(
+            value=reserved.value + round(gap.value), low=reserved.low + round(gap.low),
+            high=reserved.high + round(gap.high),
+        )  # fmt: skip
+    alive = record.ledger.at_peak if record.ledger else None
+    terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items()} if alive else {}
+    return Prediction(
+        cell_id=spec.cell_id, engine="trace", peak_allocated_bytes=allocated, peak_phase=peak.phase,
+        peak_label=f"{peak.phase} of step {peak.step}", terms=terms,
+        constant_bytes=peak.allocated_bytes - sum(terms.values()),
+        reserved_bytes=reserved, device_bytes=device,
+        warnings=["no fit's coefficients are used", *record.warnings],
+    )  # fmt: skip
+
+
+def _interval(value: int, low: float, high: float) -> Interval:
+    return Interval(value=value, low=round(value * low), high=round(value * high))
+
+
+def predict_many(
+    specs: Sequence[CellSpec],
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    gpu: Gpu | None = None,
+    model: MemoryModel | None = None,
+) -> list[Prediction | str]:
+    """One for each spec, in order; text where there is none, and why. In processes of their own, several for many.
+
+    ``stop`` is asked between predictions; once it says yes, the rest is not predicted.
+    """
+    found: list[Prediction | str] = []
+    if not specs:
+        return found
+    num_processes = min(_MAX_PROCESSES, os.cpu_count() or 1, -(-len(specs) // _MANY_CELLS))
+    pool = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"), initializer=_start)
+    try:
+        for outcome in pool.map(partial(_predict, gpu=gpu, model=model), specs):
+            found.append(outcome)
+            if stop():
+                break
+    except BrokenProcessPool as error:
+        return [*found, *[f"the simulation's process died: {error}"] * (len(specs) - len(found))]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return [*found, *["not simulated: stopped before its turn"] * (len(specs) - len(found))]
+
+
+def _start() -> None:
+    """One thread a process, since fake tensors compute nothing; a Ctrl-C is for whoever asked."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _predict(spec: CellSpec, gpu: Gpu | None, model: MemoryModel | None) -> Prediction | str:
+    try:
+        return predict(spec, gpu=gpu, model=model)
+    except Exception as error:  # whatever a library says of this architecture; the plan goes on without it
+        return str(error) if isinstance(error, VramprobeError) else f"{type(error).__name__}: {error}"[:300]

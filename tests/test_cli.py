@@ -91,6 +91,7 @@ def test_simulate_says_that_nothing_was_measured(tmp_path: Path) -> None:
     for word in ("predicted, not measured", "weights", "saved_activations", "█", "allocated, in", "optimizer_step"):
         assert word in done.stdout
     assert "instrument" not in done.stdout
+    assert f"timeline written to {page}\n" in done.stdout
     assert re.fullmatch(r"simulated in \S+ s\n", done.stderr)  # apart: what a cell takes is the same each time
     (record,) = store.read(journal).records
     assert (record.outcome.kind, record.instrument) == ("ok", "simulated")

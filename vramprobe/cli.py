@@ -206,7 +206,7 @@ def simulate(
     elif json_output:
         print(record.to_json_line())
     else:
-        display.print_simulation(record, judged)
+        display.print_simulation(record, judged, timeline)
     raise typer.Exit(0 if ended else 1)
 
 

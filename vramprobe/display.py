@@ -95,14 +95,16 @@ def print_record(record: RunRecord) -> None:
     console.print()
 
 
-def print_simulation(record: RunRecord, verdict: Verdict | None) -> None:
-    """A simulated record, its warnings, and the verdict for a GPU; how long it took goes to stderr."""
+def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path | None = None) -> None:
+    """A simulated record, its warnings, the verdict for a GPU, a timeline's place; how long it took is for stderr."""
     print_record(record)
     console = Console(highlight=False)
     for warning in record.warnings:
         if not warning.startswith("simulated:"):  # said in the first line
             console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     _print_verdict(console, verdict)
+    if timeline is not None:
+        console.print(f"timeline written to {escape(str(timeline))}", soft_wrap=True)
     if record.timing is not None:
         told = f"simulated in {format_seconds(record.timing.total_seconds)}"
         Console(stderr=True, highlight=False).print(told, style="dim")

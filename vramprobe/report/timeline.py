@@ -26,6 +26,7 @@ MAX_COLUMNS = 1500
 #: From the bottom: what stands between two steps, then what comes and goes.
 STACK = ("weights", "optimizer_state", "batch", "other", "gradients", "saved_activations", "temporaries")
 _NUM_LARGEST = 5
+_HEADROOM = 1.05
 _MIN_SHARE = 0.07  # of the width for each phase, so that an optimizer's step of two events can be seen and named
 
 
@@ -87,6 +88,11 @@ class Timeline:
     def peak_bytes(self) -> int:
         """The highest moment of the step."""
         return int(self.total_bytes.max())
+
+    @property
+    def scale_bytes(self) -> float:
+        """The end of the scale: a little above the highest amount, reserved memory with it."""
+        return _HEADROOM * max([self.peak_bytes, *(phase.reserved_peak_bytes or 0 for phase in self.phases)])
 
     def boundaries(self) -> list[tuple[int, int]]:
         """Where a phase follows another: its first column, and the bytes that are alive on both sides."""

@@ -16,7 +16,6 @@ from vramprobe.report.timeline import Span, Timeline
 from vramprobe.units import format_bytes, unit_of
 
 _SIZE = 10_000  # of the drawing, both ways; it is stretched to the page
-_HEADROOM = 1.05  # the scale's end over the highest amount
 _MEANING = {
     "weights": "parameters, buffers, quantisation state",
     "optimizer_state": "from the first optimizer step on",
@@ -40,8 +39,7 @@ def page(timeline: Timeline) -> str:
     """The whole page; the same bytes each time."""
     peak, column = timeline.peak_bytes, timeline.peak_column
     unit, unit_bytes = unit_of(peak)
-    scale = _HEADROOM * max([peak, *(phase.reserved_peak_bytes or 0 for phase in timeline.phases)])
-    words = _Words(timeline)
+    scale, words = timeline.scale_bytes, _Words(timeline)
     fields = {
         "title": escape(timeline.record.cell_id),
         "summary": escape(_summary(timeline)),

@@ -49,7 +49,7 @@ def _draw(figure: Any, axes: Any, timeline: Timeline) -> None:
 
     peak, column = timeline.peak_bytes, timeline.peak_column
     unit, unit_bytes = unit_of(peak)
-    scale = 1.05 * max([peak, *(phase.reserved_peak_bytes or 0 for phase in timeline.phases)])
+    scale = timeline.scale_bytes
     tops = timeline.live_bytes.cumsum(axis=1) / unit_bytes
     handles = []
     for index, cause in enumerate(timeline.causes):

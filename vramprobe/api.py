@@ -1,6 +1,6 @@
-"""One call per stage: doctor, measure, simulate, plan, run, check, fit, predict, report.
+"""One call per stage, from doctor to report. The command line calls nothing else.
 
-The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
+A cell is named by the words of :func:`vramprobe.spec.option_names`:
 ``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
 in the worker's process only, simulating in this one.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from vramprobe.errors import SpecError, StoreError, VramprobeError
 if TYPE_CHECKING:
     from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
+    from vramprobe.evaluate import Evaluation, LeaveOut
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
@@ -299,6 +301,34 @@ def predict(
     from vramprobe.simulate import engine as trace  # loads torch
 
     return trace.predict(spec, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
+
+
+def evaluate(
+    results: str | Path,
+    *,
+    hold_out: str | None = None,
+    leave_out: LeaveOut | None = None,
+    fit: str | Path | MemoryModel | None = None,
+    out: str | Path | None = None,
+) -> Evaluation:
+    """How far predictions are from the records under ``results`` that their fit has not seen; a page of it in ``out``.
+
+    ``hold_out`` is a condition such as ``params>3e9``; ``leave_out`` takes each model, family or length out in turn;
+    ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out.
+    """
+    from vramprobe.evaluate import evaluate as evaluate_records
+
+    found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=_model(fit))
+    if out is not None:
+        from vramprobe.report import write_files
+        from vramprobe.report.evaluation import evaluation_page
+
+        words = ["vramprobe", "evaluate", str(results), "-o", str(out)]
+        words += ["--hold-out", hold_out] if hold_out else []
+        words += ["--leave-out", leave_out] if leave_out else []
+        words += ["--fit", str(fit) if isinstance(fit, str | Path) else "FIT.json"] if fit is not None else []
+        write_files(Path(out), evaluation_page(found, shlex.join(words)))
+    return found
 
 
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:

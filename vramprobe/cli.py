@@ -356,6 +356,25 @@ def predict(
 
 
 @app.command()
+def evaluate(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    hold_out: Annotated[
+        str | None, typer.Option(help="Fit without these and predict them: params>3e9, method==qlora and tokens>4096.")
+    ] = None,
+    leave_out: Annotated[str | None, typer.Option(help="model | family | length: leave each out in turn.")] = None,
+    fit: Annotated[Path | None, typer.Option("--fit", help="Judge this fit by what it has not seen.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write tables and a plot into this folder.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Show how far predictions are from measurements that their fit has not seen."""
+    found = api.evaluate(results, hold_out=hold_out, leave_out=leave_out, fit=fit, out=out)
+    if json_output:
+        _print_json(display.evaluation_as_json(found))
+    else:
+        display.print_evaluation(found)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables and the plot.")] = Path("out/report"),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vramprobe.check import CheckReport, Finding
+    from vramprobe.evaluate import Evaluation
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Plan, Row
@@ -133,6 +134,44 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
 def _print_verdict(console: Console, verdict: Verdict | None) -> None:
     if verdict is not None:
         console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})", soft_wrap=True)
+
+
+def print_evaluation(found: Evaluation) -> None:
+    """Errors by group, verdicts by GPU where one of them can fail, and what says nothing."""
+    from vramprobe.report.evaluation import CARD_COLUMNS, SUMMARY_COLUMNS, remarks
+
+    console = Console(highlight=False)
+    for columns, rows in ((SUMMARY_COLUMNS, found.summaries), (CARD_COLUMNS, found.cards)):
+        if rows:
+            table = Table(box=None, pad_edge=False)
+            for column in columns:
+                table.add_column(column.heading, justify="right" if column.is_number else "left")
+            for row in rows:
+                values = [(column, column.value(row)) for column in columns]
+                table.add_row(*("–" if value is None else column.text(value) for column, value in values))
+            console.print(table)
+    for line in remarks(found):
+        console.print(escape(line), soft_wrap=True)
+
+
+def evaluation_as_json(found: Evaluation) -> dict[str, Any]:
+    """Everything, for machines: errors and coverage are shares of one, sizes are bytes."""
+    return {
+        "folds": list(found.folds),
+        "summaries": [vars(one) for one in found.summaries],
+        "gpus": [vars(one) for one in found.cards],
+        "records": [
+            {
+                "fingerprint": score.record.fingerprint, "cell_id": score.record.cell_id, "fold": score.fold,
+                "tier": score.tier, "measured_bytes": score.measured_bytes, "predicted_bytes": score.predicted.value,
+                "low_bytes": score.predicted.low, "high_bytes": score.predicted.high, "error": score.error,
+                "is_extrapolated": score.is_extrapolated,
+            }
+            for score in found.scores
+        ],
+        "num_lower_bounds": found.num_lower_bounds, "num_below_bound": found.num_below_bound,
+        "left_out": found.left_out,
+    }  # fmt: skip
 
 
 def print_check(report: CheckReport) -> None:

@@ -47,11 +47,15 @@ def report(
     files: dict[str, bytes] = pages.measured(cells, footer) | pages.by_term(cells, footer)
     if any(cell.error_percent is not None for cell in cells):
         files |= plot.predicted_against_measured(cells)
-    out_dir = Path(out_dir)
+    return write_files(Path(out_dir), files)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    """Write file name → content into ``folder``, made where it is missing. Raises StoreError where that fails."""
     try:
-        out_dir.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (out_dir / name).write_bytes(content)
+            (folder / name).write_bytes(content)
     except OSError as error:
-        raise StoreError(f"cannot write the report to {out_dir}: {error.strerror}; choose another folder") from error
-    return [out_dir / name for name in files]
+        raise StoreError(f"cannot write the report to {folder}: {error.strerror}; choose another folder") from error
+    return [folder / name for name in files]

@@ -1,0 +1,233 @@
+"""Evaluation: what is held out, the scores, the verdicts, and the errors that say what to do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_oom, make_record, make_spec
+from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+from typer.testing import CliRunner
+
+from vramprobe import api, store
+from vramprobe.cli import app
+from vramprobe.condition import parse_condition
+from vramprobe.errors import FitError, IncomparableRecords, SpecError, VramprobeError
+from vramprobe.evaluate import evaluate
+from vramprobe.fit import fit
+from vramprobe.record import RunRecord
+from vramprobe.report.evaluation import evaluation_page
+from vramprobe.units import GIB
+
+RESULTS = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+
+
+@pytest.fixture(scope="module")
+def records() -> list[RunRecord]:
+    return store.read(RESULTS).records
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("params>3e9", True), ("params > 9B", False), ("params<=8.1b", True), ("seq_len==512", True),
+        ("tokens>=1K", True), ("tokens<1024", False), ("method==lora", True), ("method!=lora", False),
+        ("method==full,lora", True), ("family==llama and seq_len<1000", True),
+        ("family==llama and seq_len>1000", False), ("gradient_checkpointing==True", True), ("lora_r>8", True),
+        ("model==llama-3.1-8b", True), ("batch_size!=2", False),
+    ],
+)  # fmt: skip
+def test_conditions(text: str, expected: bool) -> None:
+    spec = make_spec(model="llama-3.1-8b", method="lora", batch_size=2, seq_len=512, gradient_checkpointing=True)
+    assert parse_condition(text)(spec) is expected
+
+
+def test_a_rank_is_compared_where_there_is_one() -> None:
+    assert not parse_condition("lora_r>0")(make_spec(method="full"))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("params", "NAME OPERATOR VALUE"), ("", "NAME OPERATOR VALUE"), ("prams>3", "Nearest: params"),
+        ("method>lora", "takes == or !="), ("params>many", "3e9 or 160M"), ("params>1.2.3", "3e9 or 160M"),
+        ("__import__('os')==1", "NAME OPERATOR VALUE"),
+    ],
+)  # fmt: skip
+def test_conditions_that_make_no_sense_say_what_does(text: str, word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        parse_condition(text)
+
+
+# -- folds -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_sweep_held_out_is_held_out(records: list[RunRecord]) -> None:
+    found = evaluate(records)
+    assert {score.record.fingerprint for score in found.scores} == {
+        record.fingerprint for record in records if record.held_out
+    }
+    assert found.summaries[0].num_records == 7
+    assert found.summaries[0].worst_absolute < 1e-4
+
+
+def test_a_condition_holds_out_by_itself(records: list[RunRecord]) -> None:
+    """The sweep's own marks do not count: SmolLM2-360M is fitted when only lengths above 100 are held out."""
+    found = evaluate(records, hold_out="model==pythia-70m")
+    assert {score.record.spec.model for score in found.scores} == {"pythia-70m"}
+    assert found.folds == ("model==pythia-70m",)
+
+
+@pytest.mark.parametrize(("leave_out", "num_folds"), [("model", 7), ("family", 5), ("length", 2)])
+def test_each_is_left_out_in_turn(leave_out: Any, num_folds: int, records: list[RunRecord]) -> None:
+    found = evaluate(records, leave_out=leave_out)
+    assert len(found.folds) == num_folds
+    assert sorted(score.record.fingerprint for score in found.scores) == sorted(
+        record.fingerprint for record in store.latest_by_fingerprint(records).values()
+    )
+
+
+def test_a_given_fit_is_judged_by_what_it_has_not_seen(records: list[RunRecord]) -> None:
+    some = [record for record in records if record.spec.model != "gpt2" and not record.held_out]
+    found = evaluate(records, model=fit(some))
+    assert "gpt2" in {score.record.spec.model for score in found.scores}
+    assert not {score.record.fingerprint for score in found.scores} & {record.fingerprint for record in some}
+
+
+def test_a_fold_never_sees_what_it_is_judged_by() -> None:
+    """A record made absurd is badly predicted when it is held out, and spoils nothing but its own score."""
+    synthetics = [synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()]
+    victim = synthetics[3]
+    doubled = victim.peak.model_copy(update={"allocated_bytes": 2 * victim.peak.allocated_bytes})
+    synthetics[3] = victim.model_copy(update={"peak": doubled})
+    others = {record.spec.model for record in synthetics} - {victim.spec.model}
+    found = evaluate(synthetics, hold_out=f"model=={victim.spec.model_label}")
+    errors = {score.record.fingerprint: score.error for score in found.scores}
+    assert errors[victim.fingerprint] == pytest.approx(-0.5, abs=0.01)
+    assert others
+    assert all(abs(error) < 0.01 for name, error in errors.items() if name != victim.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"hold_out": "params>1e12"}, "nothing is held out"),
+        ({"hold_out": "params>0"}, "needs at least"),
+        ({"hold_out": "params>1", "leave_out": "model"}, "not several"),
+    ],
+)
+def test_splits_that_leave_nothing_say_so(options: dict[str, Any], word: str, records: list[RunRecord]) -> None:
+    with pytest.raises(VramprobeError, match=word):
+        evaluate(records, **options)
+
+
+def test_one_model_cannot_be_left_out(records: list[RunRecord]) -> None:
+    with pytest.raises(FitError, match="every record is of one model"):
+        evaluate([record for record in records if record.spec.model == "gpt2"], leave_out="model")
+
+
+def test_a_fit_that_has_seen_everything_cannot_be_judged(records: list[RunRecord]) -> None:
+    seen = [record for record in records if not record.held_out]
+    with pytest.raises(FitError, match="seen every record"):
+        evaluate(seen, model=fit(seen))
+
+
+def test_records_of_two_devices_are_not_mixed(records: list[RunRecord]) -> None:
+    other = records[0].model_copy(
+        update={"environment": records[0].environment.model_copy(update={"device_name": "another"}),
+                "spec": make_spec(seq_len=77)}
+    )  # fmt: skip
+    other = other.model_copy(update={"fingerprint": other.spec.fingerprint})
+    with pytest.raises(IncomparableRecords, match="device_name"):
+        evaluate([*records, other])
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_left_out_with_their_reason_and_ooms_are_bounds(records: list[RunRecord]) -> None:
+    failed = make_record(make_spec(seq_len=99), outcome={"kind": "timeout", "limit_seconds": 3.0})
+    oom = make_oom(make_spec(seq_len=98))
+    needed = oom.outcome.model_copy(update={"allocated_bytes": 900 * GIB})
+    oom = oom.model_copy(update={"outcome": needed, "environment": records[0].environment})
+    found = evaluate([*records, failed, oom], hold_out="seq_len<=99 and seq_len>=98")
+    assert found.left_out == {"outcome timeout": 1}
+    assert (found.num_lower_bounds, found.num_below_bound) == (1, 1)
+    assert found.scores == ()
+
+
+def test_what_was_simulated_is_no_measurement_to_be_judged_by(records: list[RunRecord]) -> None:
+    held_out = next(record for record in records if record.held_out)
+    same = held_out.model_copy(update={"instrument": "simulated", "attempt_id": "a", "started_at": "2030-01-01"})
+    other = make_record(make_spec(seq_len=9), instrument="simulated", attempt_id="b", held_out=True)
+    found, without = evaluate([*records, same, other]), evaluate(records)
+    assert (found.scores, found.summaries) == (without.scores, without.summaries)
+    assert found.left_out == without.left_out | {"simulated: predicted, not measured": 1}  # the other had its run
+
+
+def test_sums_are_those_of_the_scores(records: list[RunRecord]) -> None:
+    found = evaluate(records, leave_out="model")
+    total = found.summaries[0]
+    errors = [score.error for score in found.scores]
+    assert total.num_records == len(errors) == 33
+    assert total.worst_absolute == max(map(abs, errors))
+    assert total.worst_under_prediction == min(errors)
+    by_method = [one for one in found.summaries if one.group in ("full", "lora", "qlora")]
+    assert sum(one.num_records for one in by_method) == total.num_records
+
+
+def test_verdicts_on_cards(records: list[RunRecord]) -> None:
+    """Of cells of three sizes on a 16 GB card: a right one, a false fit and a false refusal."""
+    synthetics = [synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()]
+    held = synthetics[-3:]
+    for record in held:
+        assert record.peak.allocated_bytes < 14 * GIB
+
+    def grown(record: RunRecord) -> RunRecord:
+        return record.model_copy(update={"peak": record.peak.model_copy(update={"allocated_bytes": 40 * GIB})})
+
+    marked = [*synthetics[:-3], held[0], grown(held[1]), held[2]]
+    lengths = sorted({record.spec.fingerprint for record in held})
+    marked = [record.model_copy(update={"held_out": record.fingerprint in lengths}) for record in marked]
+    found = evaluate(marked)
+    t4 = next(card for card in found.cards if card.gpu == "T4")
+    assert (t4.num_false_fits, t4.num_false_refusals) == (1, 0)
+    assert t4.num_right == 2
+
+
+# -- the page and the verb ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_score_and_the_command(records: list[RunRecord]) -> None:
+    found = evaluate(records)
+    files = evaluation_page(found, "vramprobe evaluate X")
+    text = files["evaluation.md"].decode()
+    assert "vramprobe evaluate X" in text
+    assert text.count("\n| ") == len(found.scores) + len(found.summaries) + len(found.cards) + 3 * 2
+    rows = list(csv.DictReader(io.StringIO(files["evaluation.csv"].decode())))
+    assert [int(row["measured_bytes"]) for row in rows] == [score.measured_bytes for score in found.scores]
+    assert files["predicted_vs_measured.png"].startswith(b"\x89PNG")
+    assert files == evaluation_page(found, "vramprobe evaluate X")
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    shown = run(app, ["evaluate", str(RESULTS), "-o", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "coverage" in shown.output
+    assert (tmp_path / "evaluation.md").exists()
+    found = json.loads(run(app, ["evaluate", str(RESULTS), "--leave-out", "family", "--json"]).stdout)
+    assert len(found["records"]) == 33
+    assert found["summaries"][0]["group"] == "all"
+
+
+def test_an_unknown_way_to_split_is_an_error() -> None:
+    with pytest.raises(SpecError, match="leave_out: 'colour' given; allowed: model, family, length"):
+        api.evaluate(RESULTS, leave_out="colour")

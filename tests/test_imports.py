@@ -116,6 +116,7 @@ LIGHT = "import sys; from vramprobe.cli import main; sys.argv[1:] = {words!r}\nt
 @pytest.mark.parametrize("words", [
     ["--help"],
     ["measure", "--help"],
+    ["simulate", "--help"],
     ["models"],
     ["gpus"],
     ["plan", "configs/sweeps/quickstart.yaml", "--device", "cpu"],

@@ -2,7 +2,7 @@
 
 The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
 ``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
-in the worker's process only.
+in the worker's process only, simulating in this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec, store, sweep
-from vramprobe.errors import SpecError
+from vramprobe.errors import SpecError, StoreError, VramprobeError
 
 if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vramprobe.plan import Plan, Policy, TraceEngine
     from vramprobe.predict import Engine, Prediction
     from vramprobe.record import RunRecord
+    from vramprobe.simulate.run import Simulation
 
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
@@ -67,6 +68,70 @@ def measure(*, timeout_seconds: float | None = None, save: str | Path | None = N
     if save is not None:
         store.append(save, record)
     return record
+
+
+def simulate(
+    *,
+    device: str = "auto",
+    gpu: str | None = None,
+    depth: Literal["auto", "full"] = "auto",
+    timeline: str | Path | None = None,
+    save: str | Path | None = None,
+    **options: Any,
+) -> RunRecord:
+    """The record of a cell on fake tensors, on any machine: a prediction, and no measurement.
+
+    ``device`` auto is CUDA. ``gpu``: as on this GPU of the catalog. ``timeline``: where to write the steady step's live
+    memory, .html or .png; runs every layer where the events of a deep model are not known otherwise. Appended to
+    ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not covered.
+    """
+    from vramprobe.report import timeline_file
+    from vramprobe.resume import open_journal
+
+    if depth not in ("auto", "full"):
+        raise SpecError(f"depth {depth!r} is not known; use auto or full")
+    if gpu and device == "cpu":
+        raise SpecError(f"a simulation for {gpu} is one for device cuda, and cpu was given; drop one of them")
+    card = catalog.find_gpu(gpu) if gpu else None
+    one = cell(device="cuda" if device == "auto" else device, **options)
+    if timeline is not None:
+        timeline_file.require_writable(timeline)
+    if save is not None:
+        store.require_writable(save)
+        if open_journal(save).attempts:
+            raise StoreError(f"{save} holds what was measured; name another file for what is simulated")
+    simulation = _simulated(one, card, depth, with_history=timeline is not None)
+    if save is not None:
+        store.append(save, simulation.record)
+    if timeline is not None:
+        from vramprobe.report.timeline import timeline_of
+
+        assert simulation.history is not None
+        timeline_file.write(timeline_of(simulation.record, simulation.history), timeline)
+    return simulation.record
+
+
+def _simulated(
+    one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], *, with_history: bool
+) -> Simulation:
+    """Raises VramprobeError also where the model's own code cannot run on tensors that have no values."""
+    from vramprobe.measure.isolation import require_packages
+
+    require_packages([one], with_device=False)
+    try:
+        from vramprobe.simulate.run import simulate
+
+        simulation = simulate(one, gpu=card, depth=depth)
+        if with_history and simulation.history is None:
+            simulation = simulate(one, gpu=card, depth="full")
+        return simulation
+    except (VramprobeError, AssertionError):
+        raise
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise VramprobeError(
+            f"{one.cell_id} cannot be simulated ({type(error).__name__}: {said}); it may be measured all the same"
+        ) from error
 
 
 def plan(

@@ -86,7 +86,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "num_layers": (int, "Cut the architecture to its first layers; the record says so."),
     "weights": (str, f"{_choices(spec.Weights)} (random: memory does not depend on the values)."),
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
-    "device": (str, "auto | cuda | cpu (auto; predict: cuda, or the fit's own)."),
+    "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
     "emulate_vram": (str, "Hold the rest of the card: a size such as 24GiB, or a GPU such as RTX-4090."),
     "steps": (int, "Traced steps, at least 3 (3)."),
@@ -178,6 +178,36 @@ def measure(
     else:
         display.print_record(record)
     raise typer.Exit(0 if record.outcome.kind in ("ok", "oom") else 1)
+
+
+@app.command()
+@_takes_a_cell
+def simulate(
+    cell: dict[str, Any],
+    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw the steady step's live memory by cause: FILE.html or FILE.png.")
+    ] = None,
+    depth: Annotated[str, typer.Option(help="auto | full: run each layer, or a few where they repeat.")] = "auto",
+    save: Annotated[Path | None, typer.Option(help="Append the record to this .jsonl file.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Run one cell on fake tensors, any size on any machine: predicted memory, phase by phase, nothing measured."""
+    from vramprobe.catalog import find_gpu
+    from vramprobe.predict import verdict_on_simulated
+
+    card = find_gpu(gpu) if gpu else None
+    with display.working("simulating on fake tensors"):
+        record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
+    ended = record.outcome.kind in ("ok", "oom")
+    judged = verdict_on_simulated(record, card) if card and ended else None
+    if json_output and judged:
+        print(json.dumps(record.model_dump(mode="json") | {"verdict": judged.model_dump(mode="json")}))
+    elif json_output:
+        print(record.to_json_line())
+    else:
+        display.print_simulation(record, judged, timeline)
+    raise typer.Exit(0 if ended else 1)
 
 
 @app.command()

@@ -67,10 +67,12 @@ def print_doctor(diagnosis: Diagnosis) -> None:
 
 
 def print_record(record: RunRecord) -> None:
-    """One measurement: the peak, its phase, and a bar for each cause."""
+    """One measurement or simulation: the peak, its phase, and a bar for each cause."""
     console = Console(highlight=False)
-    device = escape(record.environment.device_name)
-    console.print(f"[bold]{escape(record.cell_id)}[/]  ({record.instrument} instrument, {device})", soft_wrap=True)
+    how = f"{record.instrument} instrument, {escape(record.environment.device_name)}"
+    if not record.is_measured:
+        how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
+    console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
     if record.outcome.kind != "ok":
         console.print(f"[red]{record.outcome.kind}[/]: {escape(describe_outcome(record.outcome))}", soft_wrap=True)
     if record.peak is None or record.ledger is None:
@@ -95,6 +97,21 @@ def print_record(record: RunRecord) -> None:
     console.print()
 
 
+def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path | None = None) -> None:
+    """A simulated record, its warnings, the verdict for a GPU, a timeline's place; how long it took is for stderr."""
+    print_record(record)
+    console = Console(highlight=False)
+    for warning in record.warnings:
+        if not warning.startswith("simulated:"):  # said in the first line
+            console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+    _print_verdict(console, verdict)
+    if timeline is not None:
+        console.print(f"timeline written to {escape(str(timeline))}", soft_wrap=True)
+    if record.timing is not None:
+        told = f"simulated in {format_seconds(record.timing.total_seconds)}"
+        Console(stderr=True, highlight=False).print(told, style="dim")
+
+
 def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     """One prediction: the interval, the phase, a bar for each term, the verdict for a GPU."""
     console = Console(highlight=False)
@@ -112,8 +129,12 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     _print_bars(console, prediction.terms)
     for warning in prediction.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+    _print_verdict(console, verdict)
+
+
+def _print_verdict(console: Console, verdict: Verdict | None) -> None:
     if verdict is not None:
-        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({verdict.reason})", soft_wrap=True)
+        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})", soft_wrap=True)
 
 
 def print_evaluation(found: Evaluation) -> None:

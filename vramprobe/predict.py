@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.memory_model import CHOICES, MemoryModel, peak_moment
-from vramprobe.record import PhaseName
+from vramprobe.record import PhaseName, RunRecord
 from vramprobe.spec import CellSpec
+from vramprobe.table import describe_outcome
 from vramprobe.terms import moments
 from vramprobe.units import GIB, format_bytes
 
@@ -137,21 +138,48 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
     CUDA context. Raises VramprobeError where the GPU's size is not known.
     """
+    return _judged(gpu, prediction.peak_allocated_bytes, prediction.reserved_bytes, prediction.device_bytes)
+
+
+def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
+    """Whether a simulated cell fits on ``gpu``: as :func:`verdict`, by one value, since a simulation has no interval.
+
+    One that ran out of memory there does not. Raises VramprobeError also where the run ended otherwise.
+    """
+    outcome = record.outcome
+    if record.peak is not None and outcome.kind == "ok":
+        tiers = (record.peak.allocated_bytes, record.peak.reserved_bytes, record.peak.device_bytes)
+        return _judged(gpu, *(None if size is None else Interval(value=size, low=size, high=size) for size in tiers))
+    if outcome.kind != "oom":
+        raise VramprobeError(f"whether it fits on {gpu.name} is not known: the simulation ended as {outcome.kind}")
+    least = (outcome.allocated_bytes or 0) + (outcome.requested_bytes or 0)
+    return Verdict(
+        gpu=gpu.name, verdict="does not fit", needed_bytes=Interval(value=least, low=least, high=least),
+        usable_bytes=_known_bytes(gpu) - CONTEXT_ALLOWANCE_BYTES, reason=f"it ran out {describe_outcome(outcome)}",
+    )  # fmt: skip
+
+
+def _known_bytes(gpu: HasMemory) -> int:
     if gpu.total_bytes is None:
         raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
-    if prediction.device_bytes is not None:
-        needed, usable, basis = prediction.device_bytes, gpu.total_bytes, "predicted device memory"
+    return gpu.total_bytes
+
+
+def _judged(gpu: HasMemory, allocated: Interval, reserved: Interval | None, device: Interval | None) -> Verdict:
+    total_bytes = _known_bytes(gpu)
+    if device is not None:
+        needed, usable, basis = device, total_bytes, "predicted device memory"
     else:
-        needed = prediction.reserved_bytes or prediction.peak_allocated_bytes
-        usable = gpu.total_bytes - CONTEXT_ALLOWANCE_BYTES
-        tier = "reserved" if prediction.reserved_bytes else "allocated"
+        needed, usable = reserved or allocated, total_bytes - CONTEXT_ALLOWANCE_BYTES
+        tier = "reserved" if reserved else "allocated"
         basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
     answer: Literal["fits", "tight", "does not fit"] = "tight"
     if needed.value > usable:
         answer = "does not fit"
     elif needed.high <= TIGHT_SHARE * usable:
         answer = "fits"
-    reason = f"{basis}: {format_bytes(needed.value)} (up to {format_bytes(needed.high)}) of {format_bytes(usable)}"
+    up_to = f" (up to {format_bytes(needed.high)})" if needed.high > needed.value else ""
+    reason = f"{basis}: {format_bytes(needed.value)}{up_to} of {format_bytes(usable)}"
     return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
 
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
+from transformers.utils import is_bitsandbytes_available
 
 from vramprobe import catalog
 from vramprobe.errors import VramprobeError
@@ -23,10 +24,11 @@ from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
-from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
+from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
 from vramprobe.simulate.kernels import CPU_KERNELS, cpu_scratch
+from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Kernels, Recorder, Scratch
 from vramprobe.spec import CellSpec, Optim
@@ -50,7 +52,7 @@ class Simulation:
     """A simulated run: its record, and every allocation and free of set-up and two steps."""
 
     record: RunRecord
-    history: History | None  # None for a deep model that was put together from shallow ones
+    history: History | None  # None for a deep model where a phase of its layers does not repeat (depth.py)
 
 
 def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simulation:
@@ -61,7 +63,9 @@ def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simu
     """
     _check(spec)
     load_libraries(spec)  # some modules make small tensors as they load; those must be real
-    if spec.quant != "none":
+    if (
+        spec.method != "full" and is_bitsandbytes_available()
+    ):  # peft loads it to look for its layers, whatever the method
         import peft.tuners.lora.bnb  # noqa: F401
     began, started_at = time.perf_counter(), datetime.now(UTC)
     run = _deep(spec) if depth == "auto" else None
@@ -87,7 +91,7 @@ def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simu
 
 @dataclass(frozen=True)
 class _Run:
-    """Two steps, as they were seen; the events of a deep run that was put together are not known one by one."""
+    """Two steps, as they were seen or put together."""
 
     observation: Observation
     facts: ModelFacts
@@ -118,8 +122,8 @@ def _deep(spec: CellSpec) -> _Run | None:
     runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)})) for depth in depths]
     times = num_layers // period - _FEW_LAYERS
     try:
-        codes = tuple(codes_of(run.history) for run in runs)
-        deep = deepen(runs[0].history.marks, codes, times)
+        scripts = tuple(scripts_of(run.history) for run in runs)
+        deep = deepen(runs[0].history.marks, scripts, times)
         held_bytes = line_of(tuple(run.observation.held_bytes for run in runs), times)
         facts = ModelFacts(**line_of(tuple(run.facts.model_dump() for run in runs), times))
     except NotLinear:
@@ -130,7 +134,7 @@ def _deep(spec: CellSpec) -> _Run | None:
         for phase, alive in zip(deep.phases, deep.at_peak, strict=True)
         if phase.step == top.step and phase.allocated_peak_bytes == top.allocated_bytes
     )
-    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, None)
+    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, deep.history)
 
 
 def _period(architecture: dict[str, Any]) -> int | None:

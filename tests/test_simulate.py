@@ -6,6 +6,7 @@ import gc
 from typing import Any, get_args
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from factories import TINY_LLAMA, make_spec
@@ -17,7 +18,8 @@ from vramprobe.record import record_from_json
 from vramprobe.simulate import run
 from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.recorder import Recorder
-from vramprobe.simulate.run import SUPPORTED_OPTIM, NotSimulated, simulate
+from vramprobe.simulate.reserved import reserve
+from vramprobe.simulate.run import SUPPORTED_OPTIM, NotSimulated, Simulation, simulate
 from vramprobe.spec import CellSpec, Method, Optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -137,9 +139,32 @@ def test_a_deep_model_is_put_together_from_shallow_ones(family: str, options: di
     for mark, made, seen in zip(whole.history.marks, *map(scripts_of, (assembled.history, whole.history)), strict=True):
         assert made.codes.tolist() == seen.codes.tolist(), (mark.name, mark.step)
         assert made.ranks.tolist() == seen.ranks.tolist(), (mark.name, mark.step)
+    keeps_its_books(assembled)
+    phases = whole.record.phases
+    assert reserve(phases, assembled.history) == reserve(phases, whole.history)
     assert assembled.record.phases == whole.record.phases
     assert assembled.record.ledger == whole.record.ledger
     assert assembled.record.facts == whole.record.facts
+
+
+def keeps_its_books(simulation: Simulation) -> None:
+    """Each free takes back a living block, once and whole; the bytes alive are the record's."""
+    history = simulation.history
+    assert history is not None
+    alive: dict[int, tuple[int, int]] = {}
+    for size, block, cause in zip(*(one.tolist() for one in (history.size_bytes, history.blocks, history.causes)),
+                                  strict=True):  # fmt: skip
+        if size > 0:
+            assert block not in alive
+            alive[block] = (size, cause)
+        else:
+            assert alive.pop(block) == (-size, cause)
+    totals = [0, *np.cumsum(history.size_bytes).tolist()]
+    for mark, phase in zip(history.marks, simulation.record.phases, strict=False):
+        assert totals[mark.events.stop] == phase.allocated_end_bytes
+        assert max(totals[mark.events.start : mark.events.stop + 1]) == phase.allocated_peak_bytes
+    assert [mark.events.start for mark in history.marks] == [0, *(mark.events.stop for mark in history.marks[:-1])]
+    assert len(set(history.blocks[history.size_bytes > 0].tolist())) == (history.size_bytes > 0).sum()
 
 
 def test_layers_that_do_not_repeat_are_all_run() -> None:

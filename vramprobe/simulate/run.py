@@ -5,6 +5,7 @@ In: a cell. Out: a Simulation. Touches no device and computes nothing; a predict
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -35,7 +36,7 @@ from vramprobe.spec import CellSpec, Optim
 from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
-#: Layers (or periods of layers) of the shallowest run: the first and the last layer, which have neighbours unlike them.
+#: Layers of the shallowest run, at least: the first and the last one, which have neighbours unlike them.
 _FEW_LAYERS = 2
 #: torch.get_rng_state() of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 5056
@@ -114,13 +115,14 @@ def _deep(spec: CellSpec) -> _Run | None:
     """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
     config = spec.architecture
     num_layers, period = catalog.depth_of(config), _period(config)
-    if num_layers is None or period is None or num_layers % period or config.get("is_encoder_decoder"):
+    if num_layers is None or period is None or config.get("is_encoder_decoder"):
         return None
-    depths = [(_FEW_LAYERS + more) * period for more in range(3)]
-    if num_layers <= depths[-1]:
+    shallowest = num_layers % period + -(-_FEW_LAYERS // period) * period
+    depths = [shallowest + more * period for more in range(3)]
+    if num_layers < sum(depths):
         return None
     runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)})) for depth in depths]
-    times = num_layers // period - _FEW_LAYERS
+    times = (num_layers - shallowest) // period
     try:
         scripts = tuple(scripts_of(run.history) for run in runs)
         deep = deepen(runs[0].history.marks, scripts, times)
@@ -183,10 +185,23 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder
         patch.object(torch, "set_rng_state", lambda state: None),
         patch.object(torch, "set_autocast_enabled", set_and_tell),
         bitsandbytes_on_fake_tensors() if with_bitsandbytes else nullcontext(),
+        _no_collection(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
     ):
         yield recorder
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave cycles alone: they hold no tensor of a step, and to search all that is imported takes half a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _rng_state() -> torch.Tensor:

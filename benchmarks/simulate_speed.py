@@ -22,7 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 warnings.filterwarnings("ignore")
 
 GIB = 2**30
-LIMIT_SECONDS = {"llama-3.1-70b qlora": 3.0, "llama-3.1-405b qlora": 5.0}  # of the first call, once all is imported
+#: Of CPU for the first call, once all is imported; it is one thread, so this is wall time on an idle machine.
+LIMIT_SECONDS = {"llama-3.1-70b qlora": 3.0, "llama-3.1-405b qlora": 5.0}
 LIMIT_RSS_BYTES = 2 * GIB
 CELLS: dict[str, dict[str, Any]] = {
     f"{model} {method}": {"model": model, "method": method}
@@ -97,7 +98,7 @@ def mem_tracker(name: str) -> dict[str, Any]:
                 return True if args[0].dtype == torch.bool else 1.0
             return func(*args, **(kwargs or {}))
 
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     with session(spec, make_recorder=lambda *_: Values()):
         work = set_up(spec, NOBODY)
         tracker = MemTracker()
@@ -108,19 +109,24 @@ def mem_tracker(name: str) -> dict[str, Any]:
             train_step(work, NOBODY, 2)
         (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     total = next(value for key, value in snapshot.items() if str(key) == "Total")
-    return {"import_seconds": import_seconds, "seconds": time.perf_counter() - began, "tensors_bytes": total}
+    return {
+        "import_seconds": import_seconds, "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - cpu_began, "tensors_bytes": total,
+    }  # fmt: skip
 
 
 def in_a_fresh_process(kind: str, name: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", kind, "--only", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    return json.loads(lines[-1]) if done.returncode == 0 else {"why": done.stderr.strip().splitlines()[-1][:120]}
+    if done.returncode:
+        return {"why": done.stderr.strip().splitlines()[-1][:120]}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
+    parser.add_argument("--no-peer", dest="peer", action="store_false", help="without MemTracker")
     parser.add_argument("--child", choices=("ours", "mem_tracker"), help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.child:
@@ -128,29 +134,30 @@ def main() -> int:
         row["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps(row))
         return 0
-    print("| cell | imports s | first: simulate + replay s (CPU s) | again s | events | RSS GiB | tensors GiB | "
-          "reserved GiB | MemTracker: s, RSS GiB, tensors GiB |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
+    names = [name for name in CELLS if words.only in name]
     missed = []
-    for name in CELLS:
-        if words.only not in name:
-            continue
-        row, peer = in_a_fresh_process("ours", name), in_a_fresh_process("mem_tracker", name)
+    print("| cell | imports s | first: simulate + replay s (CPU s) | again s | events | RSS GiB | tensors GiB | "
+          "reserved GiB |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    for name in names:
+        row = in_a_fresh_process("ours", name)
         if "why" in row:
             missed.append(f"{name}: {row['why']}")
             continue
         first, again = (row[f"{call}_simulate_seconds"] + row[f"{call}_replay_seconds"] for call in ("first", "second"))
-        theirs = peer.get("why") or (
-            f"{peer['seconds']:.1f}, {peer['peak_rss_bytes'] / GIB:.2f}, {peer['tensors_bytes'] / GIB:.3f}"
-        )
         print(f"| {name} | {row['import_seconds']:.1f} | {row['first_simulate_seconds']:.2f} + "
               f"{row['first_replay_seconds']:.2f} ({row['first_cpu_seconds']:.2f}) | {again:.2f} | "
               f"{row['num_events']:,} | {row['peak_rss_bytes'] / GIB:.2f} | {row['tensors_bytes'] / GIB:.3f} | "
-              f"{row['reserved_bytes'] / GIB:.3f} | {theirs} |", flush=True)  # fmt: skip
-        if first > LIMIT_SECONDS.get(name, first):
-            missed.append(f"{name}: {first:.2f} s, wanted {LIMIT_SECONDS[name]} s")
+              f"{row['reserved_bytes'] / GIB:.3f} |", flush=True)  # fmt: skip
+        if row["first_cpu_seconds"] > LIMIT_SECONDS.get(name, row["first_cpu_seconds"]):
+            missed.append(f"{name}: {row['first_cpu_seconds']:.2f} s of CPU, wanted {LIMIT_SECONDS[name]} s")
         if row["peak_rss_bytes"] > LIMIT_RSS_BYTES:
             missed.append(f"{name}: {row['peak_rss_bytes'] / GIB:.2f} GiB of memory")
+    print("\n| MemTracker | imports s | two steps s (CPU s) | RSS GiB | tensors GiB |\n|---|---|---|---|---|")
+    for name in names if words.peer else []:
+        row = in_a_fresh_process("mem_tracker", name)
+        print(f"| {name} | {row['why']} | | | |" if "why" in row else
+              f"| {name} | {row['import_seconds']:.1f} | {row['seconds']:.1f} ({row['cpu_seconds']:.1f}) | "
+              f"{row['peak_rss_bytes'] / GIB:.2f} | {row['tensors_bytes'] / GIB:.3f} |", flush=True)  # fmt: skip
     print("\n".join(missed), file=sys.stderr)
     return 1 if missed else 0
 

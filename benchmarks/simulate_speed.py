@@ -143,7 +143,7 @@ def main() -> int:
         if "why" in row:
             missed.append(f"{name}: {row['why']}")
             continue
-        first, again = (row[f"{call}_simulate_seconds"] + row[f"{call}_replay_seconds"] for call in ("first", "second"))
+        again = row["second_simulate_seconds"] + row["second_replay_seconds"]
         print(f"| {name} | {row['import_seconds']:.1f} | {row['first_simulate_seconds']:.2f} + "
               f"{row['first_replay_seconds']:.2f} ({row['first_cpu_seconds']:.2f}) | {again:.2f} | "
               f"{row['num_events']:,} | {row['peak_rss_bytes'] / GIB:.2f} | {row['tensors_bytes'] / GIB:.3f} | "

@@ -69,8 +69,9 @@ def simulate(spec: CellSpec, *, depth: Literal["auto", "full"] = "auto") -> Simu
     ):  # peft loads it to look for its layers, whatever the method
         import peft.tuners.lora.bnb  # noqa: F401
     began, started_at = time.perf_counter(), datetime.now(UTC)
-    run = _deep(spec) if depth == "auto" else None
-    run = run or _run(spec)
+    with _no_collection():
+        run = _deep(spec) if depth == "auto" else None
+        run = run or _run(spec)
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
     ledger = ledger_of(observation)
@@ -185,7 +186,6 @@ def session(spec: CellSpec, make_recorder: Callable[[Scratch, Kernels], Recorder
         patch.object(torch, "set_rng_state", lambda state: None),
         patch.object(torch, "set_autocast_enabled", set_and_tell),
         bitsandbytes_on_fake_tensors() if with_bitsandbytes else nullcontext(),
-        _no_collection(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
     ):

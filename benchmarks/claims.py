@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 from vramprobe import api, catalog
 from vramprobe.claims.figures import Cells, is_formula
-from vramprobe.claims.memory import traced_conditions
+from vramprobe.claims.memory import is_traced, traced_conditions
 
 ROOT = Path(__file__).resolve().parents[1]
-TRACES, TABLES = ROOT / "vramprobe" / "data" / "claim_traces.csv", ROOT / "results" / "claims"
+TRACES, TABLES = ROOT / "vramprobe" / "data" / "claim_traces.csv", "results/claims"
 COLUMNS = ("fingerprint", "cell_id", "peak_allocated_bytes", "low_bytes", "high_bytes")
 
 
@@ -27,7 +28,7 @@ def traces() -> str:
 
     cells, rows = Cells(), {}
     for claim in catalog.list_claims():
-        if claim.params_b is None or claim.quantity != "peak" or claim.params_b != 30:
+        if claim.quantity != "peak" or not is_traced(claim):
             continue
         for one in traced_conditions(claim):
             spec = cells.spec(one.options)
@@ -40,14 +41,18 @@ def traces() -> str:
 
 
 def main() -> None:
+    os.chdir(ROOT)
     if "--check" in sys.argv:
         with tempfile.TemporaryDirectory() as folder:
-            written = api.claims(results=ROOT / "results", out=folder).written
-            stale = [path.name for path in written if path.read_bytes() != (TABLES / path.name).read_bytes()]
+            api.claims(results="results", out=folder)
+            stale = [
+                path.name for path in sorted(Path(folder).iterdir())
+                if path.read_text().replace(folder, TABLES) != (ROOT / TABLES / path.name).read_text()
+            ]  # fmt: skip
         sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/claims.py" if stale else 0)
     if "--tables" not in sys.argv:
         TRACES.write_text(traces())
-    api.claims(results=ROOT / "results", out=TABLES)
+    api.claims(results="results", out=TABLES)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One call per stage: doctor, measure, plan, run, check, fit, predict, report. The command line calls nothing else.
+"""One call per stage: doctor, measure, plan, run, check, fit, predict, claims, report. The CLI calls nothing else.
 
 A cell is named by the words of :func:`vramprobe.spec.option_names`: ``measure(model="gpt2", method="lora",
 batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it in the worker's process only.
@@ -20,6 +20,7 @@ from vramprobe.errors import SpecError
 if TYPE_CHECKING:
     from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
+    from vramprobe.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
@@ -235,11 +236,37 @@ def predict(
     return trace.predict(spec, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
 
 
+def claims(
+    ids: Sequence[str] = (),
+    *,
+    topics: Sequence[str] = (),
+    gpu: str | None = None,
+    results: str | Path | None = None,
+    out: str | Path | None = None,
+) -> list[Judgement]:
+    """The published claims with these ids, of these topics or on this GPU, judged; all 135 unless told.
+
+    Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for Markdown, CSV and JSON.
+    """
+    from vramprobe.claims import judge_claims
+
+    records = store.read(results, allow_empty=True).records if results is not None else ()
+    judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
+    if out is not None:
+        from vramprobe.report import write
+        from vramprobe.report.claims import text_files
+
+        words = [*(f"--id {name}" for name in ids), *(f"--topic {name}" for name in topics)]
+        words += [f"--gpu {gpu}"] * bool(gpu) + [f"--results {results}"] * bool(results)
+        write(out, text_files(judged, " ".join(["vramprobe claims", *words, f"-o {out}"])))
+    return judged
+
+
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:
     """Write tables and a plot from the records under ``results``, with predictions where a fit is given."""
-    from vramprobe.report import report as write
+    from vramprobe.report import report as write_report
 
-    return write(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    return write_report(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
 
 
 def models() -> list[catalog.ModelEntry]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vramprobe.check import CheckReport, Finding
+    from vramprobe.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Plan, Row
@@ -186,6 +187,20 @@ def print_report(paths: Iterable[Path]) -> None:
             console.print(path.read_text().split("\n## In the fit\n")[0].split("\n---\n")[0], soft_wrap=True)
     for path in paths:
         console.print(str(path), soft_wrap=True)
+
+
+def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) -> None:
+    """The verdicts as a table, and how many there are of each."""
+    from vramprobe.report import claims
+
+    if as_json:
+        print(claims.as_json(judged))
+        return
+    console = Console(highlight=False)
+    console.print(claims.table(judged))
+    console.print(claims.in_words(judged), soft_wrap=True)
+    if out is not None:
+        console.print(f"written to {escape(str(out))}", soft_wrap=True)
 
 
 def print_models(entries: Iterable[catalog.ModelEntry]) -> None:

@@ -16,15 +16,16 @@ from typing import Any
 from vramprobe import catalog
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.errors import VramprobeError
-from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Prediction, predict
+from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments, parameters
 
 Options = Mapping[str, Any]
-#: What a job over several GPUs divides among its ranks. Copies that autocast makes of all weights are none of it: a
-#: sharded job casts a layer as it is gathered and frees it again.
-DIVIDED = ("weights", "gradients", "optimizer_state", "cast_copies")
+STATES = ("weights", "gradients", "optimizer_state")
+#: What a rank of a sharded job does not hold whole: its states are divided, and of the copies that autocast makes it
+#: has those of the layer at hand, which is cast as it is gathered.
+DIVIDED = (*STATES, "cast_copies")
 #: Fields of a cell that do not decide the memory of its steps, or only its name.
 _NO_MATTER = {"model", "steps", "timing_steps", "seed", "weights", "trust_remote_code"}
 _NAMES = {"__builtins__": {}, "ceil": math.ceil, "log2": math.log2, "max": max}
@@ -32,7 +33,7 @@ _NAMES = {"__builtins__": {}, "ceil": math.ceil, "log2": math.log2, "max": max}
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A number, and the command that prints it: at ``reads``, a dotted path in its JSON, or alone where that is null."""
+    """A number, and the command that prints it at ``reads``, a dotted path in its JSON; alone where that is null."""
 
     command: str
     reads: str | None
@@ -123,10 +124,14 @@ class Cells:
             return Peak(source=source, low=found.allocated_bytes, high=high, engine=engine)
         if not is_formula(spec):
             return _traced(spec, options)
-        interval = self._predicted(options).peak_allocated_bytes
+        predicted = self._predicted(options)
+        interval = predicted.peak_allocated_bytes
         source = Source(command=command_of("predict", options), reads="peak_allocated_bytes.value",
                         value=interval.value)  # fmt: skip
-        return Peak(source=source, low=interval.low, high=interval.high + CONTEXT_ALLOWANCE_BYTES, engine="formula")
+        # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
+        counted = sum(predicted.terms.get(name, 0) for name in STATES)
+        low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
+        return Peak(source=source, low=low, high=interval.high + CONTEXT_ALLOWANCE_BYTES, engine="formula")
 
     def term(self, options: Options, name: str) -> Source:
         """Bytes of one term at the peak; 0 where it is not alive then."""
@@ -144,7 +149,7 @@ class Cells:
             f"from vramprobe import api, terms; print(max(sum(n for k, n in m.terms.items() if k not in {DIVIDED}) "
             f"for m in terms.moments(api.cell(device='cuda', {words}))))"
         )
-        return Source(command=f"python -c {shlex.quote(code)}", reads=None, value=value)
+        return Source(command=f'python -c "{code}"', reads=None, value=value)
 
     def lora_params(self, options: Options) -> int:
         """Trained parameters of the adapters."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,9 +19,9 @@ from vramprobe.predict import TIGHT_SHARE
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]
 
 #: How far a printed number may be from ours, as a share of it, before the two disagree. Guides print two digits, whose
-#: rounding is up to 2.5 % at 20 and takes 70.55 billion parameters for 70; more would let 0.5 B/param pass for NF4's
+#: rounding is 3 % at 16 or 17 and takes 70.55 billion parameters for 70; more would let 0.5 B/param pass for NF4's
 #: 0.516. Counts of GPUs and "fits" are not rounded, so it is not for them.
-TOLERANCE = 0.025
+TOLERANCE = 0.03
 #: Guides write GB and mean 10^9 bytes (weights) or what nvidia-smi and torch call GiB (peaks): either is accepted.
 GIB_PER_GB = 2**30 / 1e9
 _UNROUNDED = ("bool", "GPUs")
@@ -42,14 +42,18 @@ class Reading:
 
     ``cases``: every usual set of conditions, the most usual first; none for what is no matter of memory. ``floor`` and
     ``ceiling``: what nothing can be below or above. ``others``: less usual conditions, tried where the claim fails.
-    ``note``: why the figure is what it is. ``is_about_memory`` is no for times, costs and rates.
+    ``floor_is``: what the floor is made of, for the sentence that names it.
+    ``ruled_out``: what makes the claim impossible whatever its number, such as a run too large for its card.
+    ``note``: why the figure is what it is.
     """
 
     cases: tuple[Case, ...]
     note: str
     floor: Figure | None = None
+    floor_is: str = ""
     ceiling: Figure | None = None
-    others: Callable[[], Sequence[Case]] = tuple
+    ruled_out: Figure | None = None
+    others: Callable[[], Iterable[Case]] = tuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +68,10 @@ class Judgement:
     least: Case | None
     most: Case | None
     num_agreeing: int
-    num_cases: int
+    num_above: int  # usual conditions whose figure is above the claim's
+    num_below: int
     holds_under: str | None
+    note: str
     reason: str
     sources: tuple[Source, ...]
 
@@ -75,23 +81,28 @@ def judge(claim: Claim, reading: Reading) -> Judgement:
     low, high = bounds_of(claim)
     cases = reading.cases
     agreeing = [case for case in cases if case.figure.low <= high and case.figure.high >= low]
-    beyond = _beyond(reading, low, high)
+    beyond = _beyond(claim, reading, low, high)
     verdict = _verdict(cases, agreeing, beyond, low, high)
     least = min(cases, key=lambda case: case.figure.value, default=None)
     most = max(cases, key=lambda case: case.figure.value, default=None)
-    depends_on = _decisive(cases, agreeing) if verdict == "depends" else ()
     holds, fails = _examples(cases, agreeing, low, high)
-    if verdict not in ("holds", "depends", "not about memory") or not agreeing:
-        holds = next((case for case in reading.others() if case.figure.low <= high and case.figure.high >= low), None)
-    shown = cases[0].figure if cases else reading.floor or reading.ceiling
+    if verdict == "not about memory":
+        holds = None
+    elif verdict == "impossible" or not agreeing:
+        limit = _most_claimed(claim, high)
+        tried = (case for case in reading.others() if case.figure.low <= limit and case.figure.high >= low)
+        holds = next(tried, None)
     varying = _varying([*cases, *([holds] if holds else [])])
-    told = [figure for figure in (shown, beyond, *(case.figure for case in (holds, fails, least, most) if case)) if figure]
+    shown = cases[0].figure if cases else reading.ruled_out or reading.ceiling
+    told = [shown, beyond, *(case.figure for case in (holds, fails, least, most) if case)]
     return Judgement(
-        claim=claim, verdict=verdict, depends_on=depends_on, figure=shown,
-        conditions=cases[0].conditions if cases else {}, least=least, most=most, num_agreeing=len(agreeing),
-        num_cases=len(cases), holds_under=describe(holds, varying) if holds and verdict != "not about memory" else None,
-        reason=_reason(verdict, reading, beyond, holds, fails, varying),
-        sources=tuple(dict.fromkeys(source for figure in told for source in figure.sources)),
+        claim=claim, verdict=verdict, depends_on=_decisive(cases, agreeing) if verdict == "depends" else (),
+        figure=shown, conditions=cases[0].conditions if cases else {}, least=least, most=most,
+        num_agreeing=len(agreeing), num_above=sum(case.figure.low > high for case in cases),
+        num_below=sum(case.figure.high < low for case in cases),
+        holds_under=describe(holds, varying) if holds else None,
+        reason=_reason(verdict, reading, beyond, (holds, fails), (least, most), varying), note=reading.note,
+        sources=tuple(dict.fromkeys(source for one in told if one for source in one.sources)),
     )  # fmt: skip
 
 
@@ -121,28 +132,37 @@ def amount(figure: Figure) -> str:
 def text_of(value: float, unit: str) -> str:
     """A value with its unit."""
     if unit == "bool":
-        return f"{value:.0%} of the usable memory"
+        return f"{value:.0%} of the card"
     if unit == "fraction":
-        return f"{value:.1%}"
+        return f"{100 * value:.3g} %"
     if unit == "GPUs":
-        return f"{value:.0f} GPUs"
+        return f"{value:.0f} GPU{'s' if value != 1 else ''}"
     digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{digits} {unit}"
+    return f"{digits}×" if unit == "x" else digits if unit in ("exponent", "ratio") else f"{digits} {unit}"
 
 
-def _beyond(reading: Reading, low: float, high: float) -> Figure | None:
-    """The bound that rules the claim out."""
-    if reading.floor is not None and reading.floor.low > high:
+def _beyond(claim: Claim, reading: Reading, low: float, high: float) -> Figure | None:
+    """The bound that rules the claim out; a minimum must not be below the floor, whatever is recommended."""
+    if reading.ruled_out is not None:
+        return reading.ruled_out
+    if reading.floor is not None and reading.floor.low > _most_claimed(claim, high):
         return reading.floor
     if reading.ceiling is not None and reading.ceiling.high < low:
         return reading.ceiling
     return None
 
 
+def _most_claimed(claim: Claim, high: float) -> float:
+    """The most that may be needed for the claim to be possible: a minimum must do, whatever more is recommended."""
+    if "minimum" in claim.statement and claim.unit == "GB" and claim.low is not None:
+        return claim.low * GIB_PER_GB * (1 + TOLERANCE)
+    return high
+
+
 def _verdict(
     cases: Sequence[Case], agreeing: Sequence[Case], beyond: Figure | None, low: float, high: float
 ) -> Verdict:
-    if beyond is not None and not agreeing:
+    if beyond is not None:
         return "impossible"
     if not cases:
         return "not about memory"
@@ -183,17 +203,23 @@ def _examples(
 
 
 def _reason(
-    verdict: Verdict, reading: Reading, beyond: Figure | None, holds: Case | None, fails: Case | None,
-    varying: Sequence[str],
+    verdict: Verdict, reading: Reading, beyond: Figure | None, examples: tuple[Case | None, Case | None],
+    ends: tuple[Case | None, Case | None], varying: Sequence[str],
 ) -> str:  # fmt: skip
+    """One sentence: what decided, with the figures at both ends where it depends."""
+    (holds, fails), (least, most) = examples, ends
+    right = f"; right with {describe(holds, varying)}" if holds is not None else ""
     match verdict:
         case "impossible":
-            word = "less" if beyond is reading.floor else "more"
-            return f"{reading.note} Nothing can be {word} than {amount(beyond)}."
+            assert beyond is not None
+            if beyond is reading.ruled_out:
+                return reading.note
+            what = f"{reading.floor_is} at least" if beyond is reading.floor else "At most"
+            return f"{what} {amount(beyond)}, {beyond.arithmetic}{right}."
         case "depends" if holds is not None and fails is not None:
-            return f"{reading.note} Agrees with {describe(holds, varying)}; not with {describe(fails, varying)}."
-        case "depends":
-            return f"{reading.note} Too much under some conditions, too little under others."
-        case "understates" | "overstates" if fails is not None:
-            return f"{reading.note} No usual conditions give it; the farthest: {describe(fails, varying)}."
+            return f"Agrees with {describe(holds, varying)}; not with {describe(fails, varying)}."
+        case "depends" | "understates" | "overstates" if least is not None and most is not None:
+            return f"None agrees, from {describe(least, varying)} to {describe(most, varying)}{right}."
+        case "holds" if least is not None and most is not None and amount(least.figure) != amount(most.figure):
+            return f"From {describe(least, varying)} to {describe(most, varying)}."
     return reading.note

@@ -14,11 +14,16 @@ from vramprobe.catalog import Claim, Gpu
 from vramprobe.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
 from vramprobe.claims.figures import Cells, Figure, Options, Source, figure, is_formula
 from vramprobe.claims.judge import Case, Reading
-from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, TIGHT_SHARE
+from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES
 
 _LOW, _HIGH = ARITHMETIC_SPREAD["cuda"]
 #: A rank also holds what it has gathered to compute with: a layer, and the next one on its way, in 16 bit.
 _GATHERED_LAYERS = 2
+_FLOORS = {
+    "full": "Weights and optimizer state alone take",
+    "lora": "The frozen 16-bit weights alone take",
+    "qlora": "The 4-bit weights with 16-bit embeddings and head take",
+}
 PER_RANK = (
     "Arithmetic per rank: weights, gradients and optimizer state divided, activations not; from usable memory, "
     "1 GiB of the card's reported size set aside for the context."
@@ -30,19 +35,25 @@ def peak_reading(claim: Claim, cells: Cells) -> Reading:
     return Reading(
         cases=tuple(Case(one.words, peak_figure(one, cells)) for one in _usual(claim)),
         floor=floor_of(claim, cells),
-        others=lambda: [Case(one.words, peak_figure(one, cells)) for one in _others(claim, cells)],
+        floor_is=_FLOORS[claim.method or "lora"],
+        others=lambda: (Case(one.words, peak_figure(one, cells)) for one in _others(claim, cells)),
         note=_peak_note(claim),
     )
 
 
 def _usual(claim: Claim) -> list[Conditions]:
-    if claim.params_b == 30:  # a mixture of experts: traced, and so at one length
+    if is_traced(claim):
         return list(traced_conditions(claim))
     return list(usual(claim))
 
 
 def _others(claim: Claim, cells: Cells) -> Iterable[Conditions]:
-    return [one for one in others(claim) if is_formula(cells.spec(one.options))]
+    return (one for one in others(claim) if is_formula(cells.spec(one.options)))
+
+
+def is_traced(claim: Claim) -> bool:
+    """Whether its model is a mixture of experts, which has no arithmetic; it is traced, and so at one length."""
+    return claim.params_b == 30
 
 
 def traced_conditions(claim: Claim) -> Iterable[Conditions]:
@@ -72,9 +83,11 @@ def peak_figure(one: Conditions, cells: Cells) -> Figure:
 
 def _peak_note(claim: Claim) -> str:
     match claim.method:
+        case "full" if is_traced(claim):
+            return "All 30.5 billion parameters have gradients and state, not only the 3.3 that a token uses."
         case "full":
             return "Weights, gradients and AdamW's state by recipe, and activations with the logits by tokens."
-        case "qlora" if claim.params_b == 30:
+        case "qlora" if is_traced(claim):
             return (
                 "bitsandbytes quantises linear layers; transformers keeps experts as one fused tensor per layer, which "
                 "stays in 16 bit (peft's preparation raises it to fp32)."
@@ -125,14 +138,15 @@ def fits_reading(claim: Claim, cells: Cells) -> Reading:
         cases=tuple(
             Case(one.words | _gpu_words(claim, gpu), _share(one, gpu, cells)) for gpu in claim.gpus for one in wanted
         ),
+        floor_is=_FLOORS[claim.method or "lora"],
         floor=floor and min((_floor_share(floor, gpu) for gpu in claim.gpus), key=lambda one: one.value),
-        others=lambda: [Case(one.words, _share(one, gpu, cells)) for gpu in claim.gpus for one in others(claim)],
+        others=lambda: (Case(one.words, _share(one, gpu, cells)) for gpu in claim.gpus for one in others(claim)),
         note=_peak_note(claim),
     )
 
 
 def _no_layer(claim: Claim) -> str:
-    return "" if claim.method == "full" else " Divided by ZeRO-3 or FSDP; a model cut by layers over GPUs divides alike."
+    return "" if claim.method == "full" else " A model cut by layers over the GPUs divides alike."
 
 
 def _ranging(claim: Claim) -> Iterable[Conditions]:
@@ -213,8 +227,8 @@ def _num_gpus(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
     states, sources = _states(one, cells)
     beside = cells.beside_states(one.options)
     whole, room = figure("B", states).value, _usable_bytes(gpu)
-    low = math.ceil(whole / gpu.total_bytes)
-    tight = TIGHT_SHARE * room - _HIGH * beside.value - _gathered_bytes(one.options, cells)
+    low = math.ceil(whole / (room - _LOW * beside.value))
+    tight = room - _HIGH * beside.value - _gathered_bytes(one.options, cells)
     high = math.ceil(whole / tight) if tight > 0 else math.inf
     return figure("GPUs", f"ceil(({states}) / ({usable(gpu)} - {beside}))", [*sources, beside], low=low, high=high)
 

@@ -31,9 +31,8 @@ def throughput_reading(claim: Claim, cells: Cells) -> Reading:
     blocked = _too_small(claim, gpu, cells)
     if blocked is None:
         return Reading(cases=(), ceiling=ceiling, note=note)
-    none = figure("tokens/s", "0")
-    return Reading(cases=(), ceiling=none, note=f"The run does not exist: its weights alone take {blocked.value:.0%} of "
-                   f"the card's usable memory ({blocked.arithmetic}).")  # fmt: skip
+    note = f"There is no such run: its weights alone take {blocked.value:.0%} of the card: {blocked.arithmetic}."
+    return Reading(cases=(), ruled_out=blocked, note=note)
 
 
 def _too_small(claim: Claim, gpu: Gpu, cells: Cells) -> Figure | None:
@@ -58,13 +57,14 @@ def time_reading(claim: Claim, claims: Sequence[Claim]) -> Reading:
     told = hours.format(tokens=TOKENS, rate=rate) + times_price
     meant = hours.format(tokens=TOKENS_THAT_FIT, rate=rate) + times_price
     floor = figure(claim.unit, f"{TOKENS} * {flops} / {gpu.bf16_dense_tflops:g}e12 / 3600{times_price}")
-    note = f"{told} = {figure(claim.unit, told).value:,.0f} {claim.unit}: 10 billion tokens at the guide's own rate"
-    note += f", {price.provider} ${price.usd_per_gpu_hour:g}/h." if price else "."
+    at_rate = f"{told} = {figure(claim.unit, told).value:,.0f} {claim.unit} at the guide's own rate"
+    at_rate += f" and ${price.usd_per_gpu_hour:g}/h ({price.provider})" if price else ""
     return Reading(
         cases=(Case({"tokens": "10 billion tokens"}, figure(claim.unit, told)),),
         floor=floor,
+        floor_is=f"10 billion tokens take {at_rate}, and at the card's peak rate",
         others=lambda: [Case({"tokens": "10 million tokens"}, figure(claim.unit, meant))],
-        note=f"{note} At the card's peak rate: {floor.arithmetic}.",
+        note="Tokens ÷ rate (× price): three zeros too few; the times are those of 10 million tokens.",
     )
 
 
@@ -115,7 +115,9 @@ def cost_ratio_reading(claim: Claim) -> Reading:
                 f" / ({new.bf16_dense_tflops:g} / {old.bf16_dense_tflops:g})"
             )
             cases.append(Case({"provider": price.provider}, figure("x", text)))
-    return Reading(cases=tuple(cases), note="Prices per hour over peak bf16 rates, the most that a B200 can gain alone.")
+    return Reading(
+        cases=tuple(cases), note="Prices per hour over peak bf16 rates, the most that a B200 can gain alone."
+    )
 
 
 def extra_time_reading(claim: Claim) -> Reading:
@@ -151,7 +153,7 @@ def fp8_reading(claim: Claim) -> Reading:
     """Bytes per parameter with fp8 over those with 16 bit: stored in it, or only computed in it."""
     cases = (
         Case({"use of fp8": "frozen weights stored in fp8"}, figure("ratio", "1 / 2", low=0.5, high=0.51)),
-        Case({"use of fp8": "products in fp8, states as before (Transformer Engine: a copy and its transpose)"},
+        Case({"use of fp8": "products in fp8, states as before (an 8-bit copy and its transpose)"},
              figure("ratio", "(16 + 1 + 1) / 16")),
     )  # fmt: skip
     return Reading(cases=cases, note="fp8 products add 8-bit copies beside 16- and 32-bit states; fp8 storage halves.")

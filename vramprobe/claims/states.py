@@ -103,7 +103,10 @@ def _eight_bit(claim: Claim, cells: Cells, model: str, part: str) -> list[Case]:
     options = cell_options(model, "full", 1, _LENGTH, True) | {"recipe": "all-bf16", "optim": "adamw_bnb_8bit"}
     recipe = Recipe(name="8-bit AdamW", options={}, weights=2, gradients=2, moments=2)
     text, sources = _part(cells, options, recipe, part, num_params(model))
-    return [Case({"recipe": "8-bit AdamW"}, _scaled(claim, text, sources, model))]
+    found = [Case({"recipe": "8-bit AdamW"}, _scaled(claim, text, sources, model))]
+    if part == "multiple":
+        found.append(Case({"recipe": "fp32 moments alone, no gradients"}, figure(claim.unit, "8 / 2")))
+    return found
 
 
 def quantised_weights_reading(claim: Claim, cells: Cells) -> Reading:
@@ -179,7 +182,7 @@ def reduction_reading(claim: Claim, cells: Cells) -> Reading:
     note = {
         "bf16": "Both in bf16 halves all; autocast on fp32 weights keeps the states and adds copies.",
         "checkpointing": "It takes away activations alone: their share of the peak is by method and tokens.",
-        "quantisation": "It lowers the frozen weights alone; k-bit preparation raises embeddings and residuals to fp32.",
+        "quantisation": "It lowers the frozen weights alone; preparation raises embeddings and residuals to fp32.",
         "activations": "It keeps one residual per layer, the logits and one layer recomputed.",
         "states": "The same terms with and without it.",
     }
@@ -304,5 +307,3 @@ def kernels_reading(claim: Claim, cells: Cells) -> Reading:
                                                 high=bound + RATIO_SPREAD)))  # fmt: skip
     note = "An upper bound, since Unsloth is no engine of ours: kernels save activations and logits, never weights."
     return Reading(cases=tuple(cases), note=note)
-
-

@@ -7,6 +7,7 @@ Never measures or fits, needs no GPU and no torch, and hides nothing measured: f
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,11 @@ def report(
     files: dict[str, bytes] = pages.measured(cells, footer) | pages.by_term(cells, footer)
     if any(cell.error_percent is not None for cell in cells):
         files |= plot.predicted_against_measured(cells)
+    return write(out_dir, files)
+
+
+def write(out_dir: str | Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write these files; their paths, in order. Raises StoreError where the folder cannot be written."""
     out_dir = Path(out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)

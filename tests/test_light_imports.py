@@ -21,6 +21,7 @@ LIGHT = (
     "duration",
     "skip",
     "plan",
+    "claims",
 )
 
 

@@ -11,7 +11,7 @@ from typing import get_args
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim
-from vramprobe.claims import memory, others, states
+from vramprobe.claims import memory, rates, states
 from vramprobe.claims.figures import Cells
 from vramprobe.claims.judge import Judgement, Reading, Verdict, judge
 from vramprobe.errors import UnknownName
@@ -114,21 +114,21 @@ def reading_of(claim: Claim, claims: Sequence[Claim], cells: Cells) -> Reading:
         case "checkpoint":
             return states.checkpoint_file_reading(claim, cells)
         case "throughput":
-            return others.throughput_reading(claim, cells)
+            return rates.throughput_reading(claim, cells)
         case "time" | "cost":
-            return others.time_reading(claim, claims)
+            return rates.time_reading(claim, claims)
         case "throughput ratio":
-            return others.speed_ratio_reading(claim)
+            return rates.speed_ratio_reading(claim)
         case "cost ratio":
-            return others.cost_ratio_reading(claim)
+            return rates.cost_ratio_reading(claim)
         case "extra time" | "speedup":
-            return others.extra_time_reading(claim)
+            return rates.extra_time_reading(claim)
         case "host RAM ratio":
-            return others.host_reading(claim)
+            return rates.host_reading(claim)
         case "per-rank model states":
-            return others.zero_stages_reading(claim)
+            return rates.zero_stages_reading(claim)
         case "peak ratio fp8/fp16":
-            return others.fp8_reading(claim)
+            return rates.fp8_reading(claim)
         case "utilisation" | "share of step":
-            return others.not_memory_reading(claim)
+            return rates.not_memory_reading(claim)
     raise AssertionError(f"no reading of {claim.id}: {claim.quantity}")

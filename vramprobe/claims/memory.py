@@ -37,7 +37,7 @@ def peak_reading(claim: Claim, cells: Cells) -> Reading:
         floor=floor_of(claim, cells),
         floor_is=_FLOORS[claim.method or "lora"],
         others=lambda: (Case(one.words, peak_figure(one, cells)) for one in _others(claim, cells)),
-        note=_peak_note(claim),
+        note=_peak_note(claim) + (" Unsloth's own kernels are not among ours." if claim.recipe == "unsloth" else ""),
     )
 
 

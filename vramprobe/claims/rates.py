@@ -106,17 +106,20 @@ def _compared(claim: Claim) -> tuple[Gpu, Gpu]:
 def cost_ratio_reading(claim: Claim) -> Reading:
     """The cost of the same work on a B200 over that on an H100: the ratio of prices over that of peak rates."""
     new, old = claim.gpus[0], catalog.find_gpu("H100-SXM")
-    cases = []
-    olds = {(price.provider, price.terms): price for price in catalog.list_prices(old.short_name)}
-    for price in catalog.list_prices(new.short_name):
-        if (before := olds.get((price.provider, price.terms))) is not None:
-            text = (
-                f"({price.usd_per_gpu_hour:g} / {before.usd_per_gpu_hour:g})"
-                f" / ({new.bf16_dense_tflops:g} / {old.bf16_dense_tflops:g})"
-            )
-            cases.append(Case({"provider": price.provider}, figure("x", text)))
+    before = {(price.provider, price.terms): price for price in catalog.list_prices(old.short_name)}
+    faster = f"({new.bf16_dense_tflops:g} / {old.bf16_dense_tflops:g})"
+    ratios = {
+        price.provider: f"({price.usd_per_gpu_hour:g} / {other.usd_per_gpu_hour:g}) / {faster}"
+        for price in catalog.list_prices(new.short_name)
+        if (other := before.get((price.provider, price.terms))) is not None
+    }
     return Reading(
-        cases=tuple(cases), note="Prices per hour over peak bf16 rates, the most that a B200 can gain alone."
+        cases=tuple(Case({"provider": name}, figure("x", text)) for name, text in ratios.items()),
+        others=lambda: (
+            Case({"provider": name, "work": "recomputing on the H100s alone"}, figure("x", f"{text} * 6 / 8"))
+            for name, text in ratios.items()
+        ),
+        note="Prices per hour over peak bf16 rates; what the larger card spares in recomputing comes on top.",
     )
 
 

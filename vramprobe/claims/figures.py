@@ -24,8 +24,8 @@ from vramprobe.terms import moments, parameters
 Options = Mapping[str, Any]
 STATES = ("weights", "gradients", "optimizer_state")
 #: What a rank of a sharded job does not hold whole: its states are divided, and of the copies that autocast makes it
-#: has those of the layer at hand, which is cast as it is gathered.
-DIVIDED = (*STATES, "cast_copies")
+#: has those of the layer at hand, which is cast as it is gathered. A foreach step's copy is one of its own share.
+DIVIDED = (*STATES, "cast_copies", "optimizer_temporaries")
 #: Fields of a cell that do not decide the memory of its steps, or only its name.
 _NO_MATTER = {"model", "steps", "timing_steps", "seed", "weights", "trust_remote_code"}
 _NAMES = {"__builtins__": {}, "ceil": math.ceil, "log2": math.log2, "max": max}

@@ -25,6 +25,7 @@ LIGHT = (
     "formulas",
     "recalibrate",
     "calibrate",
+    "claims",
 )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
     from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
+    from vramprobe.claims import Judgement
     from vramprobe.evaluate import Evaluation, LeaveOut
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
@@ -339,11 +340,37 @@ def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = Non
     return calibrate_records(store.read(results).records, _model(fit))
 
 
+def claims(
+    ids: Sequence[str] = (),
+    *,
+    topics: Sequence[str] = (),
+    gpu: str | None = None,
+    results: str | Path | None = None,
+    out: str | Path | None = None,
+) -> list[Judgement]:
+    """The published claims with these ids, of these topics or on this GPU, judged; all 135 unless told.
+
+    Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for Markdown, CSV and JSON.
+    """
+    from vramprobe.claims import judge_claims
+
+    records = store.read(results, allow_empty=True).records if results is not None else ()
+    judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
+    if out is not None:
+        from vramprobe.report import write_files
+        from vramprobe.report.claims import text_files
+
+        words = [*(f"--id {name}" for name in ids), *(f"--topic {name}" for name in topics)]
+        words += [f"--gpu {gpu}"] * bool(gpu) + [f"--results {results}"] * bool(results)
+        write_files(Path(out), text_files(judged, " ".join(["vramprobe claims", *words, f"-o {out}"])))
+    return judged
+
+
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:
     """Write tables and a plot from the records under ``results``, with predictions where a fit is given."""
-    from vramprobe.report import report as write
+    from vramprobe.report import report as write_report
 
-    return write(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    return write_report(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
 
 
 def models() -> list[catalog.ModelEntry]:

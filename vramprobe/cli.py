@@ -389,6 +389,20 @@ def calibrate(
 
 
 @app.command()
+def claims(
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Only the claim with this id, such as L1-06.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only claims of this topic, such as memory.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Only claims that name this GPU.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Records that go before predictions where comparable.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for claims.md, .csv and .json.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Give each published claim a verdict, with our figure and the command that reproduces it."""
+    judged = api.claims(ids or (), topics=topic or (), gpu=gpu, results=results, out=out)
+    display.print_claims(judged, out, as_json=json_output)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables and the plot.")] = Path("out/report"),

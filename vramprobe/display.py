@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport, Finding
+    from vramprobe.claims import Judgement
     from vramprobe.evaluate import Evaluation
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.memory_model import MemoryModel
@@ -272,6 +273,20 @@ def print_report(paths: Iterable[Path]) -> None:
         console.print(str(path), soft_wrap=True)
 
 
+def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) -> None:
+    """The verdicts as a table, and how many there are of each."""
+    from vramprobe.report import claims
+
+    if as_json:
+        print(claims.as_json(judged))
+        return
+    console = Console(highlight=False)
+    console.print(claims.table(judged))
+    console.print(claims.in_words(judged), soft_wrap=True)
+    if out is not None:
+        console.print(f"written to {escape(str(out))}", soft_wrap=True)
+
+
 def print_models(entries: Iterable[catalog.ModelEntry]) -> None:
     """The catalog's models."""
     table = Table(box=None, pad_edge=False)
@@ -387,7 +402,7 @@ def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
 
 def _print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:
     top = max(sizes.values(), default=0) or 1
-    width = max(len(name) for name in sizes)
+    width = max(map(len, sizes), default=0)
     total = sum(sizes.values()) or 1
     for name, size in sizes.items():
         bar = "█" * round(_BAR_WIDTH * size / top)

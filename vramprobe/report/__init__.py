@@ -8,6 +8,7 @@ simulated is no measurement and is left out, with a count.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ def report(
     return write_files(Path(out_dir), files)
 
 
-def write_files(folder: Path, files: dict[str, bytes]) -> list[Path]:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write file name → content into ``folder``, made where it is missing. Raises StoreError where that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 def compare(row: PublishedRow, spec: CellSpec) -> Row:
     """One row: measured bytes, and every prediction of our own with its signed error in percent."""
-    simulation = simulate(spec, depth="full")
+    simulation = simulate(spec)
     assert simulation.history is not None
     bare = moments_of(simulation.history, spec)
     differences = differences_of(row, spec)

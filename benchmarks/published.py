@@ -1,4 +1,4 @@
-"""Predictions beside what others measured: ``python benchmarks/published.py``. Writes published.csv, prints Markdown.
+"""Predictions beside what others measured: ``python benchmarks/published.py`` writes published.csv and published.md.
 
 Every row of vramprobe/data/published.csv is either predicted or counted under the reason why not. A prediction is the
 simulation as it is, and once more with the named differences of the code that ran (vramprobe/differences.py); nothing
@@ -51,7 +51,8 @@ def compare(row: PublishedRow, spec: CellSpec) -> Row:
     held = [one for one in differences if len(one.moments) == len(MOMENTS)]  # alive through the whole step
     table: Row = {
         "line": row.line, "source": row.source, "url_or_path": row.url_or_path, "gpu": row.gpu, "metric": row.metric,
-        "cell": spec.cell_id, "method": spec.method, "kbit_prep": spec.kbit_prep, "lora_dtype": spec.lora_dtype,
+        "cell": spec.cell_id, "run": run_in_words(row, spec), "method": spec.method, "kbit_prep": spec.kbit_prep,
+        "lora_dtype": spec.lora_dtype,
         "library": "; ".join(f"{name} {'.'.join(map(str, version))}" for name, version in row.versions.items()),
         "measured_bytes": row.memory_bytes,
         "settled_measured_bytes": row.settled_bytes,
@@ -110,19 +111,28 @@ def predictors(rows: list[Row]) -> list[str]:
 def markdown(rows: list[Row], reasons: Counter[Reason]) -> str:
     """Three tables: every row, mean and worst by source and method, and the rows left out."""
     names = predictors(rows)
-    lines = [table_row("row", "cell", "measured GiB", *names), table_row(*["---"] * (3 + len(names)))]
+    heads = [name.replace("_", " ") for name in names]
+    lines = ["# Predictions beside what others measured\n", "Errors are predicted less measured, of the measured.\n"]
+    lines += [table_row("row", "run", "measured, GiB", *heads), table_row("---", "---", *["---:"] * (1 + len(names)))]
     for row in rows:
         errors = [shown(row[f"{name}_error_percent"]) for name in names]
-        lines.append(table_row(row["line"], row["cell"], f"{row['measured_bytes'] / 2**30:.3f}", *errors))
-    lines += ["", table_row("source", "method", "rows", *(f"{name}: mean, worst" for name in names))]
-    lines.append(table_row(*["---"] * (3 + len(names))))
+        lines.append(table_row(row["line"], row["run"], f"{row['measured_bytes'] / 2**30:.3f}", *errors))
+    lines += ["", table_row("source", "method", "rows", *(f"{head}: mean, worst" for head in heads))]
+    lines.append(table_row("---", "---", *["---:"] * (1 + len(names))))
     for source, method in [*dict.fromkeys((row["source"], row["method"]) for row in rows), ("all", "all")]:
         group = [row for row in rows if (source, method) in ((row["source"], row["method"]), ("all", "all"))]
         lines.append(table_row(source, method, len(group), *(mean_and_worst(group, name) for name in names)))
-    lines += ["", table_row("not predicted because", "rows"), table_row("---", "---")]
+    lines += ["", table_row("not predicted because", "rows"), table_row("---", "---:")]
     lines += [table_row(reason, reasons[reason]) for reason in get_args(Reason)]
     lines.append(table_row("**predicted**", len(rows)))
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
+
+
+def run_in_words(row: PublishedRow, spec: CellSpec) -> str:
+    """The published run, short enough for a table."""
+    prepared = f" {spec.quant}, {spec.kbit_prep} prep" if spec.quant != "none" else ""
+    release = ".".join(map(str, row.versions["transformers"]))
+    return f"{spec.model_label} {spec.method}{prepared}, {spec.dtype}, {spec.batch_size} × {spec.seq_len}, {release}"
 
 
 def table_row(*values: object) -> str:
@@ -162,7 +172,9 @@ def main() -> None:
         writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-    print(markdown(rows, reasons))
+    text = markdown(rows, reasons)
+    TABLE.with_suffix(".md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

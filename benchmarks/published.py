@@ -30,6 +30,7 @@ from typing import Any, get_args
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.differences import MOMENTS, differences_of, moments_of, with_differences
+from vramprobe.formulas import FORMULAS, Estimate, Formula, facts_of
 from vramprobe.predict import predict
 from vramprobe.published import NoCell, PublishedRow, Reason, cell_of, list_published
 from vramprobe.simulate.run import simulate
@@ -108,8 +109,22 @@ def predictors(rows: list[Row]) -> list[str]:
     return [key.removesuffix("_error_percent") for key in rows[0] if key.endswith("_error_percent")]
 
 
-def markdown(rows: list[Row], reasons: Counter[Reason]) -> str:
-    """Three tables: every row, mean and worst by source and method, and the rows left out."""
+def formula_errors(rows: list[Row], cells: list[CellSpec]) -> list[tuple[Formula, list[float]]]:
+    """Each formula of a peak with its errors in percent on the rows that it applies to."""
+    found = []
+    for formula in FORMULAS:
+        said = [formula.apply(facts_of(spec)) for spec in cells]
+        errors = [
+            100 * (one.allocated_bytes / row["measured_bytes"] - 1)
+            for row, one in zip(rows, said, strict=True) if isinstance(one, Estimate)
+        ]  # fmt: skip
+        if formula.predicts == "peak":
+            found.append((formula, errors))
+    return found
+
+
+def markdown(rows: list[Row], cells: list[CellSpec], reasons: Counter[Reason]) -> str:
+    """Every row, mean and worst by source and method, the formulas on the same rows, and the rows left out."""
     names = predictors(rows)
     heads = [name.replace("_", " ") for name in names]
     lines = ["# Predictions beside what others measured\n", "Errors are predicted less measured, of the measured.\n"]
@@ -122,6 +137,14 @@ def markdown(rows: list[Row], reasons: Counter[Reason]) -> str:
     for source, method in [*dict.fromkeys((row["source"], row["method"]) for row in rows), ("all", "all")]:
         group = [row for row in rows if (source, method) in ((row["source"], row["method"]), ("all", "all"))]
         lines.append(table_row(source, method, len(group), *(mean_and_worst(group, name) for name in names)))
+    lines += [
+        "",
+        table_row("formula people use", "rows", "mean, worst", "says"),
+        table_row("---", "---:", "---:", "---"),
+    ]
+    for formula, errors in formula_errors(rows, cells):
+        mean = f"{statistics.mean(map(abs, errors)):.1f} %, {max(errors, key=abs):+.1f} %" if errors else "–"
+        lines.append(table_row(formula.name, len(errors), mean, formula.says))
     lines += ["", table_row("not predicted because", "rows"), table_row("---", "---:")]
     lines += [table_row(reason, reasons[reason]) for reason in get_args(Reason)]
     lines.append(table_row("**predicted**", len(rows)))
@@ -172,7 +195,7 @@ def main() -> None:
         writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-    text = markdown(rows, reasons)
+    text = markdown(rows, cells, reasons)
     TABLE.with_suffix(".md").write_text(text)
     print(text)
 

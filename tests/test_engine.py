@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from factories import TINY_LLAMA, make_spec
 
@@ -80,6 +81,7 @@ def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:
     assert third.cell_id == specs[2].cell_id
     assert last == "not simulated: stopped before its turn"
     assert engine.predict_many([]) == []
+    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
 def test_a_plan_asks_for_what_has_no_arithmetic_only() -> None:

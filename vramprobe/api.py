@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from vramprobe.record import RunRecord
     from vramprobe.simulate.run import Simulation
 
+#: Whether cells without arithmetic are simulated where a sweep is planned.
+PlanEngine = Literal["auto", "formula"]
+
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
     """A resolved cell from its words; ``device`` auto is CUDA where a GPU is visible, else the CPU."""
@@ -147,12 +150,14 @@ def plan(
     only: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
     shard: str | None = None,
+    engine: PlanEngine = "auto",
     policy: Policy | None = None,
     **overrides: Any,
 ) -> Plan:
     """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
 
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
+    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula.
     """
     from vramprobe.measure import environment, runner
     from vramprobe.plan import plan_sweep
@@ -163,7 +168,7 @@ def plan(
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
         job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate,
-        trace=job.trace,
+        trace=job.trace(engine),
     )  # fmt: skip
 
 
@@ -178,6 +183,7 @@ def run(
     only: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
     shard: str | None = None,
+    engine: PlanEngine = "formula",
     policy: Policy | None = None,
     timeout_seconds: float | None = None,
     max_seconds: float = math.inf,
@@ -188,7 +194,8 @@ def run(
 ) -> RunSummary:
     """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of.
 
-    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``.
+    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
+    simulate cells without arithmetic, unless ``engine`` is auto.
     """
     from vramprobe.measure import runner
     from vramprobe.measure.limits import limits
@@ -196,7 +203,7 @@ def run(
     job = _job(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(
         job.sweep, job.folder, card=job.card, fit=job.fit, rate=job.rate, policy=policy, on_event=on_event,
-        trace=job.trace,
+        trace=job.trace(engine),
         limits=limits(job.rate, timeout_seconds=timeout_seconds, max_seconds=max_seconds, max_dollars=max_dollars,
                       max_cells=max_cells),
     )  # fmt: skip
@@ -213,11 +220,14 @@ class _Job(NamedTuple):
     fit: MemoryModel | None
     rate: Rate | None
 
-    @property
-    def trace(self) -> TraceEngine:
-        """The simulation on this card, for cells without arithmetic."""
+    def trace(self, engine: PlanEngine) -> TraceEngine | None:
+        """The simulation on this card, for cells without arithmetic; None where only arithmetic is wanted."""
         from vramprobe.simulate.engine import predict_many
 
+        if engine not in get_args(PlanEngine):
+            raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(PlanEngine))}")
+        if engine == "formula":
+            return None
         return functools.partial(predict_many, gpu=self.card and self.card.gpu, model=self.fit)
 
 

@@ -48,6 +48,9 @@ SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
 SweepFit = Annotated[Path | None, typer.Option("--fit", help="What predicts (the folder's fit.json, else arithmetic).")]
 Price = Annotated[float | None, typer.Option(help="Dollars per hour of the GPU (the catalog's cheapest on demand).")]
 Provider = Annotated[str | None, typer.Option(help="Take the price of this provider from the catalog.")]
+PlanEngine = Annotated[
+    str | None, typer.Option(help="auto: simulate cells without arithmetic (plan, dry run) | formula: do not (run).")
+]
 Only = Annotated[list[str] | None, typer.Option(help="Only cells whose id has this in it, or fits it with * and ?.")]
 Skip = Annotated[list[str] | None, typer.Option(help="No cell whose id has this in it, or fits it with * and ?.")]
 Shard = Annotated[str | None, typer.Option(help="i/n: every n-th cell from the i-th on, to share a sweep.")]
@@ -223,6 +226,7 @@ def plan(
     skip: Skip = None,
     shard: Shard = None,
     emulate_vram: EmulateVram = None,
+    engine: PlanEngine = None,
     audit: Audit = "5%",
     no_skip: NoSkip = False,
     replicate: Replicate = "0%",
@@ -232,7 +236,7 @@ def plan(
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
     planned = api.plan(
         sweep, gpu=gpu, out=out, device=device, fit=fit, usd_per_hour=price, provider=provider, only=only or (),
-        skip=skip or (), shard=shard, emulate_vram=emulate_vram,
+        skip=skip or (), shard=shard, emulate_vram=emulate_vram, engine=engine or "auto",
         policy=_policy(audit, no_skip, replicate, retry_quarantined),
     )  # fmt: skip
     display.print_plan(planned, as_json=json_output)
@@ -250,6 +254,7 @@ def run(
     skip: Skip = None,
     shard: Shard = None,
     emulate_vram: EmulateVram = None,
+    engine: PlanEngine = None,
     audit: Audit = "5%",
     no_skip: NoSkip = False,
     replicate: Replicate = "0%",
@@ -274,12 +279,12 @@ def run(
         "max_dollars": budget, "max_cells": limit,
     }  # fmt: skip
     if dry_run:
-        planned = api.plan(sweep, **job)
+        planned = api.plan(sweep, **job, engine=engine or "auto")
         check_limits(planned.rate, **limits)
         display.print_plan(planned, as_json=json_output)
         return
     with live.sweep_progress(as_json=json_output) as on_event:
-        summary = api.run(sweep, **job, **limits, on_event=on_event)
+        summary = api.run(sweep, **job, **limits, engine=engine or "formula", on_event=on_event)
     live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])

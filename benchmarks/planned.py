@@ -1,7 +1,8 @@
 """Rebuild what each sweep file says it takes and costs: ``python benchmarks/planned.py`` (``make readme``).
 
-A file of configs/sweeps may hold a comment ``# planned: vramprobe plan FILE --gpu GPU``; the comment lines under it are
-what that command ends with, one statement a line. ``--check`` changes nothing and fails when one is stale.
+A file of configs/sweeps may hold a comment ``# planned: vramprobe plan FILE --gpu GPU --engine formula``; the comment
+lines under it are what that command ends with, one statement a line. ``--check`` changes nothing and fails when one is
+stale.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from vramprobe.display import plan_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMMENT = re.compile(
-    r"^# planned: (?P<command>vramprobe plan configs/sweeps/\S+ --gpu (?P<gpu>\S+))\n(?:#   .*\n)*", re.M
+    r"^# planned: (?P<command>vramprobe plan configs/sweeps/\S+ --gpu (?P<gpu>\S+) --engine formula)\n(?:#   .*\n)*",
+    re.M,
 )
 
 
@@ -23,7 +25,7 @@ def planned(path: Path) -> str:
     """The file with its comments made anew; planned without a fit and without records."""
 
     def replace(match: re.Match[str]) -> str:
-        words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere"))
+        words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere", engine="formula"))
         lines = "".join(f"#   {statement}\n" for statement in words.split("; "))
         return f"# planned: {match['command']}\n{lines}"
 

@@ -107,10 +107,26 @@ def main() -> None:
               row.get("worst_phase", ""), row.get("simulated_seconds", ""), row.get("why", ""), flush=True)  # fmt: skip
         if not words.only:
             write(rows)
-    compared = [row for row in rows if "worst_error_percent" in row]
-    errors = [abs(float(row["worst_error_percent"])) for row in compared]
-    print(f"{len(compared)} of {len(rows)} cells compared; worst phase of each: mean {statistics.mean(errors):.3f} %, "
-          f"worst {max(errors):.3f} %", file=sys.stderr)  # fmt: skip
+    text = summary(rows)
+    if not words.only:
+        TABLE.with_suffix(".md").write_text(text)
+    print(text, file=sys.stderr)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """A line for each model and for all: the error of the run's peak, and of the worst of each cell's phases."""
+    compared = [row for row in rows if row.get("worst_error_percent") not in (None, "")]
+    lines = ["# Simulated against measured, on the CPU\n",
+             "| model | cells | peak of the run: mean, worst, % | worst phase of each: mean, worst, % |",
+             "| --- | ---: | ---: | ---: |"]  # fmt: skip
+    for name in [*MODELS, "all"]:
+        group = [row for row in compared if name in ("all", row["cell"].split("@")[0])]
+        if group:
+            both = [[abs(float(row[f"{what}_error_percent"])) for row in group] for what in ("peak", "worst")]
+            cells = [f"{statistics.mean(errors):.4f}, {max(errors):.2f}" for errors in both]
+            lines.append(f"| {name} | {len(group)} | {cells[0]} | {cells[1]} |")
+    missing = len(rows) - len(compared)
+    return "\n".join([*lines, f"\n{missing} cells could not be compared." if missing else ""]).rstrip() + "\n"
 
 
 def write(rows: list[dict[str, Any]]) -> None:

@@ -143,7 +143,7 @@ def test_reserved_and_device_tiers_are_learnt_where_the_records_have_them() -> N
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"instrument": "simulated"}, "instrument is 'cpu' in .* and 'simulated'"),
+        ({"instrument": "cuda"}, "instrument is 'cpu' in .* and 'cuda'"),
         (
             {"environment": make_environment(device_name="Other CPU")},
             "device_name is 'Test CPU.*' in .* and 'Other CPU'",
@@ -155,6 +155,16 @@ def test_mixed_records_are_refused(overrides: dict[str, Any], message: str) -> N
     records = [synthetic(spec, {}) for spec in specs()[:6]]
     with pytest.raises(IncomparableRecords, match=message):
         fit([*records, synthetic(specs()[7], {}, **overrides)])
+
+
+def test_what_was_simulated_is_left_out_and_counted() -> None:
+    measured = [synthetic(spec, {}) for spec in specs()]
+    simulated = [make_record(spec, instrument="simulated") for spec in specs()[:2]]
+    with_both, without = fit([*simulated, *measured]), fit(measured)
+    assert with_both.left_out == {"simulated: predicted, not measured": 2}
+    assert with_both.model_copy(update={"left_out": {}}) == without
+    with pytest.raises(FitError, match="2 left out: simulated: predicted, not measured"):
+        fit(simulated)
 
 
 def test_differing_patch_versions_are_a_warning() -> None:

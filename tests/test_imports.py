@@ -116,9 +116,11 @@ LIGHT = "import sys; from vramprobe.cli import main; sys.argv[1:] = {words!r}\nt
 @pytest.mark.parametrize("words", [
     ["--help"],
     ["measure", "--help"],
+    ["simulate", "--help"],
     ["models"],
     ["gpus"],
     ["plan", "configs/sweeps/quickstart.yaml", "--device", "cpu"],
+    ["claims", "--id", "L1-12", "--id", "O5-15"],
     ["check", str(ROOT.parent / "results" / "cpu" / "quickstart")],
     ["calibrate", str(ROOT.parent / "results" / "cpu" / "quickstart")],
     ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64"],

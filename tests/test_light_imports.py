@@ -17,6 +17,7 @@ LIGHT = (
     "table",
     "check",
     "report",
+    "report.timeline_file",
     "resume",
     "duration",
     "skip",
@@ -24,6 +25,7 @@ LIGHT = (
     "formulas",
     "recalibrate",
     "calibrate",
+    "claims",
 )
 
 

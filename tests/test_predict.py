@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 
 import pytest
-from factories import make_spec
+from factories import make_oom, make_record, make_spec
 from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
 
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.fit import fit
 from vramprobe.memory_model import MemoryModel, Spread
-from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
+from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict, verdict_on_simulated
+from vramprobe.record import Invalid, Peak
 from vramprobe.spec import resolve
 from vramprobe.units import GIB
 
@@ -160,3 +163,28 @@ def test_a_deep_model_takes_milliseconds() -> None:
     began = time.perf_counter()
     predict(spec)
     assert time.perf_counter() - began < 0.2
+
+
+@pytest.mark.parametrize(
+    ("tiers", "answer", "said"),
+    [
+        ({}, "fits", "predicted allocated memory, 1.00 GiB set aside for the CUDA context: 20.00 GiB of 22.99 GiB"),
+        ({"reserved_bytes": 22 * GIB}, "tight", "predicted reserved memory, .*: 22.00 GiB of 22.99 GiB"),
+        ({"reserved_bytes": 23 * GIB}, "does not fit", "predicted reserved memory, .*: 23.00 GiB of 22.99 GiB"),
+        ({"reserved_bytes": 21 * GIB, "device_bytes": 24 * GIB}, "does not fit", "device memory: 24.00 GiB of 23.99"),
+    ],
+)
+def test_a_simulated_peak_is_judged_by_the_outermost_tier_known(tiers: dict[str, int], answer: str, said: str) -> None:
+    peak = Peak(phase="backward", step=2, allocated_bytes=20 * GIB, load_allocated_bytes=1, **tiers)
+    judged = verdict_on_simulated(make_record(instrument="simulated", peak=peak), find_gpu("RTX-4090"))
+    assert judged.verdict == answer
+    assert re.search(said, judged.reason)
+
+
+def test_a_simulation_that_ran_out_of_memory_does_not_fit() -> None:
+    judged = verdict_on_simulated(make_oom(make_spec(), instrument="simulated"), find_gpu("RTX-4090"))
+    assert (judged.verdict, judged.needed_bytes.low) == ("does not fit", 24 * GIB)
+    assert "ran out in backward of step 1" in judged.reason
+    invalid = make_record(instrument="simulated", outcome=Invalid(reasons=["open"]), peak=make_record().peak)
+    with pytest.raises(VramprobeError, match="RTX 4090 is not known: the simulation ended as invalid"):
+        verdict_on_simulated(invalid, find_gpu("RTX-4090"))

@@ -318,7 +318,7 @@ def test_a_long_failure_is_shortened_only_in_markdown(tmp_path: Path) -> None:
 def test_what_cannot_be_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there are no results at"):
         report(tmp_path / "nowhere", tmp_path / "out")
-    mixed = [make_record(), make_record(make_spec(seq_len=8), instrument="simulated")]
+    mixed = [make_record(), make_record(make_spec(seq_len=8), instrument="cuda")]
     results = save(tmp_path / "results", mixed)
     with pytest.raises(IncomparableRecords, match="instrument"):
         report(results, tmp_path / "out")
@@ -327,6 +327,22 @@ def test_what_cannot_be_reported(tmp_path: Path) -> None:
     good = save(tmp_path / "good", [make_record()])
     with pytest.raises(StoreError, match=r"cannot write the report to .*file: .*choose another folder"):
         report(good, tmp_path / "file")
+
+
+def test_what_was_simulated_is_left_out_and_counted(tmp_path: Path) -> None:
+    """Of a cell that was measured too, and of one that was not; a later one does not take a measurement's place."""
+    measured, other = make_record(), make_spec(seq_len=8)
+    simulated = {"instrument": "simulated", "started_at": "2027-01-01T00:00:00Z"}
+    predicted = [make_record(attempt_id="one", **simulated), make_record(other, attempt_id="two", **simulated)]
+    report(save(tmp_path / "results", [measured, *predicted]), tmp_path / "out")
+    page = (tmp_path / "out" / "measured.md").read_text()
+    assert "- left out: 2 simulated records (predicted, not measured)\n" in page
+    assert "- 1 records of 1 cells\n" in page
+    table = (tmp_path / "out" / "measured.csv").read_text()
+    assert measured.fingerprint in table
+    assert other.fingerprint not in table
+    with pytest.raises(StoreError, match=r"nothing was measured in .*: its 2 records are simulated"):
+        report(save(tmp_path / "simulated", predicted), tmp_path / "none")
 
 
 def test_summaries_without_predictions_are_none() -> None:

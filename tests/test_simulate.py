@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from typing import Any, get_args
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from factories import TINY_LLAMA, make_spec
@@ -13,8 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vramprobe.measure.trace import lifetimes
 from vramprobe.measure.worker import run_cell
 from vramprobe.record import record_from_json
+from vramprobe.simulate import run
+from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.recorder import Recorder
-from vramprobe.simulate.run import NotSimulated, simulate
+from vramprobe.simulate.reserved import reserve
+from vramprobe.simulate.run import NotSimulated, Simulation, simulate
 from vramprobe.spec import CellSpec, Method, Optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # measured
@@ -58,9 +63,9 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def cell(family: str, **options: Any) -> CellSpec:
+def cell(family: str, *, config: dict[str, Any] | None = None, **options: Any) -> CellSpec:
     words = {"batch_size": 3, "seq_len": 48, "timing_steps": 0} | options
-    return CellSpec(**(make_spec(**words).model_dump() | {"architecture": FAMILIES[family]}))
+    return CellSpec(**(make_spec(**words).model_dump() | {"architecture": FAMILIES[family] | (config or {})}))
 
 
 @pytest.mark.parametrize(("family", "options"), CELLS, ids=lambda value: value if isinstance(value, str) else None)
@@ -115,32 +120,57 @@ DEEP: list[tuple[str, dict[str, Any]]] = [
     ("llama", QLORA | {"gradient_checkpointing": True}),
     ("gpt2", FP32 | {"optim": "adamw_torch"}),
     ("opt", FP32 | LORA | {"attn": "eager", "grad_accum": 2}),
-    (
-        "gpt_neox",
-        {"dtype": "fp32", "autocast": "bf16", "seq_len": 4},
-    ),  # the peak moves from the logits to the gradients
+    # The peak moves from the logits to the gradients.
+    ("gpt_neox", {"dtype": "fp32", "autocast": "bf16", "seq_len": 4}),
+    # What ends a layer's backward is like what began it in size alone: the repeated block must be turned.
+    ("llama", LORA | {"config": {"num_key_value_heads": 4}}),
 ]
 
 
 @pytest.mark.parametrize(("family", "options"), DEEP, ids=lambda value: value if isinstance(value, str) else None)
 def test_a_deep_model_is_put_together_from_shallow_ones(family: str, options: dict[str, Any]) -> None:
-    spec = cell(family, **options)
     depth = {"num_hidden_layers": 9, "n_layer": 9}
-    spec = spec.model_copy(update={"architecture": FAMILIES[family] | depth})
+    spec = cell(family, **(options | {"config": depth | options.get("config", {})}))
     assembled, whole = simulate(spec), simulate(spec, depth="full")
-    assert assembled.history is None, "the layers did not repeat"
+    assert assembled.history is not None, "a phase did not repeat"
     assert whole.history is not None
+    for mark, made, seen in zip(whole.history.marks, *map(scripts_of, (assembled.history, whole.history)), strict=True):
+        assert made.codes.tolist() == seen.codes.tolist(), (mark.name, mark.step)
+        assert made.ranks.tolist() == seen.ranks.tolist(), (mark.name, mark.step)
+    keeps_its_books(assembled)
+    phases = whole.record.phases
+    assert reserve(phases, assembled.history) == reserve(phases, whole.history)
     assert assembled.record.phases == whole.record.phases
     assert assembled.record.ledger == whole.record.ledger
     assert assembled.record.facts == whole.record.facts
 
 
+def keeps_its_books(simulation: Simulation) -> None:
+    """Each free takes back a living block, once and whole; the bytes alive are the record's."""
+    history = simulation.history
+    assert history is not None
+    alive: dict[int, tuple[int, int]] = {}
+    for size, block, cause in zip(*(one.tolist() for one in (history.size_bytes, history.blocks, history.causes)),
+                                  strict=True):  # fmt: skip
+        if size > 0:
+            assert block not in alive
+            alive[block] = (size, cause)
+        else:
+            assert alive.pop(block) == (-size, cause)
+    totals = [0, *np.cumsum(history.size_bytes).tolist()]
+    for mark, phase in zip(history.marks, simulation.record.phases, strict=False):
+        assert totals[mark.events.stop] == phase.allocated_end_bytes
+        assert max(totals[mark.events.start : mark.events.stop + 1]) == phase.allocated_peak_bytes
+    assert [mark.events.start for mark in history.marks] == [0, *(mark.events.stop for mark in history.marks[:-1])]
+    assert len(set(history.blocks[history.size_bytes > 0].tolist())) == (history.size_bytes > 0).sum()
+
+
 def test_layers_that_do_not_repeat_are_all_run() -> None:
     kinds = ["full_attention"] * 6 + ["sliding_attention"] * 2
-    spec = cell("llama", seq_len=64)
-    config = FAMILIES["gemma3_text"] | {"num_hidden_layers": 8, "layer_types": kinds, "sliding_window": 16}
-    spec = spec.model_copy(update={"architecture": config})
-    assert simulate(spec).history is not None
+    config = {"num_hidden_layers": 8, "layer_types": kinds, "sliding_window": 16}
+    spec = cell("gemma3_text", seq_len=64, config=config)
+    with patch.object(run, "deepen", side_effect=AssertionError("taken for a model of layers that repeat")):
+        assert simulate(spec).history is not None
 
 
 # -- the recorder ------------------------------------------------------------------------------------------------------

@@ -148,13 +148,16 @@ def test_int8_weights_are_a_byte_and_a_row_scale() -> None:
     assert record.facts.quantised_weights_bytes == QUANTISED + 4 * rows
 
 
-@pytest.mark.parametrize(("kbit_prep", "others", "adapters", "residual"), [
-    ("none", 2 * OTHERS, 4, "bfloat16"),
-    ("peft", 4 * OTHERS, 4, "float32"),
-    ("trl", 2 * (OTHERS - H * (2 * LAYERS + 1)) + 4 * H * (2 * LAYERS + 1), 2, "float32"),
+@pytest.mark.parametrize(("kbit_prep", "lora_dtype", "others", "adapters", "residual"), [
+    ("none", None, 2 * OTHERS, 4, "bfloat16"),
+    ("peft", None, 4 * OTHERS, 4, "float32"),
+    ("trl", None, 2 * (OTHERS - H * (2 * LAYERS + 1)) + 4 * H * (2 * LAYERS + 1), 2, "float32"),
+    ("trl", "fp32", 2 * (OTHERS - H * (2 * LAYERS + 1)) + 4 * H * (2 * LAYERS + 1), 4, "float32"),
 ])  # fmt: skip
-def test_kbit_preparation_decides_the_residual(kbit_prep: str, others: int, adapters: int, residual: str) -> None:
-    record = measured(method="qlora", kbit_prep=kbit_prep, lora_r=RANK)
+def test_kbit_preparation_decides_the_residual(
+    kbit_prep: str, lora_dtype: str | None, others: int, adapters: int, residual: str
+) -> None:
+    record = measured(method="qlora", kbit_prep=kbit_prep, lora_dtype=lora_dtype, lora_r=RANK)
     assert record.ledger.weights_bytes - record.facts.quantised_weights_bytes == others + adapters * LORA + ROTARY
     assert record.facts.residual_dtype == residual
 

@@ -2,7 +2,7 @@
 
 The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
 ``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
-in the worker's process only.
+in the worker's process only, simulating in this one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec, store, sweep
-from vramprobe.errors import SpecError
+from vramprobe.errors import SpecError, StoreError, VramprobeError
 
 if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
     from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
+    from vramprobe.claims import Judgement
     from vramprobe.evaluate import Evaluation, LeaveOut
     from vramprobe.largest import Judge, Largest
     from vramprobe.measure.doctor import Diagnosis
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from vramprobe.predict import Engine, Prediction
     from vramprobe.record import RunRecord
     from vramprobe.sharding import MinGpus, Sharding
+    from vramprobe.simulate.run import Simulation
+
+#: Whether cells without arithmetic are simulated where a sweep is planned.
+PlanEngine = Literal["auto", "formula"]
 
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
@@ -73,6 +78,70 @@ def measure(*, timeout_seconds: float | None = None, save: str | Path | None = N
     return record
 
 
+def simulate(
+    *,
+    device: str = "auto",
+    gpu: str | None = None,
+    depth: Literal["auto", "full"] = "auto",
+    timeline: str | Path | None = None,
+    save: str | Path | None = None,
+    **options: Any,
+) -> RunRecord:
+    """The record of a cell on fake tensors, on any machine: a prediction, and no measurement.
+
+    ``device`` auto is CUDA. ``gpu``: as on this GPU of the catalog. ``timeline``: where to write the steady step's live
+    memory, .html or .png; runs every layer where the events of a deep model are not known otherwise. Appended to
+    ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not covered.
+    """
+    from vramprobe.report import timeline_file
+    from vramprobe.resume import open_journal
+
+    if depth not in ("auto", "full"):
+        raise SpecError(f"depth {depth!r} is not known; use auto or full")
+    if gpu and device == "cpu":
+        raise SpecError(f"a simulation for {gpu} is one for device cuda, and cpu was given; drop one of them")
+    card = catalog.find_gpu(gpu) if gpu else None
+    one = cell(device="cuda" if device == "auto" else device, **options)
+    if timeline is not None:
+        timeline_file.require_writable(timeline)
+    if save is not None:
+        store.require_writable(save)
+        if open_journal(save).attempts:
+            raise StoreError(f"{save} holds what was measured; name another file for what is simulated")
+    simulation = _simulated(one, card, depth, with_history=timeline is not None)
+    if save is not None:
+        store.append(save, simulation.record)
+    if timeline is not None:
+        from vramprobe.report.timeline import timeline_of
+
+        assert simulation.history is not None
+        timeline_file.write(timeline_of(simulation.record, simulation.history), timeline)
+    return simulation.record
+
+
+def _simulated(
+    one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], *, with_history: bool
+) -> Simulation:
+    """Raises VramprobeError also where the model's own code cannot run on tensors that have no values."""
+    from vramprobe.measure.isolation import require_packages
+
+    require_packages([one], with_device=False)
+    try:
+        from vramprobe.simulate.run import simulate
+
+        simulation = simulate(one, gpu=card, depth=depth)
+        if with_history and simulation.history is None:
+            simulation = simulate(one, gpu=card, depth="full")
+        return simulation
+    except (VramprobeError, AssertionError):
+        raise
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise VramprobeError(
+            f"{one.cell_id} cannot be simulated ({type(error).__name__}: {said}); it may be measured all the same"
+        ) from error
+
+
 def plan(
     path: str | Path,
     *,
@@ -85,12 +154,14 @@ def plan(
     only: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
     shard: str | None = None,
+    engine: PlanEngine = "auto",
     policy: Policy | None = None,
     **overrides: Any,
 ) -> Plan:
     """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
 
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
+    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula.
     """
     from vramprobe.measure import environment, runner
     from vramprobe.plan import plan_sweep
@@ -101,7 +172,7 @@ def plan(
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
         job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate,
-        trace=job.trace,
+        trace=job.trace(engine),
     )  # fmt: skip
 
 
@@ -116,6 +187,7 @@ def run(
     only: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
     shard: str | None = None,
+    engine: PlanEngine = "formula",
     policy: Policy | None = None,
     timeout_seconds: float | None = None,
     max_seconds: float = math.inf,
@@ -126,7 +198,8 @@ def run(
 ) -> RunSummary:
     """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of.
 
-    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``.
+    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
+    simulate cells without arithmetic, unless ``engine`` is auto.
     """
     from vramprobe.measure import runner
     from vramprobe.measure.limits import limits
@@ -134,7 +207,7 @@ def run(
     job = _job(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(
         job.sweep, job.folder, card=job.card, fit=job.fit, rate=job.rate, policy=policy, on_event=on_event,
-        trace=job.trace,
+        trace=job.trace(engine),
         limits=limits(job.rate, timeout_seconds=timeout_seconds, max_seconds=max_seconds, max_dollars=max_dollars,
                       max_cells=max_cells),
     )  # fmt: skip
@@ -151,11 +224,14 @@ class _Job(NamedTuple):
     fit: MemoryModel | None
     rate: Rate | None
 
-    @property
-    def trace(self) -> TraceEngine:
-        """The simulation on this card, for cells without arithmetic."""
+    def trace(self, engine: PlanEngine) -> TraceEngine | None:
+        """The simulation on this card, for cells without arithmetic; None where only arithmetic is wanted."""
         from vramprobe.simulate.engine import predict_many
 
+        if engine not in get_args(PlanEngine):
+            raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(PlanEngine))}")
+        if engine == "formula":
+            return None
         return functools.partial(predict_many, gpu=self.card and self.card.gpu, model=self.fit)
 
 
@@ -397,11 +473,37 @@ def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = Non
     return calibrate_records(store.read(results).records, _model(fit))
 
 
+def claims(
+    ids: Sequence[str] = (),
+    *,
+    topics: Sequence[str] = (),
+    gpu: str | None = None,
+    results: str | Path | None = None,
+    out: str | Path | None = None,
+) -> list[Judgement]:
+    """The published claims with these ids, of these topics or on this GPU, judged; all 135 unless told.
+
+    Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for Markdown, CSV and JSON.
+    """
+    from vramprobe.claims import judge_claims
+
+    records = store.read(results, allow_empty=True).records if results is not None else ()
+    judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
+    if out is not None:
+        from vramprobe.report import write_files
+        from vramprobe.report.claims import text_files
+
+        words = [*(f"--id {name}" for name in ids), *(f"--topic {name}" for name in topics)]
+        words += [f"--gpu {gpu}"] * bool(gpu) + [f"--results {results}"] * bool(results)
+        write_files(Path(out), text_files(judged, " ".join(["vramprobe claims", *words, f"-o {out}"])))
+    return judged
+
+
 def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:
     """Write tables and a plot from the records under ``results``, with predictions where a fit is given."""
-    from vramprobe.report import report as write
+    from vramprobe.report import report as write_report
 
-    return write(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    return write_report(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
 
 
 def models() -> list[catalog.ModelEntry]:

@@ -134,7 +134,7 @@ def readable(file: Path) -> tuple[Sequence[RunRecord], list[Doubt]]:
         doubts.append(("error", "the file holds no record; delete it, or run its sweep"))
     if contents.torn_tail is not None:
         doubts.append(("warning", f"{contents.torn_tail}; resume the sweep, or delete that piece of a line"))
-    ended = {record.fingerprint for record in contents.records}
+    ended = {record.fingerprint for record in contents.records if record.is_measured}
     if lost := list(
         {one.fingerprint: one.cell_id for one in contents.unfinished if one.fingerprint not in ended}.values()
     ):
@@ -177,6 +177,15 @@ def identity(record: RunRecord) -> Iterator[Doubt]:
         yield (
             "error",
             f"the instrument is {record.instrument}, but the cell is for device {spec.device}; {_MEASURE_AGAIN}",
+        )
+
+
+def measured(record: RunRecord) -> Iterator[Doubt]:
+    """An instrument watched a run: results hold no predictions."""
+    if not record.is_measured:
+        yield (
+            "error",
+            "simulated: a prediction, no measurement. fit, report and run leave it out; keep it in a file of its own",
         )
 
 
@@ -299,16 +308,15 @@ def composition(record: RunRecord) -> Iterator[Doubt]:
 def _traced_peaks(record: RunRecord) -> dict[str, int]:
     """Tier → the peak that the allocation trace must have reached (measure/cpu.py, measure/cuda.py).
 
-    The CPU's trace covers the run, in allocated bytes. On cuda one more steady step is traced, in requested bytes, or
-    in allocated ones where torch's history holds those.
+    The trace of the CPU and of a simulation covers the run. On cuda one more steady step is traced,
+    in requested bytes, or in allocated ones where torch's history holds those.
     """
     training = [phase for phase in record.phases if phase.name in TRAINING_PHASES]
-    if record.instrument == "cpu":
-        return {"allocated": max(phase.allocated_peak_bytes for phase in training)}
-    last = [phase for phase in training if phase.step == record.spec.steps]
-    requested = [phase.requested_peak_bytes for phase in last if phase.requested_peak_bytes is not None]
+    covers_the_run = record.instrument != "cuda"
+    traced = [phase for phase in training if covers_the_run or phase.step == record.spec.steps]
+    requested = [phase.requested_peak_bytes for phase in traced if phase.requested_peak_bytes is not None]
     return ({"requested": max(requested)} if requested else {}) | {
-        "allocated": max(phase.allocated_peak_bytes for phase in last)
+        "allocated": max(phase.allocated_peak_bytes for phase in traced)
     }
 
 
@@ -332,7 +340,9 @@ def outcomes(entries: Sequence[Entry]) -> Iterator[PlacedDoubt]:
     """
     for folder_entries in _by_folder(entries).values():
         records = [entry.record for entry in folder_entries]
-        finished = {record.fingerprint for record in records if record.outcome.kind in store.FINISHED}
+        finished = {
+            record.fingerprint for record in records if record.is_measured and record.outcome.kind in store.FINISHED
+        }
         for entry in folder_entries:
             outcome = entry.record.outcome
             if outcome.kind == "invalid" and not outcome.reasons:
@@ -380,7 +390,7 @@ def replicates(entries: Sequence[Entry]) -> Iterator[PlacedDoubt]:
 def environment(entries: Sequence[Entry]) -> Iterator[PlacedDoubt]:
     """One folder, one way of measuring: instrument, device, driver and libraries."""
     for folder, folder_entries in _by_folder(entries).items():
-        records = [entry.record for entry in folder_entries]
+        records = [entry.record for entry in folder_entries if entry.record.is_measured]
         packages = sorted({package for record in records for package in record.environment.versions})
         for key in ("instrument", "device_name", "driver_version", "cuda_version", "num_threads", *packages):
             # What a record does not know differs from nothing, except where fit and report would refuse it.
@@ -420,7 +430,7 @@ def _attempts_by_context(entries: Sequence[Entry]) -> list[list[Entry]]:
     for entry in entries:
         record = entry.record
         machine = record.environment
-        if record.outcome.kind == "ok" and record.peak is not None:
+        if record.is_measured and record.outcome.kind == "ok" and record.peak is not None:
             libraries = tuple(sorted(item for item in machine.versions.items() if item[0] != "vramprobe"))
             context = (record.instrument, machine.device_name, machine.driver_version, machine.cuda_version,
                        machine.alloc_conf, _num_threads(record), libraries)  # fmt: skip
@@ -438,7 +448,7 @@ def _code_of(record: RunRecord) -> tuple[Any, ...]:
     return machine.versions.get("vramprobe"), machine.commit, machine.dirty
 
 
-RULES_OF_A_RECORD = (identity, complete, code)
+RULES_OF_A_RECORD = (identity, measured, complete, code)
 RULES_OF_A_MEASUREMENT = (tiers, steady, ledger, peak, composition, retries)
 RULES_OF_SEVERAL = (outcomes, replicates, environment)
 #: Every rule by name, in the order of this module.

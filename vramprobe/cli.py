@@ -50,6 +50,9 @@ SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
 SweepFit = Annotated[Path | None, typer.Option("--fit", help="What predicts (the folder's fit.json, else arithmetic).")]
 Price = Annotated[float | None, typer.Option(help="Dollars per hour of the GPU (the catalog's cheapest on demand).")]
 Provider = Annotated[str | None, typer.Option(help="Take the price of this provider from the catalog.")]
+PlanEngine = Annotated[
+    str | None, typer.Option(help="auto: simulate cells without arithmetic (plan, dry run) | formula: do not (run).")
+]
 Only = Annotated[list[str] | None, typer.Option(help="Only cells whose id has this in it, or fits it with * and ?.")]
 Skip = Annotated[list[str] | None, typer.Option(help="No cell whose id has this in it, or fits it with * and ?.")]
 Shard = Annotated[str | None, typer.Option(help="i/n: every n-th cell from the i-th on, to share a sweep.")]
@@ -88,7 +91,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "num_layers": (int, "Cut the architecture to its first layers; the record says so."),
     "weights": (str, f"{_choices(spec.Weights)} (random: memory does not depend on the values)."),
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
-    "device": (str, "auto | cuda | cpu (auto; predict: cuda, or the fit's own)."),
+    "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
     "emulate_vram": (str, "Hold the rest of the card: a size such as 24GiB, or a GPU such as RTX-4090."),
     "steps": (int, "Traced steps, at least 3 (3)."),
@@ -210,6 +213,36 @@ def measure(
 
 
 @app.command()
+@_takes_a_cell
+def simulate(
+    cell: dict[str, Any],
+    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw the steady step's live memory by cause: FILE.html or FILE.png.")
+    ] = None,
+    depth: Annotated[str, typer.Option(help="auto | full: run each layer, or a few where they repeat.")] = "auto",
+    save: Annotated[Path | None, typer.Option(help="Append the record to this .jsonl file.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Run one cell on fake tensors, any size on any machine: predicted memory, phase by phase, nothing measured."""
+    from vramprobe.catalog import find_gpu
+    from vramprobe.predict import verdict_on_simulated
+
+    card = find_gpu(gpu) if gpu else None
+    with display.working("simulating on fake tensors"):
+        record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
+    ended = record.outcome.kind in ("ok", "oom")
+    judged = verdict_on_simulated(record, card) if card and ended else None
+    if json_output and judged:
+        print(json.dumps(record.model_dump(mode="json") | {"verdict": judged.model_dump(mode="json")}))
+    elif json_output:
+        print(record.to_json_line())
+    else:
+        display.print_simulation(record, judged, timeline)
+    raise typer.Exit(0 if ended else 1)
+
+
+@app.command()
 def plan(
     sweep: SweepFile,
     gpu: Annotated[str | None, typer.Option(help="Plan for this GPU of `vramprobe gpus`, wherever you are.")] = None,
@@ -222,6 +255,7 @@ def plan(
     skip: Skip = None,
     shard: Shard = None,
     emulate_vram: EmulateVram = None,
+    engine: PlanEngine = None,
     audit: Audit = "5%",
     no_skip: NoSkip = False,
     replicate: Replicate = "0%",
@@ -231,7 +265,7 @@ def plan(
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
     planned = api.plan(
         sweep, gpu=gpu, out=out, device=device, fit=fit, usd_per_hour=price, provider=provider, only=only or (),
-        skip=skip or (), shard=shard, emulate_vram=emulate_vram,
+        skip=skip or (), shard=shard, emulate_vram=emulate_vram, engine=engine or "auto",
         policy=_policy(audit, no_skip, replicate, retry_quarantined),
     )  # fmt: skip
     display.print_plan(planned, as_json=json_output)
@@ -249,6 +283,7 @@ def run(
     skip: Skip = None,
     shard: Shard = None,
     emulate_vram: EmulateVram = None,
+    engine: PlanEngine = None,
     audit: Audit = "5%",
     no_skip: NoSkip = False,
     replicate: Replicate = "0%",
@@ -273,12 +308,12 @@ def run(
         "max_dollars": budget, "max_cells": limit,
     }  # fmt: skip
     if dry_run:
-        planned = api.plan(sweep, **job)
+        planned = api.plan(sweep, **job, engine=engine or "auto")
         check_limits(planned.rate, **limits)
         display.print_plan(planned, as_json=json_output)
         return
     with live.sweep_progress(as_json=json_output) as on_event:
-        summary = api.run(sweep, **job, **limits, on_event=on_event)
+        summary = api.run(sweep, **job, **limits, engine=engine or "formula", on_event=on_event)
     live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])
@@ -436,6 +471,20 @@ def calibrate(
         _print_json(calibration.model_dump(mode="json"))
     else:
         display.print_calibration(calibration)
+
+
+@app.command()
+def claims(
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Only the claim with this id, such as L1-06.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only claims of this topic, such as memory.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Only claims that name this GPU.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Records that go before predictions where comparable.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for claims.md, .csv and .json.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Give each published claim a verdict, with our figure and the command that reproduces it."""
+    judged = api.claims(ids or (), topics=topic or (), gpu=gpu, results=results, out=out)
+    display.print_claims(judged, out, as_json=json_output)
 
 
 @app.command()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport, Finding
+    from vramprobe.claims import Judgement
     from vramprobe.evaluate import Evaluation
     from vramprobe.largest import Largest
     from vramprobe.measure.doctor import Diagnosis
@@ -69,10 +70,12 @@ def print_doctor(diagnosis: Diagnosis) -> None:
 
 
 def print_record(record: RunRecord) -> None:
-    """One measurement: the peak, its phase, and a bar for each cause."""
+    """One measurement or simulation: the peak, its phase, and a bar for each cause."""
     console = Console(highlight=False)
-    device = escape(record.environment.device_name)
-    console.print(f"[bold]{escape(record.cell_id)}[/]  ({record.instrument} instrument, {device})", soft_wrap=True)
+    how = f"{record.instrument} instrument, {escape(record.environment.device_name)}"
+    if not record.is_measured:
+        how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
+    console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
     if record.outcome.kind != "ok":
         console.print(f"[red]{record.outcome.kind}[/]: {escape(describe_outcome(record.outcome))}", soft_wrap=True)
     if record.peak is None or record.ledger is None:
@@ -97,6 +100,21 @@ def print_record(record: RunRecord) -> None:
     console.print()
 
 
+def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path | None = None) -> None:
+    """A simulated record, its warnings, the verdict for a GPU, a timeline's place; how long it took is for stderr."""
+    print_record(record)
+    console = Console(highlight=False)
+    for warning in record.warnings:
+        if not warning.startswith("simulated:"):  # said in the first line
+            console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+    _print_verdict(console, verdict)
+    if timeline is not None:
+        console.print(f"timeline written to {escape(str(timeline))}", soft_wrap=True)
+    if record.timing is not None:
+        told = f"simulated in {format_seconds(record.timing.total_seconds)}"
+        Console(stderr=True, highlight=False).print(told, style="dim")
+
+
 def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     """One prediction: the interval, the phase, a bar for each term, the verdict for a GPU."""
     console = Console(highlight=False)
@@ -114,8 +132,12 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     _print_bars(console, prediction.terms)
     for warning in prediction.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+    _print_verdict(console, verdict)
+
+
+def _print_verdict(console: Console, verdict: Verdict | None) -> None:
     if verdict is not None:
-        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({verdict.reason})", soft_wrap=True)
+        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})", soft_wrap=True)
 
 
 def print_largest(found: Largest) -> None:
@@ -291,6 +313,20 @@ def print_report(paths: Iterable[Path]) -> None:
         console.print(str(path), soft_wrap=True)
 
 
+def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) -> None:
+    """The verdicts as a table, and how many there are of each."""
+    from vramprobe.report import claims
+
+    if as_json:
+        print(claims.as_json(judged))
+        return
+    console = Console(highlight=False)
+    console.print(claims.table(judged))
+    console.print(claims.in_words(judged), soft_wrap=True)
+    if out is not None:
+        console.print(f"written to {escape(str(out))}", soft_wrap=True)
+
+
 def print_models(entries: Iterable[catalog.ModelEntry]) -> None:
     """The catalog's models."""
     table = Table(box=None, pad_edge=False)
@@ -406,7 +442,7 @@ def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
 
 def _print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:
     top = max(sizes.values(), default=0) or 1
-    width = max(len(name) for name in sizes)
+    width = max(map(len, sizes), default=0)
     total = sum(sizes.values()) or 1
     for name, size in sizes.items():
         bar = "█" * round(_BAR_WIDTH * size / top)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 from vramprobe import catalog
 from vramprobe.condition import parse_condition
 from vramprobe.errors import FitError, OutOfRange, SpecError, VramprobeError
-from vramprobe.fit import fit
+from vramprobe.fit import SIMULATED, fit
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
 from vramprobe.record import PhaseName, RunRecord
@@ -128,8 +128,12 @@ def evaluate(
     if leave_out is not None and leave_out not in _KEYS:
         raise SpecError(f"leave_out: {leave_out!r} given; allowed: {', '.join(_KEYS)}")
     records = list(latest_by_fingerprint(records).values())
-    measured = [record for record in records if record.outcome.kind in ("ok", "oom")]
-    left_out = Counter(f"outcome {record.outcome.kind}" for record in records if record not in measured)
+    measured = [record for record in records if record.is_measured and record.outcome.kind in ("ok", "oom")]
+    left_out = Counter(
+        f"outcome {record.outcome.kind}" if record.is_measured else SIMULATED
+        for record in records
+        if record not in measured
+    )
     require_comparable(measured)
     folds = _folds(measured, hold_out, leave_out, model)
     scores: list[Score] = []

@@ -31,6 +31,8 @@ from vramprobe.terms import Moment, moments
 if TYPE_CHECKING:
     import numpy as np
 
+#: Why a simulated record is left out.
+SIMULATED = "simulated: predicted, not measured"
 MIN_RECORDS = 4
 #: A coefficient outside these is no longer the physics it stands for.
 COEFFICIENT_BOUNDS = (0.8, 1.25)
@@ -123,6 +125,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
 def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     """(bytes, is a lower bound, why there is none)."""
     outcome = record.outcome
+    if not record.is_measured:
+        return None, False, SIMULATED
     if record.held_out:
         return None, False, "held out by its sweep"
     if outcome.kind == "ok" and record.peak is not None:

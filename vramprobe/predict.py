@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.memory_model import CHOICES, MemoryModel, peak_moment
-from vramprobe.record import PhaseName
+from vramprobe.record import PhaseName, RunRecord
 from vramprobe.spec import CellSpec
+from vramprobe.table import describe_outcome
 from vramprobe.terms import Moment, moments
 from vramprobe.units import GIB, format_bytes
 
@@ -162,21 +163,49 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
     CUDA context. Raises VramprobeError where the GPU's size is not known.
     """
-    usable = usable_bytes(gpu, device_is_known=prediction.device_bytes is not None, num_gpus=prediction.num_gpus)
-    if prediction.device_bytes is not None:
-        needed, basis = prediction.device_bytes, "predicted device memory"
+    return _judged(
+        gpu, prediction.peak_allocated_bytes, prediction.reserved_bytes, prediction.device_bytes,
+        num_gpus=prediction.num_gpus,
+    )  # fmt: skip
+
+
+def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
+    """Whether a simulated cell fits on ``gpu``: as :func:`verdict`, by one value, since a simulation has no interval.
+
+    One that ran out of memory there does not. Raises VramprobeError also where the run ended otherwise.
+    """
+    outcome = record.outcome
+    if record.peak is not None and outcome.kind == "ok":
+        tiers = (record.peak.allocated_bytes, record.peak.reserved_bytes, record.peak.device_bytes)
+        return _judged(gpu, *(None if size is None else Interval(value=size, low=size, high=size) for size in tiers))
+    if outcome.kind != "oom":
+        raise VramprobeError(f"whether it fits on {gpu.name} is not known: the simulation ended as {outcome.kind}")
+    least = (outcome.allocated_bytes or 0) + (outcome.requested_bytes or 0)
+    return Verdict(
+        gpu=gpu.name, verdict="does not fit", needed_bytes=Interval(value=least, low=least, high=least),
+        usable_bytes=usable_bytes(gpu, device_is_known=False), reason=f"it ran out {describe_outcome(outcome)}",
+    )  # fmt: skip
+
+
+def _judged(
+    gpu: HasMemory, allocated: Interval, reserved: Interval | None, device: Interval | None, *, num_gpus: int = 1
+) -> Verdict:
+    usable = usable_bytes(gpu, device_is_known=device is not None, num_gpus=num_gpus)
+    if device is not None:
+        needed, basis = device, "predicted device memory"
     else:
-        needed = prediction.reserved_bytes or prediction.peak_allocated_bytes
-        tier = "reserved" if prediction.reserved_bytes else "allocated"
+        needed = reserved or allocated
+        tier = "reserved" if reserved else "allocated"
         basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
-    if prediction.num_gpus > 1:
+    if num_gpus > 1:
         basis += f", {format_bytes(NCCL_ALLOWANCE_BYTES)} for NCCL, on each rank"
     answer: Literal["fits", "tight", "does not fit"] = "tight"
     if needed.value > usable:
         answer = "does not fit"
     elif needed.high <= TIGHT_SHARE * usable:
         answer = "fits"
-    reason = f"{basis}: {format_bytes(needed.value)} (up to {format_bytes(needed.high)}) of {format_bytes(usable)}"
+    up_to = f" (up to {format_bytes(needed.high)})" if needed.high > needed.value else ""
+    reason = f"{basis}: {format_bytes(needed.value)}{up_to} of {format_bytes(usable)}"
     return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
 
 

@@ -240,6 +240,11 @@ class RunRecord(_Frozen):
     num_alloc_retries: int | None = None
     warnings: list[str] = []
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether an instrument watched a run; what was simulated is a prediction, and counts as no measurement."""
+        return self.instrument != "simulated"
+
     def to_json_line(self) -> str:
         """One line of JSON, without the newline."""
         return self.model_dump_json()

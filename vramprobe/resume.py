@@ -24,7 +24,7 @@ NO_ATTEMPT_YET = "no attempt yet"
 
 _HEAD = re.compile(
     rb'\{"format":1,"attempt_id":"(?P<attempt_id>[\w.-]*)","cell_id":"(?:[^"\\]|\\.)*","fingerprint":"(?P<fingerprint>'
-    rb'[0-9a-f]*)","instrument":"\w+","started_at":"(?P<started_at>[\w:.+-]*)","sweep":(?:null|"[^"\\]*"),'
+    rb'[0-9a-f]*)","instrument":"(?P<instrument>\w+)","started_at":"(?P<started_at>[\w:.+-]*)","sweep":(?:null|"[^"\\]*"),'
     rb'"held_out":(?:true|false),"outcome":\{"kind":"(?P<outcome>\w+)"'
 )
 _BUFFER_BYTES = 2**20
@@ -36,6 +36,7 @@ class Attempt(NamedTuple):
 
     attempt_id: str
     fingerprint: str
+    instrument: str
     started_at: str
     outcome: str | None
     offset_bytes: int
@@ -44,11 +45,20 @@ class Attempt(NamedTuple):
 
 @dataclass
 class Journal:
-    """The attempts at each cell, by fingerprint, in the order they were started. ``torn_tail`` as in store.read."""
+    """The attempts at each cell, by fingerprint, in the order they were started. ``torn_tail`` as in store.read.
+
+    ``num_simulated`` records are left out: they are predictions, and no attempt at a cell.
+    """
 
     path: Path
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     torn_tail: str | None = None
+    num_simulated: int = 0
+
+    def notes(self) -> list[str]:
+        """What was not taken as it stands in the file, a line each."""
+        simulated = f"{self.path}: {self.num_simulated} simulated records left out: predictions, no attempts at a cell"
+        return [note for note in (self.torn_tail, simulated if self.num_simulated else None) if note]
 
     def record(self, attempt: Attempt) -> RunRecord:
         """The whole record of an attempt that has one. Raises StoreError where its line is damaged."""
@@ -88,7 +98,9 @@ def open_journal(path: str | Path) -> Journal:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n") or store.is_whole(line):
                     attempt = _attempt(line, journal.path, offset, number)
-                    if attempt is not None and (attempt.outcome or attempt.attempt_id not in by_id):
+                    if attempt is not None and attempt.instrument == "simulated":
+                        journal.num_simulated += 1
+                    elif attempt is not None and (attempt.outcome or attempt.attempt_id not in by_id):
                         by_id[attempt.attempt_id] = attempt
                 else:
                     journal.torn_tail = store.describe_torn_tail(journal.path, len(line))
@@ -169,10 +181,10 @@ def _attempt(line: bytes, path: Path, offset_bytes: int, number: int) -> Attempt
     """The attempt of one line, from its head where that is as we write it; null for an empty line."""
     head = _HEAD.match(line)
     if head and line.endswith(b"}\n") and line.rfind(_BEGINNING) == 0:
-        values = [head[name].decode() for name in ("attempt_id", "fingerprint", "started_at", "outcome")]
+        values = [head[name].decode() for name in ("attempt_id", "fingerprint", "instrument", "started_at", "outcome")]
         return Attempt(*values, offset_bytes, number)
     if not line.strip():
         return None
     read = store.read_line(line, path, number)
     outcome = read.outcome.kind if isinstance(read, RunRecord) else None
-    return Attempt(read.attempt_id, read.fingerprint, read.started_at, outcome, offset_bytes, number)
+    return Attempt(read.attempt_id, read.fingerprint, read.instrument, read.started_at, outcome, offset_bytes, number)

@@ -105,9 +105,12 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
 
 
 def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
-    """The attempt that counts for each cell: the latest finished one, or the latest at all where none finished."""
+    """The attempt that counts for each cell: the latest finished one, or the latest at all where none finished.
+
+    A simulated one counts only where nothing was measured.
+    """
     latest: dict[str, RunRecord] = {}
-    for record in sorted(records, key=lambda one: (one.outcome.kind in FINISHED, one.started_at)):
+    for record in sorted(records, key=lambda one: (one.is_measured, one.outcome.kind in FINISHED, one.started_at)):
         latest[record.fingerprint] = record
     return latest
 

@@ -21,6 +21,11 @@ def format_bytes(num_bytes: int | None) -> str:
     return f"{num_bytes} B"
 
 
+def unit_of(num_bytes: int) -> tuple[str, int]:
+    """The unit in which to write amounts up to ``num_bytes``, for instance along an axis: its name and its bytes."""
+    return next(((name, size) for name, size in (("GiB", GIB), ("MiB", MIB)) if num_bytes >= size), ("KiB", KIB))
+
+
 def short_bytes(num_bytes: int) -> str:
     """The exact amount without a space, in the largest binary unit that divides it: ``24GiB``; parse_bytes reads it."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):

@@ -142,8 +142,8 @@ def describe_death(spec: CellSpec, launcher: Launcher, ticket: Ticket, outcome: 
     )
 
 
-def require_packages(specs: Iterable[CellSpec]) -> None:
-    """Raise MissingDependency for a package or a device that one of these cells cannot do without."""
+def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> None:
+    """Raise MissingDependency for a package or, unless only simulated, a device that one of these cells needs."""
     first_with: dict[str, CellSpec] = {}
     for spec in specs:
         for name in (*_needed_packages(spec), spec.device):
@@ -152,10 +152,10 @@ def require_packages(specs: Iterable[CellSpec]) -> None:
     missing = {name: spec for name, spec in first_with.items() if importlib.util.find_spec(name) is None}
     if missing:
         raise MissingDependency(
-            f"measuring {next(iter(missing.values())).cell_id} needs {', '.join(missing)}, not installed here; "
-            "install what measuring needs: pip install 'vramprobe[measure]'"
+            f"running {next(iter(missing.values())).cell_id} needs {', '.join(missing)}, not installed here; "
+            "install what measuring and simulating need: pip install 'vramprobe[measure]'"
         )
-    if "cuda" in devices and nvml.first_visible_gpu() is None:
+    if with_device and "cuda" in devices and nvml.first_visible_gpu() is None:
         raise MissingDependency(
             "device cuda was asked for, but no NVIDIA GPU is visible here (NVML lists none, or CUDA_VISIBLE_DEVICES "
             "hides it); use --device cpu for the cpu instrument, or run where nvidia-smi shows a GPU"

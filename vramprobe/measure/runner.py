@@ -141,8 +141,7 @@ def run(
             stop=lambda: signals.stopped_by is not None,
         )  # fmt: skip
         require_packages(row.spec for row in plan.to_run)
-        notes = [journal.torn_tail] if journal.torn_tail else []
-        summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=notes)
+        summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=journal.notes())
         try:
             logs.mkdir(exist_ok=True)
         except OSError as error:

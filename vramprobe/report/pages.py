@@ -80,8 +80,9 @@ def by_term(cells: Sequence[Cell], footer: str) -> dict[str, bytes]:
 
 
 def footer(contents: StoreContents, command: str) -> str:
-    """Where the numbers come from and how to rebuild the page; ``contents`` must be comparable."""
-    records = contents.records
+    """Where the numbers come from and how to rebuild the page; what was measured must be comparable."""
+    records = [record for record in contents.records if record.is_measured]
+    num_simulated = len(contents.records) - len(records)
     attempts, cells = len(records), len({record.fingerprint for record in records})
     days = sorted({record.started_at[:10] for record in records})
     lines = [
@@ -92,6 +93,7 @@ def footer(contents: StoreContents, command: str) -> str:
         + (f"; of {attempts - cells} more attempts only the one that counts is shown" if attempts > cells else ""),
         f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""),
     ]
+    lines += [f"left out: {num_simulated} simulated records (predicted, not measured)"] if num_simulated else []
     lines += [contents.torn_tail] if contents.torn_tail else []
     return "---\n\n" + "".join(f"- {line}\n" for line in lines) + f"\nRebuild this page:\n\n```\n{command}\n```\n"
 

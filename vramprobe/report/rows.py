@@ -61,8 +61,8 @@ class Summary:
 
 
 def cells_of(records: Iterable[RunRecord], model: MemoryModel | None) -> list[Cell]:
-    """The attempt that counts for each cell, small models first; with a ``model``, predicted."""
-    latest = store.latest_by_fingerprint(records).values()
+    """The attempt that counts for each cell that was measured, small models first; with a ``model``, predicted."""
+    latest = store.latest_by_fingerprint(record for record in records if record.is_measured).values()
     return [_cell(record, model) for record in sorted(latest, key=_reading_order)]
 
 

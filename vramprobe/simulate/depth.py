@@ -17,8 +17,8 @@ import numpy as np
 from vramprobe.record import Composition, PhaseMemory
 from vramprobe.simulate.history import CAUSES, History
 from vramprobe.simulate.instrument import PhaseMark
+from vramprobe.simulate.pairing import Script, Unpaired, history_from
 
-_BITS = 3  # of an event's code that hold its cause
 _WINDOWS = (64, 24, 8, 3)  # events after a block that must match, tried in turn
 _TOLERANCE = 1e-3  # of the third run's value, for a phase that is continued as a line
 
@@ -42,59 +42,51 @@ class _Totals:
 
 @dataclass(frozen=True)
 class Deep:
-    """The phases at a depth, and what is alive at the highest moment of each that repeats its events."""
+    """The phases at a depth, and what is alive at the highest moment of each that repeats its events.
+
+    ``history`` is None where a phase does not repeat, or where what its frees take back does not continue.
+    """
 
     phases: list[PhaseMemory]
     at_peak: list[Composition | None]
+    history: History | None
 
 
-def codes_of(history: History) -> list[np.ndarray]:
-    """For each phase, its events as numbers: the size times 8, plus the cause's position in :data:`CAUSES`.
-
-    Frees that follow each other are put in order: the libraries free some in the order of a hash table.
-    """
-    codes = (history.size_bytes << _BITS) | history.causes
-    return [_ordered_frees(codes[mark.events.start : mark.events.stop]) for mark in history.marks]
-
-
-def _ordered_frees(codes: np.ndarray) -> np.ndarray:
-    ordered = codes.copy()
-    edges = np.flatnonzero(np.diff(codes < 0)) + 1
-    for start, stop in zip([0, *edges], [*edges, len(codes)], strict=True):
-        if start < stop and codes[start] < 0:
-            ordered[start:stop].sort()
-    return ordered
-
-
-def deepen(marks: list[PhaseMark], runs: tuple[list[np.ndarray], ...], times: int) -> Deep:
+def deepen(marks: list[PhaseMark], runs: tuple[list[Script], ...], times: int) -> Deep:
     """The phases with the repeated blocks ``times`` times; ``runs`` hold them 0, 1 and 2 times."""
     totals, shallow = _Totals(), [_Totals() for _ in runs]
-    phases, at_peak = [], []
-    for mark, *codes in zip(marks, *runs, strict=True):
-        blocks = _repeated(*codes)
+    phases, at_peak, scripts = [], [], []
+    for mark, *three in zip(marks, *runs, strict=True):
+        blocks = _repeated(*(script.codes for script in three))
         if blocks is None:
-            phase, alive = _continued(mark, codes, times, totals, shallow), None
+            phase, alive, script = _continued(mark, three, times, totals, shallow), None, None
         else:
-            phase, alive = _grown(mark, _grow(codes[0], blocks, times), totals)
-        for one, code in zip(shallow, codes, strict=True):
-            one.by_cause += _sums(code)
+            script = _grown(three, blocks, times)
+            phase, alive = _memory(mark, script, totals)
+        for one, small in zip(shallow, three, strict=True):
+            one.by_cause += small.bytes_by_cause()
         phases.append(phase)
         at_peak.append(alive)
-    return Deep(phases, at_peak)
+        scripts.append(script)
+    return Deep(phases, at_peak, _history(scripts, marks))
 
 
-def _sums(codes: np.ndarray) -> np.ndarray:
-    mask = (1 << _BITS) - 1
-    return np.array([(codes[codes & mask == cause] >> _BITS).sum() for cause in range(len(CAUSES))], dtype=np.int64)
+def _history(scripts: list[Script | None], marks: list[PhaseMark]) -> History | None:
+    known = [script for script in scripts if script is not None]
+    if len(known) < len(scripts):
+        return None
+    try:
+        return history_from(known, marks)
+    except Unpaired:
+        return None
 
 
-def _grown(mark: PhaseMark, codes: np.ndarray, totals: _Totals) -> tuple[PhaseMemory, Composition]:
+def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemory, Composition]:
     """A phase whose events are known; ``totals`` moves to its end."""
-    before = totals.bytes
-    running = before + np.cumsum(codes >> _BITS)
-    top = int(running.argmax()) + 1 if len(running) and running.max() > before else 0
-    alive = totals.by_cause + _sums(codes[:top])
-    totals.by_cause += _sums(codes)
+    running = np.cumsum(script.size_bytes)
+    top = int(running.argmax()) + 1 if running.max(initial=0) > 0 else 0
+    alive = totals.by_cause + script.bytes_by_cause(top)
+    totals.by_cause += script.bytes_by_cause()
     phase = PhaseMemory(
         name=mark.name, step=mark.step, micro_step=mark.micro_step,
         allocated_end_bytes=totals.bytes, allocated_peak_bytes=int(alive.sum()),
@@ -104,14 +96,14 @@ def _grown(mark: PhaseMark, codes: np.ndarray, totals: _Totals) -> tuple[PhaseMe
 
 
 def _continued(
-    mark: PhaseMark, codes: list[np.ndarray], times: int, totals: _Totals, shallow: list[_Totals]
+    mark: PhaseMark, scripts: list[Script], times: int, totals: _Totals, shallow: list[_Totals]
 ) -> PhaseMemory:
     """A phase by lines through the first two runs' peak and end."""
     peaks = [
-        one.bytes + max(0, int(np.cumsum(code >> _BITS).max(initial=0)))
-        for one, code in zip(shallow, codes, strict=True)
+        one.bytes + max(0, int(np.cumsum(script.size_bytes).max(initial=0)))
+        for one, script in zip(shallow, scripts, strict=True)
     ]
-    sums = [_sums(code) for code in codes]
+    sums = [script.bytes_by_cause() for script in scripts]
     totals.by_cause += _line(sums[0], sums[1], times)
     if (totals.by_cause < 0).any():
         raise NotLinear(f"{mark.name} (step {mark.step})")
@@ -146,28 +138,27 @@ def line_of(values: tuple[Any, ...], times: int) -> Any:
 def _repeated(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> Blocks | None:
     """What is put into ``first`` to make ``second``, and twice to make ``third``; None where nothing is."""
     for window in _WINDOWS:
-        blocks = _insertions(first, second, window)
-        if blocks is not None:
-            grown = _grow(first, blocks, 2)
-            if len(grown) == len(third) and (grown == third).all():
-                return blocks
+        blocks = _insertions(first, second, third, window)
+        if blocks is not None and np.array_equal(_grow(first, blocks, 2), third):
+            return blocks
     return None
 
 
-def _insertions(first: np.ndarray, second: np.ndarray, window: int) -> Blocks | None:
-    """The blocks of ``second`` that ``first`` lacks, found from the left; after each, ``window`` events must match."""
-    here, there, blocks = 0, 0, []
+def _insertions(first: np.ndarray, second: np.ndarray, third: np.ndarray, window: int) -> Blocks | None:
+    """The blocks that ``first`` lacks, found from the left; after each, ``window`` events must match in all three."""
+    blocks: Blocks = []
     while True:
-        same = _common(first[here:], second[there:])
-        here, there = here + same, there + same
-        left = len(second) - there - (len(first) - here)
+        same = _common(first, second)
+        position = same + (blocks[-1][0] if blocks else 0)
+        first, second, third = first[same:], second[same:], third[same:]
+        left = len(second) - len(first)
         if left <= 0:
-            return blocks if left == 0 and here == len(first) else None
-        size = next(_sizes(first[here:], second[there:], left, window), None)
+            return blocks if left == 0 and len(first) == 0 else None
+        size = next(_sizes(first, second, third, window), None)
         if size is None:
             return None
-        blocks.append((here, second[there : there + size]))
-        there += size
+        blocks.append((position, second[:size]))
+        second, third = second[size:], third[2 * size :]
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
@@ -176,15 +167,16 @@ def _common(first: np.ndarray, second: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def _sizes(first: np.ndarray, second: np.ndarray, left: int, window: int) -> Iterator[int]:
-    """Lengths of a block before which ``first`` may continue in ``second``; first of all the one that is the last."""
-    if (second[left:] == first).all():
-        yield left
+def _sizes(first: np.ndarray, second: np.ndarray, third: np.ndarray, window: int) -> Iterator[int]:
+    """Lengths of a block before which ``first`` may continue in ``second``, and in ``third`` after two of it."""
+    left = len(second) - len(first)
     ahead = first[:window]
-    if len(ahead):
-        for size in range(1, left):
-            if (second[size : size + len(ahead)] == ahead).all():
-                yield size
+    sizes = np.flatnonzero(second[: left + 1] == ahead[0]) if len(ahead) else [left]
+    for size in map(int, sizes):
+        block = second[:size]
+        parts = (second[size:], ahead), (third, block), (third[size:], block), (third[2 * size :], ahead)
+        if size and all(np.array_equal(whole[: len(part)], part) for whole, part in parts):
+            yield size
 
 
 def _grow(first: np.ndarray, blocks: Blocks, times: int) -> np.ndarray:
@@ -193,3 +185,68 @@ def _grow(first: np.ndarray, blocks: Blocks, times: int) -> np.ndarray:
         parts += [first[last:position], *([block] * times)]
         last = position
     return np.concatenate([*parts, first[last:]])
+
+
+def _grown(runs: list[Script], blocks: Blocks, times: int) -> Script:
+    """The first run's phase with the blocks in it ``times`` times; ranks are -1 where they are not on a line.
+
+    A free's rank is linear in the number of copies and, within a block, in the copy's number: a temporary finds nothing
+    newer, backward finds all that the layers after this one saved gone, and zero_grad finds all that they got there.
+    """
+    first = runs[0].codes
+    while len(off_line := _off_line(ranks := _ranks_by_origin(runs, blocks), len(first))):
+        shifted = _shifted(first, blocks, off_line[0])
+        if shifted is None:
+            codes = _grow(first, blocks, times)
+            return Script(codes, np.full(len(codes), -1))
+        blocks = shifted
+    (once,), twice = ranks[1], ranks[2]
+    is_first = np.arange(len(once)) < len(first)
+    more_copies = np.where(is_first, once - ranks[0][0], twice[0] - once)
+    later_copy = np.where(is_first, 0, twice[1] - twice[0])
+    origin, copy = _layout(len(first), blocks, times)
+    codes = np.concatenate([first, *(block for _, block in blocks)])
+    return Script(codes[origin], once[origin] + more_copies[origin] * (times - 1) + later_copy[origin] * copy)
+
+
+def _off_line(ranks: list[np.ndarray], length: int) -> np.ndarray:
+    """Events of the first run whose rank in the third is not what the first two say."""
+    none, once, twice = (one[0, :length] for one in ranks)
+    return np.flatnonzero(_line(none, once, 2) != twice)
+
+
+def _shifted(first: np.ndarray, blocks: Blocks, position: int) -> Blocks | None:
+    """The next block turned to begin at ``position``, where that grows the same events; else None.
+
+    Blocks are found from the left, and so as far to the right as can be: too far, if an event stands before a block
+    that is like the block's last in size and not in what it takes back.
+    """
+    number = next((number for number, (at, _) in enumerate(blocks) if at > position), None)
+    if number is None:
+        return None
+    at, block = blocks[number]
+    both = np.concatenate([first[position:at], block])
+    if not np.array_equal(both[len(block) :], first[position:at]):
+        return None
+    return [*blocks[:number], (position, both[: len(block)]), *blocks[number + 1 :]]
+
+
+def _ranks_by_origin(runs: list[Script], blocks: Blocks) -> list[np.ndarray]:
+    """Per run, the ranks by copy and origin (as :func:`_layout` says); the first run has no copies."""
+    length = len(runs[0].codes)
+    shape = length + sum(len(block) for _, block in blocks)
+    ranks = [np.zeros((max(times, 1), shape), dtype=np.int64) for times in range(len(runs))]
+    for times, run in enumerate(runs):
+        origin, copy = _layout(length, blocks, times)
+        ranks[times][copy, origin] = run.ranks
+    return ranks
+
+
+def _layout(length: int, blocks: Blocks, times: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each event comes from, as a position in the first run's events and then the blocks', and in which copy."""
+    origin, copy, last, start = [], [], 0, length
+    for position, block in blocks:
+        origin += [np.arange(last, position), np.tile(np.arange(start, start + len(block)), times)]
+        copy += [np.zeros(position - last, dtype=np.int64), np.repeat(np.arange(times), len(block))]
+        last, start = position, start + len(block)
+    return np.concatenate([*origin, np.arange(last, length)]), np.concatenate([*copy, np.zeros(length - last, int)])

@@ -87,16 +87,19 @@ def predict_many(
     if not specs:
         return found
     num_processes = min(_MAX_PROCESSES, os.cpu_count() or 1, -(-len(specs) // _MANY_CELLS))
-    pool = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"), initializer=_start)
-    try:
-        for outcome in pool.map(partial(_predict, gpu=gpu, model=model), specs):
-            found.append(outcome)
-            if stop():
-                break
-    except BrokenProcessPool as error:
-        return [*found, *[f"the simulation's process died: {error}"] * (len(specs) - len(found))]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"), initializer=_start) as pool:
+        try:
+            for outcome in pool.map(partial(_predict, gpu=gpu, model=model), specs):
+                found.append(outcome)
+                if stop():
+                    break
+        except BrokenProcessPool as error:
+            return [*found, *[f"the simulation's process died: {error}"] * (len(specs) - len(found))]
+        finally:
+            if len(found) < len(specs):  # whoever stops does not wait for what is under way
+                for process in list((pool._processes or {}).values()):
+                    process.kill()
+                pool.shutdown(cancel_futures=True)
     return [*found, *["not simulated: stopped before its turn"] * (len(specs) - len(found))]
 
 

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.trace import Event, Holding, composition_at_peak
 from vramprobe.record import PhaseMemory, PhaseName
-from vramprobe.simulate.recorder import Recorder
-from vramprobe.workload.storages import Storages
+
+if TYPE_CHECKING:  # both load torch, and who reads a history needs none
+    from vramprobe.simulate.recorder import Recorder
+    from vramprobe.workload.storages import Storages
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ In: a cell. Out: a Simulation. Touches no device and computes nothing; a predict
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
+from transformers.utils import is_bitsandbytes_available
 
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
@@ -26,18 +28,21 @@ from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.simulate.allocator_config import parse_alloc_conf
 from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda
-from vramprobe.simulate.depth import NotLinear, codes_of, deepen, line_of
+from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
 from vramprobe.simulate.kernels import KERNELS, cpu_scratch
+from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Recorder
+from vramprobe.simulate.reserved import reserve
 from vramprobe.spec import CellSpec
 from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
-#: Layers (or periods of layers) of the shallowest run: the first and the last layer, which have neighbours unlike them.
+#: Layers of the shallowest run, at least: the first and the last one, which have neighbours unlike them.
 _FEW_LAYERS = 2
 #: torch.get_rng_state() of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 5056
@@ -52,7 +57,7 @@ class Simulation:
     """A simulated run: its record, and every allocation and free of set-up and two steps."""
 
     record: RunRecord
-    history: History | None  # None for a deep model that was put together from shallow ones
+    history: History | None  # None for a deep model where a phase of its layers does not repeat (depth.py)
 
 
 def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto") -> Simulation:
@@ -63,17 +68,23 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     second's, which must end where the first ended.
     """
     _check(spec)
-    began, started_at = time.perf_counter(), datetime.now(UTC)
     chip = None if spec.device == "cpu" else chip_of(gpu)
     on_cpu = spec.model_copy(update={"device": "cpu"})  # where all fake tensors are; the chip says how they behave
-    with _quiet():
+    with _quiet(), _no_collection():
         load_libraries(spec)  # some modules make small tensors as they load; those must be real
-        if spec.quant != "none":
+        if spec.method != "full" and is_bitsandbytes_available():  # peft looks for its layers, whatever the method
             import peft.tuners.lora.bnb  # noqa: F401
+        began, started_at = time.perf_counter(), datetime.now(UTC)
         run = _deep(on_cpu, chip) if depth == "auto" else None
         run = run or _run(on_cpu, chip)
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
+    remarks = remarks_on(run.facts, spec.quant)
+    if chip is not None and run.history is not None:
+        reserved = reserve(observation.phases, run.history, parse_alloc_conf(spec.alloc_conf or ""))
+        observation = replace(observation, phases=reserved.phases, num_alloc_retries=reserved.num_alloc_retries)
+    elif chip is not None:
+        remarks.append("a phase of the layers does not repeat: reserved memory is not known, sizes are not rounded")
     ledger = ledger_of(observation)
     doubts = reasons_not_to_believe(observation, ledger)
     record = RunRecord(
@@ -86,14 +97,15 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
         phases=observation.phases,
         facts=run.facts,
         timing=Timing(total_seconds=time.perf_counter() - began),
-        warnings=["simulated: a prediction on fake tensors, no measurement", *remarks_on(run.facts, spec.quant)],
+        num_alloc_retries=observation.num_alloc_retries,
+        warnings=["simulated: a prediction on fake tensors, no measurement", *remarks],
     )
     return Simulation(record, run.history)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Two steps, as they were seen; the events of a deep run that was put together are not known one by one."""
+    """Two steps, as they were seen or put together."""
 
     observation: Observation
     facts: ModelFacts
@@ -116,16 +128,17 @@ def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
     """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
     config = spec.architecture
     num_layers, period = catalog.depth_of(config), _period(config)
-    if num_layers is None or period is None or num_layers % period or config.get("is_encoder_decoder"):
+    if num_layers is None or period is None or config.get("is_encoder_decoder"):
         return None
-    depths = [(_FEW_LAYERS + more) * period for more in range(3)]
-    if num_layers <= depths[-1]:
+    shallowest = num_layers % period + -(-_FEW_LAYERS // period) * period
+    depths = [shallowest + more * period for more in range(3)]
+    if num_layers < sum(depths):
         return None
     runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)}), chip) for depth in depths]
-    times = num_layers // period - _FEW_LAYERS
+    times = (num_layers - shallowest) // period
     try:
-        codes = tuple(codes_of(run.history) for run in runs)
-        deep = deepen(runs[0].history.marks, codes, times)
+        scripts = tuple(scripts_of(run.history) for run in runs)
+        deep = deepen(runs[0].history.marks, scripts, times)
         held_bytes = line_of(tuple(run.observation.held_bytes for run in runs), times)
         facts = ModelFacts(**line_of(tuple(run.facts.model_dump() for run in runs), times))
     except NotLinear:
@@ -136,7 +149,7 @@ def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
         for phase, alive in zip(deep.phases, deep.at_peak, strict=True)
         if phase.step == top.step and phase.allocated_peak_bytes == top.allocated_bytes
     )
-    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, None)
+    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, deep.history)
 
 
 def _period(architecture: dict[str, Any]) -> int | None:
@@ -211,6 +224,18 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         recorder,
     ):
         yield recorder
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave cycles alone: they hold no tensor of a step, and to search all that is imported takes half a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _rng_state() -> torch.Tensor:

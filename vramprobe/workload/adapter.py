@@ -64,15 +64,16 @@ def _add_adapters(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
 
 
 def _cast_like_trl(model: nn.Module) -> None:
-    """trl's ``peft_module_casting_to_bf16``: norms to fp32; embeddings, head and adapters to bf16."""
+    """trl's ``peft_module_casting_to_bf16``: norms to fp32; embeddings and head to bf16.
+
+    Adapters keep the cell's dtype, which is bf16 as trl casts them; trl 0.9 to 0.13 left them fp32.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    parameter.data = parameter.data.to(torch.bfloat16)
-        elif isinstance(module, nn.LayerNorm) or "norm" in name:
+            continue
+        if isinstance(module, nn.LayerNorm) or "norm" in name:
             module.to(torch.float32)
         elif any(part in name for part in ("lm_head", "embed_tokens", "wte", "wpe")):
             weight = getattr(module, "weight", None)

@@ -1,0 +1,343 @@
+"""Published claims: each has one verdict, worked out by one rule, from figures that the printed commands reproduce."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from factories import make_environment, make_record
+from typer.testing import CliRunner
+
+from vramprobe import api, catalog, cli
+from vramprobe.catalog import Claim
+from vramprobe.claims import VERDICTS, Judgement, judge_claims, reading_of
+from vramprobe.claims.figures import Cells, evaluate, figure
+from vramprobe.claims.judge import TOLERANCE, Case, Reading, bounds_of, judge
+from vramprobe.errors import StoreError, UnknownName
+from vramprobe.record import Oom, Peak
+from vramprobe.report.claims import as_json, says, text_files
+from vramprobe.spec import resolve
+
+ROOT = Path(__file__).parents[1]
+CLAIMS = {claim.id: claim for claim in catalog.list_claims()}
+
+
+@cache
+def judged() -> dict[str, Judgement]:
+    return {one.claim.id: one for one in judge_claims()}
+
+
+def test_all_135_claims_get_one_verdict_of_the_list_each_in_file_order() -> None:
+    found = judge_claims()
+    assert [one.claim.id for one in found] == list(CLAIMS)
+    assert len(found) == 135
+    assert {one.verdict for one in found} <= set(VERDICTS)
+    for one in found:
+        assert one.reason.endswith(".")
+        assert bool(one.depends_on) == (one.verdict == "depends")
+        assert one.figure is not None or one.verdict == "not about memory"
+
+
+def test_no_verdict_is_stored() -> None:
+    for path in (ROOT / "vramprobe" / "data").glob("claim*.csv"):
+        header = path.read_text().splitlines()[0]
+        assert "verdict" not in header, path
+
+
+#: id → (verdict, our figure), by hand; see the comments.
+BY_HAND = {
+    "L1-01": ("holds", 2.0),
+    "L1-02": ("holds", 8.0),  # two fp32 moments
+    "L1-03": ("holds", 4.0),
+    "L1-05": ("holds", 12.0),  # 4 + 4 + 4
+    "L1-06": ("understates", 0.5 + 1 / 64 + 4 / 16384),  # packed, a byte per block of 64, 4 B per 256 blocks
+    "L1-07": ("holds", 140.0),  # 2 B × 70e9
+    "L1-12": ("holds", None),
+    "L2-01": ("depends", 8.0),  # all in bf16 first; 16 with fp32 master weights
+    "L2-04": ("impossible", None),  # 16-bit weights of a 70B are 138 GB
+    "G4-12": ("impossible", None),  # 34B: 67.5 GB of weights, a minimum of 48 GB claimed
+    "G4-17": ("impossible", None),  # 70B in 4 bit: over 36 GB
+    "G4-20": ("impossible", None),
+    "G4-21": ("impossible", None),  # the same run, on a card it cannot be on
+    "G4-22": ("impossible", 10e9 / 280 / 3600),  # 9,921 h, not 10
+    "G4-23": ("impossible", 10e9 / 280 / 3600 * 0.34),  # $3,373, not $3.40
+    "G4-33": ("impossible", 10e9 / 480 / 3600),  # 5,787 h, not 5.8
+    "G4-45": ("impossible", None),  # 141 GB on 80
+    "O5-13": ("impossible", None),  # 12 B × 30.5e9 = 366 GB, 105 claimed
+    "O5-18": ("holds", 56.0),  # 8 B × 7e9
+    "O5-20": ("understates", None),  # embeddings and head are not quantised
+    "O5-26": ("understates", 0.5 + 1 / 64 + 4 / 16384),
+    "O5-29": ("holds", 0.0),
+    "O5-39": ("holds", 1.0),
+    "L1-22": ("not about memory", None),
+    "G4-32": ("not about memory", None),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_verdicts_worked_out_by_hand(name: str) -> None:
+    verdict, value = BY_HAND[name]
+    one = judged()[name]
+    assert one.verdict == verdict
+    if value is not None:
+        assert one.figure is not None
+        assert one.figure.value == pytest.approx(value, rel=1e-3, abs=1e-9)
+
+
+def test_figures_by_hand() -> None:
+    one = judged()
+    assert one["L1-06"].most.figure.value == 0.5625  # 4 B per block of 64 without double quantisation
+    assert one["L2-01"].most.figure.value == pytest.approx(18, rel=1e-3)
+    assert one["L2-01"].holds_under.startswith("bf16, fp32 moments and master weights: 16")
+    # ZeRO-3 over 8 ranks: 8 B × 70,553,706,496 / 8, and what `terms` counts beside the states.
+    cell = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 2048,
+            "gradient_checkpointing": True, "recipe": "all-bf16"}  # fmt: skip
+    beside = Cells().beside_states(cell).value
+    usable = 81559 * 2**20 - 2**30
+    assert one["L1-18"].figure.value == pytest.approx((70_553_706_496 + beside) / usable)
+    # rank 64 on all linear layers of an 80-layer model: q, o 8192+8192; k, v 8192+1024; MLP 8192+28672
+    lora_params = 64 * 80 * (2 * 16384 + 2 * 9216 + 3 * 36864)
+    assert one["O5-21"].most.figure.value == pytest.approx(4 * lora_params / 1e9)
+    assert one["O5-23"].figure.value == pytest.approx(8 * lora_params / 1e9)
+    for name in ("G4-22", "G4-23", "G4-33", "G4-35", "G4-37", "G4-39"):  # off by a factor of 1,000
+        assert one[name].figure.value / CLAIMS[name].high == pytest.approx(1000, rel=0.02)
+        assert one[name].holds_under.startswith("10 million tokens")
+        assert "10e9 / " in one[name].reason
+
+
+def test_a_rank_holds_its_share_of_states_and_of_the_steps_copy_as_was_once_measured() -> None:
+    """Mistral-7B, full, 2 ranks of FSDP, foreach AdamW all in bf16: 36,225,939,968 B on an A100 (published.csv)."""
+    cell = {"model": "mistral-7b-v0.3", "method": "full", "batch_size": 2, "seq_len": 4096, "recipe": "all-bf16",
+            "gradient_checkpointing": True}  # fmt: skip
+    cells, num_params = Cells(), 7_248_023_552
+    assert cells.beside_states(cell | {"optim": "adamw_torch"}).value == cells.beside_states(cell).value
+    temporaries = cells.term(cell | {"optim": "adamw_torch"}, "optimizer_temporaries").value
+    assert (8 * num_params + temporaries) / 2 == pytest.approx(36_225_939_968, rel=2e-3)
+
+
+@pytest.mark.parametrize(("name", "low", "high", "verdict"), [
+    ("L1-06", 0.51, 0.57, "holds"),
+    ("L1-06", 0.516, 0.516, "depends"),
+    ("L1-06", 0.6, 0.6, "overstates"),
+    ("L1-07", 70, 70, "understates"),
+    ("L1-07", 300, 300, "overstates"),
+    ("G4-33", 5787, 5787, "holds"),
+    ("G4-33", 2000, 2000, "understates"),  # above what the card can do, below the guide's rate
+    ("G4-17", 55, 55, "depends"),
+    ("G4-13", 140, 300, "holds"),
+    ("G4-32", 7000, 7000, "impossible"),  # beyond the card's peak rate
+    ("L1-22", 5, 5, "impossible"),
+    ("L3-10", 1, 1, "depends"),
+    ("G4-45", 0, 0, "holds"),
+    ("O5-30", 3, 3, "understates"),
+    ("O5-30", 40, 40, "overstates"),
+])  # fmt: skip
+def test_a_changed_figure_changes_the_verdict(name: str, low: float, high: float, verdict: str) -> None:
+    claim = dataclasses.replace(CLAIMS[name], low=low, high=high)
+    assert judge(claim, reading_of(claim, list(CLAIMS.values()), Cells())).verdict == verdict
+
+
+def test_a_changed_rate_changes_the_time_that_is_multiplied_from_it() -> None:
+    claims = [dataclasses.replace(claim, low=480e3, high=480e3) if claim.id == "G4-32" else claim
+              for claim in CLAIMS.values()]  # fmt: skip
+    one = judge(CLAIMS["G4-33"], reading_of(CLAIMS["G4-33"], claims, Cells()))
+    assert one.figure.value == pytest.approx(10e9 / 480e3 / 3600)
+
+
+def a_claim(low: float | None, high: float | None, unit: str = "x", statement: str = "") -> Claim:
+    return dataclasses.replace(CLAIMS["L1-22"], low=low, high=high, unit=unit, statement=statement)
+
+
+def cases(*values: float, unit: str = "x") -> tuple[Case, ...]:
+    return tuple(Case({"size": f"size {value}"}, figure(unit, f"{value}")) for value in values)
+
+
+@pytest.mark.parametrize(("values", "verdict"), [
+    ([10.0], "holds"), ([10.0, 10.2], "holds"), ([10.0, 12.0], "depends"), ([12.0, 13.0], "understates"),
+    ([7.0, 8.0], "overstates"), ([8.0, 12.0], "depends"), ([], "not about memory"),
+])  # fmt: skip
+def test_the_rule(values: list[float], verdict: str) -> None:
+    assert judge(a_claim(10, 10), Reading(cases=cases(*values), note="Why.")).verdict == verdict
+
+
+def test_what_nothing_can_be_below_makes_a_claim_impossible() -> None:
+    claim = a_claim(10, 10)
+    for bound, verdict in ((10.2, "understates"), (10.4, "impossible")):
+        reading = Reading(cases=cases(12.0), note="Why.", floor=figure("x", f"{bound}"), floor_is="It takes")
+        assert judge(claim, reading).verdict == verdict
+    # a minimum must do by itself, whatever more is recommended
+    floor = figure("GB", "60")
+    for statement, verdict in (("minimum and recommended", "impossible"), ("range", "depends")):
+        reading = Reading(cases=cases(62.0, 90.0, unit="GB"), note="Why.", floor=floor, floor_is="It takes")
+        assert judge(a_claim(48, 64, "GB", statement), reading).verdict == verdict
+
+
+def test_bounds_take_gb_as_either_and_round_nothing_that_is_counted() -> None:
+    low, high = bounds_of(a_claim(80, 80, "GB"))
+    assert low == pytest.approx(80 * (1 - TOLERANCE))
+    assert high == pytest.approx(80 * 2**30 / 1e9 * (1 + TOLERANCE))
+    assert bounds_of(a_claim(14, 16, "GPUs")) == (14, 16)
+    assert bounds_of(a_claim(1, 1, "bool")) == (-math.inf, 1.0)
+    assert bounds_of(a_claim(0, 0, "bool"))[0] < 1
+    assert bounds_of(a_claim(None, 2, "x"))[0] == -math.inf
+    assert 0.5 * (1 + TOLERANCE) < 0.5158  # NF4 never passes for half a byte
+
+
+@pytest.mark.parametrize(("value_of", "decisive"), [
+    (lambda length, recipe: 20 if recipe == "b" else 10, ("recipe",)),
+    (lambda length, recipe: 20 if recipe == "b" and length == 2 else 10, ("length", "recipe")),
+    (lambda length, recipe: 20 if length > 1 else 10, ("length",)),
+])  # fmt: skip
+def test_the_conditions_that_decide_come_from_changing_one_alone(value_of, decisive: tuple[str, ...]) -> None:
+    grid = tuple(
+        Case({"length": f"{length} tokens", "recipe": recipe, "seed": seed}, figure("x", f"{value_of(length, recipe)}"))
+        for seed in ("one", "two")
+        for recipe in ("a", "b")
+        for length in (1, 2, 3)
+    )
+    found = judge(a_claim(10, 10), Reading(cases=grid, note="Why."))
+    assert tuple(sorted(found.depends_on)) == decisive
+    assert found.reason.startswith("Agrees with ")
+
+
+def test_a_measured_record_goes_before_a_prediction() -> None:
+    options = {"model": "llama-2-70b", "method": "qlora", "batch_size": 2, "seq_len": 2048,
+               "gradient_checkpointing": True, "lora_r": 8, "kbit_prep": "peft"}  # fmt: skip
+    spec = resolve(device="cuda", seed=7, steps=4, **options)
+    peak = Peak(allocated_bytes=18 * 10**9, reserved_bytes=19 * 10**9, device_bytes=20 * 10**9,
+                load_allocated_bytes=10**9, phase="backward", step=2)  # fmt: skip
+    environment = make_environment(device_name="Test GPU")
+    changes = {"instrument": "cuda", "peak": peak, "environment": environment}
+    record = make_record(resolve(**(options | {"device": "cuda"}))).model_copy(update=changes | {"spec": spec})
+    (one,) = judge_claims(["G4-20"], records=[record])
+    assert (one.figure.engine, one.figure.value) == ("cuda on Test GPU", 18.0)
+    assert one.sources[0].command.startswith("vramprobe measure --model llama-2-70b")
+    assert (one.figure.low, one.figure.high) == (18.0, 20.0)
+    other = [record.model_copy(update={"instrument": "cpu"}), record.model_copy(update={"outcome": an_oom()}),
+             record.model_copy(update={"spec": spec.model_copy(update={"seq_len": 1024})})]  # fmt: skip
+    for unfit in other:
+        assert judge_claims(["G4-20"], records=[unfit])[0].figure.engine == "formula"
+
+
+def an_oom() -> Oom:
+    return Oom(phase="backward", step=1, requested_bytes=1, allocated_bytes=1, message="CUDA out of memory")
+
+
+def test_each_number_of_the_arithmetic_that_has_a_command_stands_in_it() -> None:
+    for one in judged().values():
+        shown = [found for found in (one.figure, *(case.figure for case in (one.least, one.most) if case)) if found]
+        for found in shown:
+            assert evaluate(found.arithmetic) == found.value
+            for source in found.sources:
+                assert f"{source.value:_}" in found.arithmetic
+
+
+def commands() -> dict[tuple[str, str | None], int]:
+    found = {}
+    for one in judged().values():
+        for source in one.sources:
+            key = (source.command, source.reads)
+            assert found.setdefault(key, source.value) == source.value
+    return found
+
+
+def printed(command: str) -> str:
+    """What a command prints, run in this process."""
+    words = shlex.split(command)
+    if words[0] == "python":
+        assert words[1] == "-c"
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(words[2], {})
+        return out.getvalue()
+    assert words[0] == "vramprobe"
+    done = CliRunner().invoke(cli.app, words[1:])
+    assert done.exit_code == 0, f"{command}: {done.output}"
+    return done.output
+
+
+def test_every_command_prints_the_number_in_the_table() -> None:
+    """The formula engine's and Python's; what is traced has a test of its own."""
+    outputs: dict[str, str] = {}
+    for (command, reads), value in commands().items():
+        if "--engine trace" in command:
+            continue
+        text = outputs.setdefault(command, "") or printed(command)
+        outputs[command] = text
+        got = json.loads(text)
+        for key in (reads or "").split(".") if reads else ():
+            got = got.get(key, 0)
+        assert got == value, f"{command}: {reads}"
+    assert len(outputs) > 150
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_a_traced_command_prints_the_number_in_the_table(method: str) -> None:
+    traced = {command: value for (command, _), value in commands().items() if "--engine trace" in command}
+    command = next(command for command in traced if f"--method {method} " in command)
+    found = json.loads(printed(command))
+    assert found["peak_allocated_bytes"]["value"] == traced[command], "stale: python benchmarks/claims.py"
+
+
+def test_the_published_tables_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/claims.py", "--check"], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader((ROOT / "results" / "claims" / "claims.csv").read_text().splitlines()))
+    assert [row["id"] for row in rows] == list(CLAIMS)
+    page = (ROOT / "results" / "claims" / "claims.md").read_text()
+    assert all(f"### {name}\n" in page and f"| {name} |" in page for name in CLAIMS)
+
+
+def test_filters_choose_and_bad_names_help() -> None:
+    assert [one.claim.id for one in judge_claims(["g4-33", "L1-06"])] == ["L1-06", "G4-33"]
+    assert {one.claim.topic for one in judge_claims(topics=["cost", "storage"])} == {"cost", "storage"}
+    on_card = judge_claims(gpu="RTX-4090")
+    assert on_card
+    assert all("RTX-4090" in [gpu.short_name for gpu in one.claim.gpus] for one in on_card)
+    with pytest.raises(UnknownName, match=r"unknown claim 'L1-6'\. Nearest: .*L1-06"):
+        judge_claims(["L1-6"])
+    with pytest.raises(UnknownName, match=r"unknown topic 'memry'\. Nearest: memory"):
+        judge_claims(topics=["memry"])
+    with pytest.raises(UnknownName, match="unknown GPU"):
+        judge_claims(gpu="RTX-9999")
+    with pytest.raises(StoreError, match="nowhere"):
+        api.claims(["L1-06"], results="nowhere")
+
+
+def test_the_command_line_prints_a_table_json_and_files(tmp_path: Path) -> None:
+    text = CliRunner().invoke(cli.app, ["claims", "--id", "L1-06", "--id", "G4-33"], env={"COLUMNS": "200"}).output
+    assert "understates" in text
+    assert "2 claims: 1 understates, 1 impossible" in text
+    found = json.loads(CliRunner().invoke(cli.app, ["claims", "--id", "L1-06", "--json"]).output)
+    assert (found[0]["id"], found[0]["verdict"], found[0]["figure"]) == ("L1-06", "understates", 0.515869)
+    done = CliRunner().invoke(cli.app, ["claims", "--topic", "cost", "-o", str(tmp_path)])
+    assert done.exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.csv", "claims.json", "claims.md"]
+    assert f"vramprobe claims --topic cost -o {tmp_path}" in (tmp_path / "claims.md").read_text()
+
+
+def test_files_are_the_same_each_time_and_json_is_strict() -> None:
+    some = [one for one in judged().values() if one.claim.id.startswith("O5")]
+    assert text_files(some, "x") == text_files(judge_claims([one.claim.id for one in some]), "x")
+    json.loads(as_json(list(judged().values())), parse_constant=lambda word: pytest.fail(word))
+
+
+def test_says_writes_a_claims_figure() -> None:
+    names = ("L1-06", "L3-05", "L1-10", "L1-25", "L1-12", "L3-10", "L1-21")
+    written = {name: says(CLAIMS[name]) for name in names}
+    assert list(written.values()) == [
+        "0.5 B/param", "160 GB to 200 GB", "over 1,100 GB", "up to 1", "fits", "does not fit", "a definition",
+    ]  # fmt: skip

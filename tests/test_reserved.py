@@ -1,0 +1,131 @@
+"""The tiers of a simulated run, by hand on a history of nine blocks, and against the books on a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from factories import make_spec
+
+from vramprobe.measure.observation import order_of_tiers
+from vramprobe.record import PhaseMemory
+from vramprobe.simulate.allocator_config import parse_alloc_conf
+from vramprobe.simulate.history import History
+from vramprobe.simulate.instrument import PhaseMark
+from vramprobe.simulate.ledger import Device
+from vramprobe.simulate.reserved import Reserved, reserve
+from vramprobe.simulate.run import simulate
+from vramprobe.units import MIB
+
+TIERS = ("requested", "allocated", "active", "reserved")
+EXPANDABLE = "expandable_segments:True"
+
+#: Bytes by block, in order; a block that comes again is freed. 1 holds, as the weights do; 2 is made in loading alone.
+PHASES: list[tuple[str, int | None, list[tuple[int, int]]]] = [
+    ("load", None, [(1, 30 * MIB), (2, 5 * MIB), (2, 0)]),
+    ("batch", None, [(3, 1000)]),
+    ("forward", 1, [(4, 15 * MIB)]),
+    ("backward", 1, [(5, 6 * MIB), (5, 0), (6, 3 * MIB), (4, 0)]),
+    ("zero_grad", 1, [(6, 0)]),
+    ("forward", 2, [(7, 15 * MIB)]),
+    ("backward", 2, [(8, 6 * MIB), (8, 0), (9, 3 * MIB), (7, 0)]),
+    ("zero_grad", 2, [(9, 0)]),
+]
+
+
+def a_history() -> tuple[History, list[PhaseMemory]]:
+    """:data:`PHASES`, and the phases of a record of three steps, which hold nothing yet."""
+    sizes: dict[int, int] = {}
+    events: list[tuple[int, int]] = []
+    marks = []
+    for name, step, lines in PHASES:
+        start = len(events)
+        for block, size in lines:
+            events.append((block, size or -sizes[block]))
+            sizes[block] = size
+        marks.append(PhaseMark(name, step, None, range(start, len(events))))
+    history = History(
+        size_bytes=np.array([size for _, size in events]),
+        blocks=np.array([block for block, _ in events]),
+        causes=np.zeros(len(events), dtype=np.int8),
+        marks=marks,
+    )
+    steps = [(name, step) for name, step, _ in PHASES] + [(name, 3) for name, step, _ in PHASES if step == 2]
+    empty = [PhaseMemory(name=name, step=step, allocated_end_bytes=0, allocated_peak_bytes=0) for name, step in steps]
+    return history, empty
+
+
+def reserved(conf: str = "", device: Device | None = None) -> Reserved:
+    history, phases = a_history()
+    return reserve(phases, history, parse_alloc_conf(conf), device)
+
+
+def in_mib(one: Reserved, tier: str, moment: str) -> Sequence[float]:
+    return [getattr(phase, f"{tier}_{moment}_bytes") / MIB for phase in one.phases]
+
+
+def test_tiers_by_hand() -> None:
+    """The 30 MiB get a segment of their own, the 5 MiB one of 20 that goes before training, the 1000 B one of 2.
+
+    The 15 MiB get one of 16, of which the last MiB is too little to split off. 6 and 3 MiB share one of 20.
+    """
+    one = reserved()
+    kib = 1024 / MIB
+    idle, few = 30 + kib, 1000 / MIB
+    steps = [idle + 16, idle + 3, idle] * 3
+    assert in_mib(one, "allocated", "end") == [30, idle, *steps]
+    assert in_mib(one, "allocated", "peak") == [35, idle, *[idle + 16, idle + 22, idle + 3] * 3]
+    assert in_mib(one, "requested", "peak") == [35, 30 + few, *[few + 45, few + 51, few + 33] * 3]
+    assert in_mib(one, "active", "end") == in_mib(one, "allocated", "end")
+    assert in_mib(one, "reserved", "end") == [50, 52, 48, *[68] * 8]
+    assert in_mib(one, "reserved", "peak") == [50, 52, 48, *[68] * 8]
+    assert (one.num_alloc_retries, one.oom) == (0, None)
+
+
+def test_expandable_segments_by_hand() -> None:
+    """Granules of 20 MiB: the 5 MiB lie behind the 30, and of those two granules none is free before training.
+
+    The 15 MiB take the last 10 and 5 of a third granule, whose other 15 hold the 6 MiB and the 3 MiB.
+    """
+    one = reserved(EXPANDABLE)
+    assert in_mib(one, "reserved", "end") == [40, 42, *[62] * 9]
+    assert in_mib(one, "allocated", "peak")[2] == 45 + 1024 / MIB  # nothing is too little to split off
+
+
+def test_a_card_that_is_too_small() -> None:
+    one = reserved(device=Device(segment_bytes=49 * MIB))
+    assert [phase.name for phase in one.phases] == []
+    assert one.oom is not None
+    assert (one.oom.phase, one.oom.step) == ("load", None)
+    amounts = (one.oom.requested_bytes, one.oom.allocated_bytes, one.oom.reserved_bytes, one.oom.free_bytes)
+    assert amounts == (20 * MIB, 30 * MIB, 30 * MIB, 19 * MIB)
+    one = reserved(device=Device(segment_bytes=60 * MIB))
+    assert [(phase.name, phase.step) for phase in one.phases][-1] == ("forward", 1)
+    assert one.oom is not None
+    assert (one.oom.phase, one.oom.step, one.oom.requested_bytes, one.oom.free_bytes) == (
+        "backward", 1, 20 * MIB, 12 * MIB,
+    )  # fmt: skip
+
+
+def test_the_cache_goes_first() -> None:
+    """On 51 MiB, the batch's segment has room only once the 20 MiB of loading went back."""
+    one = reserved(device=Device(segment_bytes=51 * MIB))
+    assert in_mib(one, "reserved", "end")[:2] == [50, 32]
+    assert one.num_alloc_retries >= 1
+
+
+@pytest.mark.parametrize("conf", ["", EXPANDABLE, "max_split_size_mb:64"])
+def test_a_simulated_run_keeps_the_order_of_the_tiers(conf: str) -> None:
+    """What is requested is what the simulation saw; what the record said of a phase is kept."""
+    simulation = simulate(make_spec(steps=4, grad_accum=2))
+    assert simulation.history is not None
+    phases = simulation.record.phases
+    one = reserve(phases, simulation.history, parse_alloc_conf(conf))
+    assert order_of_tiers(one.phases) == []
+    for before, after in zip(phases, one.phases, strict=True):
+        assert (before.name, before.step, before.micro_step) == (after.name, after.step, after.micro_step)
+        assert (before.allocated_end_bytes, before.allocated_peak_bytes) == (
+            after.requested_end_bytes, after.requested_peak_bytes,
+        )  # fmt: skip
+        assert None not in [getattr(after, f"{tier}_{moment}_bytes") for tier in TIERS for moment in ("end", "peak")]

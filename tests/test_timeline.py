@@ -1,0 +1,317 @@
+"""The timeline: nothing of the peak is lost to the columns, stacks add up, and the page and the picture say so."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from factories import make_oom, make_record, make_spec
+from matplotlib.image import imread
+
+from vramprobe import api
+from vramprobe.errors import SpecError, StoreError, VramprobeError
+from vramprobe.record import Peak, PhaseMemory, RunRecord
+from vramprobe.report import timeline_file, timeline_page
+from vramprobe.report.timeline import MAX_COLUMNS, STACK, Timeline, _with_ordered_frees, timeline_of
+from vramprobe.report.timeline_page import page, ticks
+from vramprobe.report.timeline_picture import picture
+from vramprobe.simulate.history import CAUSES, History
+from vramprobe.simulate.instrument import PhaseMark
+from vramprobe.units import GIB, MIB, unit_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+STEP = ("forward", "backward", "optimizer_step", "zero_grad")
+WEIGHTS, GRADIENTS, TEMPORARIES = (CAUSES.index(cause) for cause in ("weights", "gradients", "temporaries"))
+
+
+def history(events: list[tuple[int, int, int]], phases: list[tuple[str, int | None, int]]) -> History:
+    """From (block, bytes, cause) and (phase, step, events)."""
+    marks, start = [], 0
+    for name, step, count in phases:
+        marks.append(PhaseMark(name, step, None, range(start, start + count)))
+        start += count
+    assert start == len(events)
+    blocks, sizes, causes = (np.array(column) for column in zip(*events, strict=True))
+    return History(sizes, blocks, causes.astype(np.int8), marks)
+
+
+def some_history(seed: int, num_events: int) -> History:
+    """Random allocations and frees of every cause; step 2 has phases of very different lengths."""
+    dice, alive, events = random.Random(seed), [], [(1, 5 * MIB, 0)]
+    while len(events) < num_events:
+        if alive and dice.random() < 0.48:
+            block, size, cause = alive.pop(dice.randrange(len(alive)))
+            events.append((block, -size, cause))
+        else:
+            alive.append((len(events) + 1, dice.randint(1, 9 * MIB), dice.randrange(len(CAUSES))))
+            events.append(alive[-1])
+    before = num_events // 3
+    lengths = [num_events - before - 4, 3, 0, 1]
+    phases = [("load", None, 1), ("forward", 1, before - 1)]
+    return history(events, phases + [(name, 2, length) for name, length in zip(STEP, lengths, strict=True)])
+
+
+def record_of(peak_bytes: int = 1, **changes: Any) -> RunRecord:
+    peak = Peak(phase="forward", step=2, allocated_bytes=peak_bytes, load_allocated_bytes=1)
+    return make_record(instrument="simulated", peak=peak, **changes)
+
+
+def alive_after(one: History, position: int) -> dict[int, tuple[int, int]]:
+    """Block → (bytes, cause), the slow way."""
+    alive: dict[int, tuple[int, int]] = {}
+    for index in range(position + 1):
+        block, size = int(one.blocks[index]), int(one.size_bytes[index])
+        if size > 0:
+            alive[block] = (size, int(one.causes[index]))
+        else:
+            del alive[block]
+    return alive
+
+
+@pytest.mark.parametrize("max_columns", [4, 9, 60, 10**6])
+def test_no_peak_is_lost_however_few_the_columns(max_columns: int) -> None:
+    one = some_history(seed=max_columns, num_events=900)
+    timeline = timeline_of(record_of(), one, max_columns=max_columns)
+    totals = np.cumsum(one.size_bytes)
+    step = [mark for mark in one.marks if mark.step == 2]
+    assert timeline.peak_bytes == totals[step[0].events.start - 1 :].max()
+    for span, mark in zip(timeline.phases, step, strict=True):
+        highest = totals[mark.events.start - 1 : mark.events.stop].max()
+        assert span.peak_bytes == highest == timeline.total_bytes[span.first : span.stop].max()
+        assert span.end_bytes == totals[mark.events.stop - 1]
+    assert len(timeline.live_bytes) <= max_columns + len(STEP)  # each phase has one at least
+
+
+def test_every_column_is_a_moment_of_its_own_and_its_stack_adds_up() -> None:
+    one = _with_ordered_frees(some_history(seed=1, num_events=400))
+    timeline = timeline_of(record_of(), one, max_columns=50)
+    first = next(mark.events.start for mark in one.marks if mark.step == 2)
+    for column, events in enumerate(timeline.events.tolist()):
+        alive = alive_after(one, first + events - 1)
+        by_cause = {cause: sum(size for size, number in alive.values() if CAUSES[number] == cause) for cause in CAUSES}
+        shown = dict(zip(timeline.causes, timeline.live_bytes[column].tolist(), strict=True))
+        assert shown == {cause: by_cause[cause] for cause in timeline.causes}
+        assert timeline.total_bytes[column] == sum(size for size, _ in alive.values())
+        sizes = [size for size, _ in sorted(alive.values(), reverse=True)]
+        assert [kind.size_bytes for kind in timeline.largest[column]] == sizes[:5]  # no two are alike here
+
+
+def test_phases_follow_each_other_and_none_is_too_narrow_to_be_seen() -> None:
+    timeline = timeline_of(record_of(), some_history(seed=2, num_events=3000), max_columns=100)
+    assert [phase.name for phase in timeline.phases] == list(STEP)
+    assert [phase.first for phase in timeline.phases] == [0, *(phase.stop for phase in timeline.phases[:-1])]
+    assert timeline.phases[-1].stop == len(timeline.live_bytes) == len(timeline.edges) - 1
+    assert (np.diff(timeline.edges) > 0).all()
+    assert (timeline.edges[0], timeline.edges[-1]) == (0, pytest.approx(1))
+    assert all(timeline.edges[one.stop] - timeline.edges[one.first] > 0.05 for one in timeline.phases)
+    assert (np.diff(timeline.events) >= 0).all()
+    assert [phase.num_events for phase in timeline.phases] == [1996, 3, 0, 1]
+    assert timeline.num_events == 2000
+
+
+def test_the_order_of_frees_that_follow_each_other_changes_nothing() -> None:
+    """It is a hash table's in the libraries, another one each time."""
+    made = [(block, 10 * block, WEIGHTS + block % 2) for block in range(1, 8)]
+    phases = [("load", None, 7), ("forward", 2, 3), ("zero_grad", 2, 4)]
+    pages = set()
+    for order in ([0, 1, 2, 3, 4, 5, 6], [2, 0, 1, 6, 4, 3, 5]):
+        frees = [(block, -size, cause) for block, size, cause in (made[index] for index in order)]
+        pages.add(page(timeline_of(record_of(280), history(made + frees, phases))))
+    assert len(pages) == 1
+
+
+def test_known_moments() -> None:
+    """Two blocks alike and a smaller one; the peak is in backward; an optimizer_step without events shows its start."""
+    one = history(
+        [(1, 100, WEIGHTS), (2, 30, TEMPORARIES), (3, 30, TEMPORARIES), (4, 7, GRADIENTS), (2, -30, TEMPORARIES),
+         (3, -30, TEMPORARIES), (4, -7, GRADIENTS)],
+        [("load", None, 1), ("forward", 2, 1), ("backward", 2, 4), ("optimizer_step", 2, 0), ("zero_grad", 2, 1)],
+    )  # fmt: skip
+    timeline = timeline_of(record_of(167), one)
+    assert timeline.causes == ("weights", "gradients", "temporaries")  # as in STACK, without those that never are
+    assert timeline.total_bytes.tolist() == [100, 130, 130, 160, 167, 137, 107, 107, 107, 100]
+    assert timeline.events.tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 5, 6]
+    assert (timeline.peak_bytes, timeline.peak_column, timeline.phase_at(4).name) == (167, 4, "backward")
+    assert [(kind.cause, kind.size_bytes, kind.num_blocks) for kind in timeline.largest[4]] == [
+        ("weights", 100, 1), ("temporaries", 30, 2), ("gradients", 7, 1)]  # fmt: skip
+    assert "In backward, after event 3 of 6: 167 B (167 B), the peak" in page(timeline)
+    assert "In forward, before the first event: 100 B (100 B)" in page(timeline)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "lora", "gradient_checkpointing": True},
+        {"grad_accum": 3},
+        {"dtype": "fp32", "autocast": "bf16"},
+        {"device": "cuda"},
+        {"device": "cuda", "method": "qlora", "grad_accum": 2},
+    ],
+    ids=str,
+)
+def test_a_simulated_runs_peak_and_its_parts_are_the_records(options: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    from vramprobe.simulate.run import simulate as simulate_cell
+
+    simulation = simulate_cell(make_spec(**options), depth="full")
+    record, timeline = simulation.record, timeline_of(simulation.record, simulation.history, max_columns=120)
+    steady = [phase for phase in record.phases if phase.step == 2]
+    peaks = [getattr(phase, f"{timeline.tier}_peak_bytes") for phase in steady]
+    assert timeline.peak_bytes == max(peaks)
+    assert [span.peak_bytes for span in timeline.phases] == peaks
+    at_peak = record.ledger.at_peak.parts()
+    shown = dict(zip(timeline.causes, timeline.live_bytes[timeline.peak_column].tolist(), strict=True))
+    assert {f"{cause}_bytes": shown.get(cause, 0) for cause in STACK} == at_peak
+    assert [(span.name, span.micro_step if len(steady) > 4 else None) for span in timeline.phases] == [
+        (phase.name, phase.micro_step if len(steady) > 4 else None) for phase in steady
+    ]
+    assert f"({max(peaks):,} B)" in page(timeline)
+
+
+# -- the page and the picture ----------------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and texts; every tag that is opened must be closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: dict[str, str] = {}
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "br"):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        key = self._open[-1] if self._open else ""
+        self.texts[key] = self.texts.get(key, "") + data
+
+
+def timeline(num_events: int = 500, **changes: Any) -> Timeline:
+    one = some_history(seed=3, num_events=num_events)
+    return timeline_of(record_of(**changes), one)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
+
+
+def test_the_page_needs_nothing_else_and_says_what_it_is() -> None:
+    text = page(timeline())
+    read = Reader(text)
+    assert "Simulated on fake tensors: predicted, not measured." in text
+    assert not [value for name, value in read.attributes if name in ("src", "href", "xlink:href", "srcset")]
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+    assert {"script", "svg", "table"} <= set(read.tags)
+    assert text == page(timeline())
+    data = data_of(text)
+    shown = timeline()
+    assert len(data["moments"]) == len(data["largest"]) == len(data["edges"]) - 1 == len(shown.live_bytes)
+    assert data["texts"][data["moments"][data["peak"]][0]].endswith(f"({shown.peak_bytes:,} B), the peak")
+
+
+def test_what_others_wrote_is_text_and_never_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&$title"
+    plain, odd = Reader(page(timeline())), Reader(page(timeline(cell_id=evil)))
+    assert odd.tags == plain.tags
+    assert odd.texts["h1"] == evil
+    assert picture(timeline(cell_id=evil)).startswith(b"\x89PNG")
+    monkeypatch.setattr(timeline_page, "phase_name", lambda phase: evil)  # of no user's making today
+    odd = Reader(page(timeline()))
+    assert odd.tags == plain.tags
+    assert data_of(page(timeline()))["texts"][0].startswith(f"In {evil}, ")
+
+
+def test_a_long_run_is_still_a_small_page() -> None:
+    big = timeline(num_events=60_000)
+    text = page(big)
+    assert len(big.live_bytes) <= MAX_COLUMNS + len(STEP)
+    assert len(text.encode()) < 1_000_000
+
+
+def test_reserved_memory_is_drawn_where_it_is_known() -> None:
+    phases = [
+        PhaseMemory(name=name, step=2, allocated_end_bytes=1, allocated_peak_bytes=1, requested_peak_bytes=1,
+                    reserved_peak_bytes=3 * GIB)
+        for name in STEP
+    ]  # fmt: skip
+    known, unknown = timeline(phases=phases), timeline()
+    assert [span.reserved_peak_bytes for span in known.phases] == [3 * GIB] * 4
+    assert page(known).count('<path class="reserved"') == 4 + 1  # and the legend's
+    assert page(unknown).count('<path class="reserved"') == 0
+    assert "3.00 GiB" in page(known)
+    assert (known.tier, unknown.tier) == ("requested", "allocated")
+    assert "With the allocator&#x27;s rounding 1 B allocated." in page(known)
+    assert imread(io.BytesIO(picture(known))).shape == imread(io.BytesIO(picture(unknown))).shape == (630, 1125, 4)
+    assert picture(known) != picture(unknown)
+
+
+@pytest.mark.parametrize("peak_bytes", [700, 3 * MIB, 999 * MIB, GIB, 79 * GIB, 900 * GIB])
+def test_the_scale_has_a_few_round_amounts(peak_bytes: int) -> None:
+    name, unit_bytes = unit_of(peak_bytes)
+    assert name == ("GiB" if peak_bytes >= GIB else "MiB" if peak_bytes >= MIB else "KiB")
+    amounts = ticks(peak_bytes, unit_bytes)
+    assert amounts[0] == 0
+    assert 4 <= len(amounts) <= 9
+    assert amounts[-1] <= peak_bytes
+
+
+def test_files_by_their_names(tmp_path: Path) -> None:
+    one = timeline(cell_id=r"模型 $\frac{$")  # no formula, and no glyphs for it in matplotlib's own font
+    for name, beginning in (("a.html", b"<!doctype html>"), ("b.PNG", b"\x89PNG")):
+        path = tmp_path / name
+        timeline_file.require_writable(path)
+        assert not path.exists()
+        timeline_file.write(one, path)
+        assert path.read_bytes().startswith(beginning)
+        again = path.read_bytes()
+        timeline_file.require_writable(path)
+        timeline_file.write(one, path)
+        assert path.read_bytes() == again
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_simulated", None)
+    (tmp_path / "file").touch()
+    cell = {"model": "gpt2", "method": "lora", "batch_size": 1, "seq_len": 8, "device": "cpu"}
+    for name in ("a.svg", "a", "html"):
+        with pytest.raises(SpecError, match=r"must end in \.html or \.png"):
+            api.simulate(timeline=tmp_path / name, **cell)
+    for path in (tmp_path / "file" / "a.html", tmp_path / "folder.png"):
+        (tmp_path / "folder.png").mkdir(exist_ok=True)
+        with pytest.raises(StoreError, match=r"cannot write the timeline to .*name another file"):
+            api.simulate(timeline=path, **cell)
+    with pytest.raises(StoreError, match=r"cannot write the timeline to .*Is a directory"):
+        timeline_file.write(timeline(), tmp_path / "folder.png")
+
+
+def test_a_run_that_did_not_get_there_has_no_timeline() -> None:
+    blocks = [(1, 100, WEIGHTS), (2, 30, TEMPORARIES)]
+    for phases in ([("load", None, 2)], [("load", None, 1), ("forward", 2, 1)]):
+        with pytest.raises(VramprobeError, match="no timeline: oom before the end of step 2"):
+            timeline_of(make_oom(make_spec()), history(blocks, phases))

@@ -1,0 +1,197 @@
+"""Figures: cells → numbers with the commands that print them, and arithmetic on those numbers, written out.
+
+In: a cell's options. Out: a Source (a number, and the command that prints it) or a Figure (what an expression over
+such numbers gives, with its interval). A figure's value is what its own arithmetic says: the text is evaluated, so what
+is printed is what was computed. Loads no torch: what only a trace can know is read from data/claim_traces.csv.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vramprobe import catalog
+from vramprobe.architecture import Architecture, architecture
+from vramprobe.errors import VramprobeError
+from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
+from vramprobe.record import RunRecord
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms import moments, parameters
+
+Options = Mapping[str, Any]
+STATES = ("weights", "gradients", "optimizer_state")
+#: What a rank of a sharded job does not hold whole: its states are divided, and of the copies that autocast makes it
+#: has those of the layer at hand, which is cast as it is gathered. A foreach step's copy is one of its own share.
+DIVIDED = (*STATES, "cast_copies", "optimizer_temporaries")
+#: Fields of a cell that do not decide the memory of its steps, or only its name.
+_NO_MATTER = {"model", "steps", "timing_steps", "seed", "weights", "trust_remote_code"}
+_NAMES = {"__builtins__": {}, "ceil": math.ceil, "log2": math.log2, "max": max}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A number, and the command that prints it at ``reads``, a dotted path in its JSON; alone where that is null."""
+
+    command: str
+    reads: str | None
+    value: int
+
+    def __str__(self) -> str:
+        """As it stands in an arithmetic expression: a Python number with its thousands marked."""
+        return f"{self.value:_}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What ``arithmetic`` gives, in ``unit``; the truth should lie from ``low`` to ``high``."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    engine: str  # formula | trace | arithmetic | cuda on <device>
+    arithmetic: str
+    sources: tuple[Source, ...] = ()
+
+
+def figure(
+    unit: str,
+    arithmetic: str,
+    sources: Sequence[Source] = (),
+    *,
+    engine: str = "arithmetic",
+    low: float | None = None,
+    high: float | None = None,
+) -> Figure:
+    """The Figure of an expression; without ``low`` and ``high`` it is exact."""
+    value = evaluate(arithmetic)
+    low, high = value if low is None else low, value if high is None else high
+    return Figure(value=value, low=low, high=high, unit=unit, engine=engine, arithmetic=arithmetic,
+                  sources=tuple(sources))  # fmt: skip
+
+
+def evaluate(arithmetic: str) -> float:
+    """The value of one of our own expressions: numbers, + - * / **, ceil, log2, max."""
+    return float(eval(arithmetic, dict(_NAMES)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The peak of one cell in bytes: what tensors take, up to ``high``, which is what nvidia-smi may show for it."""
+
+    source: Source
+    low: int
+    high: int
+    engine: str
+
+
+class Cells:
+    """Cells asked for their numbers, each worked out once; ``records`` that are comparable go before predictions."""
+
+    def __init__(self, records: Iterable[RunRecord] = ()) -> None:
+        self._measured = {
+            _identity(record.spec): record
+            for record in records
+            if record.instrument == "cuda" and record.outcome.kind == "ok" and record.peak is not None
+        }
+        self._predictions: dict[tuple[tuple[str, Any], ...], Prediction] = {}
+        self._specs: dict[tuple[tuple[str, Any], ...], CellSpec] = {}
+
+    def spec(self, options: Options) -> CellSpec:
+        """The cell on a GPU."""
+        key = tuple(sorted(options.items()))
+        if key not in self._specs:
+            self._specs[key] = resolve(device="cuda", **options)
+        return self._specs[key]
+
+    def architecture(self, model: str) -> Architecture:
+        """A catalog model's dimensions."""
+        return architecture(catalog.find_model(model).config)
+
+    def peak(self, options: Options) -> Peak:
+        """The peak: measured where a record is comparable, else by arithmetic, else as the simulation found it."""
+        spec = self.spec(options)
+        if (record := self._measured.get(_identity(spec))) is not None:
+            found = record.peak
+            assert found is not None
+            command = command_of("measure", options)
+            source = Source(command=command, reads="peak.allocated_bytes", value=found.allocated_bytes)
+            high = found.device_bytes or found.allocated_bytes + CONTEXT_ALLOWANCE_BYTES
+            engine = f"cuda on {record.environment.device_name}"
+            return Peak(source=source, low=found.allocated_bytes, high=high, engine=engine)
+        if not is_formula(spec):
+            return _traced(spec, options)
+        predicted = self._predicted(options)
+        interval = predicted.peak_allocated_bytes
+        source = Source(command=command_of("predict", options), reads="peak_allocated_bytes.value",
+                        value=interval.value)  # fmt: skip
+        # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
+        counted = sum(predicted.terms.get(name, 0) for name in STATES)
+        low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
+        return Peak(source=source, low=low, high=interval.high + CONTEXT_ALLOWANCE_BYTES, engine="formula")
+
+    def term(self, options: Options, name: str) -> Source:
+        """Bytes of one term at the peak; 0 where it is not alive then."""
+        value = self._predicted(options).terms.get(name, 0)
+        return Source(command=command_of("predict", options), reads=f"terms.{name}", value=value)
+
+    def beside_states(self, options: Options) -> Source:
+        """The most bytes that a moment of the step holds beside what a sharded job divides."""
+        value = max(
+            sum(size for name, size in moment.terms.items() if name not in DIVIDED)
+            for moment in moments(self.spec(options))
+        )
+        words = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        code = (
+            f"from vramprobe import api, terms; print(max(sum(n for k, n in m.terms.items() if k not in {DIVIDED}) "
+            f"for m in terms.moments(api.cell(device='cuda', {words}))))"
+        )
+        return Source(command=f'python -c "{code}"', reads=None, value=value)
+
+    def lora_params(self, options: Options) -> int:
+        """Trained parameters of the adapters."""
+        spec = self.spec(options)
+        made = parameters.tensors(spec, architecture(spec.architecture))
+        return sum(tensor.numel * tensor.num_copies for tensor in made if tensor.trained)
+
+    def _predicted(self, options: Options) -> Prediction:
+        key = tuple(sorted(options.items()))
+        if key not in self._predictions:
+            self._predictions[key] = predict(self.spec(options))
+        return self._predictions[key]
+
+
+def command_of(verb: str, options: Options) -> str:
+    """The command line that takes these options."""
+    words = ["vramprobe", verb]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return shlex.join([*words, "--json"])
+
+
+def is_formula(spec: CellSpec) -> bool:
+    """Whether the formula engine knows the cell's family."""
+    try:
+        architecture(spec.architecture)
+    except VramprobeError:
+        return False
+    return True
+
+
+def _traced(spec: CellSpec, options: Options) -> Peak:
+    rows = {row["fingerprint"]: row for row in catalog.claim_traces()}
+    if spec.fingerprint not in rows:
+        raise VramprobeError(f"{spec.cell_id} is not in claim_traces.csv; trace it: python benchmarks/claims.py")
+    row = rows[spec.fingerprint]
+    source = Source(command=f"{command_of('predict', options)} --engine trace", reads="peak_allocated_bytes.value",
+                    value=int(row["peak_allocated_bytes"]))  # fmt: skip
+    low, high = int(row["low_bytes"]), int(row["high_bytes"]) + CONTEXT_ALLOWANCE_BYTES
+    return Peak(source=source, low=low, high=high, engine="trace")
+
+
+def _identity(spec: CellSpec) -> str:
+    return spec.model_dump_json(exclude=_NO_MATTER)

@@ -1,0 +1,240 @@
+"""Readings of claims about peaks, what fits, and how many GPUs it takes.
+
+In: a claim and the cells. Out: its Reading. A job over several GPUs is arithmetic per rank: weights, gradients and
+optimizer state divided, as ZeRO-3 and FSDP do, activations not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from vramprobe import catalog
+from vramprobe.catalog import Claim, Gpu
+from vramprobe.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
+from vramprobe.claims.figures import Cells, Figure, Options, Source, figure, is_formula
+from vramprobe.claims.judge import Case, Reading
+from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES
+
+_LOW, _HIGH = ARITHMETIC_SPREAD["cuda"]
+#: A rank also holds what it has gathered to compute with: a layer, and the next one on its way, in 16 bit.
+_GATHERED_LAYERS = 2
+_FLOORS = {
+    "full": "Weights and optimizer state alone take",
+    "lora": "The frozen 16-bit weights alone take",
+    "qlora": "The 4-bit weights with 16-bit embeddings and head take",
+}
+PER_RANK = (
+    "Arithmetic per rank: weights, gradients and optimizer state divided, activations not; from usable memory, "
+    "1 GiB of the card's reported size set aside for the context."
+)
+
+
+def peak_reading(claim: Claim, cells: Cells) -> Reading:
+    """A peak in GB on one GPU, or the sum over all where it needs several."""
+    return Reading(
+        cases=tuple(Case(one.words, peak_figure(one, cells)) for one in _usual(claim)),
+        floor=floor_of(claim, cells),
+        floor_is=_FLOORS[claim.method or "lora"],
+        others=lambda: (Case(one.words, peak_figure(one, cells)) for one in _others(claim, cells)),
+        note=_peak_note(claim) + (" Unsloth's own kernels are not among ours." if claim.recipe == "unsloth" else ""),
+    )
+
+
+def _usual(claim: Claim) -> list[Conditions]:
+    if is_traced(claim):
+        return list(traced_conditions(claim))
+    return list(usual(claim))
+
+
+def _others(claim: Claim, cells: Cells) -> Iterable[Conditions]:
+    return (one for one in others(claim) if is_formula(cells.spec(one.options)))
+
+
+def is_traced(claim: Claim) -> bool:
+    """Whether its model is a mixture of experts, which has no arithmetic; it is traced, and so at one length."""
+    return claim.params_b == 30
+
+
+def traced_conditions(claim: Claim) -> Iterable[Conditions]:
+    """The cells of a family without arithmetic: adapters on every linear layer and expert, or on q and v alone."""
+    for one in usual(claim):
+        if one.options["seq_len"] != 2048 or one.options.get("kbit_prep") == "trl":
+            continue
+        if claim.method == "full":
+            yield one
+            continue
+        for name, targets in (("all linear", "all-linear"), ("q and v", "q_v")):
+            yield Conditions(one.words | {"adapters": f"adapters on {name}"}, one.options | {"lora_targets": targets})
+
+
+def peak_figure(one: Conditions, cells: Cells) -> Figure:
+    """The peak in GB, from what tensors take to what nvidia-smi may show."""
+    peak = cells.peak(one.options)
+    extra = one.recipe.extra if one.recipe else 0
+    arithmetic = f"{peak.source} / 1e9"
+    added = 0
+    if extra:
+        count = num_params(one.options["model"])
+        arithmetic, added = f"({peak.source} + {extra} * {count:_}) / 1e9", extra * count
+    return figure("GB", arithmetic, [peak.source], engine=peak.engine, low=(peak.low + added) / 1e9,
+                  high=(peak.high + added) / 1e9)  # fmt: skip
+
+
+def _peak_note(claim: Claim) -> str:
+    match claim.method:
+        case "full" if is_traced(claim):
+            return "All 30.5 billion parameters have gradients and state, not only the 3.3 that a token uses."
+        case "full":
+            return "Weights, gradients and AdamW's state by recipe, and activations with the logits by tokens."
+        case "qlora" if is_traced(claim):
+            return (
+                "bitsandbytes quantises linear layers; transformers keeps experts as one fused tensor per layer, which "
+                "stays in 16 bit (peft's preparation raises it to fp32)."
+            )
+        case "qlora":
+            return (
+                "Embeddings and head stay in 16 or 32 bit, the 4-bit weights take 0.516 B each, and without "
+                "checkpointing the activations outweigh both."
+            )
+    return "The frozen weights take 2 B each; activations and logits grow with the tokens."
+
+
+def floor_of(claim: Claim, cells: Cells) -> Figure | None:
+    """What the claim's method takes at the least: frozen weights, or weights and state while gradients come and go."""
+    found = []
+    for model in stand_ins(claim):
+        count = num_params(model)
+        if claim.method == "full":
+            least = min(recipe.weights + recipe.optimizer for recipe in recipes_of(claim))
+            found.append(figure("GB", f"{least} * {count:_} / 1e9"))
+        elif claim.method == "lora":
+            found.append(figure("GB", f"2 * {count:_} / 1e9"))
+        elif model != "qwen3-30b-a3b":
+            found.append(_quantised_floor(model, cells))
+    return min(found, key=lambda one: one.value) if len(found) == len(stand_ins(claim)) else None
+
+
+def _quantised_floor(model: str, cells: Cells) -> Figure:
+    """The linear layers in NF4 with double quantisation, everything else in 16 bit."""
+    arch = cells.architecture(model)
+    linear = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
+    return figure("GB", f"(0.5158 * {linear:_} + 2 * {arch.num_params - linear:_}) / 1e9")
+
+
+def fits_reading(claim: Claim, cells: Cells) -> Reading:
+    """Whether a cell fits: its need as a share of the usable memory, per rank where there are several GPUs."""
+    num_gpus = claim.num_gpus or 1
+    if num_gpus > 1:
+        cases = [
+            Case(one.words | _gpu_words(claim, gpu), _rank_share(one, gpu, num_gpus, cells))
+            for gpu in claim.gpus
+            for one in usual(claim)
+        ]
+        return Reading(cases=tuple(cases), note=f"{PER_RANK}{_no_layer(claim)}")
+    wanted = list(_ranging(claim))
+    floor = floor_of(claim, cells)
+    return Reading(
+        cases=tuple(
+            Case(one.words | _gpu_words(claim, gpu), _share(one, gpu, cells)) for gpu in claim.gpus for one in wanted
+        ),
+        floor_is=_FLOORS[claim.method or "lora"],
+        floor=floor and min((_floor_share(floor, gpu) for gpu in claim.gpus), key=lambda one: one.value),
+        others=lambda: (Case(one.words, _share(one, gpu, cells)) for gpu in claim.gpus for one in others(claim)),
+        note=_peak_note(claim),
+    )
+
+
+def _no_layer(claim: Claim) -> str:
+    return "" if claim.method == "full" else " A model cut by layers over the GPUs divides alike."
+
+
+def _ranging(claim: Claim) -> Iterable[Conditions]:
+    """The conditions; where the words give a range of sizes or methods, of each of its ends."""
+    if "LoRA/QLoRA" not in claim.statement:
+        return usual(claim)
+    ends = [("qlora", 34.0), ("qlora", 7.0), ("lora", 7.0), ("lora", 34.0)]
+    return [
+        Conditions({"model": one.words["model"], "method": method, **one.words}, one.options)
+        for method, size in ends
+        for one in usual(claim, method=method, models=STAND_INS[size][:1])
+    ]
+
+
+def _gpu_words(claim: Claim, gpu: Gpu) -> dict[str, str]:
+    return {"GPU": gpu.short_name} if len(claim.gpus) > 1 else {}
+
+
+def usable(gpu: Gpu) -> str:
+    """The usable bytes of a card as an expression."""
+    assert gpu.total_bytes is not None
+    return f"({gpu.total_bytes:_} - {CONTEXT_ALLOWANCE_BYTES:_})"
+
+
+def _usable_bytes(gpu: Gpu) -> int:
+    assert gpu.total_bytes is not None
+    return gpu.total_bytes - CONTEXT_ALLOWANCE_BYTES
+
+
+def _share(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
+    peak = cells.peak(one.options)
+    high = peak.high - CONTEXT_ALLOWANCE_BYTES  # it is set aside already
+    return figure("bool", f"{peak.source} / {usable(gpu)}", [peak.source], engine=peak.engine,
+                  low=peak.low / _usable_bytes(gpu), high=high / _usable_bytes(gpu))  # fmt: skip
+
+
+def _floor_share(floor: Figure, gpu: Gpu) -> Figure:
+    return figure("bool", f"{floor.arithmetic.removesuffix(' / 1e9')} / {usable(gpu)}")
+
+
+def _rank_share(one: Conditions, gpu: Gpu, num_gpus: int, cells: Cells) -> Figure:
+    states, sources = _states(one, cells)
+    beside = cells.beside_states(one.options)
+    whole = figure("B", states).value
+    low = whole / num_gpus + _LOW * beside.value
+    high = whole / num_gpus + _HIGH * beside.value + _gathered_bytes(one.options, cells)
+    return figure("bool", f"(({states}) / {num_gpus} + {beside}) / {usable(gpu)}", [*sources, beside],
+                  low=low / _usable_bytes(gpu), high=high / _usable_bytes(gpu))  # fmt: skip
+
+
+def _states(one: Conditions, cells: Cells) -> tuple[str, list[Source]]:
+    """Bytes of weights, gradients and optimizer state together, as an expression."""
+    if one.recipe is not None:
+        return f"{one.recipe.states} * {num_params(one.options['model']):_}", []
+    weights, state = cells.term(one.options, "weights"), cells.term(one.options, "optimizer_state")
+    width = 2 if one.options.get("kbit_prep") == "trl" else 4
+    return f"{weights} + {state} + {width} * {cells.lora_params(one.options):_}", [weights, state]
+
+
+def _gathered_bytes(options: Options, cells: Cells) -> int:
+    arch = cells.architecture(options["model"])
+    layer = sum(parameter.numel for parameter in arch.parameters if parameter.per_layer)
+    width = 0.516 if options["method"] == "qlora" else 2
+    return round(_GATHERED_LAYERS * layer * width)
+
+
+def min_gpus_reading(claim: Claim, cells: Cells) -> Reading:
+    """The least number of GPUs on which a rank's share fits; with checkpointing, as anyone short of memory would."""
+    cases = [
+        Case(one.words | _gpu_words(claim, gpu), _num_gpus(one, gpu, cells))
+        for gpu in claim.gpus
+        for one in usual(claim, checkpointing=(True,))
+    ]
+    return Reading(cases=tuple(cases), note=f"{PER_RANK} Checkpointing on.")
+
+
+def _num_gpus(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
+    states, sources = _states(one, cells)
+    beside = cells.beside_states(one.options)
+    whole, room = figure("B", states).value, _usable_bytes(gpu)
+    low = math.ceil(whole / (room - _LOW * beside.value))
+    tight = room - _HIGH * beside.value - _gathered_bytes(one.options, cells)
+    high = math.ceil(whole / tight) if tight > 0 else math.inf
+    return figure("GPUs", f"ceil(({states}) / ({usable(gpu)} - {beside}))", [*sources, beside], low=low, high=high)
+
+
+def num_params(model: str) -> int:
+    """Parameters of a catalog model."""
+    found = catalog.find_model(model).n_params
+    assert found is not None
+    return found

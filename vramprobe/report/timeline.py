@@ -1,0 +1,230 @@
+"""A simulated run → live memory over one of its steps, by cause; timeline_file.py makes a page or a picture of it.
+
+In: a record and its History. Out: a frozen Timeline of about MAX_COLUMNS columns at most; each shows the highest moment
+of its events, so that no peak is lost to the byte. Never simulates anything; needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vramprobe.errors import VramprobeError
+from vramprobe.record import RunRecord
+from vramprobe.simulate.history import CAUSES
+
+if TYPE_CHECKING:
+    from vramprobe.simulate.history import History
+    from vramprobe.simulate.instrument import PhaseMark
+
+#: More than a screen's width has points, and few enough for a page that any mail program takes.
+MAX_COLUMNS = 1500
+#: From the bottom: what stands between two steps, then what comes and goes.
+STACK = ("weights", "optimizer_state", "batch", "other", "gradients", "saved_activations", "temporaries")
+_NUM_LARGEST = 5
+_HEADROOM = 1.05
+_MIN_SHARE = 0.07  # of the width for each phase, so that an optimizer's step of two events can be seen and named
+
+
+@dataclass(frozen=True)
+class Span:
+    """One phase: its columns, from ``first`` up to, not including, ``stop``, and its amounts."""
+
+    name: str
+    micro_step: int | None
+    first: int
+    stop: int
+    num_events: int
+    peak_bytes: int
+    end_bytes: int
+    reserved_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Blocks of one size and cause that are alive at one moment."""
+
+    cause: str
+    size_bytes: int
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step; arrays have a value, or a row, per column.
+
+    ``live_bytes``: columns × causes, as in ``causes`` (from the bottom of the stack). ``events``: how many of the step
+    have happened at the moment that a column shows. ``edges``: where columns begin and end, from 0 to 1, one more than
+    columns. ``largest``: the largest blocks alive then. ``tier``: of the bytes, allocated, or requested where the
+    allocator's rounding is known apart.
+    """
+
+    record: RunRecord
+    step: int
+    tier: str
+    causes: tuple[str, ...]
+    live_bytes: np.ndarray
+    events: np.ndarray
+    num_events: int
+    edges: np.ndarray
+    phases: tuple[Span, ...]
+    largest: tuple[tuple[Alike, ...], ...]
+
+    @property
+    def total_bytes(self) -> np.ndarray:
+        """Live bytes per column."""
+        return self.live_bytes.sum(axis=1)
+
+    @property
+    def peak_column(self) -> int:
+        """The column of the highest moment."""
+        return int(self.total_bytes.argmax())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest moment of the step."""
+        return int(self.total_bytes.max())
+
+    @property
+    def scale_bytes(self) -> float:
+        """The end of the scale: a little above the highest amount, reserved memory with it."""
+        return _HEADROOM * max([self.peak_bytes, *(phase.reserved_peak_bytes or 0 for phase in self.phases)])
+
+    def boundaries(self) -> list[tuple[int, int]]:
+        """Where a phase follows another: its first column, and the bytes that are alive on both sides."""
+        totals = self.total_bytes.tolist()
+        return [(phase.stop, min(totals[phase.stop - 1 : phase.stop + 1])) for phase in self.phases[:-1]]
+
+    def phase_at(self, column: int) -> Span:
+        """The phase that a column belongs to."""
+        return next(phase for phase in self.phases if column < phase.stop)
+
+
+def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_COLUMNS) -> Timeline:
+    """The step with the record's peak, the steady second one as a rule.
+
+    Raises VramprobeError where the run did not get through it.
+    """
+    step = record.peak.step if record.peak else 2
+    marks = [mark for mark in history.marks if mark.step == step]
+    if not marks or marks[-1].name != "zero_grad":
+        raise VramprobeError(f"there is no timeline: {record.outcome.kind} before the end of step {step}")
+    history = _with_ordered_frees(history)
+    by_cause = [np.cumsum(np.where(history.causes == index, history.size_bytes, 0)) for index in range(len(CAUSES))]
+    totals = np.cumsum(history.size_bytes)
+    counts = _columns_of(marks, max_columns)
+    moments = [_highest_moments(mark, count, totals) for mark, count in zip(marks, counts, strict=True)]
+    at = np.concatenate(moments)
+    live = {cause: by_cause[CAUSES.index(cause)][at] for cause in STACK}
+    causes = tuple(cause for cause in STACK if live[cause].any())
+    first, stop = marks[0].events.start, marks[-1].events.stop
+    return Timeline(
+        record=record,
+        step=step,
+        tier="allocated" if all(phase.requested_peak_bytes is None for phase in record.phases) else "requested",
+        causes=causes,
+        live_bytes=np.stack([live[cause] for cause in causes], axis=1),
+        events=at + 1 - first,
+        num_events=stop - first,
+        edges=_edges(_shares(marks), [len(one) for one in moments]),
+        phases=_spans(record, marks, [len(one) for one in moments], totals),
+        largest=_largest(history, at),
+    )
+
+
+def _with_ordered_frees(history: History) -> History:
+    """Frees that follow each other in a phase, the largest first: the libraries free some in a hash table's order."""
+    is_free = history.size_bytes < 0
+    begins = np.concatenate([[True], is_free[1:] != is_free[:-1]])
+    begins[[mark.events.start for mark in history.marks if mark.events]] = True
+    index = np.arange(len(history))
+    key = np.where(is_free, history.size_bytes * len(CAUSES) + history.causes, index)
+    order = np.lexsort((key, np.cumsum(begins)))
+    return replace(
+        history,
+        size_bytes=history.size_bytes[order],
+        blocks=history.blocks[order],
+        causes=history.causes[order],
+    )
+
+
+def _moments(mark: PhaseMark) -> range:
+    """The positions after which a phase's memory stands: of the event before its first one, and of each of its own."""
+    return range(mark.events.start - 1, mark.events.stop)
+
+
+def _shares(marks: Sequence[PhaseMark]) -> np.ndarray:
+    """Each phase's share of the width, by its events, but none too narrow to be seen."""
+    sizes = np.array([len(_moments(mark)) for mark in marks], dtype=float)
+    shares = np.maximum(sizes / sizes.sum(), min(_MIN_SHARE, 0.5 / len(marks)))
+    return shares / shares.sum()
+
+
+def _columns_of(marks: Sequence[PhaseMark], max_columns: int) -> list[int]:
+    """How many columns each phase gets: one per moment, or fewer where there are too many moments."""
+    return [
+        min(len(_moments(mark)), max(1, int(max_columns * share)))
+        for mark, share in zip(marks, _shares(marks), strict=True)
+    ]
+
+
+def _highest_moments(mark: PhaseMark, num_columns: int, totals: np.ndarray) -> np.ndarray:
+    """For each column of a phase, the position at which the most is alive."""
+    moments = _moments(mark)
+    bounds = np.linspace(moments.start, moments.stop, num_columns + 1).astype(int)
+    return np.array([start + int(totals[start:stop].argmax()) for start, stop in pairwise(bounds.tolist())])
+
+
+def _edges(shares: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    widths = np.concatenate([np.full(count, share / count) for share, count in zip(shares, counts, strict=True)])
+    return np.concatenate([[0.0], np.cumsum(widths)])
+
+
+def _spans(
+    record: RunRecord, marks: Sequence[PhaseMark], counts: Sequence[int], totals: np.ndarray
+) -> tuple[Span, ...]:
+    reserved = {(one.name, one.step, one.micro_step): one.reserved_peak_bytes for one in record.phases}
+    spans, first = [], 0
+    for mark, count in zip(marks, counts, strict=True):
+        moments = _moments(mark)
+        spans.append(
+            Span(
+                name=mark.name,
+                micro_step=mark.micro_step if (record.spec.grad_accum or 1) > 1 else None,
+                first=first,
+                stop=first + count,
+                num_events=len(mark.events),
+                peak_bytes=int(totals[moments.start : moments.stop].max()),
+                end_bytes=int(totals[moments.stop - 1]),
+                reserved_peak_bytes=reserved.get((mark.name, mark.step, mark.micro_step)),
+            )
+        )
+        first += count
+    return tuple(spans)
+
+
+def _largest(history: History, at: np.ndarray) -> tuple[tuple[Alike, ...], ...]:
+    """The largest blocks alive at each of these positions, those of one size and cause together."""
+    starts, ends = _lives(history)
+    is_there = (ends > at.min()) & (starts <= at.max())
+    starts, ends = starts[is_there], ends[is_there]
+    kinds = history.size_bytes[starts] * len(CAUSES) + history.causes[starts]
+    found = []
+    for position in at:
+        alive, counts = np.unique(kinds[(starts <= position) & (ends > position)], return_counts=True)
+        top = zip(alive[: -_NUM_LARGEST - 1 : -1].tolist(), counts[: -_NUM_LARGEST - 1 : -1].tolist(), strict=True)
+        found.append(tuple(Alike(CAUSES[kind % len(CAUSES)], kind // len(CAUSES), count) for kind, count in top))
+    return tuple(found)
+
+
+def _lives(history: History) -> tuple[np.ndarray, np.ndarray]:
+    """Each block's first position, and the one at which it is gone; one that stays is gone after the last."""
+    starts, frees = np.flatnonzero(history.size_bytes > 0), np.flatnonzero(history.size_bytes < 0)
+    order = np.argsort(history.blocks[starts])
+    ends = np.full(len(starts), len(history))
+    ends[order[np.searchsorted(history.blocks[starts], history.blocks[frees], sorter=order)]] = frees
+    return starts, ends

@@ -1,0 +1,94 @@
+"""A Timeline → a PNG that comes out the same each time; readable in black and white by its hatches.
+
+In: a Timeline. Out: the image's bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+from vramprobe.report.timeline import Timeline
+from vramprobe.report.timeline_page import phase_name, ticks
+from vramprobe.units import format_bytes, unit_of
+
+_STYLE = {"font.size": 9, "hatch.linewidth": 0.5}
+#: Cause → colour (Okabe and Ito's, told apart by the colour-blind) and hatch, as on the page.
+_LOOKS = {
+    "weights": ("#0072b2", ""),
+    "optimizer_state": ("#e69f00", "////"),
+    "batch": ("#4d4d4d", ""),
+    "other": ("#b3b3b3", "|||"),
+    "gradients": ("#d55e00", "xxxx"),
+    "saved_activations": ("#009e73", "---"),
+    "temporaries": ("#e3a5c7", "..."),
+}
+_NARROW = 0.16  # of the width: below it a phase's name is written aslant
+_UNNAMED = 0.03  # below it, not at all
+
+
+def picture(timeline: Timeline) -> bytes:
+    """The picture, 7.5 × 4.2 inches at 150 dpi."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a model may have any name
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        _draw(figure, figure.subplots(), timeline)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw(figure: Any, axes: Any, timeline: Timeline) -> None:
+    from matplotlib.markers import CARETDOWN
+
+    peak, column = timeline.peak_bytes, timeline.peak_column
+    unit, unit_bytes = unit_of(peak)
+    scale = timeline.scale_bytes
+    tops = timeline.live_bytes.cumsum(axis=1) / unit_bytes
+    handles = []
+    for index, cause in enumerate(timeline.causes):
+        colour, hatch = _LOOKS[cause]
+        below = tops[:, index - 1] if index else 0
+        handles.append(
+            axes.stairs(tops[:, index], timeline.edges, baseline=below, fill=True, facecolor=colour, hatch=hatch,
+                        edgecolor=colour, hatchcolor=(0, 0, 0, 0.7), linewidth=0.6, label=cause.replace("_", " "))
+        )  # fmt: skip
+    for phase in timeline.phases:
+        ends = [timeline.edges[phase.first], timeline.edges[phase.stop]]
+        if phase.reserved_peak_bytes is not None:
+            at = phase.reserved_peak_bytes / unit_bytes
+            (line,) = axes.plot(ends, [at, at], color="black", linestyle="--", linewidth=1.2, label="reserved")
+            handles = [one for one in handles if one.get_label() != "reserved"] + [line]
+    for stop, top in timeline.boundaries():
+        axes.axvline(timeline.edges[stop], color="0.7", linewidth=0.8, zorder=0)
+        axes.vlines(timeline.edges[stop], 0, top / unit_bytes, color="white", linewidth=0.8, alpha=0.7)
+    middle = (timeline.edges[column] + timeline.edges[column + 1]) / 2
+    axes.plot([middle], [peak / unit_bytes], marker=CARETDOWN, color="black", markersize=6, clip_on=False)
+    axes.annotate(f"peak {format_bytes(peak)}", (middle, 1.0), xycoords=("data", "axes fraction"),
+                  xytext=(0, 4), textcoords="offset points", ha="left" if middle < 0.3 else "right" if middle > 0.7
+                  else "center", fontweight="bold")  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(0, scale / unit_bytes), ylabel=f"live memory, {unit} {timeline.tier}",
+             yticks=[tick / unit_bytes for tick in ticks(scale, unit_bytes)])  # fmt: skip
+    _name_phases(axes, timeline)
+    axes.set_xlabel("allocations and frees in their order (not time; short phases are drawn wider)")
+    title = f"{timeline.record.cell_id}\nsimulated on fake tensors: predicted, not measured (step {timeline.step})"
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left", parse_math=False)
+    figure.legend(handles=handles[::-1], loc="outside right center", frameon=False, handlelength=2.4, handleheight=1.4)
+
+
+def _name_phases(axes: Any, timeline: Timeline) -> None:
+    named = []
+    for phase in timeline.phases:
+        left, right = timeline.edges[phase.first], timeline.edges[phase.stop]
+        if right - left >= _UNNAMED:
+            named.append(((left + right) / 2, right - left, phase_name(phase)))
+    aslant = any(width < _NARROW for _, width, _ in named)
+    axes.set_xticks([middle for middle, *_ in named], [name for *_, name in named],
+                    rotation=40 if aslant else 0, ha="right" if aslant else "center")  # fmt: skip
+    axes.tick_params(axis="x", length=0)

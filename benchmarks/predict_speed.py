@@ -84,14 +84,14 @@ def as_process(command: str) -> tuple[float, float]:
 
 
 def main() -> None:
+    rows = [(f"vramprobe {command}", as_process(command), limit)
+            for command, limit in ((PREDICT, 0.4), (MAX_BATCH, None), (LARGEST, None))]  # fmt: skip
     side = round(NUM_CELLS**0.5)
     batch_sizes, seq_lens = np.arange(1, side + 1)[:, None], 8 * np.arange(1, side + 1)
     one = resolve(model="llama-3.1-8b", method="qlora", device="cuda", batch_size=1, seq_len=8)
     plain = resolve(model="pythia-410m", method="full", device="cpu", batch_size=1, seq_len=8)
     measured, many = records(NUM_RECORDS), list(specs(NUM_RECORDS))
     model = fit(measured)
-    rows = [(f"vramprobe {command}", as_process(command), limit)
-            for command, limit in ((PREDICT, 0.4), (MAX_BATCH, None), (LARGEST, None))]  # fmt: skip
     rows += [
         (f"{NUM_CELLS:,} cells of llama-3.1-8b qlora", timed(lambda: predict_grid(one, batch_sizes, seq_lens)), 2.0),
         (f"{NUM_CELLS:,} cells of it with a fit", timed(lambda: predict_grid(one, batch_sizes, seq_lens, model)), 2.0),

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from factories import make_environment, make_record
 
+from vramprobe.architecture import architecture
 from vramprobe.errors import FitError, IncomparableRecords
-from vramprobe.fit import fit
+from vramprobe.fit import DEFAULT_GROWTH, DEFAULT_UNSEEN_FAMILY, conformal_quantile, fit
 from vramprobe.memory_model import MemoryModel, load_fit, peak_moment, save_fit
 from vramprobe.record import Oom, Peak, RunRecord, Timeout
 from vramprobe.spec import CellSpec, resolve
@@ -243,3 +244,38 @@ def test_a_damaged_fit_is_refused_when_it_is_read(
 def test_an_unwritable_path_is_a_clear_error(model: MemoryModel, tmp_path: Path) -> None:
     with pytest.raises(FitError, match="cannot write the fit"):
         save_fit(model, tmp_path / "no such folder" / "fit.json")
+
+
+# -- how wide an interval is -------------------------------------------------------------------------------------------
+
+
+def test_the_conformal_quantile_is_the_ceil_of_n_plus_one_times_coverage() -> None:
+    values = [float(n) for n in range(1, 20)]  # 19 values: ceil(20 × 0.9) = 18
+    assert conformal_quantile(values) == 18
+    assert conformal_quantile(values[:8]) == 8  # ceil(9 × 0.9) = 9, more than there are: the largest
+    assert conformal_quantile([3.0, 1.0, 2.0]) == 3
+
+
+def scaled(record: RunRecord, factor: float) -> RunRecord:
+    peak = record.peak.model_copy(update={"allocated_bytes": round(record.peak.allocated_bytes * factor)})
+    return record.model_copy(update={"peak": peak})
+
+
+def test_an_interval_grows_as_larger_models_left_out_of_smaller_ones_show() -> None:
+    """Errors that grow with size are learnt as growth; an exact world has none to learn."""
+    exact = [synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()]
+    sizes = sorted({architecture(record.spec.architecture).num_params for record in exact})
+    drifting = [
+        scaled(one, 1 + 0.02 * sizes.index(architecture(one.spec.architecture).num_params) ** 2) for one in exact
+    ]
+    assert fit(drifting).growth_per_doubling > 0.1
+    assert fit(drifting).leave_one_model_out.high > fit(exact).leave_one_model_out.high
+
+
+def test_one_model_or_one_family_teaches_nothing_and_the_defaults_hold() -> None:
+    one = [synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()]
+    llama = [record for record in one if record.spec.model_type == "llama"]
+    assert {record.spec.model_type for record in llama} == {"llama"}
+    assert fit(llama).unseen_family == DEFAULT_UNSEEN_FAMILY
+    single = [record for record in one if record.spec.model == one[0].spec.model]
+    assert fit(single).growth_per_doubling == DEFAULT_GROWTH

@@ -8,8 +8,9 @@ decide stays at 1. Never imports torch; numpy and scipy only when fitting.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vramprobe
@@ -40,8 +41,15 @@ COEFFICIENT_BOUNDS = (0.8, 1.25)
 PRIOR_WEIGHT = 0.01
 #: Relative error from which the loss stops growing with the square.
 ROBUST_SCALE = 0.02
-#: Quantiles of the held-out errors that make the interval.
+#: Share of measured values that an interval is to hold.
+COVERAGE = 0.9
+#: Of the tiers beyond allocated, whose spread is over the fitted records.
 INTERVAL_QUANTILES = (0.05, 0.95)
+#: How an interval grows with each doubling where too few sizes were seen to learn it: by itself.
+DEFAULT_GROWTH = 1.0
+#: What a family never seen adds where only one was seen, as a share of the value.
+DEFAULT_UNSEEN_FAMILY = 0.02
+_MIN_DOUBLINGS, _MAX_SIZE_STEPS = 0.5, 8
 
 
 class Observation(NamedTuple):
@@ -81,6 +89,7 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
     require_comparable([one.record for one in observations])
     design = _design(observations)
     coefficients, constant = _solve(design)
+    one_left_out = _leave_one_model_out(observations, design)
     first = exact[0].record
     return MemoryModel(
         instrument=first.instrument,
@@ -96,7 +105,9 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         coefficients=coefficients,
         constant_bytes=constant,
         residuals=_residuals(observations, _errors(design, coefficients, constant)),
-        leave_one_model_out=_leave_one_model_out(observations, design),
+        leave_one_model_out=one_left_out,
+        growth_per_doubling=_growth_per_doubling(observations, design, one_left_out),
+        unseen_family=_unseen_family(observations, design, one_left_out),
         reserved_over_allocated=_reserved_gap([one.record for one in exact]),
         device_over_reserved_bytes=_device_gap([one.record for one in exact]),
         versions=first.environment.versions,
@@ -276,24 +287,75 @@ def _residuals(observations: Sequence[Observation], errors: np.ndarray) -> dict[
     return {name: _summary(errors) for name, errors in groups.items()}
 
 
-def _leave_one_model_out(observations: Sequence[Observation], design: _Design) -> LeaveOneModelOut | None:
+def _errors_left_out(
+    observations: Sequence[Observation], design: _Design, key: Callable[[CellSpec], str]
+) -> dict[str, list[float]]:
+    """Group → errors on its records by a fit without them; what cannot be left out is not in it."""
     import numpy as np
 
-    models = np.array([one.record.spec.model for one in observations])
+    groups = np.array([key(one.record.spec) for one in observations])
     errors: dict[str, list[float]] = {}
-    for model in dict.fromkeys(models.tolist()):
-        held_out, rest = (models == model) & ~design.censored, models != model
+    for group in dict.fromkeys(groups.tolist()):
+        held_out, rest = (groups == group) & ~design.censored, groups != group
         if held_out.any() and (rest & ~design.censored).any():
-            errors[model] = _errors(_rows(design, held_out), *_solve(_rows(design, rest))).tolist()
+            errors[group] = _errors(_rows(design, held_out), *_solve(_rows(design, rest))).tolist()
+    return errors
+
+
+def _leave_one_model_out(observations: Sequence[Observation], design: _Design) -> LeaveOneModelOut | None:
+    errors = _errors_left_out(observations, design, lambda spec: spec.model)
     if not errors:
         return None
     every = [error for found in errors.values() for error in found]
-    measured_over_predicted = [1 / (1 + error) for error in every]
-    low, high = _quantiles(measured_over_predicted)
+    half_width = conformal_quantile([abs(1 / (1 + error) - 1) for error in every])
     return LeaveOneModelOut(
         overall=_summary(every), by_model={model: _summary(found) for model, found in sorted(errors.items())},
-        low=min(low, 1.0), high=max(high, 1.0),
+        low=max(1 - half_width, 1e-3), high=1 + half_width,
     )  # fmt: skip
+
+
+def _unseen_family(observations: Sequence[Observation], design: _Design, left_out: LeaveOneModelOut | None) -> float:
+    """What a family never seen adds to the half-width, as a share of the value."""
+    errors = _errors_left_out(observations, design, lambda spec: spec.model_type)
+    every = [abs(error) for found in errors.values() for error in found]
+    if not every or left_out is None:
+        return DEFAULT_UNSEEN_FAMILY
+    return max(conformal_quantile(every) - (left_out.high - 1), 0.0)
+
+
+def conformal_quantile(values: Sequence[float]) -> float:
+    """What a further value of the same kind stays within with probability COVERAGE (split conformal prediction).
+
+    Vovk et al., Algorithmic Learning in a Random World (2005): the ceil((n + 1) · coverage)-th smallest of n values.
+    """
+    ordered = sorted(values)
+    return ordered[min(len(ordered), math.ceil((len(ordered) + 1) * COVERAGE)) - 1]
+
+
+def _growth_per_doubling(
+    observations: Sequence[Observation], design: _Design, left_out: LeaveOneModelOut | None
+) -> float:
+    """By how much of itself the half-width must grow with each doubling of parameters beyond those fitted.
+
+    Learnt as it is used: fits of the smaller models predict the larger ones, at least half a doubling above.
+    """
+    import numpy as np
+
+    half_width = left_out.high - 1 if left_out else 0.0
+    if half_width == 0:
+        return DEFAULT_GROWTH
+    sizes = np.array([architecture(one.record.spec.architecture).num_params for one in observations])
+    exact = ~design.censored
+    excesses: list[float] = []
+    steps = sorted(set(sizes[exact].tolist()))[:-1]
+    for largest in steps[:: -(-len(steps) // _MAX_SIZE_STEPS) or 1]:
+        smaller, larger = sizes <= largest, exact & (sizes >= largest * 2**_MIN_DOUBLINGS)
+        if (smaller & exact).sum() < MIN_RECORDS or not larger.any():
+            continue
+        errors = np.abs(_errors(_rows(design, larger), *_solve(_rows(design, smaller))))
+        doublings = np.log2(sizes[larger] / largest)
+        excesses += ((errors / half_width - 1) / doublings).tolist()
+    return round(max(conformal_quantile(excesses), 0.0), 4) if excesses else DEFAULT_GROWTH
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, float]:

@@ -17,13 +17,13 @@ from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import (
     FAR,
     LIMIT_NAMES,
-    MIN_HALF_WIDTH,
     TIGHT_SHARE,
-    WIDENING,
     HasMemory,
+    bounds,
     spread,
     unseen_choices,
     usable_bytes,
+    widening_of,
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
@@ -149,9 +149,8 @@ def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, m
         moments.highest(batch[chunk], length[chunk], total[chunk], place[chunk], terms[:, chunk])
     constant = model.constant_bytes if model else 0
     value = total + constant
-    widening, is_far = _outside(spec, course, batch, length, model)
-    low, high = spread(spec.device, model)
-    low, high = min(low, 1 - MIN_HALF_WIDTH) - widening, max(high, 1 + MIN_HALF_WIDTH) + widening
+    doublings, widening, is_far = _outside(spec, course, batch, length, model)
+    low, high = bounds(spec.device, model, doublings, widening)
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
@@ -227,13 +226,13 @@ class _Moments:
 
 def _outside(
     spec: CellSpec, course: Course, batch: Ints, length: Ints, model: MemoryModel | None
-) -> tuple[NDArray, NDArray[np.bool_]]:
-    """(widening as a share of the value, whether predict would refuse) of each cell; predict says it in words."""
+) -> tuple[NDArray, float, NDArray[np.bool_]]:
+    """(doublings outside the range, widening, whether predict would refuse) of each cell; predict says it in words."""
     import numpy as np
 
-    widening, is_far = np.zeros(batch.size), np.zeros(batch.size, bool)
+    doublings, is_far = np.zeros(batch.size), np.zeros(batch.size, bool)
     if model is None:
-        return widening, is_far
+        return doublings, 0.0, is_far
     numbers = {"num_params": np.full(1, course.arch.num_params), "num_tokens": batch * length, "seq_len": length,
                "batch_size": batch}  # fmt: skip
     for name, values in numbers.items():
@@ -244,14 +243,15 @@ def _outside(
             is_far |= factor > FAR
         added = np.zeros(factor.size)
         # math.log2, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
-        added[beyond] = [WIDENING * math.log2(one) for one in factor[beyond].tolist()]
-        widening += added
+        added[beyond] = [math.log2(one) for one in factor[beyond].tolist()]
+        doublings += added
     unseen, refused = unseen_choices(spec, model)
-    for _ in unseen:
-        widening += WIDENING
+    widening = 0.0
+    for name in unseen:
+        widening += widening_of(name, model)
     if spec.device != model.device:
         widening += spread(spec.device, None)[1] - 1
-    return widening, is_far | refused
+    return doublings, widening, is_far | refused
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Intervals) -> tuple[Intervals | None, Intervals | None]:

@@ -56,7 +56,7 @@ class ErrorSummary(_Frozen):
 
 
 class LeaveOneModelOut(_Frozen):
-    """Errors on each model by a fit that has not seen it; ``low`` and ``high`` bound measured / predicted."""
+    """Errors on each model by a fit that has not seen it; nine in ten of measured / predicted are in low to high."""
 
     overall: ErrorSummary
     by_model: dict[str, ErrorSummary]
@@ -99,6 +99,10 @@ class MemoryModel(_Frozen):
     constant_bytes: Count
     residuals: dict[str, ErrorSummary]  # "overall", "method full", "phase backward", …
     leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
+    #: By how much of itself an interval grows with each doubling beyond the ranges; 1 where too few sizes were seen.
+    growth_per_doubling: Annotated[float, Field(ge=0, le=1e3)] = 1.0
+    #: What a family never seen adds to the half-width, as a share of the value; from families left out in turn.
+    unseen_family: RelativeError = 0.02
     reserved_over_allocated: Spread | None = None  # a ratio, so positive
     device_over_reserved_bytes: Spread | None = None
     versions: dict[str, str | None]

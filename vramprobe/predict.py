@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,13 +25,14 @@ from vramprobe.units import GIB, format_bytes
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
 #: 512 bytes, workspaces and kernels' scratch are not in the arithmetic, so it may read low.
 ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
-#: No fit is trusted to less than this, relative to the value.
-MIN_HALF_WIDTH = 0.005
+#: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
+#: all that ran before. The CPU's allocator hands out what was asked for.
+MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
 #: A number beyond the fitted range by this factor is refused.
 FAR = 30.0
 #: The numbers that are refused so far out; others only widen.
 LIMIT_NAMES = ("num_params", "num_tokens")
-#: Each doubling beyond the fitted range, and each choice never seen, widens the interval by this much of the value.
+#: Each choice never seen widens the interval by this much of the value.
 WIDENING = 0.02
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
@@ -118,6 +119,10 @@ def predict(spec: CellSpec, model: MemoryModel | None = None, *, allow_extrapola
     return predict_moments(spec, moments(spec), model, allow_extrapolation=allow_extrapolation)
 
 
+#: Warnings, reasons to refuse, doublings beyond the fitted range, widening as a share of the value.
+_Outside = tuple[list[str], list[str], float, float]
+
+
 def predict_moments(
     spec: CellSpec,
     found: Sequence[Moment],
@@ -140,8 +145,10 @@ def predict_moments(
     room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
     constant = model.constant_bytes if model else 0
     value = moment.total_bytes + constant
-    warnings, refusals, widening = _outside(spec, model) if model else (["arithmetic alone: no fit was given"], [], 0.0)
-    allocated = _allocated_interval(spec, model, value, widening)
+    alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
+    warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
+    low, high = bounds(spec.device, model, doublings, widening)
+    allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
     prediction = Prediction(
@@ -221,9 +228,9 @@ def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) ->
     return gpu.total_bytes - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)
 
 
-def _outside(spec: CellSpec, model: MemoryModel) -> tuple[list[str], list[str], float]:
-    """(warnings, reasons to refuse, widening as a share of the value) for what lies outside the fitted range."""
-    warnings, refusals, widening = [], [], 0.0
+def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
+    """For what lies outside the fitted range."""
+    warnings, refusals, doublings, widening = [], [], 0.0, 0.0
     numbers = {
         "num_params": architecture(spec.architecture).num_params, "num_tokens": spec.num_tokens,
         "seq_len": spec.seq_len, "batch_size": spec.batch_size,
@@ -234,15 +241,20 @@ def _outside(spec: CellSpec, model: MemoryModel) -> tuple[list[str], list[str], 
         if factor > 1:
             text = f"{name} {value:,} is outside the fitted range {low:,} to {high:,}"
             (refusals if factor > FAR and name in LIMIT_NAMES else warnings).append(text)
-            widening += WIDENING * math.log2(factor)
+            doublings += math.log2(factor)
     unseen, refused = unseen_choices(spec, model)
     for name, text in unseen.items():
         (refusals if refused and name == "method" else warnings).append(text)
-        widening += WIDENING
+        widening += widening_of(name, model)
     if spec.device != model.device:
         warnings.append(f"the fit comes from {model.device} ({model.device_name}), the cell is for {spec.device}")
         widening += ARITHMETIC_SPREAD[spec.device][1] - 1
-    return warnings, refusals, widening
+    return warnings, refusals, doublings, widening
+
+
+def widening_of(choice: str, model: MemoryModel) -> float:
+    """What a value of ``choice`` that the fit has not seen adds to the half-width, as a share of the value."""
+    return model.unseen_family if choice == "model_type" else WIDENING
 
 
 def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], bool]:
@@ -265,10 +277,16 @@ def spread(device: str, model: MemoryModel | None) -> tuple[float, float]:
     return 1 - worst, 1 + worst  # one model only: its own residuals say little about another, so they count twice
 
 
-def _allocated_interval(spec: CellSpec, model: MemoryModel | None, value: int, widening: float) -> Interval:
-    low, high = spread(spec.device, model)
-    low, high = min(low, 1 - MIN_HALF_WIDTH) - widening, max(high, 1 + MIN_HALF_WIDTH) + widening
-    return Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
+def bounds(device: str, model: MemoryModel | None, doublings: Any, widening: Any) -> tuple[Any, Any]:
+    """(low, high) of measured / predicted so far outside the fitted range; numbers or arrays of them.
+
+    What models left out of the fit show is widened by its growth with each doubling beyond the range, which the fit has
+    learnt from larger models left out of smaller ones; ``widening`` is a share of the value.
+    """
+    low, high = spread(device, model)
+    times = 1 + (model.growth_per_doubling if model else 0.0) * doublings
+    least = MIN_HALF_WIDTH[device] if model else 0.0
+    return 1 - max(1 - low, least) * times - widening, 1 + max(high - 1, least) * times + widening
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Interval) -> tuple[Interval | None, Interval | None]:

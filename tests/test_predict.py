@@ -10,11 +10,12 @@ import pytest
 from factories import make_oom, make_record, make_spec
 from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
 
+from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.fit import fit
-from vramprobe.memory_model import MemoryModel, Spread
+from vramprobe.memory_model import MemoryModel, Spread, is_same_gpu
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict, verdict_on_simulated
 from vramprobe.record import Invalid, Peak
 from vramprobe.spec import resolve
@@ -188,3 +189,31 @@ def test_a_simulation_that_ran_out_of_memory_does_not_fit() -> None:
     invalid = make_record(instrument="simulated", outcome=Invalid(reasons=["open"]), peak=make_record().peak)
     with pytest.raises(VramprobeError, match="RTX 4090 is not known: the simulation ended as invalid"):
         verdict_on_simulated(invalid, find_gpu("RTX-4090"))
+
+
+# -- the fit that ships ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_fit_the_one_that_ships_for_the_device_predicts_and_says_so() -> None:
+    words = {"model": "smollm2-360m", "method": "lora", "batch_size": 1, "seq_len": 64}
+    shipped = api.predict(**words, device="cpu")
+    assert shipped.fit.instrument == "cpu"
+    assert shipped.fit.num_records > 40
+    assert api.predict(**words, device="cpu", fit="none").fit is None
+    assert api.predict(**words).fit is None  # for cuda none ships: no GPU has been measured
+    assert api.predict(**words, gpu="H100-SXM").fit is None
+
+
+def test_beyond_the_fit_that_ships_arithmetic_alone_answers_and_says_why() -> None:
+    words = {"model": "llama-3.1-70b", "method": "lora", "batch_size": 1, "seq_len": 64, "device": "cpu"}
+    alone = api.predict(**words)
+    assert alone.fit is None
+    assert "does not reach" in alone.warnings[-1]
+    assert api.predict(**words, allow_extrapolation=True).fit is not None
+
+
+def test_a_gpus_fit_is_for_that_gpu_alone(model: MemoryModel) -> None:
+    h100 = model.model_copy(update={"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"})
+    assert is_same_gpu(h100, find_gpu("H100-SXM"))
+    assert not is_same_gpu(h100, find_gpu("A100-80GB"))
+    assert not is_same_gpu(h100.model_copy(update={"device_name": "Some Card"}), find_gpu("H100-SXM"))

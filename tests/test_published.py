@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from vramprobe import store
-from vramprobe.api import fit, report
+from vramprobe.api import evaluate, fit, report
 from vramprobe.memory_model import load_fit
 from vramprobe.sweep import load_sweep
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "results" / "cpu" / "quickstart"
+SIZES = ROOT / "results" / "cpu" / "sizes"
 
 
 def test_the_committed_report_is_what_the_records_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,8 +29,12 @@ def test_the_committed_report_is_what_the_records_give(tmp_path: Path, monkeypat
             assert fresh == (QUICKSTART / "report" / path.name).read_text(), f"{path.name} is stale"
 
 
-def test_the_committed_fit_is_what_the_records_give() -> None:
-    fresh, committed = fit(QUICKSTART), load_fit(QUICKSTART / "fit.json")
+@pytest.mark.parametrize(
+    ("results", "committed"),
+    [(QUICKSTART, QUICKSTART / "fit.json"), (SIZES, ROOT / "vramprobe" / "data" / "fits" / "cpu.json")],
+)
+def test_the_committed_fits_are_what_the_records_give(results: Path, committed: Path) -> None:
+    fresh, committed = fit(results), load_fit(committed)
     assert fresh.data_fingerprint == committed.data_fingerprint
     assert fresh.coefficients == pytest.approx(committed.coefficients, rel=1e-5)
 
@@ -41,6 +46,25 @@ def test_the_committed_records_are_the_quickstart_sweeps_cells() -> None:
     assert {record.outcome.kind for record in records} == {"ok"}
     assert {record.fingerprint for record in records if record.held_out} == sweep.held_out
     assert not any(record.environment.dirty for record in records)
+
+
+def test_small_models_predict_larger_ones_to_a_thousandth_of_a_percent() -> None:
+    """Five models up to 162M fitted; 47 cells of eleven from 355M to 1.5B held out, full, LoRA and QLoRA."""
+    found = evaluate(SIZES)
+    total = found.summaries[0]
+    assert {score.record.spec.method for score in found.scores} == {"full", "lora", "qlora"}
+    assert min(score.num_params for score in found.scores) > 350e6
+    assert (total.num_records, len({score.record.spec.model for score in found.scores})) == (47, 11)
+    assert total.worst_absolute < 1e-5
+
+
+def test_the_committed_evaluation_is_what_the_records_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = SIZES.relative_to(ROOT)
+    evaluate(folder, out=tmp_path)
+    for name in ("evaluation.md", "evaluation.csv"):
+        fresh = (tmp_path / name).read_text().replace(str(tmp_path), str(folder / "evaluation"))
+        assert fresh == (SIZES / "evaluation" / name).read_text(), f"{name} is stale"
 
 
 def test_the_demo_keeps_the_issues_promises() -> None:

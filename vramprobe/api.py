@@ -296,15 +296,27 @@ def predict(
     allow_extrapolation: bool = False,
     **options: Any,
 ) -> Prediction:
-    """The memory of a cell that nobody ran; ``fit`` is a file, a model, or None for arithmetic alone.
+    """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
 
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's.
     """
-    model = _model(fit)
+    from vramprobe.errors import OutOfRange
+    from vramprobe.memory_model import shipped_fit
+
+    model = _model(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
-    return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+    if fit is None and sharding is None:
+        model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu else None)
+    try:
+        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+    except OutOfRange as error:
+        if fit is not None:
+            raise
+        alone = _engine(None, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
+        return alone.model_copy(update={"warnings": [*alone.warnings, note]})
 
 
 def _engine(

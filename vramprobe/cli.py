@@ -42,6 +42,9 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]
+PredictFit = Annotated[
+    Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`, or none (what ships for the device, if any).")
+]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
 
 SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")]
@@ -365,7 +368,7 @@ def fit(
 @_takes_a_cell(asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"})
 def predict(
     cell: dict[str, Any],
-    fit: Fit = None,
+    fit: PredictFit = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="The largest batch that fits --gpu.")] = False,
     max_seq_len: Annotated[bool, typer.Option("--max-seq-len", help="The largest length that fits --gpu.")] = False,

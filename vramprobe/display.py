@@ -130,6 +130,13 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
             low, high = format_bytes(tier.low), format_bytes(tier.high)
             console.print(f"     {format_bytes(tier.value)} {name.removesuffix('_bytes')} ({low} to {high})")
     _print_bars(console, prediction.terms)
+    if (fit := prediction.fit) is not None:
+        mean = fit.mean_absolute_error
+        error = "" if mean is None else f", {'under 0.001%' if mean < 1e-5 else f'{mean:.3%}'} off on a model left out"
+        console.print(
+            f"fit: {fit.num_records} records of {len(fit.models)} models on {fit.device_name} ({fit.instrument})"
+            f"{error}", soft_wrap=True,
+        )  # fmt: skip
     for warning in prediction.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     _print_verdict(console, verdict)
@@ -183,7 +190,8 @@ def print_evaluation(found: Evaluation) -> None:
     from vramprobe.report.evaluation import CARD_COLUMNS, SUMMARY_COLUMNS, remarks
 
     console = Console(highlight=False)
-    for columns, rows in ((SUMMARY_COLUMNS, found.summaries), (CARD_COLUMNS, found.cards)):
+    wrong = [card for card in found.cards if card.num_tight or card.num_false_fits or card.num_false_refusals]
+    for columns, rows in ((SUMMARY_COLUMNS, found.summaries), (CARD_COLUMNS, wrong)):
         if rows:
             table = Table(box=None, pad_edge=False)
             for column in columns:
@@ -192,6 +200,10 @@ def print_evaluation(found: Evaluation) -> None:
                 values = [(column, column.value(row)) for column in columns]
                 table.add_row(*("–" if value is None else column.text(value) for column, value in values))
             console.print(table)
+    if num_right := len(found.cards) - len(wrong):
+        console.print(
+            f"every verdict is right for {_plural(num_right, 'size')} of GPU, {found.cards[0].gpu} the smallest"
+        )
     for line in remarks(found):
         console.print(escape(line), soft_wrap=True)
 

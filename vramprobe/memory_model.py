@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from vramprobe.errors import FitError
+from vramprobe import catalog
+from vramprobe.catalog import Gpu
+from vramprobe.errors import FitError, UnknownName
 from vramprobe.terms import CAUSES, Moment
 
 FORMAT = 1
@@ -152,6 +155,24 @@ def load_fit(path: str | Path) -> MemoryModel:
         at = f" at {where}" if where else ""
         what = problem["msg"].removeprefix("Value error, ")
         raise FitError(f"{path} is damaged{at}: {what}; fit the records again") from None
+
+
+def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
+    """The fit that ships for this device: of the CPU any will do, of GPUs only one of ``gpu`` itself; None without."""
+    for path in sorted(resources.files("vramprobe").joinpath("data", "fits").iterdir(), key=lambda path: path.name):
+        if path.name.endswith(".json"):
+            model = load_fit(Path(str(path)))
+            if model.device == device and (device == "cpu" or (gpu is not None and is_same_gpu(model, gpu))):
+                return model
+    return None
+
+
+def is_same_gpu(model: MemoryModel, gpu: Gpu) -> bool:
+    """Whether the fit was measured on this model of GPU."""
+    try:
+        return catalog.find_gpu(model.device_name) == gpu
+    except UnknownName:
+        return False
 
 
 def peak_moment(found: Sequence[Moment], coefficients: dict[str, float]) -> Moment:

@@ -11,6 +11,7 @@ from test_simulate import FAMILIES
 from torch.nn import functional
 
 from vramprobe.catalog import find_gpu
+from vramprobe.errors import SpecError
 from vramprobe.record import RunRecord
 from vramprobe.simulate.cuda import Chip, backend, chip_of, cuda_scratch
 from vramprobe.simulate.run import session, simulate
@@ -46,6 +47,11 @@ def test_the_chip_comes_from_the_catalog() -> None:
     assert chip_of(find_gpu("H100-SXM")) == H100
     assert chip_of(find_gpu("RTX-4090")) == RTX_4090
     assert chip_of(None) == A100
+
+
+def test_a_gpu_without_cuda_is_refused() -> None:
+    with pytest.raises(SpecError, match="NVIDIA"):
+        simulate(cell(), gpu=find_gpu("MI300X"))
 
 
 def test_two_threads_hold_a_workspace_of_8_125_mib_or_32_on_hopper() -> None:

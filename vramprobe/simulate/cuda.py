@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.optim import adagrad, adam, rmsprop, sgd
 
 from vramprobe.catalog import Gpu
+from vramprobe.errors import SpecError
 
 _aten = torch.ops.aten
 _MIB = 2**20
@@ -53,10 +54,12 @@ class Chip:
 
 
 def chip_of(gpu: Gpu | None) -> Chip:
-    """The catalog's GPU; an A100 where none is named."""
+    """The catalog's GPU; an A100 where none is named. Raises SpecError for one that is not NVIDIA's."""
     if gpu is None:
         return Chip()
-    major, minor = gpu.compute_capability.split(".")
+    major, dot, minor = gpu.compute_capability.partition(".")
+    if not dot:
+        raise SpecError(f"{gpu.name} runs ROCm's kernels, and the simulation knows CUDA's only; name an NVIDIA GPU")
     return Chip(int(major), int(minor))
 
 

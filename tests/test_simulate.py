@@ -131,6 +131,7 @@ DEEP: list[tuple[str, dict[str, Any]]] = [
     ("llama", QLORA | {"gradient_checkpointing": True}),
     ("gpt2", FP32 | {"optim": "adamw_torch"}),
     ("opt", FP32 | LORA | {"attn": "eager", "grad_accum": 2}),
+    ("llama", FP32 | {"optim": "adafactor", "batch_size": 1, "seq_len": 2}),  # its state is made anew in each step
     # The peak moves from the logits to the gradients.
     ("gpt_neox", {"dtype": "fp32", "autocast": "bf16", "seq_len": 4}),
     # What ends a layer's backward is like what began it in size alone: the repeated block must be turned.

@@ -59,8 +59,11 @@ def test_two_threads_hold_a_workspace_of_8_125_mib_or_32_on_hopper() -> None:
     assert a100.ledger.unaccounted_bytes - 2 * 8_519_680 == h100.ledger.unaccounted_bytes - 2 * 32 * MIB
 
 
-def tensors(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.empty(2, count, 64, size, dtype=dtype, device="meta") for count in (heads, kv_heads, kv_heads)]
+def tensors(heads: int, kv_heads: int, size: int | tuple[int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Queries, keys and values; ``size`` of a head, or of queries' and keys' and of values'."""
+    size, value_size = size if isinstance(size, tuple) else (size, size)
+    shapes = (heads, size), (kv_heads, size), (kv_heads, value_size)
+    return [torch.empty(2, count, 64, width, dtype=dtype, device="meta") for count, width in shapes]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,10 @@ def tensors(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> list[to
         (H100, 8, 2, 128, torch.bfloat16, False, "cudnn"),
         (H100, 8, 2, 128, torch.bfloat16, True, "cudnn"),
         (H100, 8, 2, 124, torch.float16, False, "flash"),  # not a multiple of 8
+        (A100, 8, 8, (192, 128), torch.bfloat16, False, "efficient"),
+        (H100, 8, 8, (192, 128), torch.bfloat16, False, "cudnn"),
+        (Chip(10, 0), 8, 8, (192, 128), torch.bfloat16, False, "cudnn"),
+        (Chip(10, 0), 8, 8, (192, 192), torch.bfloat16, False, "flash"),
         (Chip(10, 0), 8, 8, 256, torch.bfloat16, False, "flash"),  # cuDNN: 256 on Hopper alone
         (RTX_4090, 8, 8, 128, torch.bfloat16, False, "flash"),
         (RTX_4090, 8, 8, 224, torch.bfloat16, False, "efficient"),
@@ -83,7 +90,7 @@ def tensors(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> list[to
     ],
 )
 def test_attention_kernels(
-    chip: Chip, heads: int, kv_heads: int, size: int, dtype: torch.dtype, masked: bool, chosen: str
+    chip: Chip, heads: int, kv_heads: int, size: int | tuple[int, int], dtype: torch.dtype, masked: bool, chosen: str
 ) -> None:
     mask = torch.empty(2, 1, 64, 64, dtype=torch.bool, device="meta") if masked else None
     assert backend(chip, *tensors(heads, kv_heads, size, dtype), mask) == chosen
@@ -113,11 +120,20 @@ def test_flash_backward_takes_an_fp32_dq_row_sums_and_expanded_dk_dv() -> None:
     assert cuda_scratch(operator, (query, query, query, query), None) == [4 * rows * 64, 4 * rows]
 
 
-def test_efficient_backward_takes_row_sums_and_an_fp32_dq_for_16_bits() -> None:
+def test_efficient_backward_takes_row_sums_and_an_fp32_dq_of_any_dtype() -> None:
     operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
-    for dtype, expected in ((torch.float32, [4 * 2 * 8 * 64]), (torch.bfloat16, [4 * 2 * 8 * 64, 4 * 2 * 8 * 64 * 64])):
+    for dtype in (torch.float32, torch.bfloat16):
         query = tensors(8, 8, 64, dtype)[0]
-        assert cuda_scratch(operator, (query, query, query, query), None) == expected
+        assert cuda_scratch(operator, (query, query, query, query), None) == [4 * 2 * 8 * 64, 4 * 2 * 8 * 64 * 64]
+
+
+def test_efficient_backward_of_wide_16_bit_heads_stages_dk_and_dv() -> None:
+    """One block of 64 keys for each of 16 heads: fewer than the 12 (200 / 16) that may be worked on at once."""
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    for dtype, staged in ((torch.float32, 0), (torch.bfloat16, 4 * 16 * 64 * (256 + 256))):
+        query = tensors(8, 8, 256, dtype)[0]
+        rows, dq = 4 * 16 * 64, 4 * 16 * 64 * 256
+        assert cuda_scratch(operator, (query, query, query, query), None) == [rows, dq + staged]
 
 
 def test_embedding_backward_sorts_many_tokens() -> None:
@@ -129,6 +145,7 @@ def test_embedding_backward_sorts_many_tokens() -> None:
 
     assert taken(3072) == []
     assert taken(4000) == [32_000] * 4 + [4 * 16 * (400 + 100)]
+    assert taken(4001)[-1] == 4 * 16 * (400 + 100)
 
 
 def test_an_operator_without_a_rule_takes_nothing() -> None:

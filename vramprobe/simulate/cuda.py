@@ -174,8 +174,7 @@ def backend(
     """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp)."""
     size, is_16_bit = query.shape[-1], _is_16_bit(query) and chip.major >= 8
     same_size = size == key.shape[-1] == value.shape[-1]
-    is_for_cudnn = size % 8 == 0 and size <= (256 if chip.major == 9 else 128) and key.shape[-2] > 1
-    if chip.prefers_cudnn and is_16_bit and same_size and is_for_cudnn:
+    if chip.prefers_cudnn and is_16_bit and key.shape[-2] > 1 and _fits_cudnn(chip, size, value.shape[-1]):
         return "cudnn"
     narrow = (chip.major, chip.minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and 192 < size <= 224
     if is_16_bit and mask is None and same_size and size <= 256 and not narrow:
@@ -183,6 +182,12 @@ def backend(
     if query.shape[-3] == key.shape[-3] and size % (8 if _is_16_bit(query) else 4) == 0 and value.shape[-1] % 4 == 0:
         return "efficient"
     return "math"
+
+
+def _fits_cudnn(chip: Chip, size: int, value_size: int) -> bool:
+    """``check_cudnn_tensor_shapes``: queries and values need not be of one size, as DeepSeek's are not."""
+    limit = 256 if chip.major == 9 else 192 if (size, value_size) == (192, 128) else 128
+    return size % 8 == value_size % 8 == 0 and max(size, value_size) <= limit
 
 
 def _flash(
@@ -264,12 +269,18 @@ def _flash_backward(args: tuple[Any, ...]) -> list[int]:
 
 
 def _efficient_backward(args: tuple[Any, ...]) -> list[int]:
-    """mem_eff_attention/kernel_backward.h: row sums, and an fp32 dQ where the gradient itself has 16 bits."""
+    """mem_eff_attention/kernel_backward.h, ``workspace_size``: row sums, and one buffer for sums in fp32.
+
+    dQ always, as blocks of keys add to it side by side; dK and dV where heads of 16 bits are too wide for registers,
+    for the blocks that are worked on at once (attention_backward.cu, where ``num_splits_key`` is chosen).
+    """
     batch, heads, length, size = args[1].shape
-    taken = [4 * batch * heads * length]
-    if _is_16_bit(args[1]):
-        taken.append(4 * batch * heads * _round_up(length, 64) * _round_up(size, 64))
-    return taken
+    num_heads, key_length, value_size = batch * heads, args[2].shape[-2], args[3].shape[-1]
+    num_elements = _round_up(length, 64) * _round_up(size, 64)
+    if _is_16_bit(args[1]) and max(size, value_size) > 128:
+        num_blocks = min(-(-key_length // 64), max(200 // num_heads, 1))
+        num_elements += num_blocks * 64 * (_round_up(size, 64) + _round_up(value_size, 64))
+    return [4 * num_heads * length, 4 * num_heads * num_elements]
 
 
 def _embedding_backward(args: tuple[Any, ...]) -> list[int]:
@@ -278,7 +289,7 @@ def _embedding_backward(args: tuple[Any, ...]) -> list[int]:
     num_tokens, width = indices.numel(), gradient.shape[-1]
     if num_tokens <= _MAX_UNSORTED_TOKENS:
         return []
-    num_parts = -(-num_tokens // _ROWS_PER_THREAD) + min(num_tokens, num_weights)
+    num_parts = num_tokens // _ROWS_PER_THREAD + min(num_tokens, num_weights)
     return [8 * num_tokens] * 4 + [4 * num_parts * width]
 
 

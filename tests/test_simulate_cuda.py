@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from factories import TINY_LLAMA, make_spec
+from psutil import Process
 from test_simulate import FAMILIES
 from torch.nn import functional
 
@@ -14,6 +15,7 @@ from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.record import RunRecord
 from vramprobe.simulate.cuda import Chip, backend, chip_of, cuda_scratch
+from vramprobe.simulate.quantised import _real_skeleton
 from vramprobe.simulate.run import session, simulate
 from vramprobe.spec import Attention, CellSpec, Optim, Quant
 
@@ -272,6 +274,17 @@ def test_every_quantisation(quant: str, gpu: str) -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("t5",)])
 def test_every_family_and_attention(family: str, attn: str) -> None:
     assert run(FAMILIES[family], attn=attn, gradient_checkpointing=True).peak.allocated_bytes > 0
+
+
+def test_the_skeleton_of_a_quantised_model_writes_no_zeros() -> None:
+    """Llama 4 makes its experts of zeros: 2.5 GiB a layer that would be real until they are on ``meta``."""
+    from accelerate import init_empty_weights
+
+    before = Process().memory_info().rss
+    with session(cell().model_copy(update={"device": "cpu"}), A100), _real_skeleton(init_empty_weights)():
+        zeros = torch.zeros(2**26)
+        assert zeros.device.type == "cpu"
+        assert Process().memory_info().rss - before < 2**26
 
 
 def test_4_bit_layers_of_few_tokens_are_multiplied_without_a_dequantised_copy() -> None:

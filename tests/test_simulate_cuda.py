@@ -104,6 +104,12 @@ def test_attention_kernels_of_a_run_are_facts() -> None:
     assert run(attn="flash_attention_2", gpu="H100-SXM").facts.attention_kernels == ["ScaledDotProductFlashAttention"]
 
 
+@pytest.mark.parametrize(("family", "gpu", "word"), [("t5", "A100-80GB", "t5"), ("llama", "T4", "Ampere")])
+def test_flash_attn_is_refused_where_it_would_not_run(family: str, gpu: str, word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        run(FAMILIES[family], gpu=gpu, attn="flash_attention_2")
+
+
 def test_flash_attn_saves_what_sdpa_saves() -> None:
     sdpa, flash = run(attn="sdpa"), run(attn="flash_attention_2")
     assert flash.ledger.saved_activations_bytes == sdpa.ledger.saved_activations_bytes

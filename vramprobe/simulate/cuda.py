@@ -78,7 +78,7 @@ def on_cuda(chip: Chip) -> Iterator[None]:
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", _attention_of(chip)))
         stack.enter_context(patch.object(functional, "dropout", _dropout))
         stack.enter_context(_cuda_autocast())
-        stack.enter_context(_flash_attn())
+        stack.enter_context(_flash_attn(chip))
         yield
 
 
@@ -214,10 +214,21 @@ def _bias_of(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _flash_attn() -> Iterator[None]:
-    """The flash-attn package for transformers: its kernels are torch's, but take tokens before heads."""
+def _flash_attn(chip: Chip) -> Iterator[None]:
+    """The flash-attn package for transformers: its kernels are torch's, but take tokens before heads.
+
+    Asked for where it would not run, it raises SpecError.
+    """
     from transformers import modeling_flash_attention_utils as utils
     from transformers import modeling_utils
+
+    def can_dispatch(model: Any, *args: Any, **kwargs: Any) -> bool:
+        """``_flash_attn_can_dispatch`` less its search for the package and a device."""
+        if not model._supports_flash_attn:
+            raise SpecError(f"transformers has no flash_attention_2 for {model.config.model_type}; use attn sdpa")
+        if chip.major < 8:
+            raise SpecError("flash_attention_2 needs an Ampere GPU or a newer one; use attn sdpa")
+        return True
 
     def flash_attn_func(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -231,7 +242,7 @@ def _flash_attn() -> Iterator[None]:
 
     functions = (flash_attn_func, flash_attn_func, None, padded, padded)
     with (
-        patch.object(modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", lambda self, *args, **kwargs: True),
+        patch.object(modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", can_dispatch),
         patch.object(utils, "_lazy_imports", lambda *args, **kwargs: functions),
         patch.object(utils, "_loaded_implementation", None),
         patch.object(utils, "_is_packed_sequence", lambda *args: False),

@@ -225,9 +225,9 @@ def _flash_attn(chip: Chip) -> Iterator[None]:
     def can_dispatch(model: Any, *args: Any, **kwargs: Any) -> bool:
         """``_flash_attn_can_dispatch`` less its search for the package and a device."""
         if not model._supports_flash_attn:
-            raise SpecError(f"transformers has no flash_attention_2 for {model.config.model_type}; use attn sdpa")
+            raise SpecError(f"no flash_attention_2 for {model.config.model_type}; use attn sdpa or eager")
         if chip.major < 8:
-            raise SpecError("flash_attention_2 needs an Ampere GPU or a newer one; use attn sdpa")
+            raise SpecError("flash_attention_2 needs an Ampere GPU or a newer one; use attn sdpa or eager")
         return True
 
     def flash_attn_func(

@@ -147,6 +147,8 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(dtype)
         match backend(chip, query, key, value, attn_mask):
             case "cudnn":
                 bias = None if attn_mask is None else _bias_of(attn_mask, query)

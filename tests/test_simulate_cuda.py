@@ -184,7 +184,7 @@ def test_autocast_casts_as_cuda_does_and_only_while_open() -> None:
 def test_autocast_casts_the_mask_of_attention_too() -> None:
     """T5 adds its position bias as one: each layer keeps a 16-bit copy."""
     with session(cell().model_copy(update={"device": "cpu"}), A100) as recorder:
-        query, key, mask = torch.empty(1, 4, 16, 8), torch.empty(1, 4, 32, 8), torch.empty(1, 4, 16, 32)
+        query, key, mask = torch.empty(1, 4, 64, 8), torch.empty(1, 4, 32, 8), torch.empty(1, 4, 64, 32)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             functional.scaled_dot_product_attention(query, key, key, mask)
     assert 2 * mask.numel() in [event.size_bytes for event in recorder.events]

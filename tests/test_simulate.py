@@ -12,6 +12,7 @@ import torch
 from factories import TINY_LLAMA, make_spec
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from vramprobe.errors import SpecError
 from vramprobe.measure.trace import lifetimes
 from vramprobe.measure.worker import run_cell
 from vramprobe.record import record_from_json
@@ -108,11 +109,21 @@ def test_every_method_and_optimizer_is_covered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "word"), [({"device": "cuda", "emulate_vram": "24GiB"}, "--gpu"), ({"weights": "pretrained"}, "random")]
+    ("options", "word"),
+    [
+        ({"device": "cuda", "emulate_vram": "24GiB"}, "--gpu"),
+        ({"weights": "pretrained"}, "random"),
+        ({"device": "cuda", "alloc_conf": "per_process_memory_fraction:0.5"}, "leave it out"),
+    ],
 )
 def test_what_is_not_covered_says_what_is(options: dict[str, Any], word: str) -> None:
     with pytest.raises(NotSimulated, match=word):
         simulate(make_spec(**options))
+
+
+def test_what_the_allocator_refuses_is_said_before_anything_runs() -> None:
+    with patch.object(run, "_run", side_effect=AssertionError("ran")), pytest.raises(SpecError, match="nonsense"):
+        simulate(make_spec(device="cuda", alloc_conf="nonsense"))
 
 
 DEEP: list[tuple[str, dict[str, Any]]] = [
@@ -120,6 +131,7 @@ DEEP: list[tuple[str, dict[str, Any]]] = [
     ("llama", QLORA | {"gradient_checkpointing": True}),
     ("gpt2", FP32 | {"optim": "adamw_torch"}),
     ("opt", FP32 | LORA | {"attn": "eager", "grad_accum": 2}),
+    ("llama", FP32 | {"optim": "adafactor", "batch_size": 1, "seq_len": 2}),  # its state is made anew in each step
     # The peak moves from the logits to the gradients.
     ("gpt_neox", {"dtype": "fp32", "autocast": "bf16", "seq_len": 4}),
     # What ends a layer's backward is like what began it in size alone: the repeated block must be turned.

@@ -7,12 +7,15 @@ from typing import Any, get_args
 import pytest
 import torch
 from factories import TINY_LLAMA, make_spec
+from psutil import Process
 from test_simulate import FAMILIES
 from torch.nn import functional
 
 from vramprobe.catalog import find_gpu
+from vramprobe.errors import SpecError
 from vramprobe.record import RunRecord
 from vramprobe.simulate.cuda import Chip, backend, chip_of, cuda_scratch
+from vramprobe.simulate.quantised import _real_skeleton
 from vramprobe.simulate.run import session, simulate
 from vramprobe.spec import Attention, CellSpec, Optim, Quant
 
@@ -48,13 +51,21 @@ def test_the_chip_comes_from_the_catalog() -> None:
     assert chip_of(None) == A100
 
 
+def test_a_gpu_without_cuda_is_refused() -> None:
+    with pytest.raises(SpecError, match="NVIDIA"):
+        simulate(cell(), gpu=find_gpu("MI300X"))
+
+
 def test_two_threads_hold_a_workspace_of_8_125_mib_or_32_on_hopper() -> None:
     a100, h100 = (run(gpu=gpu, attn="eager") for gpu in ("A100-80GB", "H100-SXM"))
     assert a100.ledger.unaccounted_bytes - 2 * 8_519_680 == h100.ledger.unaccounted_bytes - 2 * 32 * MIB
 
 
-def tensors(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.empty(2, count, 64, size, dtype=dtype, device="meta") for count in (heads, kv_heads, kv_heads)]
+def tensors(heads: int, kv_heads: int, size: int | tuple[int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Queries, keys and values; ``size`` of a head, or of queries' and keys' and of values'."""
+    size, value_size = size if isinstance(size, tuple) else (size, size)
+    shapes = (heads, size), (kv_heads, size), (kv_heads, value_size)
+    return [torch.empty(2, count, 64, width, dtype=dtype, device="meta") for count, width in shapes]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +81,10 @@ def tensors(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> list[to
         (H100, 8, 2, 128, torch.bfloat16, False, "cudnn"),
         (H100, 8, 2, 128, torch.bfloat16, True, "cudnn"),
         (H100, 8, 2, 124, torch.float16, False, "flash"),  # not a multiple of 8
+        (A100, 8, 8, (192, 128), torch.bfloat16, False, "efficient"),
+        (H100, 8, 8, (192, 128), torch.bfloat16, False, "cudnn"),
+        (Chip(10, 0), 8, 8, (192, 128), torch.bfloat16, False, "cudnn"),
+        (Chip(10, 0), 8, 8, (192, 192), torch.bfloat16, False, "flash"),
         (Chip(10, 0), 8, 8, 256, torch.bfloat16, False, "flash"),  # cuDNN: 256 on Hopper alone
         (RTX_4090, 8, 8, 128, torch.bfloat16, False, "flash"),
         (RTX_4090, 8, 8, 224, torch.bfloat16, False, "efficient"),
@@ -77,7 +92,7 @@ def tensors(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> list[to
     ],
 )
 def test_attention_kernels(
-    chip: Chip, heads: int, kv_heads: int, size: int, dtype: torch.dtype, masked: bool, chosen: str
+    chip: Chip, heads: int, kv_heads: int, size: int | tuple[int, int], dtype: torch.dtype, masked: bool, chosen: str
 ) -> None:
     mask = torch.empty(2, 1, 64, 64, dtype=torch.bool, device="meta") if masked else None
     assert backend(chip, *tensors(heads, kv_heads, size, dtype), mask) == chosen
@@ -87,6 +102,12 @@ def test_attention_kernels_of_a_run_are_facts() -> None:
     assert run().facts.attention_kernels == ["ScaledDotProductFlashAttention"]
     assert run(gpu="H100-SXM").facts.attention_kernels == ["ScaledDotProductCudnnAttention"]
     assert run(attn="flash_attention_2", gpu="H100-SXM").facts.attention_kernels == ["ScaledDotProductFlashAttention"]
+
+
+@pytest.mark.parametrize(("family", "gpu", "word"), [("t5", "A100-80GB", "t5"), ("llama", "T4", "Ampere")])
+def test_flash_attn_is_refused_where_it_would_not_run(family: str, gpu: str, word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        run(FAMILIES[family], gpu=gpu, attn="flash_attention_2")
 
 
 def test_flash_attn_saves_what_sdpa_saves() -> None:
@@ -107,11 +128,20 @@ def test_flash_backward_takes_an_fp32_dq_row_sums_and_expanded_dk_dv() -> None:
     assert cuda_scratch(operator, (query, query, query, query), None) == [4 * rows * 64, 4 * rows]
 
 
-def test_efficient_backward_takes_row_sums_and_an_fp32_dq_for_16_bits() -> None:
+def test_efficient_backward_takes_row_sums_and_an_fp32_dq_of_any_dtype() -> None:
     operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
-    for dtype, expected in ((torch.float32, [4 * 2 * 8 * 64]), (torch.bfloat16, [4 * 2 * 8 * 64, 4 * 2 * 8 * 64 * 64])):
+    for dtype in (torch.float32, torch.bfloat16):
         query = tensors(8, 8, 64, dtype)[0]
-        assert cuda_scratch(operator, (query, query, query, query), None) == expected
+        assert cuda_scratch(operator, (query, query, query, query), None) == [4 * 2 * 8 * 64, 4 * 2 * 8 * 64 * 64]
+
+
+def test_efficient_backward_of_wide_16_bit_heads_stages_dk_and_dv() -> None:
+    """One block of 64 keys for each of 16 heads: fewer than the 12 (200 / 16) that may be worked on at once."""
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    for dtype, staged in ((torch.float32, 0), (torch.bfloat16, 4 * 16 * 64 * (256 + 256))):
+        query = tensors(8, 8, 256, dtype)[0]
+        rows, dq = 4 * 16 * 64, 4 * 16 * 64 * 256
+        assert cuda_scratch(operator, (query, query, query, query), None) == [rows, dq + staged]
 
 
 def test_embedding_backward_sorts_many_tokens() -> None:
@@ -123,6 +153,7 @@ def test_embedding_backward_sorts_many_tokens() -> None:
 
     assert taken(3072) == []
     assert taken(4000) == [32_000] * 4 + [4 * 16 * (400 + 100)]
+    assert taken(4001)[-1] == 4 * 16 * (400 + 100)
 
 
 def test_an_operator_without_a_rule_takes_nothing() -> None:
@@ -148,6 +179,15 @@ def test_autocast_casts_as_cuda_does_and_only_while_open() -> None:
         assert dtypes() == [torch.float32] * 7 + [torch.bfloat16]
     with session(spec, None):
         assert dtypes() == [torch.bfloat16] * 8
+
+
+def test_autocast_casts_the_mask_of_attention_too() -> None:
+    """T5 adds its position bias as one: each layer keeps a 16-bit copy."""
+    with session(cell().model_copy(update={"device": "cpu"}), A100) as recorder:
+        query, key, mask = torch.empty(1, 4, 64, 8), torch.empty(1, 4, 32, 8), torch.empty(1, 4, 64, 32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            functional.scaled_dot_product_attention(query, key, key, mask)
+    assert 2 * mask.numel() in [event.size_bytes for event in recorder.events]
 
 
 def test_a_sum_keeps_the_dtype_that_was_asked_for() -> None:
@@ -249,6 +289,17 @@ def test_every_quantisation(quant: str, gpu: str) -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("t5",)])
 def test_every_family_and_attention(family: str, attn: str) -> None:
     assert run(FAMILIES[family], attn=attn, gradient_checkpointing=True).peak.allocated_bytes > 0
+
+
+def test_the_skeleton_of_a_quantised_model_writes_no_zeros() -> None:
+    """Llama 4 makes its experts of zeros: 2.5 GiB a layer that would be real until they are on ``meta``."""
+    from accelerate import init_empty_weights
+
+    before = Process().memory_info().rss
+    with session(cell().model_copy(update={"device": "cpu"}), A100), _real_skeleton(init_empty_weights)():
+        zeros = torch.zeros(2**26)
+        assert zeros.device.type == "cpu"
+        assert Process().memory_info().rss - before < 2**26
 
 
 def test_4_bit_layers_of_few_tokens_are_multiplied_without_a_dequantised_copy() -> None:

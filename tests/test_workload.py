@@ -9,6 +9,7 @@ import pytest
 import torch
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH, make_spec
 
+from vramprobe.errors import SpecError
 from vramprobe.measure.worker import run_cell
 from vramprobe.record import RunRecord
 from vramprobe.workload.model import build_model, config_from_dict
@@ -58,6 +59,19 @@ STATE_BYTES = {
     "adagrad": 2 * TINY_LLAMA_PARAMS + 4 * NUM_TENSORS,
     "rmsprop": 2 * TINY_LLAMA_PARAMS + 4 * NUM_TENSORS,
 }
+
+
+def test_an_unknown_model_type_is_said_without_the_list_of_all() -> None:
+    with pytest.raises(SpecError, match="nope") as caught:
+        config_from_dict({"model_type": "nope"})
+    assert len(str(caught.value)) < 200
+
+
+def test_a_config_may_leave_the_vocabulary_to_its_family() -> None:
+    """A published config.json may leave out what is its family's default; llama's is 32,000."""
+    bare = {key: value for key, value in TINY_LLAMA.items() if key != "vocab_size"}
+    spec = make_spec(batch_size=1, seq_len=2, timing_steps=0).model_copy(update={"architecture": bare})
+    assert run_cell(spec, isolation="spawn").outcome.kind == "ok"
 
 
 @pytest.mark.parametrize("optim", STATE_BYTES)

@@ -87,8 +87,8 @@ def composition_at_peak(
 ) -> Composition | None:
     """What was alive at the peak of the run, by cause; None where no training phase was reached.
 
-    ``totals``: bytes after each event. ``spans``: each phase's events. ``holdings``: each with the step it is of, or
-    None for what stands in every step.
+    ``totals``: bytes after each event. ``spans``: each phase's events. ``holdings``: each with the step it was
+    seen in, or None for what stands in every step; what an older step left may be replaced only later in this one.
     """
     if not any(phase.name == "zero_grad" for phase in phases):
         return None
@@ -96,7 +96,7 @@ def composition_at_peak(
     in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
     top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
     at = max(spans[top], key=lambda position: totals[position])
-    standing = [holding for step, holding in holdings if step in (None, peak.step)]
+    standing = [holding for step, holding in holdings if step is None or step <= peak.step]
     forwards = [spans[index] for index in in_step if phases[index].name == "forward"]
     return composition(lifetimes(events), standing, forwards, step_start=spans[in_step[0]].start, at=at)
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.optim import adagrad, adam, rmsprop, sgd
 
 from vramprobe.catalog import Gpu
+from vramprobe.errors import SpecError
 
 _aten = torch.ops.aten
 _MIB = 2**20
@@ -53,10 +54,12 @@ class Chip:
 
 
 def chip_of(gpu: Gpu | None) -> Chip:
-    """The catalog's GPU; an A100 where none is named."""
+    """The catalog's GPU; an A100 where none is named. Raises SpecError for one that is not NVIDIA's."""
     if gpu is None:
         return Chip()
-    major, minor = gpu.compute_capability.split(".")
+    major, dot, minor = gpu.compute_capability.partition(".")
+    if not dot:
+        raise SpecError(f"{gpu.name} runs ROCm's kernels, and the simulation knows CUDA's only; name an NVIDIA GPU")
     return Chip(int(major), int(minor))
 
 
@@ -75,7 +78,7 @@ def on_cuda(chip: Chip) -> Iterator[None]:
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", _attention_of(chip)))
         stack.enter_context(patch.object(functional, "dropout", _dropout))
         stack.enter_context(_cuda_autocast())
-        stack.enter_context(_flash_attn())
+        stack.enter_context(_flash_attn(chip))
         yield
 
 
@@ -144,6 +147,8 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(dtype)
         match backend(chip, query, key, value, attn_mask):
             case "cudnn":
                 bias = None if attn_mask is None else _bias_of(attn_mask, query)
@@ -171,8 +176,7 @@ def backend(
     """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp)."""
     size, is_16_bit = query.shape[-1], _is_16_bit(query) and chip.major >= 8
     same_size = size == key.shape[-1] == value.shape[-1]
-    is_for_cudnn = size % 8 == 0 and size <= (256 if chip.major == 9 else 128) and key.shape[-2] > 1
-    if chip.prefers_cudnn and is_16_bit and same_size and is_for_cudnn:
+    if chip.prefers_cudnn and is_16_bit and key.shape[-2] > 1 and _fits_cudnn(chip, size, value.shape[-1]):
         return "cudnn"
     narrow = (chip.major, chip.minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and 192 < size <= 224
     if is_16_bit and mask is None and same_size and size <= 256 and not narrow:
@@ -180,6 +184,12 @@ def backend(
     if query.shape[-3] == key.shape[-3] and size % (8 if _is_16_bit(query) else 4) == 0 and value.shape[-1] % 4 == 0:
         return "efficient"
     return "math"
+
+
+def _fits_cudnn(chip: Chip, size: int, value_size: int) -> bool:
+    """``check_cudnn_tensor_shapes``: queries and values need not be of one size, as DeepSeek's are not."""
+    limit = 256 if chip.major == 9 else 192 if (size, value_size) == (192, 128) else 128
+    return size % 8 == value_size % 8 == 0 and max(size, value_size) <= limit
 
 
 def _flash(
@@ -206,10 +216,21 @@ def _bias_of(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _flash_attn() -> Iterator[None]:
-    """The flash-attn package for transformers: its kernels are torch's, but take tokens before heads."""
+def _flash_attn(chip: Chip) -> Iterator[None]:
+    """The flash-attn package for transformers: its kernels are torch's, but take tokens before heads.
+
+    Asked for where it would not run, it raises SpecError.
+    """
     from transformers import modeling_flash_attention_utils as utils
     from transformers import modeling_utils
+
+    def can_dispatch(model: Any, *args: Any, **kwargs: Any) -> bool:
+        """``_flash_attn_can_dispatch`` less its search for the package and a device."""
+        if not model._supports_flash_attn:
+            raise SpecError(f"no flash_attention_2 for {model.config.model_type}; use attn sdpa or eager")
+        if chip.major < 8:
+            raise SpecError("flash_attention_2 needs an Ampere GPU or a newer one; use attn sdpa or eager")
+        return True
 
     def flash_attn_func(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -223,7 +244,7 @@ def _flash_attn() -> Iterator[None]:
 
     functions = (flash_attn_func, flash_attn_func, None, padded, padded)
     with (
-        patch.object(modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", lambda self, *args, **kwargs: True),
+        patch.object(modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", can_dispatch),
         patch.object(utils, "_lazy_imports", lambda *args, **kwargs: functions),
         patch.object(utils, "_loaded_implementation", None),
         patch.object(utils, "_is_packed_sequence", lambda *args: False),
@@ -261,12 +282,18 @@ def _flash_backward(args: tuple[Any, ...]) -> list[int]:
 
 
 def _efficient_backward(args: tuple[Any, ...]) -> list[int]:
-    """mem_eff_attention/kernel_backward.h: row sums, and an fp32 dQ where the gradient itself has 16 bits."""
+    """mem_eff_attention/kernel_backward.h, ``workspace_size``: row sums, and one buffer for sums in fp32.
+
+    dQ always, as blocks of keys add to it side by side; dK and dV where heads of 16 bits are too wide for registers,
+    for the blocks that are worked on at once (attention_backward.cu, where ``num_splits_key`` is chosen).
+    """
     batch, heads, length, size = args[1].shape
-    taken = [4 * batch * heads * length]
-    if _is_16_bit(args[1]):
-        taken.append(4 * batch * heads * _round_up(length, 64) * _round_up(size, 64))
-    return taken
+    num_heads, key_length, value_size = batch * heads, args[2].shape[-2], args[3].shape[-1]
+    num_elements = _round_up(length, 64) * _round_up(size, 64)
+    if _is_16_bit(args[1]) and max(size, value_size) > 128:
+        num_blocks = min(-(-key_length // 64), max(200 // num_heads, 1))
+        num_elements += num_blocks * 64 * (_round_up(size, 64) + _round_up(value_size, 64))
+    return [4 * num_heads * length, 4 * num_heads * num_elements]
 
 
 def _embedding_backward(args: tuple[Any, ...]) -> list[int]:
@@ -275,7 +302,7 @@ def _embedding_backward(args: tuple[Any, ...]) -> list[int]:
     num_tokens, width = indices.numel(), gradient.shape[-1]
     if num_tokens <= _MAX_UNSORTED_TOKENS:
         return []
-    num_parts = -(-num_tokens // _ROWS_PER_THREAD) + min(num_tokens, num_weights)
+    num_parts = num_tokens // _ROWS_PER_THREAD + min(num_tokens, num_weights)
     return [8 * num_tokens] * 4 + [4 * num_parts * width]
 
 

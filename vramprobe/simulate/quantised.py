@@ -190,11 +190,15 @@ def _made_outside(function: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
 
 def _real_skeleton(init_empty_weights: Callable[..., Any]) -> Callable[..., Any]:
-    """accelerate rebuilds each parameter from its class, which a fake one does not allow; on ``meta`` it can."""
+    """accelerate rebuilds each parameter from its class, which a fake one does not allow; on ``meta`` it can.
+
+    Until it does, parameters are real: memory that nobody touches costs nothing, but zeros (Llama 4's experts, 2.5 GiB
+    a layer) would be written.
+    """
 
     @contextmanager
     def build(**options: Any) -> Iterator[None]:
-        with _disable_current_modes(), init_empty_weights(**options):
+        with _disable_current_modes(), init_empty_weights(**options), patch.object(torch, "zeros", torch.empty):
             yield
 
     return build

@@ -28,7 +28,7 @@ from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
-from vramprobe.simulate.allocator_config import parse_alloc_conf
+from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda
 from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.history import History, history_of
@@ -67,7 +67,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third and later steps are the
     second's, which must end where the first ended.
     """
-    _check(spec)
+    alloc_conf = _check(spec)
     chip = None if spec.device == "cpu" else chip_of(gpu)
     on_cpu = spec.model_copy(update={"device": "cpu"})  # where all fake tensors are; the chip says how they behave
     with _quiet(), _no_collection():
@@ -81,7 +81,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
     remarks = remarks_on(run.facts, spec.quant)
     if chip is not None and run.history is not None:
-        reserved = reserve(observation.phases, run.history, parse_alloc_conf(spec.alloc_conf or ""))
+        reserved = reserve(observation.phases, run.history, alloc_conf)
         observation = replace(observation, phases=reserved.phases, num_alloc_retries=reserved.num_alloc_retries)
     elif chip is not None:
         remarks.append("a phase of the layers does not repeat: reserved memory is not known, sizes are not rounded")
@@ -163,11 +163,18 @@ def _period(architecture: dict[str, Any]) -> int | None:
     return next(repeats, None)
 
 
-def _check(spec: CellSpec) -> None:
+def _check(spec: CellSpec) -> AllocatorConfig:
+    """What the cell says of the allocator, read before anything runs."""
     if spec.weights != "random":
         raise NotSimulated("weights pretrained cannot be simulated; use weights random: values do not decide memory")
     if spec.emulate_vram is not None:
         raise NotSimulated("emulate_vram holds a real GPU's memory; leave it out and name the card with --gpu")
+    alloc_conf = parse_alloc_conf(spec.alloc_conf or "")
+    if alloc_conf.per_process_memory_fraction < 1:
+        raise NotSimulated(
+            "per_process_memory_fraction is a part of a card, and a simulation has no limit; leave it out of alloc_conf"
+        )
+    return alloc_conf
 
 
 @contextmanager

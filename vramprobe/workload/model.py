@@ -49,7 +49,8 @@ def config_from_dict(architecture: dict[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(architecture["model_type"], **fields)
     except (ValueError, KeyError) as error:
-        raise SpecError(f"transformers cannot read model_type {architecture['model_type']!r}: {error}") from error
+        said = str(error).partition(" Should contain one of ")[0]  # and then names every family there is
+        raise SpecError(f"transformers cannot read model_type {architecture['model_type']!r}: {said}") from error
 
 
 def model_class(config: Any) -> type:

@@ -66,7 +66,7 @@ def set_up(spec: CellSpec, observer: Observer) -> Workload:
         model = prepare_model(spec, model)
         optimizer = build_optimizer(spec, model)
     with observer.phase("batch"):
-        batch = _make_batch(spec)
+        batch = _make_batch(spec, model)
     observer.holds("batch", storages_of(batch.values()))
     return Workload(spec, model, optimizer, batch)
 
@@ -145,9 +145,9 @@ def _forward(work: Workload) -> torch.Tensor:
     return loss / spec.grad_accum if spec.grad_accum > 1 else loss
 
 
-def _make_batch(spec: CellSpec) -> dict[str, torch.Tensor]:
+def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
     """Exactly batch × length random tokens and as many labels; no padding mask, which would change the kernel."""
     shape = (spec.batch_size, spec.seq_len)
-    vocab_size = spec.architecture["vocab_size"]
+    vocab_size = model.config.get_text_config().vocab_size
     input_ids = torch.randint(vocab_size, shape, device=spec.device)
     return {"input_ids": input_ids, "labels": input_ids.clone()}

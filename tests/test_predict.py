@@ -18,6 +18,7 @@ from vramprobe.fit import fit
 from vramprobe.memory_model import MemoryModel, Spread, is_same_gpu
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict, verdict_on_simulated
 from vramprobe.record import Invalid, Peak
+from vramprobe.simulate.engine import prediction_of
 from vramprobe.spec import resolve
 from vramprobe.units import GIB
 
@@ -169,17 +170,20 @@ def test_a_deep_model_takes_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("tiers", "answer", "said"),
     [
-        ({}, "fits", "predicted allocated memory, 1.00 GiB set aside for the CUDA context: 20.00 GiB of 22.99 GiB"),
-        ({"reserved_bytes": 22 * GIB}, "tight", "predicted reserved memory, .*: 22.00 GiB of 22.99 GiB"),
-        ({"reserved_bytes": 23 * GIB}, "does not fit", "predicted reserved memory, .*: 23.00 GiB of 22.99 GiB"),
-        ({"reserved_bytes": 21 * GIB, "device_bytes": 24 * GIB}, "does not fit", "device memory: 24.00 GiB of 23.99"),
+        ({}, "fits", r"predicted allocated memory, .*: 20.00 GiB \(up to 21.20 GiB\) of 22.99 GiB"),
+        ({"reserved_bytes": 20 * GIB}, "fits", r"predicted reserved memory, .*: 20.00 GiB \(up to 21.60 GiB\) of"),
+        ({"reserved_bytes": 22 * GIB}, "tight", "predicted reserved memory, .*: 22.00 GiB"),
+        ({"reserved_bytes": 23 * GIB}, "does not fit", "predicted reserved memory, .*: 23.00 GiB"),
     ],
 )
-def test_a_simulated_peak_is_judged_by_the_outermost_tier_known(tiers: dict[str, int], answer: str, said: str) -> None:
+def test_a_simulated_peak_is_judged_as_the_trace_engine_judges(tiers: dict[str, int], answer: str, said: str) -> None:
     peak = Peak(phase="backward", step=2, allocated_bytes=20 * GIB, load_allocated_bytes=1, **tiers)
-    judged = verdict_on_simulated(make_record(instrument="simulated", peak=peak), find_gpu("RTX-4090"))
+    spec = make_spec(device="cuda")
+    record = make_record(spec, instrument="simulated", peak=peak)
+    judged = verdict_on_simulated(record, find_gpu("RTX-4090"))
     assert judged.verdict == answer
     assert re.search(said, judged.reason)
+    assert judged == verdict(prediction_of(record, spec), find_gpu("RTX-4090"))
 
 
 def test_a_simulation_that_ran_out_of_memory_does_not_fit() -> None:

@@ -25,6 +25,11 @@ from vramprobe.units import GIB, format_bytes
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
 #: 512 bytes, workspaces and kernels' scratch are not in the arithmetic, so it may read low.
 ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
+#: (low, high) of measured / simulated. CPU: far beyond the worst phase of 210 cells (benchmarks/simulate_cpu.csv).
+#: CUDA: the admissible rows of others' measurements (benchmarks/published.csv), until a GPU has been measured.
+ALLOCATED_SPREAD = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.06)}
+#: The replay of the caching allocator has not been held against a real one's snapshot yet.
+RESERVED_SPREAD = (0.95, 1.08)
 #: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
 #: all that ran before. The CPU's allocator hands out what was asked for.
 MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
@@ -177,14 +182,17 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
 
 
 def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
-    """Whether a simulated cell fits on ``gpu``: as :func:`verdict`, by one value, since a simulation has no interval.
+    """Whether a simulated cell fits on ``gpu``: as :func:`verdict` says of the trace engine's prediction.
 
     One that ran out of memory there does not. Raises VramprobeError also where the run ended otherwise.
     """
     outcome = record.outcome
     if record.peak is not None and outcome.kind == "ok":
-        tiers = (record.peak.allocated_bytes, record.peak.reserved_bytes, record.peak.device_bytes)
-        return _judged(gpu, *(None if size is None else Interval(value=size, low=size, high=size) for size in tiers))
+        reserved = record.peak.reserved_bytes
+        return _judged(
+            gpu, simulated_interval(record.peak.allocated_bytes, ALLOCATED_SPREAD[record.spec.device]),
+            None if reserved is None else simulated_interval(reserved, RESERVED_SPREAD), None,
+        )  # fmt: skip
     if outcome.kind != "oom":
         raise VramprobeError(f"whether it fits on {gpu.name} is not known: the simulation ended as {outcome.kind}")
     least = (outcome.allocated_bytes or 0) + (outcome.requested_bytes or 0)
@@ -192,6 +200,11 @@ def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
         gpu=gpu.name, verdict="does not fit", needed_bytes=Interval(value=least, low=least, high=least),
         usable_bytes=usable_bytes(gpu, device_is_known=False), reason=f"it ran out {describe_outcome(outcome)}",
     )  # fmt: skip
+
+
+def simulated_interval(value: int, spread: tuple[float, float]) -> Interval:
+    """Around a simulated value, with ``spread`` (low, high) of measured / simulated."""
+    return Interval(value=value, low=round(value * spread[0]), high=round(value * spread[1]))
 
 
 def _judged(

@@ -17,15 +17,10 @@ from multiprocessing import get_context
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
-from vramprobe.predict import Interval, Prediction
+from vramprobe.predict import ALLOCATED_SPREAD, RESERVED_SPREAD, Interval, Prediction, simulated_interval
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec
 
-#: (low, high) of measured / simulated. CPU: far beyond the worst phase of 210 cells (benchmarks/simulate_cpu.csv).
-#: CUDA: the admissible rows of others' measurements (benchmarks/published.csv), until a GPU has been measured.
-ALLOCATED_SPREAD = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.06)}
-#: The replay of the caching allocator has not been held against a real one's snapshot yet.
-RESERVED_SPREAD = (0.95, 1.08)
 _MAX_PROCESSES = 4
 _MANY_CELLS = 3  # from so many on, a process more costs less (5 s of imports) than it saves
 
@@ -48,8 +43,8 @@ def prediction_of(record: RunRecord, spec: CellSpec, model: MemoryModel | None =
     """A simulated record as a Prediction."""
     peak = record.peak
     assert peak is not None
-    allocated = _interval(peak.allocated_bytes, *ALLOCATED_SPREAD[spec.device])
-    reserved = None if peak.reserved_bytes is None else _interval(peak.reserved_bytes, *RESERVED_SPREAD)
+    allocated = simulated_interval(peak.allocated_bytes, ALLOCATED_SPREAD[spec.device])
+    reserved = None if peak.reserved_bytes is None else simulated_interval(peak.reserved_bytes, RESERVED_SPREAD)
     gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
     device = None
     if reserved is not None and gap is not None:
@@ -66,10 +61,6 @@ def prediction_of(record: RunRecord, spec: CellSpec, model: MemoryModel | None =
         reserved_bytes=reserved, device_bytes=device,
         warnings=["no fit's coefficients are used", *record.warnings],
     )  # fmt: skip
-
-
-def _interval(value: int, low: float, high: float) -> Interval:
-    return Interval(value=value, low=round(value * low), high=round(value * high))
 
 
 def predict_many(

@@ -150,7 +150,7 @@ def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, m
     constant = model.constant_bytes if model else 0
     value = total + constant
     doublings, widening, is_far = _outside(spec, course, batch, length, model)
-    low, high = bounds(spec.device, model, doublings, widening)
+    low, high = bounds(spec.device, model, doublings, widening, np.maximum)
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(

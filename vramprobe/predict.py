@@ -8,7 +8,7 @@ number on the exception. Never imports torch, numpy or scipy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -290,16 +290,18 @@ def spread(device: str, model: MemoryModel | None) -> tuple[float, float]:
     return 1 - worst, 1 + worst  # one model only: its own residuals say little about another, so they count twice
 
 
-def bounds(device: str, model: MemoryModel | None, doublings: Any, widening: Any) -> tuple[Any, Any]:
-    """(low, high) of measured / predicted so far outside the fitted range; numbers or arrays of them.
+def bounds(
+    device: str, model: MemoryModel | None, doublings: Any, widening: float, larger: Callable[..., Any] = max
+) -> tuple[Any, Any]:
+    """(low, high) of measured / predicted so far outside the fitted range; of arrays with ``larger`` NumPy's maximum.
 
-    What models left out of the fit show is widened by its growth with each doubling beyond the range, which the fit has
-    learnt from larger models left out of smaller ones; ``widening`` is a share of the value.
+    What models left out of the fit show grows with each doubling beyond the range, as the fit has learnt from larger
+    models left out of smaller ones; ``widening`` is a share of the value.
     """
     low, high = spread(device, model)
     times = 1 + (model.growth_per_doubling if model else 0.0) * doublings
     least = MIN_HALF_WIDTH[device] if model else 0.0
-    return 1 - max(1 - low, least) * times - widening, 1 + max(high - 1, least) * times + widening
+    return 1 - larger((1 - low) * times, least) - widening, 1 + larger((high - 1) * times, least) + widening
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Interval) -> tuple[Interval | None, Interval | None]:

@@ -159,6 +159,8 @@ def load_fit(path: str | Path) -> MemoryModel:
 
 def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
     """The fit that ships for this device: of the CPU any will do, of GPUs only one of ``gpu`` itself; None without."""
+    if device == "cuda" and gpu is None:  # the usual question, which need not read what can only be refused
+        return None
     for path in sorted(resources.files("vramprobe").joinpath("data", "fits").iterdir(), key=lambda path: path.name):
         if path.name.endswith(".json"):
             model = load_fit(Path(str(path)))

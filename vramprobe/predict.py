@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.memory_model import CHOICES, MemoryModel, peak_moment
+from vramprobe.memory_model import CHOICES, MemoryModel, Spread, peak_moment
 from vramprobe.record import PhaseName, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.table import describe_outcome
@@ -203,9 +203,9 @@ def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
     )  # fmt: skip
 
 
-def simulated_interval(value: int, spread: tuple[float, float]) -> Interval:
-    """Around a simulated value, with ``spread`` (low, high) of measured / simulated."""
-    return Interval(value=value, low=round(value * spread[0]), high=round(value * spread[1]))
+def simulated_interval(value: int, ratios: tuple[float, float]) -> Interval:
+    """Around a simulated value, with ``ratios`` (low, high) of measured / simulated."""
+    return Interval(value=value, low=round(value * ratios[0]), high=round(value * ratios[1]))
 
 
 def _judged(
@@ -314,10 +314,14 @@ def _other_tiers(model: MemoryModel | None, allocated: Interval) -> tuple[Interv
         value=round(allocated.value * ratio.value), low=round(allocated.low * ratio.low),
         high=round(allocated.high * ratio.high),
     )  # fmt: skip
-    gap = model.device_over_reserved_bytes
-    if gap is None:
-        return reserved, None
-    return reserved, Interval(
+    return reserved, device_tier(reserved, model.device_over_reserved_bytes)
+
+
+def device_tier(reserved: Interval | None, gap: Spread | None) -> Interval | None:
+    """What NVML would show: reserved memory and a fit's constant over it; None where one of them is not known."""
+    if reserved is None or gap is None:
+        return None
+    return Interval(
         value=reserved.value + round(gap.value), low=reserved.low + round(gap.low), high=reserved.high + round(gap.high)
     )
 

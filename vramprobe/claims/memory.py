@@ -14,7 +14,7 @@ from vramprobe.catalog import Claim, Gpu
 from vramprobe.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
 from vramprobe.claims.figures import Cells, Figure, Options, Source, figure, is_formula
 from vramprobe.claims.judge import Case, Reading
-from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES
+from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, usable_bytes
 
 _LOW, _HIGH = ARITHMETIC_SPREAD["cuda"]
 #: A rank also holds what it has gathered to compute with: a layer, and the next one on its way, in 16 bit.
@@ -171,16 +171,12 @@ def usable(gpu: Gpu) -> str:
     return f"({gpu.total_bytes:_} - {CONTEXT_ALLOWANCE_BYTES:_})"
 
 
-def _usable_bytes(gpu: Gpu) -> int:
-    assert gpu.total_bytes is not None
-    return gpu.total_bytes - CONTEXT_ALLOWANCE_BYTES
-
-
 def _share(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
     peak = cells.peak(one.options)
     high = peak.high - CONTEXT_ALLOWANCE_BYTES  # it is set aside already
+    room = usable_bytes(gpu, device_is_known=False)
     return figure("bool", f"{peak.source} / {usable(gpu)}", [peak.source], engine=peak.engine,
-                  low=peak.low / _usable_bytes(gpu), high=high / _usable_bytes(gpu))  # fmt: skip
+                  low=peak.low / room, high=high / room)  # fmt: skip
 
 
 def _floor_share(floor: Figure, gpu: Gpu) -> Figure:
@@ -193,8 +189,9 @@ def _rank_share(one: Conditions, gpu: Gpu, num_gpus: int, cells: Cells) -> Figur
     whole = figure("B", states).value
     low = whole / num_gpus + _LOW * beside.value
     high = whole / num_gpus + _HIGH * beside.value + _gathered_bytes(one.options, cells)
+    room = usable_bytes(gpu, device_is_known=False)
     return figure("bool", f"(({states}) / {num_gpus} + {beside}) / {usable(gpu)}", [*sources, beside],
-                  low=low / _usable_bytes(gpu), high=high / _usable_bytes(gpu))  # fmt: skip
+                  low=low / room, high=high / room)  # fmt: skip
 
 
 def _states(one: Conditions, cells: Cells) -> tuple[str, list[Source]]:
@@ -226,7 +223,7 @@ def min_gpus_reading(claim: Claim, cells: Cells) -> Reading:
 def _num_gpus(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
     states, sources = _states(one, cells)
     beside = cells.beside_states(one.options)
-    whole, room = figure("B", states).value, _usable_bytes(gpu)
+    whole, room = figure("B", states).value, usable_bytes(gpu, device_is_known=False)
     low = math.ceil(whole / (room - _LOW * beside.value))
     tight = room - _HIGH * beside.value - _gathered_bytes(one.options, cells)
     high = math.ceil(whole / tight) if tight > 0 else math.inf

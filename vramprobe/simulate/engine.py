@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
-from vramprobe.predict import ALLOCATED_SPREAD, RESERVED_SPREAD, Interval, Prediction, simulated_interval
+from vramprobe.predict import ALLOCATED_SPREAD, RESERVED_SPREAD, Prediction, device_tier, simulated_interval
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec
 
@@ -46,19 +46,13 @@ def prediction_of(record: RunRecord, spec: CellSpec, model: MemoryModel | None =
     allocated = simulated_interval(peak.allocated_bytes, ALLOCATED_SPREAD[spec.device])
     reserved = None if peak.reserved_bytes is None else simulated_interval(peak.reserved_bytes, RESERVED_SPREAD)
     gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
-    device = None
-    if reserved is not None and gap is not None:
-        device = Interval(
-            value=reserved.value + round(gap.value), low=reserved.low + round(gap.low),
-            high=reserved.high + round(gap.high),
-        )  # fmt: skip
     alive = record.ledger.at_peak if record.ledger else None
     terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items()} if alive else {}
     return Prediction(
         cell_id=spec.cell_id, engine="trace", peak_allocated_bytes=allocated, peak_phase=peak.phase,
         peak_label=f"{peak.phase} of step {peak.step}", terms=terms,
         constant_bytes=peak.allocated_bytes - sum(terms.values()),
-        reserved_bytes=reserved, device_bytes=device,
+        reserved_bytes=reserved, device_bytes=device_tier(reserved, gap),
         warnings=["no fit's coefficients are used", *record.warnings],
     )  # fmt: skip
 

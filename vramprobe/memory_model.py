@@ -6,7 +6,7 @@ In: JSON or the fit. Out: a frozen, readable model. Never fits and never imports
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -161,12 +161,17 @@ def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
     """The fit that ships for this device: of the CPU any will do, of GPUs only one of ``gpu`` itself; None without."""
     if device == "cuda" and gpu is None:  # the usual question, which need not read what can only be refused
         return None
+    for model in shipped_fits():
+        if model.device == device and (device == "cpu" or (gpu is not None and is_same_gpu(model, gpu))):
+            return model
+    return None
+
+
+def shipped_fits() -> Iterator[MemoryModel]:
+    """The fits that ship with the package, in the order of their files' names."""
     for path in sorted(resources.files("vramprobe").joinpath("data", "fits").iterdir(), key=lambda path: path.name):
         if path.name.endswith(".json"):
-            model = load_fit(Path(str(path)))
-            if model.device == device and (device == "cpu" or (gpu is not None and is_same_gpu(model, gpu))):
-                return model
-    return None
+            yield load_fit(Path(str(path)))
 
 
 def is_same_gpu(model: MemoryModel, gpu: Gpu) -> bool:

@@ -6,7 +6,16 @@
 "use strict";
 
 class $Error extends Error {}
-class $Frozen {}
+class $OutOfRange extends $Error {
+  constructor(message, prediction) { super(message); this.prediction = prediction; }
+}
+class $Frozen {
+  model_copy(update) {
+    const made = Object.create(Object.getPrototypeOf(this), Object.getOwnPropertyDescriptors(this));
+    for (const [name, value] of $entries(update)) made[name] = value;
+    return made;
+  }
+}
 class $Object {
   constructor() { this.rc = 0; $born(this); }
 }
@@ -151,7 +160,9 @@ function $true(it) {
 }
 function $and(left, right) { return $true(left) ? right() : left; }
 function $or(left, right) { return $true(left) ? left : right(); }
-function $same(left, right) { return left === right || (left == null && right == null); }
+function $same(left, right) {
+  return left === right || (left == null && right == null) || ($isBig(left, right) && left == right);
+}
 function $equal(left, right) {
   if (Array.isArray(left) && Array.isArray(right)) {
     if (left.isSet) return left.length === right.length && left.every((one) => $in(one, right));
@@ -159,23 +170,43 @@ function $equal(left, right) {
   }
   return $same(left, right);
 }
+function $less(left, right) {
+  if (!Array.isArray(left)) return left < right;
+  const at = left.findIndex((one, index) => !$equal(one, right[index]));
+  return at < 0 ? left.length < right.length : at >= right.length ? false : $less(left[at], right[at]);
+}
 function $in(one, of) {
   if (typeof of === "string") return of.includes(one);
   if (of instanceof $Dict) return of.has(one);
   return [...of].some((other) => $equal(one, other));
 }
+// Sizes in which batch and length are left open are BigInts (terms/sizes.py); one meets a plain number as an equal.
+function $isBig(left, right) { return typeof left === "bigint" || typeof right === "bigint"; }
 function $add(left, right) {
-  return Array.isArray(left) ? $from([left, right], [...left, ...right]) : left + right;
+  if (Array.isArray(left)) return $from([left, right], [...left, ...right]);
+  return $isBig(left, right) ? BigInt(left) + BigInt(right) : left + right;
 }
-function $sub(left, right) { return left.isSet ? $asSet(left.filter((one) => !$in(one, right))) : left - right; }
+function $sub(left, right) {
+  if (left.isSet) return $asSet(left.filter((one) => !$in(one, right)));
+  return $isBig(left, right) ? BigInt(left) - BigInt(right) : left - right;
+}
 function $mul(left, right) {
-  if (!Array.isArray(left)) return left * right;
-  const made = [];
-  for (let count = 0; count < right; count++) made.push(...left);
-  return $from([left], made);
+  if (Array.isArray(left)) {
+    const made = [];
+    for (let count = 0; count < right; count++) made.push(...left);
+    return $from([left], made);
+  }
+  return $isBig(left, right) ? BigInt(left) * BigInt(right) : left * right;
 }
-function $floordiv(left, right) { return (left - $mod(left, right)) / right; }
-function $mod(left, right) { const rest = left % right; return rest !== 0 && rest < 0 !== right < 0 ? rest + right : rest; }
+function $mod(left, right) {
+  const isBig = $isBig(left, right), by = isBig ? BigInt(right) : right, rest = (isBig ? BigInt(left) : left) % by;
+  return rest != 0 && rest < 0 !== by < 0 ? rest + by : rest;
+}
+function $floordiv(left, right) {
+  const whole = $sub(left, $mod(left, right));
+  return typeof whole === "bigint" ? whole / BigInt(right) : whole / right;
+}
+function $pow(left, right) { return typeof left === "bigint" ? left ** BigInt(right) : left ** right; }
 function $union(left, right) {
   const made = left instanceof $Dict ? $dict([...$entries(left), ...$entries(right)]) : $asSet([...left, ...right]);
   $drop(left);
@@ -247,8 +278,8 @@ const $py = {
   iter: (source) => source,
   len: (source) => source instanceof $Dict ? source.map.size : source.length,
   list: $eager((source) => $list(source === undefined ? [] : [...$items(source)])),
-  max: $best((one, other) => one > other),
-  min: $best((one, other) => one < other),
+  max: $best((one, other) => $less(other, one)),
+  min: $best($less),
   next: $eager((source, otherwise) => { for (const one of $items(source)) return one; return otherwise; }),
   range: function* (first, last, step = 1) {
     const [start, stop] = last === undefined ? [0, first] : [first, last];
@@ -259,10 +290,10 @@ const $py = {
   // Python rounds a half to the even neighbour.
   round: (it) => { const down = Math.floor(it), rest = it - down; return rest === 0.5 ? down + (down % 2) : Math.round(it); },
   set: $eager((source) => $asSet(source === undefined ? [] : $items(source))),
-  sorted: $eager((source) => $list([...$items(source)].sort((one, other) => (one > other) - (one < other)))),
+  sorted: $eager((source) => $list([...$items(source)].sort((one, other) => $less(other, one) - $less(one, other)))),
   str: (it) => it === null || it === undefined ? "None" : it === true ? "True" : it === false ? "False"
     : Array.isArray(it) ? `(${it.map($py.repr).join(", ")})` : String(it),
-  sum: $eager((source, start = 0) => { let total = start; for (const one of $items(source)) total += Number(one); return total; }),
+  sum: $eager((source, start = 0) => { let total = start; for (const one of $items(source)) total = $add(total, typeof one === "boolean" ? Number(one) : one); return total; }),
   tuple: $eager((source) => $list(source === undefined ? [] : [...$items(source)])),
   zip: function* (...sources) {
     const all = sources.map((source) => [...$items(source)]);
@@ -301,6 +332,7 @@ $define("removeprefix", (text, start) => text.startsWith(start) ? text.slice(sta
 $define("removesuffix", (text, end) => end && text.endsWith(end) ? text.slice(0, -end.length) : text);
 $define("replace", (text, one, other) => text.replaceAll(one, other));
 $define("rpartition", (text, by) => { const at = text.lastIndexOf(by); return at < 0 ? ["", "", text] : [text.slice(0, at), by, text.slice(at + by.length)]; });
+$define("rstrip", (text, of) => { let end = text.length; while (end && of.includes(text[end - 1])) end--; return text.slice(0, end); });
 $define("split", (text, by) => text.split(by));
 $define("startswith", (text, start) => Array.isArray(start) ? start.some((one) => text.startsWith(one)) : text.startsWith(start));
 $define("strip", (text) => text.trim());
@@ -311,17 +343,28 @@ $define("values", (dict) => $entries(dict).map(([, value]) => value));
 
 const $math = {
   ceil: Math.ceil, floor: Math.floor, inf: Infinity, log2: Math.log2,
-  prod: $eager((source) => { let product = 1; for (const one of $items(source)) product *= one; return product; }),
+  prod: $eager((source) => { let product = 1; for (const one of $items(source)) product = $mul(product, one); return product; }),
 };
 
-// The batch and the length as they are: a page counts one cell at a time, so no size is left open (terms/sizes.py).
-class $Sizes extends $Frozen {
-  constructor(batch_size, seq_len) { super(); this.batch_size = batch_size; this.seq_len = seq_len; }
-  covers = (count, other) => count >= other;
-  digits = (count) => [count, 0, 0, 0, 0, 0];
-  resolved = (count) => count;
+// terms/sizes.py: stand-ins for a batch and a length that are left open, so that one walk answers for all of them.
+class $OpenSizes extends $Frozen {
+  constructor(batch_size, seq_len, digit_bits) {
+    super();
+    this.bits = BigInt(digit_bits);
+    this.mask = (1n << this.bits) - 1n;
+    this.batch_size = batch_size === 1 ? 1 : 1n << this.bits;
+    this.seq_len = seq_len === 1 ? 1 : 1n << (2n * this.bits);
+    this.spare = 0n;
+    for (let position = 1n; position <= 6n; position++) this.spare += 1n << (position * this.bits - 1n);
+  }
+  digits = (count) => {
+    const digits = [];
+    for (let rest = BigInt(count); digits.length < 6; rest >>= this.bits) digits.push(Number(rest & this.mask));
+    return $list(digits);
+  };
+  covers = (count, other) => ((BigInt(count) + this.spare - BigInt(other)) & this.spare) === this.spare;
 }
 const $sizes = {
-  open_sizes: (batch_size, seq_len) => new $Sizes(batch_size, seq_len),
+  open_sizes: (batch_size, seq_len, digit_bits) => new $OpenSizes(batch_size, seq_len, digit_bits),
   monomials: (b, s) => [1, b, s, b * s, s * s, b * s * s],
 };

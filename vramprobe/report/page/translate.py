@@ -11,29 +11,33 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 #: Methods of Python's own str, list, dict and set: runtime.js has them, for objects that have none of this name.
 _BUILTIN_METHODS = frozenset({
-    "add", "append", "clear", "copy", "endswith", "extend", "get", "items", "join", "keys", "lower", "pop", "removeprefix",
-    "removesuffix", "rpartition", "partition", "rstrip", "split", "startswith", "update", "values", "bit_length", "index",
-    "fromkeys", "replace", "title", "upper", "strip", "count", "union",
+    "add", "append", "bit_length", "clear", "copy", "count", "endswith", "extend", "fromkeys", "get", "index", "items",
+    "join", "keys", "lower", "partition", "pop", "removeprefix", "removesuffix", "replace", "rpartition", "rstrip",
+    "split", "startswith", "strip", "title", "update", "upper", "values",
 })  # fmt: skip
 _BUILTINS = frozenset({
-    "abs", "all", "any", "bool", "dict", "enumerate", "float", "frozenset", "getattr", "int", "isinstance", "iter", "len",
-    "list", "max", "min", "next", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple", "zip",
+    "abs", "all", "any", "bool", "dict", "enumerate", "float", "frozenset", "getattr", "int", "isinstance", "iter",
+    "len", "list", "max", "min", "next", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple",
+    "zip",
 })  # fmt: skip
 #: What a local annotated so never holds a reference to.
 _PLAIN_TYPES = frozenset({"int", "str", "bool", "float", "int | None", "str | None", "float | None"})
 _RESERVED = frozenset({
-    "await", "case", "catch", "const", "debugger", "default", "delete", "do", "enum", "export", "extends", "function",
-    "instanceof", "let", "new", "null", "package", "static", "super", "switch", "this", "throw", "typeof", "var", "void",
+    "await", "case", "catch", "const", "debugger", "default", "delete", "do", "enum", "export", "extends",
+    "function", "instanceof", "let", "new", "null", "package", "static", "super", "switch", "this", "throw", "typeof",
+    "var", "void",
 })  # fmt: skip
 _OPERATORS: dict[type, str] = {
     ast.Add: "$add", ast.Sub: "$sub", ast.Mult: "$mul", ast.FloorDiv: "$floordiv", ast.Mod: "$mod", ast.BitOr: "$union",
     ast.BitAnd: "$intersection",
 }  # fmt: skip
+_RECORD_BASES = ("NamedTuple", "BaseModel", "_Frozen")
+#: Decorators of what pydantic calls and nobody else.
+_VALIDATORS = ("field_validator", "model_validator", "classmethod")
 _COMPARISONS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
 
@@ -48,6 +52,7 @@ class Module:
     name: str
     source: str
     wanted: frozenset[str] | None = None
+    unwanted: frozenset[str] = frozenset()  # members of its classes that are left out
 
 
 @dataclass
@@ -113,18 +118,17 @@ def _fields(node: ast.ClassDef) -> list[str]:
     return [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
 
 
-def _is_dataclass(node: ast.ClassDef) -> bool:
+def _is_record(node: ast.ClassDef) -> bool:
+    """Whether a class is a frozen record: a dataclass, a NamedTuple, one of pydantic's."""
     return any("dataclass" in ast.unparse(one) for one in node.decorator_list) or any(
-        ast.unparse(base) == "NamedTuple" for base in node.bases
+        ast.unparse(base) in _RECORD_BASES for base in node.bases
     )
 
 
 class _ModuleTranslator:
     """The translation of one module. Expressions are methods ``_Name``; statements write lines."""
 
-    def __init__(
-        self, module: Module, tree: ast.Module, signatures: _Signatures, given: Mapping[str, str]
-    ) -> None:
+    def __init__(self, module: Module, tree: ast.Module, signatures: _Signatures, given: Mapping[str, str]) -> None:
         self.module, self.tree, self.signatures, self.given = module, tree, signatures, given
         self.imports: dict[str, str] = {}  # a local name → dotted name of what it stands for
         self.lines: list[str] = []
@@ -146,9 +150,11 @@ class _ModuleTranslator:
                     self._constant(name, value)
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if self._is_wanted(name):
                     self._constant(name, value)
-        exported = ", ".join(_name(one) for one in sorted(self.top))
+        passed_on = sorted((self.module.wanted or set()) & self.imports.keys())
+        exported = [*(_name(one) for one in sorted(self.top)),
+                    *(f"{_name(one)}: {self._imported(self.imports[one])}" for one in passed_on)]  # fmt: skip
         body = "\n".join(f"  {line}" for line in self.lines)
-        return f"const {js_module(self.module.name)} = (() => {{\n{body}\n  return {{{exported}}};\n}})();"
+        return f"const {js_module(self.module.name)} = (() => {{\n{body}\n  return {{{', '.join(exported)}}};\n}})();"
 
     def _is_wanted(self, name: str) -> bool:
         return self.module.wanted is None or name in self.module.wanted
@@ -170,12 +176,17 @@ class _ModuleTranslator:
         """A top-level function or a method."""
         is_generator = any(isinstance(one, ast.Yield) for one in ast.walk(node))
         names = _parameters(node)[1 if method_of else 0 :]
-        kind, star = ("", "*") if method_of else ("function", "*")
-        getter = "get " if any(ast.unparse(one) in ("property", "cached_property") for one in node.decorator_list) else ""
-        own = node.name if method_of else _name(node.name)  # after a dot any word will do
-        head = "constructor" if node.name == "__init__" else own
-        opening = f"{kind}{star if is_generator else ''} {getter}{head}".strip()
-        self.lines.append(f"{opening}({self._parameter_list(node, names)}) {{")
+        head = node.name if method_of else f"function{'*' if is_generator else ''} {_name(node.name)}"
+        match [ast.unparse(one) for one in node.decorator_list]:
+            case ["property"]:
+                head = f"get {node.name}"
+            case ["cached_property"]:
+                made, kept = f"this.$make_{node.name}()", f"this.${node.name}"
+                self.lines.append(f"get {node.name}() {{ return {kept} ??= $const({made}); }}")
+                head = f"$make_{node.name}"
+            case _ if method_of:
+                head = "constructor" if node.name == "__init__" else f"{'*' if is_generator else ''}{node.name}"
+        self.lines.append(f"{head}({self._parameter_list(node, names)}) {{")
         self.lines += (["super();"] if node.name == "__init__" else []) + (["const self = this;"] if method_of else [])
         self._body(node, names)
         self.lines.append("}")
@@ -208,22 +219,24 @@ class _ModuleTranslator:
 
     def _class(self, node: ast.ClassDef) -> None:
         bases = [ast.unparse(base) for base in node.bases]
-        if bases and bases[0] not in ("NamedTuple", "Protocol"):
+        is_record = _is_record(node)
+        if bases and not is_record and bases[0] != "Protocol":
             self.lines.append(f"class {node.name} extends $Error {{}}")
             return
-        is_data = _is_dataclass(node)
-        self.lines.append(f"class {node.name} extends {'$Frozen' if is_data else '$Object'} {{")
-        if is_data:
-            self._data_constructor(node)
+        self.lines.append(f"class {node.name} extends {'$Frozen' if is_record else '$Object'} {{")
+        if is_record:
+            self._record_constructor(node)
         for member in node.body:
             match member:
-                case ast.FunctionDef():
-                    self._function(member, method_of=node.name)
-                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name != "__slots__":
+                case ast.FunctionDef(name=name, decorator_list=decorators):
+                    for_pydantic = any(ast.unparse(one).startswith(_VALIDATORS) for one in decorators)
+                    if not for_pydantic and name not in self.module.unwanted:
+                        self._function(member, method_of=node.name)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in ("__slots__", "model_config"):
                     self.lines.append(f"get {_name(name)}() {{ return {self._expression(value)}; }}")
         self.lines.append("}")
 
-    def _data_constructor(self, node: ast.ClassDef) -> None:
+    def _record_constructor(self, node: ast.ClassDef) -> None:
         fields = {one.target.id: one.value for one in node.body if isinstance(one, ast.AnnAssign)}
         given = ", ".join(
             _name(name) if value is None else f"{_name(name)} = {self._expression(value)}"
@@ -283,8 +296,9 @@ class _ModuleTranslator:
             case ast.Continue() | ast.Break():
                 write(f"{ast.unparse(node)};")
             case ast.Raise(exc=ast.expr() as raised):
-                is_class = isinstance(raised, ast.Name | ast.Attribute)
-                write(f"throw {f'new {self._expression(raised)}()' if is_class else self._expression(raised)};")
+                error = self._expression(raised)
+                write(f"throw new {error}();" if not isinstance(raised, ast.Call) and _is_class_name(error)
+                      else f"throw {error};")  # fmt: skip
             case ast.With(items=items, body=body):
                 self._with(items, body)
             case ast.Try(body=body, handlers=[], orelse=[], finalbody=final):
@@ -446,7 +460,9 @@ class _ModuleTranslator:
         if any(node.id in scope.names for scope in self.scopes):
             return None
         dotted = self.imports.get(node.id)
-        is_module = dotted is not None and (dotted in ("math", "operator") or any(m == dotted for m, _ in self.signatures.functions))
+        is_module = dotted is not None and (
+            dotted in ("math", "operator") or any(m == dotted for m, _ in self.signatures.functions)
+        )
         return dotted if is_module else None
 
     def _Subscript(self, node: ast.Subscript) -> str:
@@ -502,7 +518,11 @@ class _ModuleTranslator:
     def _UnaryOp(self, node: ast.UnaryOp) -> str:
         match node.op:
             case ast.Not():
-                return f"!{self._test(node.operand)}" if not isinstance(node.operand, ast.Compare) else f"!({self._test(node.operand)})"
+                return (
+                    f"!{self._test(node.operand)}"
+                    if not isinstance(node.operand, ast.Compare)
+                    else f"!({self._test(node.operand)})"
+                )
             case ast.USub():
                 return f"(-{self._expression(node.operand)})"
         raise self._unknown(node)
@@ -511,7 +531,7 @@ class _ModuleTranslator:
         left, right = self._expression(node.left), self._expression(node.right)
         match node.op:
             case ast.Pow():
-                return f"(({left}) ** ({right}))"
+                return f"$pow({left}, {right})"
             case ast.Div():
                 return f"(({left}) / ({right}))"
         return f"{self._operator(node.op)}({left}, {right})"
@@ -606,7 +626,11 @@ class _ModuleTranslator:
             self._unpack(one.target, item)
             self.lines += [f"if (!({self._test(test)})) continue;" for test in one.ifs]
         # A pair of a dict stays a plain array.
-        text = self._key(element) if isinstance(element, ast.Tuple) and not hasattr(element, "lineno") else self._expression(element)
+        text = (
+            self._key(element)
+            if isinstance(element, ast.Tuple) and not hasattr(element, "lineno")
+            else self._expression(element)
+        )
         self.lines.append(f"{found}.push({text});" + " }" * len(generators))
         self.scopes.pop()
         inner, self.lines = " ".join(self.lines), outer
@@ -651,8 +675,8 @@ class _ModuleTranslator:
 
     def _arguments(self, node: ast.Call) -> list[str]:
         given = [self._expression(one) for one in node.args]
-        if not node.keywords:
-            return given
+        if not node.keywords or (isinstance(node.func, ast.Attribute) and node.func.attr == "model_copy"):
+            return given + [self._expression(one.value) for one in node.keywords]
         keywords = {one.arg: self._expression(one.value) for one in node.keywords}
         names = self._parameters_of(node.func, set(keywords))
         while keywords:

@@ -1,0 +1,197 @@
+"""The page's arithmetic in headless Chromium: to the byte what `vramprobe predict` says of the same cells."""
+
+import html
+import json
+import random
+import re
+import shutil
+import subprocess
+from typing import get_args
+
+import pytest
+
+from vramprobe import api, catalog, spec
+from vramprobe.errors import VramprobeError
+from vramprobe.memory_model import LeaveOneModelOut, MemoryModel, Spread, shipped_fits
+from vramprobe.report.page import engine, translate
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+NUM_CELLS = 700
+
+#: Runs in the page: each question's answer, or its error.
+ASK = """
+const answers = questions.map(({options, config, gpu, largest}) => {
+  try {
+    const {spec, errors} = vramprobe.resolve(options, config);
+    if (errors.length) return {errors};
+    const card = vramprobe.gpus.find((one) => one.slug === gpu);
+    if (largest) return vramprobe.largest(spec, config, card);
+    const prediction = vramprobe.predict(spec, config, card);
+    return {...prediction, verdict: vramprobe.verdict(prediction, card), command: vramprobe.command(spec)};
+  } catch (error) { return {error: error.message}; }
+});
+document.body.textContent = JSON.stringify(answers);
+"""
+
+
+def answers(folder, questions, data=None):
+    """What the page's engine says of each question."""
+
+    def block(kind, name, value):
+        return f'<script type="{kind}" id="{name}">{json.dumps(value).replace("<", chr(92) + "u003c")}</script>'
+
+    page = folder / "engine.html"
+    page.write_text(
+        '<!doctype html><meta charset="utf-8"><body></body>'
+        + block("application/json", "engine-data", data or engine.data())
+        + block("application/json", "questions", questions)
+        + f"<script>{engine.javascript()}</script>"
+        + f"<script>const questions = JSON.parse(document.getElementById('questions').textContent);{ASK}</script>"
+    )
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    body = re.search(r"<body>(.*?)</body>", done.stdout, re.DOTALL)
+    assert body, done.stderr[-2000:]
+    return json.loads(html.unescape(body[1]))
+
+
+def some_options(rng):
+    """A random cell's words, some impossible."""
+    method = rng.choice(get_args(spec.Method))
+    words = {
+        "model": rng.choice([entry.name for entry in catalog.list_models()]), "method": method,
+        "device": rng.choice(["cuda", "cuda", "cpu"]), "batch_size": rng.choice([1, 2, 3, 16]),
+        "seq_len": rng.choice([1, 128, 1000, 2048, 8192]), "gradient_checkpointing": rng.random() < 0.5,
+        "optim": rng.choice(get_args(spec.Optim)), "grad_accum": rng.choice([1, 1, 4]),
+        "attn": rng.choice([None, "eager", "flash_attention_2"]), "dtype": rng.choice([None, "fp32"]),
+        "autocast": rng.choice([None, "bf16", "none"]),
+    }  # fmt: skip
+    if method != "full":
+        words |= {"lora_r": rng.choice([8, 64]), "lora_dropout": rng.choice([None, 0.1]),
+                  "lora_targets": rng.choice(["all-linear", "q_v"]),
+                  "lora_dtype": rng.choice([None, "bf16"])}  # fmt: skip
+    if method == "qlora":
+        words |= {"quant": rng.choice([None, "fp4", "int8", "nf4-single"]),
+                  "kbit_prep": rng.choice(get_args(spec.KbitPrep))}  # fmt: skip
+    return {name: value for name, value in words.items() if value is not None}
+
+
+def question(options, gpu="RTX-4090", **more):
+    return {"options": options, "config": catalog.find_model(options["model"]).config, "gpu": gpu, **more}
+
+
+def said(prediction):
+    """A Prediction as the page gives it."""
+    interval = lambda one: None if one is None else one.model_dump()  # noqa: E731
+    return {
+        "cell_id": prediction.cell_id, "peak_allocated_bytes": interval(prediction.peak_allocated_bytes),
+        "reserved_bytes": interval(prediction.reserved_bytes), "device_bytes": interval(prediction.device_bytes),
+        "peak_phase": prediction.peak_phase, "peak_place": prediction.peak_label,
+        "terms": [list(item) for item in prediction.terms.items()], "constant_bytes": prediction.constant_bytes,
+        "notes": prediction.warnings,
+    }  # fmt: skip
+
+
+def expected(options, fit=None):
+    try:
+        return said(api.predict(engine="formula", fit=fit, gpu="RTX-4090", **options))
+    except VramprobeError:
+        return None
+
+
+@needs_chromium
+def test_the_page_counts_what_predict_counts_to_the_byte(tmp_path):
+    rng = random.Random(0)
+    asked = [some_options(rng) for _ in range(2 * NUM_CELLS)]
+    found = answers(tmp_path, [question(options) for options in asked])
+    num_predicted = 0
+    for options, answer in zip(asked, found, strict=True):
+        wanted = expected(options)
+        if wanted is None:
+            assert "error" in answer or answer["errors"], options
+        else:
+            num_predicted += 1
+            assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+    assert num_predicted >= 500
+
+
+@needs_chromium
+def test_the_page_evaluates_a_fit_of_a_gpu(tmp_path):
+    model = gpu_fit()
+    data = engine.data() | {"fits": [{"gpu": "RTX-4090", "model": model.model_dump(mode="json")}]}
+    rng = random.Random(1)
+    asked = [some_options(rng) | {"device": "cuda"} for _ in range(300)]
+    found = answers(tmp_path, [question(options) for options in asked], data)
+    num_reserved = 0
+    for options, answer in zip(asked, found, strict=True):
+        wanted = expected(options, model)
+        if wanted is not None:
+            num_reserved += 1
+            assert wanted["device_bytes"] is not None
+            assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+    assert num_reserved >= 20
+
+
+def gpu_fit() -> MemoryModel:
+    """A fit with coefficients of its own, as records of a card might give it."""
+    [model] = shipped_fits()
+    return model.model_copy(update={
+        "device": "cuda", "device_name": "NVIDIA GeForce RTX 4090", "constant_bytes": 12_345_678,
+        "coefficients": {"weights": 1.001, "saved_activations": 1.02, "logits": 0.987654321},
+        "leave_one_model_out": LeaveOneModelOut(overall=model.residuals["overall"], by_model={}, low=0.97, high=1.04),
+        "reserved_over_allocated": Spread(value=1.07, low=1.01, high=1.15),
+        "device_over_reserved_bytes": Spread(value=531e6, low=498e6, high=602e6),
+        "ranges": model.ranges.model_copy(update={"num_params": (10**8, 10**10), "num_tokens": (256, 65536)}),
+    })  # fmt: skip
+
+
+@needs_chromium
+def test_the_page_finds_the_largest_batch_and_length_that_predict_finds(tmp_path):
+    rng = random.Random(2)
+    asked = [some_options(rng) | {"device": "cuda", "batch_size": 1, "seq_len": 128} for _ in range(40)]
+    found = answers(tmp_path, [question(options, largest=True) for options in asked])
+    num_answered = 0
+    for options, answer in zip(asked, found, strict=True):
+        if expected(options) is None:
+            continue
+        num_answered += 1
+        for kind, ask in (("batch_size", api.max_batch_size), ("seq_len", api.max_seq_len)):
+            words = {name: value for name, value in options.items() if name != kind}
+            try:
+                wanted = ask(gpu="RTX-4090", engine="formula", **words).fits
+            except VramprobeError:
+                wanted = None
+            assert answer[kind] == (wanted and wanted.value), options
+    assert num_answered >= 10
+
+
+@needs_chromium
+def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
+    from typer.testing import CliRunner
+
+    from vramprobe.cli import app
+
+    rng = random.Random(3)
+    asked = [one for one in (some_options(rng) for _ in range(200)) if expected(one)][:20]
+    for options, answer in zip(asked, answers(tmp_path, [question(one) for one in asked]), strict=True):
+        words = answer["command"].replace("vramprobe measure", "predict --json --engine formula", 1).split()
+        outcome = CliRunner().invoke(app, words)
+        assert outcome.exit_code == 0, outcome.output
+        assert json.loads(outcome.output)["cell_id"] == expected(options)["cell_id"]
+
+
+def test_python_that_has_no_rule_is_an_error_and_not_another_number():
+    for source in ("def f(x):\n  yield from x", "def f(x):\n  return x @ x", "def f():\n  return unknown"):
+        with pytest.raises(translate.TranslationError):
+            translate.translate([translate.Module("vramprobe.some", source)], {})
+
+
+def test_every_method_and_function_that_may_be_translated_is_in_the_runtime():
+    script = engine.javascript()
+    for name in translate._BUILTIN_METHODS:
+        assert f'$define("{name}"' in script
+    for name in translate._BUILTINS - {"isinstance"}:
+        assert re.search(rf"^  {name}[:,]", script, re.MULTILINE), name

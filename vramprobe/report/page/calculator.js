@@ -1,0 +1,199 @@
+// Calculator: the words of a cell -> its prediction, its verdict on a GPU, the largest batch and length that fit.
+//
+// Everything is counted by the translated modules ($terms, $predict, $largest …); here are only a cell's defaults, as
+// spec.resolve has them, and plain objects in and out. Sizes are bytes.
+
+const $data = JSON.parse(document.getElementById("engine-data").textContent);
+
+function $fromJson(it) { // dicts and tuples as the translated modules know them
+  if (Array.isArray(it)) return $const($list(it.map($fromJson)));
+  if (it !== null && typeof it === "object") return $const($dict(Object.entries(it).map(([key, value]) => [key, $fromJson(value)])));
+  return it;
+}
+
+// A fit's records are read as attributes, its tables by name as dicts.
+function $fitted(fit) {
+  const ranges = {...fit.ranges, choices: $fromJson(fit.ranges.choices)};
+  const residuals = $const($dict(Object.entries(fit.residuals)));
+  return {...fit, ranges, residuals, coefficients: $fromJson(fit.coefficients)};
+}
+// A GPU as the arithmetic knows it is its name and its memory.
+const $gpus = $data.gpus.map((gpu) => ({...gpu, card: {name: gpu.name, total_bytes: gpu.memory_bytes}}));
+const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
+
+// -- the cell ----------------------------------------------------------------------------------------------------------
+
+const $COUNTS = ["batch_size", "seq_len", "grad_accum"];
+const $ADAPTER = ["lora_r", "lora_dropout", "lora_targets", "lora_dtype"];
+
+function $words(options) {
+  const trains = options.method !== "full", quantised = options.method === "qlora";
+  const values = {
+    device: "cuda", optim: "adamw_torch_fused", quant: quantised ? "nf4" : "none", kbit_prep: quantised ? "peft" : "none",
+    dtype: "bf16", autocast: trains ? "bf16" : "none", grad_accum: 1, gradient_checkpointing: false,
+    attn: $in(options.model_type, $spec._NO_SDPA) ? "eager" : "sdpa",
+  };
+  const adapter = {
+    lora_r: 16, lora_dropout: 0, lora_targets: "all-linear", lora_dtype: options.kbit_prep === "trl" ? "bf16" : "fp32",
+  };
+  return trains ? {...values, ...adapter} : values;
+}
+
+function $problems(options) {
+  const problems = [];
+  const say = (option, message) => problems.push({option, message});
+  for (const name of [...$COUNTS, ...("lora_r" in options ? ["lora_r"] : [])]) {
+    const value = options[name];
+    if (!Number.isInteger(value) || value < 1) say(name, `${name}: ${value} given; must be a whole number of 1 or more`);
+  }
+  for (const [name, allowed] of Object.entries($data.choices)) {
+    const value = options[name];
+    if (value != null && !allowed.includes(value)) say(name, `${name}: ${value} given; allowed: ${allowed.join(", ")}`);
+  }
+  if (Array.isArray(options.lora_targets) && !(options.lora_targets.length && options.lora_targets.every((one) => /^[\w.]+$/.test(one)))) {
+    say("lora_targets", "lora_targets: write all-linear, q_v, or module names such as q_proj,v_proj");
+  }
+  return problems;
+}
+
+function $targets(given) {
+  if (given == null || given === "all-linear" || given === "q_v") return given ?? null;
+  const names = Array.isArray(given) ? given : String(given).split(",").map((one) => one.trim()).filter(Boolean);
+  return $const($list(names));
+}
+
+// {spec, errors}: a checked cell with every default, or what is wrong, each with the option where one is to blame.
+function resolve(options, config) {
+  const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+  if (config === null || typeof config !== "object" || typeof config.model_type !== "string") {
+    return {spec: null, errors: [{option: "model", message: "the config must name its model_type, as a config.json does"}]};
+  }
+  const values = {...$words({...given, model_type: config.model_type}), ...given};
+  values.lora_targets = $targets(values.lora_targets);
+  const errors = $problems(values);
+  if (errors.length) return {spec: null, errors};
+  const spec = Object.assign(new $spec.CellSpec(values.model, $fromJson(config)), {lora_alpha: values.lora_r ? 2 * values.lora_r : null}, values);
+  const reasons = [...$items($spec._impossible(spec))];
+  return reasons.length ? {spec: null, errors: reasons.map((message) => ({option: null, message}))} : {spec, errors: []};
+}
+
+// The command that measures the cell: what differs from the defaults.
+function command(spec) {
+  const usual = $words({method: spec.method, model_type: spec.model_type, kbit_prep: spec.kbit_prep});
+  const written = [`vramprobe measure --model ${spec.model} --method ${spec.method}`];
+  for (const name of ["batch_size", "seq_len"]) written.push(`--${name.replaceAll("_", "-")} ${spec[name]}`);
+  for (const [name, usually] of Object.entries(usual)) {
+    const value = Array.isArray(spec[name]) ? spec[name].join(",") : spec[name];
+    if (value === usually || value == null) continue;
+    const flag = `--${name.replaceAll("_", "-")}`;
+    written.push(value === true ? flag : `${flag} ${value}`);
+  }
+  return written.join(" ");
+}
+
+// -- the prediction ----------------------------------------------------------------------------------------------------
+
+// As terms.course_of: a step of a cell with batch and length left open, kept for the next one that differs in these only.
+const $courses = new Map();
+function $courseOf(spec) {
+  const key = JSON.stringify({...spec, batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1, architecture: $idOf(spec.architecture)});
+  let course = $courses.get(key);
+  if (course === undefined) {
+    const arch = $architecture.architecture(spec.architecture);
+    const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
+    const idle = $terms._idle_terms(spec, arch, tensors, $terms$optimizer.allocated_state_bytes(spec, trained));
+    const step = $dict([
+      ["gradients", $terms._gradients_bytes(trained)],
+      ["optimizer_temporaries", $terms$optimizer.temporaries_bytes(spec, trained)],
+    ]);
+    const walk = $terms$walk.walk_of($terms$setup.setup_of(spec, arch, tensors));
+    course = {arch, idle: $const(idle), step: $const(step), walk: $const(walk)};
+    if ($courses.size >= 256) $courses.clear();
+    $courses.set(key, course);
+  }
+  $terms$setup.require_in_window(course.arch, spec.seq_len);
+  return course;
+}
+
+const $ids = new WeakMap();
+function $idOf(config) {
+  if (!$ids.has(config)) $ids.set(config, JSON.stringify($plain(config)));
+  return $ids.get(config);
+}
+function $plain(it) {
+  if (it instanceof $Dict) return Object.fromEntries($entries(it).map(([key, value]) => [key, $plain(value)]));
+  return Array.isArray(it) ? it.map($plain) : it;
+}
+
+// As terms.moments: the moments of a steady step that can be its peak.
+function $moments(spec) {
+  const {idle, step, walk} = $courseOf(spec);
+  const now = $const($union(idle, $dict([["batch", $terms.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
+  const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, step]];
+  return $const($list(places.map(([[phase, place], terms]) =>
+    new $terms.Moment(phase, place, $const($terms._in_order($union(now, terms)))))));
+}
+
+// As api.predict: with the fit that ships for the device, or by arithmetic alone.
+function $predicted(spec, gpu) {
+  const fit = $fits.find((one) => one.model.device === spec.device && (spec.device === "cpu" || (gpu && one.gpu === gpu.slug)));
+  const moments = $moments(spec);
+  try {
+    return $predict.predict_moments(spec, moments, fit?.model ?? null);
+  } catch (error) {
+    if (!(error instanceof $OutOfRange)) throw error;
+    const alone = $predict.predict_moments(spec, moments, null);
+    const first = error.prediction.warnings[0];
+    alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${first}`);
+    return alone;
+  }
+}
+
+function $interval(it) { return it === null ? null : {value: it.value, low: it.low, high: it.high}; }
+function $bytes(it) { return it && new $predict.Interval(it.value, it.low, it.high); }
+
+// Bytes of each tier (null where no fit knows it), of each term at the peak, where the peak is, and what to know of it.
+// With a fit of one GPU, that fit counts for this GPU alone.
+function predict(spec, config, gpu = null) {
+  const found = $predicted(spec, gpu);
+  return {
+    cell_id: found.cell_id, peak_allocated_bytes: $interval(found.peak_allocated_bytes),
+    reserved_bytes: $interval(found.reserved_bytes), device_bytes: $interval(found.device_bytes),
+    peak_phase: found.peak_phase, peak_place: found.peak_label,
+    terms: $entries(found.terms), constant_bytes: found.constant_bytes,
+    fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
+  };
+}
+
+// Whether the cell fits: {verdict, tier, needed, usable_bytes, reason}. Throws where the GPU's memory is not known.
+function verdict(prediction, gpu) {
+  const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
+  const found = $predict._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device));
+  const tier = device ? "device" : reserved ? "reserved" : "allocated";
+  return {
+    verdict: found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,
+    reason: found.reason,
+  };
+}
+
+// The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does.
+function largest(spec, config, gpu) {
+  const fit = $fits.find((one) => one.model.device === spec.device && one.gpu === gpu.slug)?.model ?? null;
+  const judge = (one) => {
+    const prediction = $predicted(one, gpu);
+    return new $largest.Judged(prediction, $predict.verdict(prediction, gpu.card), null);
+  };
+  const count = (question) => {
+    try {
+      return $largest.largest_count(question, spec, judge, fit, false, true).fits?.value ?? null;
+    } catch (error) {
+      if (error instanceof $Error) return null;
+      throw error;
+    }
+  };
+  return {batch_size: count("batch_size"), seq_len: count("seq_len")};
+}
+
+window.vramprobe = {
+  catalog: $data.models, gpus: $gpus, choices: $data.choices, fits: $data.fits, resolve, predict, verdict, largest, command,
+};

@@ -1,0 +1,124 @@
+"""Engine: the page's arithmetic, as JavaScript, and the data it counts with.
+
+In: the installed package: its own source, catalog and shipped fits. Out: the text of the script that makes the global
+``vramprobe``, and its data as plain JSON. Never imports torch. What the page counts is the source of terms/, predict.py
+and largest.py, translated (translate.py): only the defaults of a cell are written a second time, in calculator.js.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any, get_args
+
+from vramprobe import catalog, memory_model, spec
+from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.errors import UnknownName
+from vramprobe.report.page.translate import Module, translate
+
+#: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
+_MODULES: dict[str, set[str] | None] = {
+    "units": {"GIB", "MIB", "KIB", "format_bytes"},
+    "architecture": None,
+    "spec": {
+        "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
+        "_device_rules", "_architecture_reasons", "_NO_SDPA", "_LEARNED_POSITIONS", "_SHORT_OPTIM",
+    },
+    "terms.tape": None,
+    "terms.operators": None,
+    "terms.parameters": None,
+    "terms.optimizer": None,
+    "terms.setup": None,
+    "terms.attention": None,
+    "terms.modules": None,
+    "terms.families": None,
+    "terms.walk": None,
+    "terms": {
+        "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
+    },
+    "memory_model": {"CHOICES", "peak_moment"},
+    "predict": {
+        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "CONTEXT_ALLOWANCE_BYTES",
+        "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE", "Interval", "FitProvenance", "Prediction", "Verdict",
+        "predict_moments", "verdict", "_judged", "usable_bytes", "_outside", "widening_of", "unseen_choices", "spread",
+        "bounds", "_other_tiers", "device_tier", "_provenance",
+    },
+    "largest": {
+        "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
+        "_start_of_range", "_made_for", "_nothing_fits",
+    },
+}  # fmt: skip
+#: Members of CellSpec that no prediction asks for.
+_UNWANTED = frozenset({"fingerprint", "emulated_vram_bytes"})
+#: What runtime.js has in place of what the modules import.
+_GIVEN = {
+    "vramprobe.errors.VramprobeError": "$Error",
+    "vramprobe.errors.SpecError": "$Error",
+    "vramprobe.errors.OutOfRange": "$OutOfRange",
+    "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
+    "vramprobe.terms.sizes.monomials": "$sizes.monomials",
+    "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor", "math.ceil": "$math.ceil",
+    "operator.ge": "((one, other) => one >= other)",
+}  # fmt: skip
+#: The options of a cell that the page offers beside model, batch and length, and where their allowed values stand.
+CHOICES = {
+    "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
+    "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
+    "device": spec.Device,
+}  # fmt: skip
+
+
+def javascript() -> str:
+    """The script that makes the global ``vramprobe`` from the data of :func:`data`."""
+    here = resources.files("vramprobe").joinpath("report", "page")
+    modules = [
+        Module(f"vramprobe.{name}", _source(name), None if wanted is None else frozenset(wanted), _UNWANTED)
+        for name, wanted in _MODULES.items()
+    ]
+    parts = [
+        here.joinpath("runtime.js").read_text(),
+        translate(modules, _GIVEN),
+        here.joinpath("calculator.js").read_text(),
+    ]
+    return "(() => {\n" + "\n".join(parts) + "\n})();\n"
+
+
+def data() -> dict[str, Any]:
+    """Models, GPUs, allowed values and shipped fits, as JSON has them."""
+    return {
+        "models": [_model(entry) for entry in catalog.list_models()],
+        "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
+        "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()},
+        "fits": [_fit(model) for model in memory_model.shipped_fits()],
+    }
+
+
+def _source(name: str) -> str:
+    path = resources.files("vramprobe").joinpath(*name.split("."))
+    file = path.joinpath("__init__.py") if path.is_dir() else path.parent.joinpath(f"{path.name}.py")
+    return file.read_text()
+
+
+def _model(entry: catalog.ModelEntry) -> dict[str, Any]:
+    try:
+        architecture(entry.config)
+        reason = None
+    except UnsupportedArchitecture as error:
+        reason = str(error)
+    return {"slug": entry.name, "name": entry.hf_id or entry.name, "num_params": entry.n_params, "config": entry.config,
+            "not_counted_because": reason}  # fmt: skip
+
+
+def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
+    cheapest = min(catalog.list_prices(gpu.short_name), key=lambda price: price.usd_per_gpu_hour, default=None)
+    price = cheapest and {
+        "usd_per_hour": cheapest.usd_per_gpu_hour, "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}"
+    }  # fmt: skip
+    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "price": price}
+
+
+def _fit(model: memory_model.MemoryModel) -> dict[str, Any]:
+    try:
+        gpu = catalog.find_gpu(model.device_name).short_name
+    except UnknownName:
+        gpu = None
+    return {"gpu": gpu, "model": model.model_dump(mode="json")}

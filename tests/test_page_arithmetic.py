@@ -13,7 +13,9 @@ import pytest
 from vramprobe import api, catalog, spec
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import LeaveOneModelOut, MemoryModel, Spread, shipped_fits
-from vramprobe.report.page import engine, translate
+from vramprobe.report.page import engine
+from vramprobe.report.page.translation import Module, TranslationError, translate
+from vramprobe.report.page.translation.expressions import BUILTIN_METHODS, BUILTINS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -185,13 +187,13 @@ def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
 
 def test_python_that_has_no_rule_is_an_error_and_not_another_number():
     for source in ("def f(x):\n  yield from x", "def f(x):\n  return x @ x", "def f():\n  return unknown"):
-        with pytest.raises(translate.TranslationError):
-            translate.translate([translate.Module("vramprobe.some", source)], {})
+        with pytest.raises(TranslationError):
+            translate([Module("vramprobe.some", source)], {})
 
 
 def test_every_method_and_function_that_may_be_translated_is_in_the_runtime():
     script = engine.javascript()
-    for name in translate._BUILTIN_METHODS:
+    for name in BUILTIN_METHODS:
         assert f'$define("{name}"' in script
-    for name in translate._BUILTINS - {"isinstance"}:
+    for name in BUILTINS - {"isinstance"}:
         assert re.search(rf"^  {name}[:,]", script, re.MULTILINE), name

@@ -2,7 +2,7 @@
 
 In: the installed package: its own source, catalog and shipped fits. Out: the text of the script that makes the global
 ``vramprobe``, and its data as plain JSON. Never imports torch. What the page counts is the source of terms/, predict.py
-and largest.py, translated (translate.py): only the defaults of a cell are written a second time, in calculator.js.
+and largest.py, translated (translation/): only the defaults of a cell are written a second time, in calculator.js.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, get_args
 from vramprobe import catalog, memory_model, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import UnknownName
-from vramprobe.report.page.translate import Module, translate
+from vramprobe.report.page.translation import Module, translate
 
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {

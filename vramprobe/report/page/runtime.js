@@ -1,4 +1,4 @@
-// Runtime: what the translated arithmetic (translate.py) needs of Python: reference counts, and a few of its built-ins.
+// Runtime: what the translated arithmetic (translation/) needs of Python: reference counts, and a few of its built-ins.
 //
 // A tracked object (list, dict, closure, instance) carries `rc`. A new one has 0 and belongs to nobody; keep() takes it,
 // release() lets go, and at 0 it ends: what it held is released, and a Value's __del__ gives its bytes back to the tape.

@@ -1,0 +1,137 @@
+"""What is known of Python's names before a line is translated: parameters, locals, records, JavaScript's own words.
+
+In: syntax trees. Out: names and answers about them. Never writes JavaScript but for a name.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+_RESERVED = frozenset({
+    "await", "case", "catch", "const", "debugger", "default", "delete", "do", "enum", "export", "extends",
+    "function", "instanceof", "let", "new", "null", "package", "static", "super", "switch", "this", "throw", "typeof",
+    "var", "void",
+})  # fmt: skip
+_RECORD_BASES = ("NamedTuple", "BaseModel", "_Frozen")
+
+
+class TranslationError(Exception):
+    """A piece of Python that has no rule here: give it one, or write the arithmetic without it."""
+
+
+@dataclass
+class Scope:
+    """A function while it is being translated."""
+
+    names: frozenset[str]  # parameters and locals
+    kept: list[str] = field(default_factory=list)  # those that may hold a reference
+
+
+class Signatures:
+    """Parameter names of every function, method and class, so that keywords can be put in their places."""
+
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self.functions: dict[tuple[str, str], list[str]] = {}
+        self.methods: dict[str, list[list[str]]] = {}
+        for module, tree in trees.items():
+            for node in tree.body:
+                if isinstance(node, ast.FunctionDef):
+                    self.functions[module, node.name] = parameters_of(node)
+                elif isinstance(node, ast.ClassDef):
+                    self._add_class(module, node)
+
+    def _add_class(self, module: str, node: ast.ClassDef) -> None:
+        self.functions[module, node.name] = _fields(node)
+        for member in node.body:
+            if isinstance(member, ast.FunctionDef):
+                names = parameters_of(member)[1:]
+                if member.name == "__init__":
+                    self.functions[module, node.name] = names
+                else:
+                    self.methods.setdefault(member.name, []).append(names)
+
+    def of_method(self, name: str, keywords: set[str]) -> list[str]:
+        """The parameters of the one kind of method that has this name and takes these keywords."""
+        found = [names for names in self.methods.get(name, []) if keywords <= set(names)]
+        if not found or any(other != found[0] for other in found):
+            raise TranslationError(f"cannot tell which method .{name}({', '.join(sorted(keywords))}=…) is")
+        return found[0]
+
+
+def parameters_of(node: ast.FunctionDef | ast.Lambda) -> list[str]:
+    return [one.arg for one in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    return [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    """Whether a class is a frozen record: a dataclass, a NamedTuple, one of pydantic's."""
+    return any("dataclass" in ast.unparse(one) for one in node.decorator_list) or any(
+        ast.unparse(base) in _RECORD_BASES for base in node.bases
+    )
+
+
+def defaults_of(node: ast.FunctionDef | ast.Lambda) -> dict[str, ast.expr]:
+    positional, given = [*node.args.posonlyargs, *node.args.args], node.args.defaults
+    found = dict(zip([one.arg for one in positional[len(positional) - len(given) :]], given, strict=True))
+    keyword_only = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    return found | {one.arg: default for one, default in keyword_only if default is not None}
+
+
+def bound_by(node: ast.stmt) -> Iterator[str]:
+    """Names that a top-level statement of a module binds, imports apart."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+            yield name
+
+
+def locals_of(body: Iterable[ast.stmt]) -> set[str]:
+    """Names that a function's statements bind, apart from those of functions and comprehensions within it."""
+    found: set[str] = set()
+    queue: list[ast.AST] = list(body)
+    while queue:
+        node = queue.pop()
+        match node:
+            case ast.FunctionDef(name=name):
+                found.add(name)
+                continue
+            case ast.Lambda():
+                continue
+            case ast.ListComp() | ast.GeneratorExp() | ast.DictComp() | ast.SetComp():
+                found |= {one.target.id for one in ast.walk(node) if isinstance(one, ast.NamedExpr)}
+                continue
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.MatchAs(name=str() as name):
+                found.add(name)
+        queue.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def target_names(target: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+
+
+def is_made(node: ast.expr) -> bool:
+    """Whether an expression may be a new object that nobody holds."""
+    return not isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Constant)
+
+
+def is_class_name(called: str) -> bool:
+    last = called.rpartition(".")[2].lstrip("_$")
+    return last[:1].isupper() and not last.isupper()
+
+
+def js_name(name: str) -> str:
+    return f"{name}$" if name in _RESERVED else name
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text)

@@ -1,0 +1,314 @@
+"""Statements, functions, classes and modules of Python → JavaScript's.
+
+In: the syntax tree of a module. Out: an object of its top-level names. A function's locals hold what is assigned to
+them until they are assigned anew, deleted, or it returns; its arguments are its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vramprobe.report.page.translation.expressions import Expressions, js_module
+from vramprobe.report.page.translation.names import (
+    Scope,
+    Signatures,
+    bound_by,
+    defaults_of,
+    is_class_name,
+    is_record,
+    js_name,
+    locals_of,
+    parameters_of,
+)
+
+#: What a local annotated so never holds a reference to.
+_PLAIN_TYPES = frozenset({"int", "str", "bool", "float", "int | None", "str | None", "float | None"})
+#: Decorators of what pydantic calls and nobody else.
+_VALIDATORS = ("field_validator", "model_validator", "classmethod")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module to translate: its dotted name, its source, and the top-level names wanted of it (null: all)."""
+
+    name: str
+    source: str
+    wanted: frozenset[str] | None = None
+    unwanted: frozenset[str] = frozenset()  # members of its classes that are left out
+
+
+class ModuleTranslation(Expressions):
+    """The translation of one module; statements write lines."""
+
+    def __init__(self, module: Module, tree: ast.Module, signatures: Signatures, given: Mapping[str, str]) -> None:
+        super().__init__(module.name, signatures, given)
+        self.module, self.tree = module, tree
+        self.top = {name for node in tree.body for name in bound_by(node) if self._is_wanted(name)}
+
+    def text(self) -> str:
+        """``const $module = (() => {…})();``"""
+        for node in self.tree.body:
+            match node:
+                case ast.Import() | ast.ImportFrom():
+                    self._import(node)
+                case ast.FunctionDef(name=name) if self._is_wanted(name):
+                    self._function(node)
+                case ast.ClassDef(name=name) if self._is_wanted(name):
+                    self._class(node)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if self._is_wanted(name):
+                    self._constant(name, value)
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if self._is_wanted(name):
+                    self._constant(name, value)
+        passed_on = sorted((self.module.wanted or set()) & self.imports.keys())
+        exported = [*(js_name(one) for one in sorted(self.top)),
+                    *(f"{js_name(one)}: {self._imported(self.imports[one])}" for one in passed_on)]  # fmt: skip
+        body = "\n".join(f"  {line}" for line in self.lines)
+        return f"const {js_module(self.module.name)} = (() => {{\n{body}\n  return {{{', '.join(exported)}}};\n}})();"
+
+    def _is_wanted(self, name: str) -> bool:
+        return self.module.wanted is None or name in self.module.wanted
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        prefix = "" if isinstance(node, ast.Import) else f"{node.module}."
+        for alias in node.names:
+            self.imports[alias.asname or alias.name] = prefix + alias.name
+
+    def _constant(self, name: str, value: ast.expr) -> None:
+        if isinstance(value, ast.Subscript) or (isinstance(value, ast.Name) and value.id in ("Callable", "Literal")):
+            self.top.discard(name)  # a type alias
+            return
+        self.lines.append(f"const {js_name(name)} = $const({self._expression(value)});")
+
+    # -- functions and classes --------------------------------------------------------------------------------------
+
+    def _function(self, node: ast.FunctionDef, *, method_of: str | None = None) -> None:
+        """A top-level function or a method."""
+        is_generator = any(isinstance(one, ast.Yield) for one in ast.walk(node))
+        names = parameters_of(node)[1 if method_of else 0 :]
+        head = node.name if method_of else f"function{'*' if is_generator else ''} {js_name(node.name)}"
+        match [ast.unparse(one) for one in node.decorator_list]:
+            case ["property"]:
+                head = f"get {node.name}"
+            case ["cached_property"]:
+                made, kept = f"this.$make_{node.name}()", f"this.${node.name}"
+                self.lines.append(f"get {node.name}() {{ return {kept} ??= $const({made}); }}")
+                head = f"$make_{node.name}"
+            case _ if method_of:
+                head = "constructor" if node.name == "__init__" else f"{'*' if is_generator else ''}{node.name}"
+        self.lines.append(f"{head}({self._parameter_list(node, names)}) {{")
+        self.lines += (["super();"] if node.name == "__init__" else []) + (["const self = this;"] if method_of else [])
+        self._body(node, names)
+        self.lines.append("}")
+
+    def _parameter_list(self, node: ast.FunctionDef | ast.Lambda, names: list[str]) -> str:
+        defaults = defaults_of(node)
+        return ", ".join(
+            f"{js_name(name)} = {self._expression(defaults[name])}" if name in defaults else js_name(name)
+            for name in names
+        )
+
+    def _body(self, node: ast.FunctionDef, names: Sequence[str]) -> None:
+        """Statements with what the function's names hold: taken at the start and on assignment, let go at the end."""
+        plain = {one.arg for one in [*node.args.args, *node.args.kwonlyargs]
+                 if one.annotation is not None and ast.unparse(one.annotation) in _PLAIN_TYPES}  # fmt: skip
+        own = sorted(locals_of(node.body) - set(names))
+        scope = Scope(frozenset([*names, *own]), [name for name in [*names, *own] if name not in plain])
+        self.scopes.append(scope)
+        if own:
+            self.lines.append(f"let {', '.join(map(js_name, own))};")
+        taken = [name for name in names if name in scope.kept]
+        self.lines += [f"$keep({js_name(name)});" for name in taken]
+        if scope.kept:
+            self.lines.append("let $result; try {")
+        for statement in node.body:
+            self._statement(statement)
+        if scope.kept:
+            released = " ".join(f"$release({js_name(name)});" for name in scope.kept)
+            self.lines.append(f"}} finally {{ {released} $float($result); }}")
+        self.scopes.pop()
+
+    def _class(self, node: ast.ClassDef) -> None:
+        bases = [ast.unparse(base) for base in node.bases]
+        record = is_record(node)
+        if bases and not record and bases[0] != "Protocol":
+            self.lines.append(f"class {node.name} extends $Error {{}}")
+            return
+        self.lines.append(f"class {node.name} extends {'$Frozen' if record else '$Object'} {{")
+        if record:
+            self._record_constructor(node)
+        for member in node.body:
+            match member:
+                case ast.FunctionDef(name=name, decorator_list=decorators):
+                    for_pydantic = any(ast.unparse(one).startswith(_VALIDATORS) for one in decorators)
+                    if not for_pydantic and name not in self.module.unwanted:
+                        self._function(member, method_of=node.name)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in ("__slots__", "model_config"):
+                    self.lines.append(f"get {js_name(name)}() {{ return {self._expression(value)}; }}")
+        self.lines.append("}")
+
+    def _record_constructor(self, node: ast.ClassDef) -> None:
+        fields = {one.target.id: one.value for one in node.body if isinstance(one, ast.AnnAssign)}
+        given = ", ".join(
+            js_name(name) if value is None else f"{js_name(name)} = {self._expression(value)}"
+            for name, value in fields.items()
+        )
+        kept = " ".join(f"this.{name} = $keep({js_name(name)});" for name in fields)
+        self.lines.append(f"constructor({given}) {{ super(); {kept} }}")
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def _block(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self._statement(statement)
+
+    def _statement(self, node: ast.stmt) -> None:
+        write = self.lines.append
+        match node:
+            case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Assert() | ast.Import() | ast.ImportFrom():
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    self._import(node)
+            case ast.Expr(value=ast.Yield(value=value)):
+                write(f"yield {'null' if value is None else self._expression(value)};")
+            case ast.Expr(value=value):
+                write(f"$drop({self._expression(value)});")
+            case ast.Return(value=value):
+                result = "null" if value is None else self._expression(value)
+                write(f"return $result = $keep({result});" if self.scopes[-1].kept else f"return {result};")
+            case ast.Assign(targets=targets, value=value):
+                self._assign(targets, value)
+            case ast.AnnAssign(value=None):
+                pass
+            case ast.AnnAssign(target=target, value=value):
+                self._assign([target], value)
+            case ast.AugAssign(target=target, op=op, value=value):
+                operator = "$extend" if isinstance(op, ast.Add) else self._operator(op)
+                self._store(target, f"{operator}({self._expression(target)}, {self._expression(value)})")
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self._delete(target)
+            case ast.If(test=test, body=body, orelse=orelse):
+                write(f"if ({self._test(test)}) {{")
+                self._block(body)
+                if orelse:
+                    write("} else {")
+                    self._block(orelse)
+                write("}")
+            case ast.For(target=target, iter=iterable, body=body, orelse=[]):
+                item = self._temporary()
+                write(f"for (const {item} of $items({self._expression(iterable)})) {{")
+                self._unpack(target, item)
+                self._block(body)
+                write("}")
+            case ast.While(test=test, body=body, orelse=[]):
+                write(f"while ({self._test(test)}) {{")
+                self._block(body)
+                write("}")
+            case ast.Continue() | ast.Break():
+                write(f"{ast.unparse(node)};")
+            case ast.Raise(exc=ast.expr() as raised):
+                error = self._expression(raised)
+                write(f"throw new {error}();" if not isinstance(raised, ast.Call) and is_class_name(error)
+                      else f"throw {error};")  # fmt: skip
+            case ast.With(items=items, body=body):
+                self._with(items, body)
+            case ast.Try(body=body, handlers=[], orelse=[], finalbody=final):
+                write("try {")
+                self._block(body)
+                write("} finally {")
+                self._block(final)
+                write("}")
+            case ast.Match(subject=subject, cases=cases):
+                self._match(subject, cases)
+            case ast.FunctionDef():
+                self._store(ast.Name(id=node.name), self._closure(node))
+            case _:
+                raise self._unknown(node)
+
+    def _delete(self, target: ast.expr) -> None:
+        match target:
+            case ast.Name(id=name):
+                self.lines.append(f"$release({js_name(name)}); {js_name(name)} = undefined;")
+            case ast.Subscript(value=value, slice=index):
+                self.lines.append(f"$delitem({self._expression(value)}, {self._key(index)});")
+            case _:
+                raise self._unknown(target)
+
+    def _assign(self, targets: Sequence[ast.expr], value: ast.expr) -> None:
+        if len(targets) == 1 and not isinstance(targets[0], ast.Tuple | ast.List):
+            self._store(targets[0], self._expression(value))
+            return
+        held = self._temporary()
+        self.lines.append(f"const {held} = $keep({self._expression(value)});")
+        for target in targets:
+            self._unpack(target, held)
+        self.lines.append(f"$release({held});")
+
+    def _unpack(self, target: ast.expr, value: str) -> None:
+        """Store a JavaScript expression, or its parts, in a target."""
+        if not isinstance(target, ast.Tuple | ast.List):
+            self._store(target, value)
+            return
+        parts = self._temporary()
+        self.lines.append(f"const {parts} = $parts({value}, {len(target.elts)});")
+        for index, part in enumerate(target.elts):
+            self._unpack(part, f"{parts}[{index}]")
+
+    def _store(self, target: ast.expr, value: str) -> None:
+        match target:
+            case ast.Name(id=name):
+                is_kept = bool(self.scopes) and name in self.scopes[-1].kept
+                self.lines.append(f"{js_name(name)} = {f'$set({js_name(name)}, {value})' if is_kept else value};")
+            case ast.Attribute(value=owner, attr=attribute):
+                place = f"{self._expression(owner)}.{attribute}"
+                self.lines.append(f"{place} = $set({place}, {value});")
+            case ast.Subscript(value=owner, slice=index):
+                self.lines.append(f"$setitem({self._expression(owner)}, {self._key(index)}, {value});")
+            case _:
+                raise self._unknown(target)
+
+    def _with(self, items: Sequence[ast.withitem], body: Sequence[ast.stmt]) -> None:
+        if not items:
+            self._block(body)
+            return
+        first, manager = items[0], self._temporary()
+        match first.context_expr:
+            case ast.Call(func=ast.Name(id="suppress"), args=[error]):
+                self.lines.append(f"const {manager} = $watch(); try {{")
+                self._with(items[1:], body)
+                self.lines.append(f"}} catch (error) {{ $sweep({manager}, error, {self._expression(error)}); }} "
+                                  f"finally {{ $unwatch({manager}); }}")  # fmt: skip
+            case expression:
+                self.lines.append(f"const {manager} = $enter({self._expression(expression)}); try {{")
+                if first.optional_vars is not None:
+                    self._store(first.optional_vars, f"{manager}.value")
+                self._with(items[1:], body)
+                self.lines.append(f"}} finally {{ {manager}.exit(); }}")
+
+    def _match(self, subject: ast.expr, cases: Sequence[ast.match_case]) -> None:
+        value, label = self._temporary(), self._temporary()
+        self.lines.append(f"const {value} = {self._expression(subject)}; {label}: {{")
+        for case in cases:
+            test, capture = self._pattern(case.pattern, value)
+            self.lines.append(f"if ({test}) {{")
+            if capture:
+                self._store(ast.Name(id=capture), value)
+            if case.guard is not None:
+                self.lines.append(f"if ({self._test(case.guard)}) {{")
+            self._block(case.body)
+            self.lines.append(f"break {label};")
+            self.lines.append("}" if case.guard is None else "} }")
+        self.lines.append("}")
+
+    def _pattern(self, pattern: ast.pattern, value: str) -> tuple[str, str | None]:
+        match pattern:
+            case ast.MatchValue(value=expected):
+                return f"$equal({value}, {self._expression(expected)})", None
+            case ast.MatchSingleton(value=None):
+                return f"{value} == null", None
+            case ast.MatchOr(patterns=patterns):
+                return " || ".join(self._pattern(one, value)[0] for one in patterns), None
+            case ast.MatchAs(pattern=None, name=name):
+                return "true", name
+        raise self._unknown(pattern)

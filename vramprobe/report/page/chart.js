@@ -103,18 +103,19 @@ const chart = (() => {
     return `Stacked bar: ${terms}; from ${words.bytes(need.low)} to ${words.bytes(need.high)}`;
   }
 
+  /** Lines at round amounts, and the amounts where they do not touch, the last one with the unit. */
   function axis(width, scale, x) {
     const { unit, steps } = ticks(scale), y = BAR_TOP + BAR;
     const name = unit === words.GIB ? "GiB" : "MiB";
-    const every = width / steps.length < 34 ? 2 : 1;
-    return steps.flatMap((step, index) => {
-      const line = node("path", { class: "grid", d: `M${x(step)} ${BAR_TOP - 6}V${y + 5}` });
-      if (index % every) return [line];
-      const last = index + every >= steps.length;
-      const text = `${Number((step / unit).toPrecision(6))}${last ? ` ${name}` : ""}`;
-      const anchor = index === 0 ? "start" : x(step) + 24 > width ? "end" : "middle";
-      return [line, node("text", { x: anchor === "end" ? Math.min(x(step), width) : x(step), y: y + 18, class: "tick", "text-anchor": anchor }, text)];
+    let free = width;
+    const texts = steps.toReversed().flatMap((step, index) => {
+      const text = `${Number((step / unit).toPrecision(6))}${index ? "" : ` ${name}`}`;
+      const half = 3.6 * text.length, middle = Math.max(Math.min(x(step), width - half), half);
+      if (middle + half > free) return [];
+      free = middle - half - 8;
+      return [node("text", { x: middle, y: y + 18, class: "tick", "text-anchor": "middle" }, text)];
     });
+    return [...steps.map((step) => node("path", { class: "grid", d: `M${x(step)} ${BAR_TOP - 6}V${y + 5}` })), ...texts];
   }
 
   /** Where the chosen cards end, as far as the scale goes. */

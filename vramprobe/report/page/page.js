@@ -20,8 +20,6 @@
     byId("copy-link").addEventListener("click", copyLink);
     byId("copy-command").addEventListener("click", (event) => copy(byId("command").textContent, event.target));
     new ResizeObserver(() => requestAnimationFrame(redraw)).observe(byId("chart"));
-    new ResizeObserver(keepInSight).observe(form.root);
-    window.addEventListener("resize", keepInSight);
     document.documentElement.dataset.ready = "true";
   }
 
@@ -76,11 +74,6 @@
   function redraw() {
     result.draw();
     for (const [slug, largest] of found) result.showLargest(slug, largest, take);
-  }
-
-  /** The form stays while the result is read; one that is taller than the window stays by its lower end. */
-  function keepInSight() {
-    form.root.style.top = `${Math.min(16, window.innerHeight - form.root.offsetHeight - 16)}px`;
   }
 
   function take(option, value) {

@@ -16,6 +16,8 @@ from vramprobe.report.render import Column
 _MIN_FILTERED_ROWS = 9
 #: A column with a longer text wraps; the others stay on one line, so that rows compare.
 _LONGEST_LINE = 44
+#: One with a longer text than this gets a wide column, or its rows would be too tall to compare.
+_LONGEST_NOTE = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,8 @@ def _kind(table: Table, column: int) -> str:
     """The class attribute of a column's cells: numbers stand right, long texts wrap."""
     if table.headings[column].is_number:
         return ' class="number"'
-    return ' class="long"' if any(len(row[column].text) > _LONGEST_LINE for row in table.rows) else ""
+    longest = max((len(row[column].text) for row in table.rows), default=0)
+    return ' class="prose"' if longest > _LONGEST_NOTE else ' class="long"' if longest > _LONGEST_LINE else ""
 
 
 def _head(heading: Heading, kind: str) -> str:

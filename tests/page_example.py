@@ -15,7 +15,6 @@ from typing import Any, get_args
 
 from vramprobe import catalog, spec, store
 from vramprobe.report import page as page_builder
-from vramprobe.report.page.tables import Table
 
 ROOT = Path(__file__).parent.parent
 ENGINE_SCRIPT = (Path(__file__).parent / "data" / "page" / "calculator_stub.js").read_text(encoding="utf-8")
@@ -55,9 +54,8 @@ def content(**overrides: Any) -> page_builder.Content:
 
 
 @cache
-def published_tables() -> tuple[list[Table], list[page_builder.Plot], list[str]]:
-    """The tables, the plot and the provenance of the quickstart that is published, with some claims."""
-    from vramprobe.claims import judge_claims
+def published() -> page_builder.Content:
+    """The page of the quickstart and the claims as they are published."""
     from vramprobe.memory_model import load_fit
     from vramprobe.report import plot, rows
     from vramprobe.report.page import gather
@@ -65,8 +63,11 @@ def published_tables() -> tuple[list[Table], list[page_builder.Plot], list[str]]
     folder = ROOT / "results" / "cpu" / "quickstart"
     records = store.read(folder).records
     cells = rows.cells_of(records, load_fit(folder / "fit.json"))
-    plots = gather.plots_of(plot.predicted_against_measured(cells))
-    return gather.tables_of(cells, judge_claims(topics=["memory"])), plots, gather.provenance_of(records)
+    plain = content()
+    return gather.content_of(
+        records, cells, gather.read_claims(ROOT / "results" / "claims" / "claims.csv"),
+        plot.predicted_against_measured(cells), engine=plain.engine, predictor=plain.predictor, command=plain.command,
+    )  # fmt: skip
 
 
 @contextmanager

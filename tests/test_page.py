@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
-from page_example import ENGINE_SCRIPT, content, engine_data, published_tables
+from page_example import ENGINE_SCRIPT, content, engine_data, published
 
-from vramprobe.errors import VramprobeError
+from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.report import page as page_builder
-from vramprobe.report.page import json_for_html, page
+from vramprobe.report.page import gather, json_for_html, page
 from vramprobe.report.page.tables import Cell, Heading, Table, table_html, to_table
 from vramprobe.report.render import Column
 
@@ -35,7 +36,7 @@ def data_of(text: str) -> object:
 
 
 def test_what_others_wrote_is_text_everywhere() -> None:
-    table = Table(title=EVIL, caption=EVIL, headings=[Heading(text=EVIL)], rows=[[Cell(text=EVIL, sort=EVIL)]])
+    table = Table(title=EVIL, caption=EVIL, headings=[Heading(text=EVIL)] * 2, rows=[[Cell(text=EVIL, sort=EVIL)] * 2])
     plot = page_builder.Plot(title=EVIL, svg="<svg/>", caption=EVIL, alt=EVIL)
     engine = engine_data(catalog=[{"slug": EVIL, "name": EVIL, "num_params": 1, "config": {"model_type": EVIL}}])
     text = page(
@@ -50,19 +51,18 @@ def test_what_others_wrote_is_text_everywhere() -> None:
 
 
 def test_nothing_is_fetched_and_only_the_pages_own_script_may_run() -> None:
-    tables, plots, provenance = published_tables()
-    text = page(content(tables=tables, plots=plots, provenance=provenance), ENGINE_SCRIPT)
+    text = page(published(), ENGINE_SCRIPT)
     for tag, attrs in Seen(text).tags:
         for name in ("src", "href", "action", "srcset"):
             assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
     assert "default-src 'none'; script-src 'sha256-" in text
     assert "unsafe" not in text.split("</head>")[0].split("<style>")[0]
     assert len(text.encode()) < 1_000_000  # the issue's limit is three times that
-    assert text == page(content(tables=tables, plots=plots, provenance=provenance), ENGINE_SCRIPT)
+    assert text == page(published(), ENGINE_SCRIPT)
 
 
 def test_published_results_are_tables_with_exact_values_behind_rounded_ones() -> None:
-    tables, plots, provenance = published_tables()
+    tables = published().tables
     assert [table.title for table in tables] == [
         "How far predictions are off", "Measured peak memory", "The measured peak by term", "Published claims, checked",
     ]  # fmt: skip
@@ -73,8 +73,10 @@ def test_published_results_are_tables_with_exact_values_behind_rounded_ones() ->
     assert first.text == f"{first.sort / 1024**2:.1f}"
     assert "cpu instrument" in measured.caption
     assert len(measured.rows) == 33
-    assert plots[0].svg.lstrip().startswith("<?xml")
-    assert any("torch" in line for line in provenance)
+    assert len(tables[3].rows) == 135
+    assert "135 claims: " in tables[3].caption
+    assert published().plots[0].svg.lstrip().startswith("<?xml")
+    assert any("torch" in line for line in published().provenance)
 
 
 def test_a_table_sorts_by_value_marks_the_unknown_and_wraps_only_long_texts() -> None:
@@ -93,6 +95,14 @@ def test_a_table_sorts_by_value_marks_the_unknown_and_wraps_only_long_texts() ->
     assert '<td class="number">–</td>' in text
     assert "<input" not in text
     assert "<input" in table_html(to_table("Many", "", columns, [("a", 1)] * 9), 1)
+
+
+def test_claims_that_are_missing_or_no_claims_say_how_to_make_them(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot read the claims .*vramprobe claims -o .* writes it"):
+        gather.read_claims(tmp_path / "claims.csv")
+    (tmp_path / "claims.csv").write_text("id,topic\nL1-01,formula\n")
+    with pytest.raises(StoreError, match=r"has no column source, statement.*vramprobe claims -o"):
+        gather.read_claims(tmp_path / "claims.csv")
 
 
 def test_a_missing_engine_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_example import CHROMIUM, ENGINE_SCRIPT, chromium, content, engine_data, published_tables
+from page_example import CHROMIUM, ENGINE_SCRIPT, chromium, content, engine_data, published
 
 from vramprobe.report.page import page
 from vramprobe.units import format_bytes
@@ -30,9 +30,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tables, plots, provenance = published_tables()
     path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(page(content(tables=tables, plots=plots, provenance=provenance), ENGINE_SCRIPT), encoding="utf-8")
+    path.write_text(page(published(), ENGINE_SCRIPT), encoding="utf-8")
     return path
 
 
@@ -219,6 +218,17 @@ def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
     assert "fits" in one.text("#verdicts [data-gpu=RTX-4090] .verdict")
 
 
+def test_the_command_and_the_link_are_copied(opened: Any) -> None:
+    one = opened("#m=gpt2&b=3")
+    for button, expected_text in (("#copy-command", one.text("#command")), ("#copy-link", one.url + "#m=gpt2&b=3")):
+        one.tab.click(button)
+        waiting(one.tab.locator(button)).to_have_text("Copied")
+        one.tab.fill("input[data-filters=gpus-rows]", "")
+        one.tab.focus("input[data-filters=gpus-rows]")
+        one.tab.keyboard.press("Control+V")
+        assert one.tab.input_value("input[data-filters=gpus-rows]") == expected_text
+
+
 def test_tables_sort_by_value_and_filter_by_words(opened: Any) -> None:
     one = opened()
     one.tab.wait_for_selector("#gpus-rows[data-done]")
@@ -246,6 +256,12 @@ def test_tables_sort_by_value_and_filter_by_words(opened: Any) -> None:
     one.tab.fill("input[data-filters=table-2-rows]", "")
     one.tab.click(lengths)
     sizes = one.cells("table-2-rows", 5)
+    one.tab.click("#table-2-rows thead th:nth-child(12) button")
+    assert one.text("#table-2-rows thead th:nth-child(12)").startswith("error, %")
+    errors = one.tab.locator("#table-2-rows tbody tr > :nth-child(12)")
+    exact = [float(errors.nth(row).get_attribute("data-sort")) for row in range(errors.count())]
+    assert exact == sorted(exact)
+    assert min(exact) < 0 < max(exact)
     assert sizes.index("1 × 64") < sizes.index("1 × 128") < sizes.index("2 × 64")
 
 
@@ -278,7 +294,8 @@ def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened:
     assert one.tab.get_attribute("#chart svg", "aria-label").startswith("Stacked bar: weights")
     nameless = one.tab.eval_on_selector_all(
         "input, select, textarea, button",
-        "all => all.filter(one => !(one.labels?.length || one.textContent.trim())).map(one => one.id)",
+        "all => all.filter(one => one.tagName === 'BUTTON' ? !one.textContent.trim() : !one.labels.length)"
+        ".map(one => one.id)",
     )
     assert nameless == []
 

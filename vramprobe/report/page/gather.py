@@ -1,32 +1,78 @@
-"""Cells and judged claims → the page's tables and plots.
+"""Cells and the published verdicts on claims → the page's content.
 
-In: what the report's other pages show. Out: Tables and Plots, with captions that say what was measured and what was
-predicted. Never measures, fits or judges.
+In: what the report's other pages show, and claims.csv. Out: a Content, with captions that say what was measured and
+what was predicted. Never measures, fits or judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
 
-from vramprobe.claims import Judgement
+from vramprobe.claims import VERDICTS
+from vramprobe.errors import StoreError
 from vramprobe.record import Composition, RunRecord
 from vramprobe.report import claims, pages
-from vramprobe.report.page import Plot
+from vramprobe.report.page import Content, Plot
 from vramprobe.report.page.tables import Table, to_table
 from vramprobe.report.render import Column
 from vramprobe.report.rows import Cell, summaries
 
 _SEEN = {True: "held out", False: "in the fit", None: None}
-_SOURCE = Column("source", "source", lambda one: one.claim.source)
+#: A verdict and its figure, as one row of claims.csv.
+ClaimRow = Mapping[str, str]
 
 
-def tables_of(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> list[Table]:
+def content_of(
+    records: Sequence[RunRecord],
+    cells: Sequence[Cell],
+    claim_rows: Sequence[ClaimRow],
+    files: Mapping[str, bytes],
+    *,
+    engine: Mapping[str, Any],
+    predictor: str,
+    command: str,
+) -> Content:
+    """Everything on the page; ``files`` are the report's others, whose plots it shows too."""
+    return Content(
+        engine=engine,
+        predictor=predictor,
+        tables=tables_of(cells, claim_rows),
+        plots=plots_of(files),
+        provenance=provenance_of(records),
+        command=command,
+    )
+
+
+def tables_of(cells: Sequence[Cell], claim_rows: Sequence[ClaimRow]) -> list[Table]:
     """Errors, peaks, their terms, failures and claims; none that would be empty."""
-    found = [_summary(cells), _measured(cells), _by_term(cells), _failures(cells), _claims(judgements)]
+    found = [_summary(cells), _measured(cells), _by_term(cells), _failures(cells), _claims(claim_rows)]
     return [table for table in found if table.rows]
 
 
-def plots_of(files: dict[str, bytes]) -> list[Plot]:
+def read_claims(path: Path) -> list[ClaimRow]:
+    """The verdicts that ``vramprobe claims -o`` wrote, as claims.csv: to judge anew takes longer than the page.
+
+    Raises StoreError where the file is missing, or is no claims.csv.
+    """
+    remedy = f"vramprobe claims -o {path.parent} writes it"
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise StoreError(f"cannot read the claims {path}: {error.strerror}; {remedy}") from error
+    missing = [column.name for column in claims._COLUMNS if not rows or column.name not in rows[0]]
+    if missing:
+        raise StoreError(f"{path} has no column {', '.join(missing)}; {remedy}")
+    return rows
+
+
+def plots_of(files: Mapping[str, bytes]) -> list[Plot]:
     """Those of the report's files that the page shows."""
     name = "predicted_vs_measured.svg"
     if name not in files:
@@ -88,9 +134,21 @@ def _failures(cells: Sequence[Cell]) -> Table:
     return to_table("Cells without a result", _where(cells), pages._failure_columns(), failed)
 
 
-def _claims(judgements: Sequence[Judgement]) -> Table:
+def _claims(rows: Sequence[ClaimRow]) -> Table:
+    counts = Counter(row["verdict"] for row in rows)
+    kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     caption = (
-        "What guides print, each with a verdict worked out anew. Nothing here was measured unless the column from says "
-        f"cuda. {claims.in_words(judgements)}."
+        "What guides print, each with a verdict worked out from this project's own figures. Nothing here was measured "
+        f"unless the column from says cuda. {len(rows)} claims: {kinds}."
     )
-    return to_table("Published claims, checked", caption, [*claims._COLUMNS, _SOURCE], judgements)
+    columns = [
+        replace(_read(column), heading="source" if column.name == "source" else column.heading)
+        for column in claims._COLUMNS
+    ]
+    return to_table("Published claims, checked", caption, columns, rows)
+
+
+def _read(column: Column) -> Column:
+    """The same column of a row that was read from the CSV, where all values are texts."""
+    value: Any = itemgetter(column.name)
+    return replace(column, value=value, text=str)

@@ -1,0 +1,130 @@
+"""Tables, plots and the calculator's data → one HTML page that needs no server, no network and nothing beside it.
+
+In: a Content. Out: the page as text, the same bytes each time. Everything that came from a record, a config or a claim
+is escaped; a content security policy lets the page run its own scripts and reach nothing. Never computes a number.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any
+
+from vramprobe.errors import VramprobeError
+from vramprobe.report.page.tables import Table, table_html
+
+#: The largest page that opens at once on a phone, in bytes.
+MAX_BYTES = 3_000_000
+#: The engine of the calculator: it makes the global ``vramprobe`` that all scripts below ask.
+ENGINE_SCRIPTS = ("calculator.js",)
+#: In the order in which they need each other.
+_SCRIPTS = ("words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js", "page.js")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A picture with what it shows; ``alt`` is for those who cannot see it."""
+
+    title: str
+    svg: str
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What the page shows. ``engine``: what calculator.js reads from the element ``engine-data``, as JSON.
+
+    ``predictor`` says what the calculator's numbers rest on (a fit, or arithmetic alone, and versions); ``provenance``
+    where the measured ones come from, a line each; ``command`` rebuilds the page.
+    """
+
+    engine: Mapping[str, Any]
+    predictor: str
+    tables: Sequence[Table]
+    plots: Sequence[Plot]
+    provenance: Sequence[str]
+    command: str
+
+
+def page(content: Content, engine_script: str | None = None) -> str:
+    """The whole page. ``engine_script`` stands in for ENGINE_SCRIPTS.
+
+    Raises VramprobeError where the calculator's engine is missing, or where the page would be larger than MAX_BYTES.
+    """
+    script = "\n".join([engine_script or _engine_script(), *map(_part, _SCRIPTS)])
+    style = _part("page.css")
+    if "</script" in script.lower() or "</style" in style.lower():
+        raise AssertionError("a part of the page ends its own element")
+    text = Template(_part("page.html")).substitute(
+        style=style,
+        script=script,
+        policy=_policy(script, style),
+        engine_data=json_for_html(content.engine),
+        predictor=escape(content.predictor),
+        tables="\n".join(table_html(table, number) for number, table in enumerate(content.tables, start=1)),
+        contents=_contents(content.tables),
+        plots="\n".join(map(_plot, content.plots)),
+        has_plots="" if content.plots else "hidden",
+        provenance="".join(f"<li>{escape(line)}</li>" for line in content.provenance),
+        command=escape(content.command),
+    )
+    if (size := len(text.encode())) > MAX_BYTES:
+        raise VramprobeError(
+            f"the page would be {size:,} bytes, more than the {MAX_BYTES:,} that open at once on a phone; report fewer "
+            "results, a folder at a time"
+        )
+    return text
+
+
+def json_for_html(value: Any) -> str:
+    """JSON that cannot end or comment out the ``<script>`` around it: no ``<``, ``>`` or ``&`` is left in it."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _engine_script() -> str:
+    try:
+        return "\n".join(map(_part, ENGINE_SCRIPTS))
+    except FileNotFoundError as error:
+        raise VramprobeError(
+            f"the page's calculator is missing: {error.filename}; this installation of vramprobe is not complete, so "
+            "install it again"
+        ) from error
+
+
+def _part(name: str) -> str:
+    return resources.files("vramprobe.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(script: str, style: str) -> str:
+    """Nothing but the page's own script, style and pictures; no connection, no form, no frame."""
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _contents(tables: Sequence[Table]) -> str:
+    return "".join(
+        f'<li><a href="#table-{number}">{escape(table.title)}</a></li>' for number, table in enumerate(tables, start=1)
+    )
+
+
+def _plot(plot: Plot) -> str:
+    """As an image: two plots may use the same ids, and what is in an image runs no script."""
+    data = base64.b64encode(plot.svg.encode()).decode()
+    return (
+        f'<figure><h3>{escape(plot.title)}</h3><img src="data:image/svg+xml;base64,{data}" alt="{escape(plot.alt)}">'
+        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+    )

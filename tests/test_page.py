@@ -1,0 +1,124 @@
+"""The page's HTML: everything escaped, nothing fetched, and a clear error where a part is missing. No browser here."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from page_example import ENGINE_SCRIPT, content, engine_data, published
+
+from vramprobe.errors import StoreError, VramprobeError
+from vramprobe.report import page as page_builder
+from vramprobe.report.page import gather, json_for_html, page
+from vramprobe.report.page.tables import Cell, Heading, Table, table_html, to_table
+from vramprobe.report.render import Column
+
+EVIL = "</script><img src=x onerror=alert(1)><!--"
+
+
+class Seen(HTMLParser):
+    """Every tag with its attributes, and the text inside scripts of data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def data_of(text: str) -> object:
+    return json.loads(re.search(r'id="engine-data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_what_others_wrote_is_text_everywhere() -> None:
+    table = Table(title=EVIL, caption=EVIL, headings=[Heading(text=EVIL)] * 2, rows=[[Cell(text=EVIL, sort=EVIL)] * 2])
+    plot = page_builder.Plot(title=EVIL, svg="<svg/>", caption=EVIL, alt=EVIL)
+    engine = engine_data(catalog=[{"slug": EVIL, "name": EVIL, "num_params": 1, "config": {"model_type": EVIL}}])
+    text = page(
+        content(engine=engine, tables=[table], plots=[plot], provenance=[EVIL], command=EVIL, predictor=EVIL),
+        ENGINE_SCRIPT,
+    )
+    tags = Seen(text).tags
+    assert [attrs for tag, attrs in tags if tag == "img" and not (attrs["src"] or "").startswith("data:image")] == []
+    assert not [name for _, attrs in tags for name in attrs if name.startswith("on")]
+    assert len([tag for tag, _ in tags if tag == "script"]) == 2
+    assert data_of(text) == engine
+
+
+def test_nothing_is_fetched_and_only_the_pages_own_script_may_run() -> None:
+    text = page(published(), ENGINE_SCRIPT)
+    for tag, attrs in Seen(text).tags:
+        for name in ("src", "href", "action", "srcset"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
+    assert "default-src 'none'; script-src 'sha256-" in text
+    assert "unsafe" not in text.split("</head>")[0].split("<style>")[0]
+    assert len(text.encode()) < 1_000_000  # the issue's limit is three times that
+    assert text == page(published(), ENGINE_SCRIPT)
+
+
+def test_published_results_are_tables_with_exact_values_behind_rounded_ones() -> None:
+    tables = published().tables
+    assert [table.title for table in tables] == [
+        "How far predictions are off", "Measured peak memory", "The measured peak by term", "Published claims, checked",
+    ]  # fmt: skip
+    measured = tables[1]
+    column = [heading.text for heading in measured.headings].index("measured, MiB")
+    first = measured.rows[0][column]
+    assert isinstance(first.sort, int)
+    assert first.text == f"{first.sort / 1024**2:.1f}"
+    assert "cpu instrument" in measured.caption
+    assert len(measured.rows) == 33
+    assert len(tables[3].rows) == 135
+    assert "135 claims: " in tables[3].caption
+    assert published().plots[0].svg.lstrip().startswith("<?xml")
+    assert any("torch" in line for line in published().provenance)
+
+
+def test_a_table_sorts_by_value_marks_the_unknown_and_wraps_only_long_texts() -> None:
+    columns = [
+        Column("name", "name", lambda row: row[0]),
+        Column("size_bytes", "size, KiB", lambda row: row[1], lambda value: f"{value / 1024:.0f}", is_number=True),
+        Column("exact", None, lambda row: row[1]),
+    ]
+    table = to_table("Sizes", "Measured.", columns, [("a", 2048), ("b" * 50, None)])
+    assert table.rows == [
+        [Cell(text="a", sort="a"), Cell(text="2", sort=2048)],
+        [Cell(text="b" * 50, sort="b" * 50), Cell(text="–", sort=None)],
+    ]
+    text = table_html(table, 3)
+    assert '<th scope="row" class="long">a</th><td class="number" data-sort="2048">2</td>' in text
+    assert '<td class="number">–</td>' in text
+    assert "<input" not in text
+    assert "<input" in table_html(to_table("Many", "", columns, [("a", 1)] * 9), 1)
+
+
+def test_claims_that_are_missing_or_no_claims_say_how_to_make_them(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot read the claims .*vramprobe claims -o .* writes it"):
+        gather.read_claims(tmp_path / "claims.csv")
+    (tmp_path / "claims.csv").write_text("id,topic\nL1-01,formula\n")
+    with pytest.raises(StoreError, match=r"has no column source, statement.*vramprobe claims -o"):
+        gather.read_claims(tmp_path / "claims.csv")
+
+
+def test_a_missing_engine_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_builder, "ENGINE_SCRIPTS", ("no_such_part.js",))
+    with pytest.raises(VramprobeError, match=r"calculator is missing: .*no_such_part\.js.*install it again"):
+        page(content())
+
+
+def test_a_page_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_builder, "MAX_BYTES", 10_000)
+    with pytest.raises(VramprobeError, match=r"more than the 10,000 .*report fewer results"):
+        page(content(), ENGINE_SCRIPT)
+
+
+def test_json_cannot_end_its_element() -> None:
+    value = {"a": [EVIL, "<!--<script>", "\u2028", "&lt;"]}
+    text = json_for_html(value)
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == value

@@ -1,0 +1,330 @@
+"""The page in headless Chromium: a person's way through the calculator, by mouse, keyboard and link, without errors.
+
+The engine is a stand-in with made-up memory (tests/data/page); that the real one equals predict is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_example import CHROMIUM, ENGINE_SCRIPT, chromium, content, engine_data, published
+
+from vramprobe.report.page import page
+from vramprobe.units import format_bytes
+
+pytest.importorskip("playwright", reason="playwright is not installed: pip install 'vramprobe[test]'")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+
+EVIL = '<img src=x onerror="document.title=1">'
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(page(published(), ENGINE_SCRIPT), encoding="utf-8")
+    return path
+
+
+class Opened:
+    """A tab: what it asks of the network and what goes wrong in it are kept."""
+
+    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
+        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+        self.tab = self.context.new_page()
+        self.problems: list[str] = []
+        self.tab.on("console", lambda message: self.problems.append(message.text))
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("request", lambda request: self._note(request.url))
+        self.url = path.as_uri()
+        self.tab.goto(self.url + fragment)
+        self.tab.wait_for_selector("html[data-ready]")
+
+    def _note(self, url: str) -> None:
+        if not url.startswith(("file:", "data:")):
+            self.problems.append(f"asked for {url}")
+
+    def text(self, selector: str) -> str:
+        return self.tab.inner_text(selector).strip()
+
+    @property
+    def fragment(self) -> str:
+        return self.tab.evaluate("location.hash")
+
+    def cells(self, table: str, column: int) -> list[str]:
+        """The texts of a column's cells, of the rows that are shown."""
+        return [
+            text.strip()
+            for text in self.tab.locator(f"#{table} tbody tr:not([hidden]) > :nth-child({column})").all_inner_texts()
+        ]
+
+
+@pytest.fixture
+def opened(browser: Any, html: Path) -> Iterator[Any]:
+    """Opens tabs, and fails where any of them logged an error or asked for anything."""
+    tabs: list[Opened] = []
+
+    def open_page(fragment: str = "", path: Path = html, **options: Any) -> Opened:
+        tabs.append(Opened(browser, path, fragment, **options))
+        return tabs[-1]
+
+    yield open_page
+    for one in tabs:
+        one.context.close()
+        assert one.problems == []
+
+
+def waiting(locator: Any) -> Any:
+    """Assertions that wait until they hold."""
+    from playwright.sync_api import expect
+
+    return expect(locator)
+
+
+def expected(tab: Any) -> dict[str, Any]:
+    """What the engine says of what the form shows, asked past the page."""
+    return tab.evaluate(
+        "() => { const { options } = form.read(); const { config } = vramprobe.catalog.find(one => one.slug === "
+        "options.model); return vramprobe.predict(vramprobe.resolve(options, config).spec, config); }"
+    )
+
+
+def test_a_click_through_the_calculator(opened: Any) -> None:
+    one = opened()
+    tab = one.tab
+    assert one.fragment == ""
+    tab.select_option("#model", "qwen2.5-7b")
+    tab.click("label[for=method-full]")
+    tab.fill("#batch_size", "2")
+    tab.fill("#seq_len", "512")
+    tab.uncheck("#gradient_checkpointing")
+    tab.select_option("#optim", "adamw_bnb_8bit")
+    tab.click("#cards-choice summary")
+    tab.check("#card-B200")
+    tab.uncheck("#card-RTX-4090")
+    prediction = expected(tab)
+    peak = prediction["peak_allocated_bytes"]
+    assert one.text("#peak") == format_bytes(peak["value"])
+    assert one.text("#interval") == f"{format_bytes(peak['low'])} to {format_bytes(peak['high'])}"
+    assert one.tab.locator("#terms tbody tr").count() == len(prediction["terms"])
+    assert [name.split("\n")[0] for name in tab.locator("#verdicts li").all_inner_texts()] == [
+        "H100 SXM5 80GB", "A100 SXM4 80GB", "H200 SXM", "B200 SXM",
+    ]  # fmt: skip
+    judged = tab.evaluate(
+        "prediction => vramprobe.gpus.map(gpu => [gpu.slug, gpu.memory_bytes && vramprobe.verdict(prediction, gpu)])",
+        prediction,
+    )
+    for slug, verdict in judged:
+        if slug in ("H100-SXM", "B200"):
+            assert one.text(f"#verdicts [data-gpu={slug}] .verdict")[2:] == verdict["verdict"]
+        if verdict:
+            assert one.text(f"#gpus-rows [data-gpu={slug}] .verdict")[2:] == verdict["verdict"]
+    assert {verdict["verdict"] for _, verdict in judged if verdict} == {"fits", "does not fit"}
+    assert "1.00 GiB set aside for the CUDA context" in one.text("#basis")
+    assert one.text("#command").startswith("vramprobe measure --model qwen2.5-7b --method full")
+    assert tab.locator("[data-option=quant]").is_hidden()
+    assert one.fragment == "#m=qwen2.5-7b&t=full&b=2&s=512&gc=0&o=adamw_bnb_8bit&g=A100-80GB-SXM,H100-SXM,H200,B200"
+
+
+def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
+    first = opened()
+    first.tab.select_option("#model", "gpt2")
+    first.tab.fill("#lora_targets", "c_attn,c_proj")
+    first.tab.select_option("#quant", "int8")
+    first.tab.click("#more summary")
+    first.tab.fill("#lora_dropout", "0.05")
+    second = opened(first.fragment)
+    for selector in ("#peak", "#interval", "#command", "#verdicts .card >> nth=0"):
+        assert second.text(selector) == first.text(selector)
+    assert second.tab.input_value("#lora_targets") == "c_attn,c_proj"
+    assert second.tab.input_value("#lora_dropout") == "0.05"
+    assert second.tab.locator("#more").get_attribute("open") is not None
+    second.tab.evaluate("location.hash = '#m=gpt2&b=7'")
+    waiting(second.tab.locator("#batch_size")).to_have_value("7")
+    second.tab.click("#reset")
+    assert second.fragment == ""
+
+
+@pytest.mark.parametrize(("fragment", "words"), [
+    ("#m=no-such-model&b=2", 'the model "no-such-model" of the link is not in this page'),
+    ("#g=RTX-4090,RTX-1", "not in this page's catalog: RTX-1"),
+    ("#zz=1", 'unknown part "zz=1"'),
+    ("#m=config.json&c=%25%25", 'the part "c" of the link is damaged'),
+    ("#m=%E0%A4%A", 'the part "m" of the link is damaged'),
+])  # fmt: skip
+def test_a_bad_link_says_what_of_it_is_not_understood(opened: Any, fragment: str, words: str) -> None:
+    one = opened(fragment)
+    assert words in one.text("#link-problems")
+    if "config.json" not in fragment:
+        assert one.text("#peak").endswith("iB")
+
+
+def test_an_error_stands_at_its_option_and_no_number_is_left(opened: Any) -> None:
+    one = opened("#d=fp16&kp=peft")
+    assert "mix two 16-bit formats" in one.text("#autocast-error")
+    assert one.tab.get_attribute("#autocast", "aria-invalid") == "true"
+    assert one.tab.get_attribute("#autocast", "aria-describedby") == "autocast-error"
+    assert one.text("#peak") == "No prediction"
+    assert one.tab.locator("#verdicts li").count() == 0
+    one.tab.select_option("#autocast", "fp16")
+    assert one.tab.locator("#autocast-error").is_hidden()
+    assert one.text("#peak").endswith("GiB")
+    one.tab.fill("#batch_size", "")
+    assert "at least 1" in one.text("#batch_size-error")
+
+
+def test_what_the_engine_refuses_is_told_in_its_words(opened: Any) -> None:
+    one = opened("#m=mixtral-8x7b")
+    assert one.text("#no-prediction") == "model type 'mixtral' cannot be predicted by this version"
+    assert set(one.cells("gpus-rows", 2)) == {"–", "memory not known"}
+
+
+def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(opened: Any) -> None:
+    one = opened()
+    tab = one.tab
+    tab.select_option("#model", "config.json")
+    assert "Paste the model's config.json" in one.text("#config-error")
+    tab.fill("#config", '{"model_type": "llama", ')
+    assert "not valid JSON" in one.text("#config-error")
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256, "name": "π 𝜋"}
+    tab.fill("#config", json.dumps(config, indent=2, ensure_ascii=False))
+    assert one.text("#peak").endswith("GiB")
+    assert "--model config.json" in one.text("#command")
+    other = opened(one.fragment)
+    assert json.loads(other.tab.input_value("#config")) == config
+    assert other.text("#peak") == one.text("#peak")
+    tab.fill("#config", json.dumps(config | {"more": "x" * 5000}))
+    assert "too large for a link" in one.text("#link-hint")
+    assert "c=" not in one.fragment
+    assert one.text("#peak") == other.text("#peak")
+
+
+def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
+    one = opened()
+    button = one.tab.locator("[data-gpu=RTX-4090] .largest button").first
+    button.wait_for()
+    largest = button.inner_text()
+    button.click()
+    assert one.tab.input_value("#batch_size") == largest.replace(",", "")
+    assert "fits" in one.text("#verdicts [data-gpu=RTX-4090] .verdict")
+
+
+def test_the_command_and_the_link_are_copied(opened: Any) -> None:
+    one = opened("#m=gpt2&b=3")
+    for button, expected_text in (("#copy-command", one.text("#command")), ("#copy-link", one.url + "#m=gpt2&b=3")):
+        one.tab.click(button)
+        waiting(one.tab.locator(button)).to_have_text("Copied")
+        one.tab.fill("input[data-filters=gpus-rows]", "")
+        one.tab.focus("input[data-filters=gpus-rows]")
+        one.tab.keyboard.press("Control+V")
+        assert one.tab.input_value("input[data-filters=gpus-rows]") == expected_text
+
+
+def test_tables_sort_by_value_and_filter_by_words(opened: Any) -> None:
+    one = opened()
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    heading = "#gpus-rows thead th:nth-child(6)"
+    one.tab.click(f"{heading} button")
+    sizes = one.cells("gpus-rows", 6)
+    known = [float(size) for size in sizes if size != "–"]
+    assert known == sorted(known)
+    assert sizes[-1] == "–"  # unknown is last, both ways
+    assert one.tab.get_attribute(heading, "aria-sort") == "ascending"
+    one.tab.click(f"{heading} button")
+    again = one.cells("gpus-rows", 6)
+    assert [float(size) for size in again if size != "–"] == sorted(known, reverse=True)
+    assert again[-1] == "–"
+    one.tab.click("#gpus-rows thead th:nth-child(7) button")
+    prices = [float(price) for price in one.cells("gpus-rows", 7) if price != "–"]
+    assert prices == sorted(prices)
+    assert prices
+    one.tab.fill("input[data-filters=gpus-rows]", "blackwell RTX")
+    assert len(one.cells("gpus-rows", 1)) == 2
+    assert one.text("output[data-counts=gpus-rows]") == "2 of 33 rows"
+    one.tab.fill("input[data-filters=table-2-rows]", "qlora smollm2")
+    assert all("smollm2" in name for name in one.cells("table-2-rows", 1))
+    lengths = "#table-2-rows thead th:nth-child(5) button"
+    one.tab.fill("input[data-filters=table-2-rows]", "")
+    one.tab.click(lengths)
+    sizes = one.cells("table-2-rows", 5)
+    one.tab.click("#table-2-rows thead th:nth-child(12) button")
+    assert one.text("#table-2-rows thead th:nth-child(12)").startswith("error, %")
+    errors = one.tab.locator("#table-2-rows tbody tr > :nth-child(12)")
+    exact = [float(errors.nth(row).get_attribute("data-sort")) for row in range(errors.count())]
+    assert exact == sorted(exact)
+    assert min(exact) < 0 < max(exact)
+    assert sizes.index("1 × 64") < sizes.index("1 × 128") < sizes.index("2 × 64")
+
+
+def test_by_keyboard_alone(opened: Any) -> None:
+    one = opened()
+    tab = one.tab
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "skip"
+    reached = []
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
+    for name in ("model", "method-qlora", "batch_size", "seq_len", "gradient_checkpointing", "optim", "copy-link"):
+        assert name in reached
+    tab.focus("#method-qlora")
+    tab.keyboard.press("ArrowLeft")
+    assert one.fragment.startswith("#t=lora")
+    tab.focus("#gpus-rows thead button >> nth=0")
+    tab.keyboard.press("Enter")
+    names = one.cells("gpus-rows", 1)
+    assert names.index("A10") < names.index("H100 NVL") < names.index("T4")
+    assert one.fragment.startswith("#t=lora")
+
+
+def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened: Any) -> None:
+    one = opened()
+    one.tab.fill("#batch_size", "3")
+    waiting(one.tab.locator("#spoken")).to_contain_text("GeForce RTX 4090: ")
+    assert one.tab.text_content("#spoken").startswith("Predicted peak ")
+    assert one.tab.get_attribute("#chart svg", "aria-label").startswith("Stacked bar: weights")
+    nameless = one.tab.eval_on_selector_all(
+        "input, select, textarea, button",
+        "all => all.filter(one => one.tagName === 'BUTTON' ? !one.textContent.trim() : !one.labels.length)"
+        ".map(one => one.id)",
+    )
+    assert nameless == []
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, width: int) -> None:
+    one = opened("#t=full&b=4", viewport={"width": width, "height": 800})
+    assert one.tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert one.tab.locator("#bar").is_visible() == (width < 960)
+    if width < 960:
+        assert one.text("#bar-peak") == one.text("#peak")
+
+
+def test_html_in_a_model_or_a_note_is_text(opened: Any, tmp_path: Path) -> None:
+    entry = {"slug": EVIL, "name": f"name {EVIL}", "num_params": 1, "config": {"model_type": EVIL, "hidden_size": 64}}
+    script = ENGINE_SCRIPT.replace("arithmetic alone: no fit was given", "note " + EVIL.replace('"', '\\"'))
+    assert script != ENGINE_SCRIPT
+    path = tmp_path / "index.html"
+    path.write_text(page(content(engine=engine_data(catalog=[entry]), predictor=EVIL, command=EVIL), script))
+    one = opened(path=path)
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    assert one.tab.locator("img").count() == 0
+    assert one.tab.title() == "vramprobe: GPU memory of fine-tuning"
+    assert EVIL in one.text("#notes")
+    assert EVIL in one.text("#model-hint")
+    assert EVIL in one.tab.text_content("#model option >> nth=0")
+
+
+def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
+    sizes = [0, 1, 1023, 1024, 1024**2 - 1, 1024**3, 24 * 1024**3, 13619882884]
+    sizes += [eighths * 1024**3 // 8 for eighths in range(8, 200)] + [7 * 1024**2 * n // 64 for n in range(1, 300)]
+    assert opened().tab.evaluate("sizes => sizes.map(words.bytes)", sizes) == [format_bytes(size) for size in sizes]

@@ -1,0 +1,88 @@
+// The table of every GPU: verdict, share, largest batch and length; the last two are worked out while nobody waits.
+// In: a spec and its prediction. Out: cells changed in place. One search at a time: a newer cell ends the older's.
+"use strict";
+
+const cards = (() => {
+  const { element, gib } = words;
+  const table = document.getElementById("gpus-rows");
+  const rows = new Map();
+  const SLICE_MS = 12; // of work between two looks at what the user does
+  let running = 0;
+
+  function build() {
+    for (const gpu of vramprobe.gpus) {
+      const price = gpu.price;
+      const cells = {
+        verdict: element("td"), share: element("td", { class: "number" }),
+        batch: element("td", { class: "number" }), length: element("td", { class: "number" }),
+      };
+      const row = element("tr", { "data-gpu": gpu.slug }, element("th", { scope: "row" }, gpu.name),
+        ...Object.values(cells), element("td", { class: "number" }, gpu.memory_bytes ? gib(gpu.memory_bytes) : "–"),
+        element("td", { class: "number", title: price?.source ?? null }, price ? price.usd_per_hour.toFixed(2) : "–"));
+      rows.set(gpu.slug, cells);
+      table.tBodies[0].append(row);
+    }
+    tables.filter("gpus-rows");
+  }
+
+  /** Verdicts at once; then the largest counts, the chosen cards first, each handed to `onLargest(slug, found)`. */
+  function show({ spec, config, prediction }, chosen, onLargest) {
+    running += 1;
+    for (const gpu of vramprobe.gpus) verdictOf(gpu, prediction);
+    tables.again(table);
+    if (!prediction) return;
+    const known = vramprobe.gpus.filter((gpu) => gpu.memory_bytes);
+    const queue = [...known.filter((gpu) => chosen.includes(gpu.slug)), ...known.filter((gpu) => !chosen.includes(gpu.slug))];
+    search(queue, spec, config, onLargest, running);
+  }
+
+  function verdictOf(gpu, prediction) {
+    const cells = rows.get(gpu.slug);
+    for (const name of ["batch", "length"]) write(cells[name], prediction && gpu.memory_bytes ? "…" : "–");
+    if (!prediction || !gpu.memory_bytes) {
+      write(cells.verdict, gpu.memory_bytes ? "–" : "memory not known", gpu.memory_bytes ? "" : 3);
+      write(cells.share, "–");
+      return;
+    }
+    const verdict = vramprobe.verdict(prediction, gpu);
+    const order = ["fits", "tight", "does not fit"].indexOf(verdict.verdict);
+    cells.verdict.replaceChildren(element("span", { class: `verdict ${verdict.verdict.replaceAll(" ", "-")}` },
+      element("span", { "aria-hidden": "true" }, result.SIGNS[verdict.verdict]), ` ${verdict.verdict}`));
+    cells.verdict.dataset.sort = String(order);
+    const share = (100 * verdict.needed.value) / verdict.usable_bytes;
+    write(cells.share, share.toFixed(0), share);
+  }
+
+  function search(queue, spec, config, onLargest, number) {
+    if (number !== running) return;
+    const until = performance.now() + SLICE_MS;
+    while (queue.length && performance.now() < until) {
+      const gpu = queue.shift();
+      const found = largestOf(spec, config, gpu), cells = rows.get(gpu.slug);
+      write(cells.batch, found.batch_size ? words.count(found.batch_size) : "–", found.batch_size ?? "");
+      write(cells.length, found.seq_len ? words.count(found.seq_len) : "–", found.seq_len ?? "");
+      onLargest(gpu.slug, found);
+    }
+    if (queue.length) setTimeout(search, 0, queue, spec, config, onLargest, number);
+    else {
+      tables.again(table);
+      table.dataset.done = String(number);
+    }
+  }
+
+  function largestOf(spec, config, gpu) {
+    try {
+      return vramprobe.largest(spec, config, gpu);
+    } catch (error) {
+      return { batch_size: null, seq_len: null, message: error.message };
+    }
+  }
+
+  function write(cell, text, sort = "") {
+    cell.textContent = text;
+    if (sort === "") delete cell.dataset.sort;
+    else cell.dataset.sort = String(sort);
+  }
+
+  return { build, show };
+})();

@@ -1,0 +1,106 @@
+// What the user has chosen ⇄ the URL's hash, with short keys and only what differs from the start.
+// In: text of a link. Out: a state, and what of the link could not be understood. Checks names, not combinations.
+"use strict";
+
+const state = (() => {
+  /** The slug that stands for a pasted config.json, and the file name in the command line. */
+  const PASTED = "config.json";
+  /** A link that is longer than this breaks in chats and mails. */
+  const MAX_CONFIG_CHARACTERS = 4000;
+  const KEYS = {
+    model: "m", method: "t", batch_size: "b", seq_len: "s", gradient_checkpointing: "gc", lora_r: "r",
+    lora_targets: "lt", quant: "q", optim: "o", dtype: "d", autocast: "ac", attn: "a", grad_accum: "ga",
+    lora_dropout: "ld", lora_dtype: "ldt", kbit_prep: "kp",
+  };
+  const NUMBERS = new Set(["batch_size", "seq_len", "lora_r", "grad_accum", "lora_dropout"]);
+  const CARDS = ["RTX-4090", "A100-80GB-SXM", "H100-SXM", "H200"];
+
+  /** The configuration that the page opens with; null leaves an option to its default. */
+  function start() {
+    const slugs = vramprobe.catalog.map((entry) => entry.slug);
+    const options = Object.fromEntries(Object.keys(KEYS).map((name) => [name, null]));
+    return {
+      options: {
+        ...options, model: slugs.includes("llama-3.1-8b") ? "llama-3.1-8b" : slugs[0] ?? PASTED, method: "qlora",
+        batch_size: 1, seq_len: 2048, gradient_checkpointing: true,
+      },
+      cards: CARDS.filter((slug) => vramprobe.gpus.some((gpu) => gpu.slug === slug)),
+      configText: "",
+    };
+  }
+
+  /** The hash without its `#`; empty for the start. `isWhole` is false where a pasted config is too long for a link. */
+  function encode(now) {
+    const first = start(), parts = [];
+    for (const [name, key] of Object.entries(KEYS)) {
+      const value = now.options[name];
+      if (value === first.options[name]) continue;
+      parts.push(`${key}=${value === null ? "" : value === true ? 1 : value === false ? 0 : readable(String(value))}`);
+    }
+    if (now.cards.join() !== first.cards.join()) parts.push(`g=${now.cards.map(readable).join(",")}`);
+    let isWhole = true;
+    if (now.options.model === PASTED && now.configText.trim()) {
+      const packed = pack(now.configText);
+      isWhole = packed.length <= MAX_CONFIG_CHARACTERS;
+      if (isWhole) parts.push(`c=${packed}`);
+    }
+    return { hash: parts.join("&"), isWhole };
+  }
+
+  /** {state, problems}: what is not understood is left at its start and named. */
+  function decode(hash) {
+    const found = start(), problems = [];
+    const names = Object.fromEntries(Object.entries(KEYS).map(([name, key]) => [key, name]));
+    for (const part of hash.split("&").filter(Boolean)) {
+      const at = part.indexOf("=");
+      const key = at < 0 ? part : part.slice(0, at);
+      try {
+        const value = decodeURIComponent(at < 0 ? "" : part.slice(at + 1));
+        if (key === "g") found.cards = knownCards(value, problems);
+        else if (key === "c") found.configText = unpack(value);
+        else if (names[key] && at >= 0) found.options[names[key]] = parsed(names[key], value);
+        else problems.push(`the link has an unknown part ${JSON.stringify(part)}; known: ${[...Object.values(KEYS), "g", "c"].join(", ")}`);
+      } catch {
+        problems.push(`the part ${JSON.stringify(key)} of the link is damaged and was left out`);
+      }
+    }
+    if (found.options.model !== PASTED && !vramprobe.catalog.some((entry) => entry.slug === found.options.model)) {
+      problems.push(`the model ${JSON.stringify(found.options.model)} of the link is not in this page's catalog`);
+      found.options.model = start().options.model;
+    }
+    return { state: found, problems };
+  }
+
+  function parsed(name, value) {
+    if (name === "gradient_checkpointing") return value === "1";
+    if (value === "") return null;
+    return NUMBERS.has(name) && Number.isFinite(Number(value)) ? Number(value) : value;
+  }
+
+  function knownCards(value, problems) {
+    const asked = [...new Set(value.split(",").filter(Boolean))];
+    const known = asked.filter((slug) => vramprobe.gpus.some((gpu) => gpu.slug === slug));
+    const unknown = asked.filter((slug) => !known.includes(slug));
+    if (unknown.length) problems.push(`GPUs of the link that are not in this page's catalog: ${unknown.join(", ")}`);
+    return known;
+  }
+
+  /** Percent-encoded, but for what a hash may hold and a person can read. */
+  const readable = (text) => encodeURIComponent(text).replaceAll("%2C", ",").replaceAll("%2F", "/");
+
+  /** A config as base64url, without its spaces where it is JSON. */
+  function pack(text) {
+    let small = text;
+    try { small = JSON.stringify(JSON.parse(text)); } catch { /* what is no JSON is kept as it was typed */ }
+    const binary = Array.from(new TextEncoder().encode(small), (byte) => String.fromCharCode(byte)).join("");
+    return btoa(binary).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+  }
+
+  function unpack(packed) {
+    const binary = atob(packed.replaceAll("-", "+").replaceAll("_", "/"));
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(binary, (one) => one.charCodeAt(0)));
+    try { return JSON.stringify(JSON.parse(text), null, 1); } catch { return text; }
+  }
+
+  return { PASTED, NUMBERS, start, encode, decode };
+})();

@@ -131,7 +131,7 @@ def test_three_layers_stand_for_a_deep_model(family: str, options: dict[str, Any
     """Three layers, walked with open sizes, against all nine walked with the cell's own."""
     spec = cell(FAMILIES[family] | {"num_hidden_layers": 9, "n_layer": 9}, **options)
     sizes = spec.batch_size, spec.seq_len
-    short, whole = walk_of(setup_for(spec)), walk_layers(closed(spec), 9)
+    short, whole = walk_of(setup_for(spec)), walk_layers(closed(spec), range(9))
     assert short.saved_bytes(*sizes) == whole.saved_bytes(*sizes)
     assert short.highest(*sizes) == whole.highest(*sizes)
 

@@ -18,7 +18,9 @@ from vramprobe.errors import VramprobeError
 
 Role = Literal["linear", "head", "embedding", "norm", "bias"]
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt")
+#: Dense families whose inventories are in inventories.py.
+MORE_DENSE = ("gemma2", "gemma3_text", "phi3", "olmo2", "falcon", "bloom")
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MORE_DENSE)
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 
@@ -73,7 +75,18 @@ class Architecture:
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
     sliding_window: int | None = None
+    #: Which layers look through the window, one by one; empty where all do or there is none.
+    sliding_layers: tuple[bool, ...] = ()
+    own_linears: bool = False  # a linear class of its own, which bitsandbytes leaves alone
+    scales_embedding: bool = False  # by a number that is kept in a buffer
+    num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
+    caps_scores: bool = False  # tanh over the attention's scores, and over the logits
+    caps_logits: bool = False
     parameters: tuple[Parameter, ...] = ()
+
+    def slides(self, layer: int) -> bool:
+        """Whether this layer looks through the window."""
+        return self.sliding_layers[layer] if self.sliding_layers else self.sliding_window is not None
 
     def num_copies(self, parameter: Parameter) -> int:
         """How many tensors of this name pattern the model has."""
@@ -113,6 +126,10 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
             return _gpt2(checked)
         case "opt":
             return _opt(checked)
+    if model_type in MORE_DENSE:
+        from vramprobe import inventories  # which needs the reading of a config above
+
+        return inventories.of_family(checked)
     raise UnsupportedArchitecture(
         f"model type {model_type!r} cannot be predicted by this version, which has arithmetic for "
         f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
@@ -255,16 +272,27 @@ def _llama_like(config: _Config) -> Architecture:
     inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(config.size("vocab_size"), hidden, tied)
-    # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well.
+    # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well, and its first layers have none.
     windowed = model_type == "mistral" or config.flag("use_sliding_window", False)
+    sliding = _windows_of_qwen(config) if windowed and model_type != "mistral" else ()
+    if sliding and not any(sliding):
+        windowed, sliding = False, ()
     return Architecture(
         model_type=model_type, num_layers=config.size("num_hidden_layers"),
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"),
         tied=tied, activation=config.text("hidden_act", "silu"), rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
-        sliding_window=config.absent_or_size("sliding_window", 4096) if windowed else None,
+        sliding_window=config.absent_or_size("sliding_window", 4096) if windowed else None, sliding_layers=sliding,
         parameters=tuple(inventory.parameters),
     )  # fmt: skip
+
+
+def _windows_of_qwen(config: _Config) -> tuple[bool, ...]:
+    """Which layers look through the window: those after the first max_window_layers."""
+    num_full = config.values.get("max_window_layers", 28)
+    if not isinstance(num_full, int) or isinstance(num_full, bool) or num_full < 0:
+        raise config._wrong("max_window_layers", "a whole number of 0 or more")
+    return tuple(index >= num_full for index in range(config.size("num_hidden_layers")))
 
 
 def _gpt_neox(config: _Config) -> Architecture:

@@ -189,7 +189,7 @@ def _bloom(config: _Config) -> Architecture:
     config.require_multiple("hidden_size", "n_head", hidden, num_heads)
     vocab_size, tied = config.size("vocab_size"), config.flag("tie_word_embeddings", True)
     if config.flag("slow_but_exact", False) and config.size("pretraining_tp", 1) > 1:
-        raise UnsupportedArchitecture("bloom with slow_but_exact has no arithmetic in the formula engine; --engine trace")
+        raise UnsupportedArchitecture("bloom with slow_but_exact has no arithmetic; --engine trace knows it")
     inventory, layer = _Inventory(), "transformer.h.{layer}"
     inventory.embedding("transformer.word_embeddings", vocab_size, hidden)
     inventory.layer_norm("transformer.word_embeddings_layernorm", hidden)

@@ -59,12 +59,15 @@ def ledger_terms(spec: CellSpec) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Course:
-    """A step of a cell whose batch size and length are left open; bytes by cause, of the optimizer's step too."""
+    """A step of a cell whose batch size and length are left open, but for the sides of 1 and of a sliding window that
+    they are on; bytes by cause, of the optimizer's step too.
+    """
 
     arch: Architecture
     idle: dict[str, int]  # alive between two steps, but for the batch
     at_step: dict[str, int]
     walk: Walk
+    beyond_window: bool  # of all lengths from a sliding window's on, or of all below
 
     def polynomials(self) -> list[tuple[Place, list[tuple[Digits, dict[str, Digits]]]]]:
         """By place, in the order of :func:`moments`: what may be its highest moment, as (what the walk counts in all,
@@ -99,7 +102,7 @@ def course_of(spec: CellSpec) -> Course:
     step = {"gradients": _gradients_bytes(trained),
             "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
     setup = setup_of(spec, arch, tensors)
-    course = Course(arch, idle, step, walk_of(setup))
+    course = Course(arch, idle, step, walk_of(setup), setup.beyond_window)
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
     _courses[*key, setup.beyond_window] = course

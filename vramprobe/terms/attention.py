@@ -41,22 +41,23 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
     if mask is not None and setup.arch.model_type != "falcon":
-        key, value = _repeated(setup, query, key, value)
+        key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
     if setup.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
         query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
     bias = None if mask is None else query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype)
     if kernel(setup, query.dtype, masked=mask is not None) == "math":
         return _math(setup, query, key, value, bias)
     out = op.fused_attention(query, key, value, setup.num_tokens * setup.arch.num_heads, bias)
+    if setup.device == "cuda" and (bias is not None or query.dtype == "fp32"):
+        out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
     return op.contiguous(out)
 
 
-def _repeated(setup: Setup, query: Value, key: Value, value: Value) -> tuple[Value, Value]:
-    """transformers' ``repeat_kv``: its expand and reshape is a view of a single head of a single row."""
+def _repeated(query: Value, key: Value, value: Value, *, as_view: bool) -> tuple[Value, Value]:
+    """transformers' ``repeat_kv``, whose expand and reshape of a single head is a view."""
     if key.numel == query.numel:
         return key, value
-    single = setup.batch_size == setup.arch.num_kv_heads == 1
-    return op.repeated(key, query.numel, as_view=single), op.repeated(value, query.numel, as_view=single)
+    return op.repeated(key, query.numel, as_view=as_view), op.repeated(value, query.numel, as_view=as_view)
 
 
 def num_scores(setup: Setup) -> int:
@@ -94,7 +95,8 @@ def _safe_softmax(scores: Value) -> Value:
 
 def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
     """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
-    key, value = _repeated(setup, query, key, value)
+    # The view of a single head is a bmm's operand only for a single row.
+    key, value = _repeated(query, key, value, as_view=setup.batch_size == setup.arch.num_kv_heads == 1)
     dtype = query.dtype
     scores = product(query, key, num_scores(setup), setup.batch_size, setup.autocast)
     scores = op.scaled(scores)

@@ -64,6 +64,11 @@ def _falcon_eager(model: Model, query: Value, key: Value, value: Value, dtype: s
     return op.contiguous(out)
 
 
+def finish(model: Model, hidden: Value) -> Value:
+    """After the last layer."""
+    return model.layer_norm("transformer.ln_f", hidden)
+
+
 def bloom_embed(model: Model) -> Value:
     """The embedding with its norm; ALiBi's biases instead of positions, one per row, head and token."""
     setup, tape = model.setup, model.tape

@@ -92,7 +92,7 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
 def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]:
     """(embedding, one layer, what comes after the last layer) of a family."""
     if arch.model_type in LLAMA_LIKE:
-        return _llama_embed, _llama_layer, lambda model, hidden: model.rms_norm("model.norm", hidden)
+        return _llama_embed, _llama_layer, _llama_finish
     match arch.model_type:
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
@@ -101,15 +101,15 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
         case "opt":
             return _opt_embed, _opt_layer, _opt_finish
         case "gemma2" | "gemma3_text":
-            return _llama_embed, relatives.gemma_layer, lambda model, hidden: model.rms_norm("model.norm", hidden)
+            return _llama_embed, relatives.gemma_layer, _llama_finish
         case "phi3":
-            return _llama_embed, relatives.phi3_layer, lambda model, hidden: model.rms_norm("model.norm", hidden)
+            return _llama_embed, relatives.phi3_layer, _llama_finish
         case "olmo2":
-            return _llama_embed, relatives.olmo2_layer, lambda model, hidden: model.rms_norm("model.norm", hidden)
+            return _llama_embed, relatives.olmo2_layer, _llama_finish
         case "falcon":
-            return falcon.falcon_embed, falcon.falcon_layer, lambda model, hidden: model.layer_norm("transformer.ln_f", hidden)
+            return falcon.falcon_embed, falcon.falcon_layer, falcon.finish
         case "bloom":
-            return falcon.bloom_embed, falcon.bloom_layer, lambda model, hidden: model.layer_norm("transformer.ln_f", hidden)
+            return falcon.bloom_embed, falcon.bloom_layer, falcon.finish
     raise AssertionError(f"architecture() knows {arch.model_type}, this walk does not")
 
 
@@ -145,6 +145,10 @@ def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
 
 def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
     return model.gated_mlp(prefix, x)
+
+
+def _llama_finish(model: Model, hidden: Value) -> Value:
+    return model.rms_norm("model.norm", hidden)
 
 
 def _neox_embed(model: Model) -> Value:

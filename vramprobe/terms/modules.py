@@ -219,11 +219,11 @@ class Model:
         self.layer = layer
         if self._all_tables:
             self.tables = self._all_tables[slides and len(self._all_tables) > 1]
-        if slides in self._masks:
-            self.shared = (self.shared[0], self._masks[slides])
+        mask = self._masks.get(slides)
+        self.shared = self.shared[:1] if mask is None else (self.shared[0], mask)
 
     def share(self, first: Value, dtype: str) -> None:
-        """Make what layers are handed: ``first`` (position ids, or what is there instead) and masks, each for the layers
+        """Make what layers are handed: ``first`` (position ids, or what is there instead) and masks, each for layers
         that slide or for those that do not: bools where SDPA needs one, eager in the embeddings' dtype.
         """
         setup, arch, numel = self.setup, self.arch, self.setup.seq_len**2
@@ -233,7 +233,7 @@ class Model:
             if arch.model_type in ("gemma2", "gemma3_text") or arch.sliding_layers:
                 kinds = {True, False}  # these make both
             self._masks = {slides: self.tape.new(setup.batch_size * numel, dtype) for slides in sorted(kinds)}
-        elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window and True in kinds):
+        elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
             # Falcon asks for a mask always (allow_is_causal_skip=False).
             self._masks = {arch.model_type != "falcon": self.tape.new(numel, "bool")}
 

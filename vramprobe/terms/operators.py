@@ -148,7 +148,7 @@ def _normalised(value: Value, num_rows: int) -> Value:
 
 
 def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: str, autocast: str) -> Value:
-    """``nn.LayerNorm``: saves its input and the rows' mean and inverse deviation.
+    """``nn.LayerNorm``: saves its input, weight, bias and the rows' mean and inverse deviation.
 
     CUDA keeps the statistics in fp32 and, under autocast, computes and returns fp32 (autocast_mode.cpp); the CPU keeps
     them in the input's dtype, or fp32 where the weight is fp32 and the input is not (layer_norm_kernel.cpp).
@@ -167,7 +167,7 @@ def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: 
         sides = [tape.new(width, weight_dtype) if trained else None for _ in range(2)]
         return [grad, *sides]
 
-    tape.record([value, weight, bias], [out], [value, mean, deviation], backward)
+    tape.record([value, weight, bias], [out], [value, weight, bias, mean, deviation], backward)
     return out
 
 
@@ -309,8 +309,7 @@ def dropout(value: Value, rate: float, device: str) -> Value:
 
 
 def fused_attention(query: Value, key: Value, value: Value, num_stats: int, bias: Value | None = None) -> Value:
-    """Flash or memory-efficient attention: saves q, k, v, its output and ``num_stats`` fp32 log-sum-exps, and a mask.
-    """
+    """Flash or memory-efficient attention: saves q, k, v, its output and ``num_stats`` fp32 log-sum-exps, and a mask."""
     tape = query.tape
     out = tape.new_like(query)  # empty_like(query): in the query's layout
     stats = tape.new(num_stats, "fp32")

@@ -169,8 +169,8 @@ class Tape:
         self.live_bytes = dict.fromkeys(CAUSES, 0)
         self.total_bytes = 0
         self.place: Place = ("forward", "start")
-        #: By place: what of each middle layer's was alive, by its own place's name and by cause, when the step last came
-        #: there.
+        #: By place: what of each middle layer's was alive when the step last came there, by its own place's name and by
+        #: cause.
         self.middle_layer_held: dict[Place, dict[str, dict[str, int]]] = {}
         self._middle_layers: dict[str, dict[str, int]] = {}
         self._middle_layer_bytes: dict[str, int] | None = None  # of the middle layer that the step is in

@@ -268,13 +268,6 @@ def test_dora_says_that_it_is_not_covered() -> None:
         ledger_terms(make_spec(method="lora", dora=True))
 
 
-def test_a_sequence_beyond_the_sliding_window_says_that_it_is_not_covered() -> None:
-    config = TINY_LLAMA | {"model_type": "mistral", "sliding_window": 32}
-    assert moments(cell(config, seq_len=32))
-    with pytest.raises(UnsupportedArchitecture, match="seq_len 33 is longer than the model's sliding window of 32"):
-        moments(cell(config, seq_len=33))
-
-
 def test_every_supported_catalog_model_has_moments() -> None:
     for slug in ("llama-3.1-8b", "mistral-7b-v0.3", "qwen2.5-7b", "qwen3-8b", "pythia-6.9b", "gpt2-xl", "opt-350m"):
         for method in ("full", "lora", "qlora"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from vramprobe import inventories
 from vramprobe.errors import VramprobeError
 
 Role = Literal["linear", "head", "embedding", "norm", "bias"]
@@ -127,9 +128,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         case "opt":
             return _opt(checked)
     if model_type in MORE_DENSE:
-        from vramprobe import inventories  # which needs the reading of a config above
-
-        return inventories.of_family(checked)
+        return Architecture(**inventories.of_family(checked, _Inventory()))
     raise UnsupportedArchitecture(
         f"model type {model_type!r} cannot be predicted by this version, which has arithmetic for "
         f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
@@ -155,7 +154,7 @@ class _Config:
                 "or more"
             )
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._wrong(key, "a whole number of 1 or more")
+            raise self.wrong(key, "a whole number of 1 or more")
         return value
 
     def absent_or_size(self, key: str, default: int | None) -> int | None:
@@ -166,29 +165,33 @@ class _Config:
         """A probability or a share."""
         value = self.values.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-            raise self._wrong(key, "a number from 0 to 1")
+            raise self.wrong(key, "a number from 0 to 1")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A yes or no; null counts as no, as in the models' own code."""
         value = self.values.get(key, default)
         if not isinstance(value, bool | None):
-            raise self._wrong(key, "true or false")
+            raise self.wrong(key, "true or false")
         return bool(value)
 
     def text(self, key: str, default: str) -> str:
         """A name."""
         value = self.values.get(key, default)
         if not isinstance(value, str):
-            raise self._wrong(key, "a name in quotes")
+            raise self.wrong(key, "a name in quotes")
         return value
 
     def part(self, key: str) -> _Config:
         """The config nested under this key, empty where there is none."""
         value = self.values.get(key) or {}
         if not isinstance(value, Mapping):
-            raise self._wrong(key, "an object")
+            raise self.wrong(key, "an object")
         return _Config({"model_type": self.model_type, **value})
+
+    def no_arithmetic(self, text: str) -> UnsupportedArchitecture:
+        """An error for a kind of this family that is not counted here."""
+        return UnsupportedArchitecture(f"{self.model_type} with {text}; --engine trace knows it")
 
     def require_multiple(self, key: str, other: str, value: int, divisor: int) -> None:
         """Raise unless ``value``, of this key, is a multiple of ``divisor``, of the other."""
@@ -198,7 +201,8 @@ class _Config:
                 f"of {other}"
             )
 
-    def _wrong(self, key: str, allowed: str) -> VramprobeError:
+    def wrong(self, key: str, allowed: str) -> VramprobeError:
+        """An error for a value that this key cannot have."""
         given = repr(self.values.get(key))
         given = given if len(given) <= 60 else f"{given[:60]}…"
         return VramprobeError(f"the {self.model_type} config.json has {key} {given}; it must be {allowed}")
@@ -291,7 +295,7 @@ def _windows_of_qwen(config: _Config) -> tuple[bool, ...]:
     """Which layers look through the window: those after the first max_window_layers."""
     num_full = config.values.get("max_window_layers", 28)
     if not isinstance(num_full, int) or isinstance(num_full, bool) or num_full < 0:
-        raise config._wrong("max_window_layers", "a whole number of 0 or more")
+        raise config.wrong("max_window_layers", "a whole number of 0 or more")
     return tuple(index >= num_full for index in range(config.size("num_hidden_layers")))
 
 

@@ -73,12 +73,14 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
     scaled_query = op.elementwise(q)
     mask = query.tape.new(setup.seq_len**2, "fp32") if bias is None else bias
     scaled_key = op.elementwise(k)
-    if broadcasts:
-        single = setup.batch_size == 1
-        scaled_key, v = (op.repeated(x, q.numel, as_view=single) for x in (scaled_key, v))
+    if broadcasts:  # after its other operand is laid out
+        scaled_query = op.by_heads(scaled_query, setup.batch_size)
+        scaled_key = op.repeated(scaled_key, q.numel, as_view=setup.batch_size == 1)
     scores = product(scaled_query, scaled_key, num_scores(setup), setup.batch_size)
     scores = _safe_softmax(scores)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
+    if broadcasts:
+        v = op.repeated(v, q.numel, as_view=setup.batch_size == 1)
     out = op.cast(product(scores, v, q.numel, setup.batch_size), query.dtype)
     del q, k, v, scaled_query, scaled_key, scores, mask, bias
     out.contiguous = False

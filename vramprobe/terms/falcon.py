@@ -26,32 +26,34 @@ def falcon_layer(model: Model, hidden: Value) -> Value:
     """Attention and MLP beside each other, on one norm."""
     residual = hidden
     normed = model.layer_norm(_LAYER + "input_layernorm", hidden)
-    attention = _falcon_attention(model, _LAYER + "self_attention.", normed)
+    attention, scores = _falcon_attention(model, _LAYER + "self_attention.", normed)
     inner = model.activation(model.linear(_LAYER + "mlp.dense_h_to_4h", normed))
     mlp = model.linear(_LAYER + "mlp.dense_4h_to_h", inner)
     del inner
     mlp = op.add(mlp, attention, in_place=True)
+    model.returned = scores
     return op.add(residual, model.dropout(mlp, model.arch.residual_dropout))
 
 
-def _falcon_attention(model: Model, prefix: str, hidden: Value) -> Value:
+def _falcon_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, Value | None]:
     numel = model.num_tokens * model.arch.head_size
     fused = model.linear(prefix + "query_key_value", hidden)
     query = op.heads(op.part(fused, numel * model.arch.num_heads))
     key, value = op.heads(op.chosen(fused, numel)), op.heads(op.chosen(fused, numel))
     query, key = model.rotary(query), model.rotary(key)
     if model.setup.attn == "eager":
-        out = _falcon_eager(model, query, key, value, hidden.dtype)
+        out, scores = _falcon_eager(model, query, key, value, hidden.dtype)
     else:
-        out = model.attend(query, key, value)
-    return model.linear(prefix + "dense", out)
+        out, scores = model.attend(query, key, value), None
+    return model.linear(prefix + "dense", out), scores
 
 
-def _falcon_eager(model: Model, query: Value, key: Value, value: Value, dtype: str) -> Value:
+def _falcon_eager(model: Model, query: Value, key: Value, value: Value, dtype: str) -> tuple[Value, Value]:
     """Scores scaled in place; the softmax in the hidden states' dtype."""
     setup, single = model.setup, model.setup.batch_size == 1
     if setup.autocast != "none":
         query, key = op.cast(query, setup.autocast), op.cast(key, setup.autocast)
+    query = op.by_heads(query, setup.batch_size)
     key = op.repeated(key, query.numel, as_view=single)
     scores = product(query, key, num_scores(setup), setup.batch_size)
     scores = op.scaled(scores, in_place=True)
@@ -61,7 +63,7 @@ def _falcon_eager(model: Model, query: Value, key: Value, value: Value, dtype: s
     value = op.repeated(value, query.numel, as_view=single)
     out = product(scores, value, query.numel, setup.batch_size, setup.autocast)
     out.contiguous = False
-    return op.contiguous(out)
+    return op.contiguous(out), scores
 
 
 def finish(model: Model, hidden: Value) -> Value:
@@ -84,26 +86,27 @@ def bloom_layer(model: Model, hidden: Value) -> Value:
     """One BloomBlock."""
     arch = model.arch
     normed = model.layer_norm(_LAYER + "input_layernorm", hidden)
-    attention = _bloom_attention(model, _LAYER + "self_attention.", normed)
+    attention, probabilities = _bloom_attention(model, _LAYER + "self_attention.", normed)
     attention = model.dropout(attention, arch.residual_dropout)
     attention = op.add(hidden if arch.norm_first else normed, attention)
     normed = model.layer_norm(_LAYER + "post_attention_layernorm", attention)
     inner = op.bloom_gelu(model.linear(_LAYER + "mlp.dense_h_to_4h", normed))
     out = model.dropout(model.linear(_LAYER + "mlp.dense_4h_to_h", inner), arch.residual_dropout)
+    model.returned = probabilities
     return op.add(attention if arch.norm_first else normed, out)
 
 
-def _bloom_attention(model: Model, prefix: str, hidden: Value) -> Value:
+def _bloom_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, Value]:
     setup, alibi = model.setup, model.shared[0]
     fused = model.linear(prefix + "query_key_value", hidden)
     numel, dtype = fused.numel // 3, fused.dtype
     query, key, value = (op.by_heads(op.heads(op.part(fused, numel)), setup.batch_size) for _ in range(3))
     if setup.autocast != "none":
         alibi, query, key = (op.cast(x, setup.autocast) for x in (alibi, query, key))
-    scores = op.batched_product(query, key, num_scores(setup))  # baddbmm writes into no one else's
-    scores = op.add(scores, model.mask)
-    scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
-    scores = op.dropout(scores, model.arch.attention_dropout, model.device)
-    out = product(scores, value, numel, setup.batch_size, setup.autocast)
-    out.contiguous = False
-    return model.linear(prefix + "dense", op.contiguous(out))
+    scores = op.batched_product(query, key, num_scores(setup))  # baddbmm, which saves no biases
+    weights = op.add(scores, model.mask)
+    probabilities = op.cast(op.elementwise(op.cast(weights, "fp32"), saves="output"), dtype)
+    probabilities = op.dropout(probabilities, model.arch.attention_dropout, model.device)
+    out = product(probabilities, value, numel, setup.batch_size, setup.autocast)
+    out.contiguous = False  # scores and weights stay in variables, unlike elsewhere
+    return model.linear(prefix + "dense", op.contiguous(out)), probabilities

@@ -33,6 +33,7 @@ class Model:
         self._all_tables: list[tuple[Value, Value]] = []  # alive in forward, for layers of each kind
         self._masks: dict[bool, Value] = {}  # by whether the layer slides
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
+        self.returned: Value | None = None  # what a layer returns beside its output; kept until the next one returns
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -252,6 +253,7 @@ class Model:
         self._all_tables.clear()
         self._masks.clear()
         self.held.clear()
+        self.returned = None
 
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""

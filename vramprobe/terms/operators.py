@@ -153,7 +153,7 @@ def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: 
     CUDA keeps the statistics in fp32 and, under autocast, computes and returns fp32 (autocast_mode.cpp); the CPU keeps
     them in the input's dtype, or fp32 where the weight is fp32 and the input is not (layer_norm_kernel.cpp).
     """
-    if device == "cuda" and autocast != "none" and value.dtype != "fp32":
+    if device == "cuda" and autocast != "none" and not value.dtype == weight.dtype == "fp32":
         return layer_norm(cast(value, "fp32"), cast(weight, "fp32"), cast(bias, "fp32"), num_rows, device, autocast)
     tape = value.tape
     mixed = weight.dtype != value.dtype
@@ -309,7 +309,7 @@ def dropout(value: Value, rate: float, device: str) -> Value:
 
 
 def fused_attention(query: Value, key: Value, value: Value, num_stats: int, bias: Value | None = None) -> Value:
-    """Flash or memory-efficient attention: saves q, k, v, its output and ``num_stats`` fp32 log-sum-exps, and a mask."""
+    """Flash or memory-efficient attention: saves q, k, v, its output, ``num_stats`` fp32 log-sum-exps, and a mask."""
     tape = query.tape
     out = tape.new_like(query)  # empty_like(query): in the query's layout
     stats = tape.new(num_stats, "fp32")

@@ -215,18 +215,18 @@ def test_the_published_constants_of_quickstart(quickstart: Calibration) -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     spec = cells()[0]
-    bloom = resolve(model="bloomz-560m", method="full", device="cpu", batch_size=1, seq_len=8)
+    t5 = resolve(model="t5-small", method="full", device="cpu", batch_size=1, seq_len=8)
     others = [
         make_record(make_spec(seed=1), outcome=Timeout(limit_seconds=1)),
         make_record(make_spec(seed=2), outcome=Invalid(reasons=["the ledger did not close"])),
         make_oom(make_spec(seed=3, device="cuda")),
         synthetic(cells()[2], instrument="simulated"),
-        make_record(bloom),
+        make_record(t5),
     ]
     found = calibrate([synthetic(spec), *others])
     assert found.num_rows == 1
-    bloom_reason = next(reason for reason in found.left_out if "'bloom'" in reason)
-    assert found.left_out == {"outcome timeout": 1, "outcome invalid": 1, "outcome oom": 1, bloom_reason: 1,
+    t5_reason = next(reason for reason in found.left_out if "'t5'" in reason)
+    assert found.left_out == {"outcome timeout": 1, "outcome invalid": 1, "outcome oom": 1, t5_reason: 1,
                               "simulated, so predicted and not measured": 1}  # fmt: skip
 
 

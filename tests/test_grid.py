@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
 
-from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.fit import fit
 from vramprobe.grid import CellArrays, predict_cells, predict_grid, verdicts
@@ -163,14 +162,6 @@ def test_verdicts_are_those_of_verdict(with_fit: bool, model: MemoryModel) -> No
 def test_sizes_that_cannot_be_are_clear_errors(batch_sizes: list, seq_lens: list, message: str) -> None:
     with pytest.raises(VramprobeError, match=message):
         predict_grid(spec_of(SETUPS[0]), batch_sizes, seq_lens)
-
-
-def test_a_length_beyond_the_sliding_window_has_no_arithmetic() -> None:
-    spec = resolve(model="mistral-7b-v0.3", method="lora", device="cuda", batch_size=1, seq_len=8)
-    windowed = spec.model_copy(update={"architecture": spec.architecture | {"sliding_window": 4096}})
-    assert predict_grid(windowed, 1, [4095, 4096]).is_far.shape == (2,)
-    with pytest.raises(UnsupportedArchitecture, match="sliding window of 4096"):
-        predict_grid(windowed, 1, [4096, 4097])
 
 
 def test_importing_loads_no_numpy() -> None:

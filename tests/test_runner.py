@@ -182,9 +182,7 @@ def test_an_oom_skips_the_larger_cells_behind_it(
     tmp_path: Path, instant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a card of 24 GiB, planned without knowing this family: the second length runs out, the third is not run."""
-    specs = [
-        make_spec(model="gemma-2-9b", method="lora", device="cuda", seq_len=length) for length in (512, 1024, 2048)
-    ]
+    specs = [make_spec(model="t5-large", method="lora", device="cuda", seq_len=length) for length in (512, 1024, 2048)]
     here = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
     monkeypatch.setattr(runner, "require_packages", lambda specs: None)
     instant(lambda spec: 0.0, lambda spec: make_oom(spec).outcome if spec.seq_len >= 1024 else Ok(), here)

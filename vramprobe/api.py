@@ -422,7 +422,6 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
             ) from None
     return largest.largest_count(
         question, one, judge, model=None if engine == "trace" else model, allow_extrapolation=allow,
-        has_arithmetic=engine != "trace",
     )  # fmt: skip
 
 

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from vramprobe import inventories
 from vramprobe.errors import VramprobeError
 
 Role = Literal["linear", "head", "embedding", "norm", "bias"]
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt")
+#: Dense families whose inventories are in inventories.py.
+MORE_DENSE = ("gemma2", "gemma3_text", "phi3", "olmo2", "falcon", "bloom")
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MORE_DENSE)
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 
@@ -73,7 +76,18 @@ class Architecture:
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
     sliding_window: int | None = None
+    #: Which layers look through the window, one by one; empty where all do or there is none.
+    sliding_layers: tuple[bool, ...] = ()
+    own_linears: bool = False  # a linear class of its own, which bitsandbytes leaves alone
+    scales_embedding: bool = False  # by a number that is kept in a buffer
+    num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
+    caps_scores: bool = False  # tanh over the attention's scores, and over the logits
+    caps_logits: bool = False
     parameters: tuple[Parameter, ...] = ()
+
+    def slides(self, layer: int) -> bool:
+        """Whether this layer looks through the window."""
+        return self.sliding_layers[layer] if self.sliding_layers else self.sliding_window is not None
 
     def num_copies(self, parameter: Parameter) -> int:
         """How many tensors of this name pattern the model has."""
@@ -113,6 +127,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
             return _gpt2(checked)
         case "opt":
             return _opt(checked)
+    if model_type in MORE_DENSE:
+        return Architecture(**inventories.of_family(checked, _Inventory()))
     raise UnsupportedArchitecture(
         f"model type {model_type!r} cannot be predicted by this version, which has arithmetic for "
         f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
@@ -138,7 +154,7 @@ class _Config:
                 "or more"
             )
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._wrong(key, "a whole number of 1 or more")
+            raise self.wrong(key, "a whole number of 1 or more")
         return value
 
     def absent_or_size(self, key: str, default: int | None) -> int | None:
@@ -149,29 +165,33 @@ class _Config:
         """A probability or a share."""
         value = self.values.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-            raise self._wrong(key, "a number from 0 to 1")
+            raise self.wrong(key, "a number from 0 to 1")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A yes or no; null counts as no, as in the models' own code."""
         value = self.values.get(key, default)
         if not isinstance(value, bool | None):
-            raise self._wrong(key, "true or false")
+            raise self.wrong(key, "true or false")
         return bool(value)
 
     def text(self, key: str, default: str) -> str:
         """A name."""
         value = self.values.get(key, default)
         if not isinstance(value, str):
-            raise self._wrong(key, "a name in quotes")
+            raise self.wrong(key, "a name in quotes")
         return value
 
     def part(self, key: str) -> _Config:
         """The config nested under this key, empty where there is none."""
         value = self.values.get(key) or {}
         if not isinstance(value, Mapping):
-            raise self._wrong(key, "an object")
+            raise self.wrong(key, "an object")
         return _Config({"model_type": self.model_type, **value})
+
+    def no_arithmetic(self, text: str) -> UnsupportedArchitecture:
+        """An error for a kind of this family that is not counted here."""
+        return UnsupportedArchitecture(f"{self.model_type} with {text}; --engine trace knows it")
 
     def require_multiple(self, key: str, other: str, value: int, divisor: int) -> None:
         """Raise unless ``value``, of this key, is a multiple of ``divisor``, of the other."""
@@ -181,7 +201,8 @@ class _Config:
                 f"of {other}"
             )
 
-    def _wrong(self, key: str, allowed: str) -> VramprobeError:
+    def wrong(self, key: str, allowed: str) -> VramprobeError:
+        """An error for a value that this key cannot have."""
         given = repr(self.values.get(key))
         given = given if len(given) <= 60 else f"{given[:60]}…"
         return VramprobeError(f"the {self.model_type} config.json has {key} {given}; it must be {allowed}")
@@ -255,16 +276,27 @@ def _llama_like(config: _Config) -> Architecture:
     inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(config.size("vocab_size"), hidden, tied)
-    # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well.
+    # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well, and its first layers have none.
     windowed = model_type == "mistral" or config.flag("use_sliding_window", False)
+    sliding = _windows_of_qwen(config) if windowed and model_type != "mistral" else ()
+    if sliding and not any(sliding):
+        windowed, sliding = False, ()
     return Architecture(
         model_type=model_type, num_layers=config.size("num_hidden_layers"),
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"),
         tied=tied, activation=config.text("hidden_act", "silu"), rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
-        sliding_window=config.absent_or_size("sliding_window", 4096) if windowed else None,
+        sliding_window=config.absent_or_size("sliding_window", 4096) if windowed else None, sliding_layers=sliding,
         parameters=tuple(inventory.parameters),
     )  # fmt: skip
+
+
+def _windows_of_qwen(config: _Config) -> tuple[bool, ...]:
+    """Which layers look through the window: those after the first max_window_layers."""
+    num_full = config.values.get("max_window_layers", 28)
+    if not isinstance(num_full, int) or isinstance(num_full, bool) or num_full < 0:
+        raise config.wrong("max_window_layers", "a whole number of 0 or more")
+    return tuple(index >= num_full for index in range(config.size("num_hidden_layers")))
 
 
 def _gpt_neox(config: _Config) -> Architecture:

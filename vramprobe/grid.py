@@ -93,10 +93,13 @@ def predict_grid(
               for s in (True, False)]  # fmt: skip
     parts = []
     for one_row, one_token, where in groups:
-        if where.size:
+        while where.size:
             widest = {"batch_size": 1 if one_row else 2, "seq_len": 1 if one_token else int(length[where].max())}
             course = course_of(spec.model_copy(update=widest))
-            parts.append((where, _predict_course(spec, course, batch[where], length[where], model)))
+            # What is shorter than a sliding window, which makes no mask there, is another course's.
+            alike = length[where] >= (course.arch.sliding_window if course.beyond_window else 1)
+            these, where = where[alike], where[~alike]
+            parts.append((these, _predict_course(spec, course, batch[these], length[these], model)))
     return _joined(parts, batch.size, shape)
 
 

@@ -65,14 +65,13 @@ def largest_count(
     *,
     model: MemoryModel | None = None,
     allow_extrapolation: bool = False,
-    has_arithmetic: bool = True,
 ) -> Largest:
     """The largest batch or length of ``spec``, whose own is not looked at.
 
     Raises VramprobeError where not even 1 fits, and OutOfRange far outside the range of ``model`` unless
     ``allow_extrapolation``; an answer is no larger than what that range vouches for.
     """
-    most, notes = _bounds(question, spec, None if allow_extrapolation else model, has_arithmetic)
+    most, notes = _bounds(question, spec, None if allow_extrapolation else model)
     seen: dict[int, Judged] = {}
 
     def judged(count: int) -> Judged:
@@ -193,17 +192,11 @@ def _last(over: Callable[[int], float], first: int, most: int | None) -> int | N
     return low
 
 
-def _bounds(
-    question: Question, spec: CellSpec, model: MemoryModel | None, has_arithmetic: bool
-) -> tuple[int | None, list[str]]:
+def _bounds(question: Question, spec: CellSpec, model: MemoryModel | None) -> tuple[int | None, list[str]]:
     """(largest count there may be, why) beside memory."""
     bounds = []
-    if question == "seq_len":
-        if spec.learned_positions is not None:
-            bounds.append((spec.learned_positions, f"{spec.model} has {spec.learned_positions} learned positions"))
-        window = architecture(spec.architecture).sliding_window if has_arithmetic else None
-        if window is not None:
-            bounds.append((window, f"beyond the sliding window of {window} there is no arithmetic; --engine trace"))
+    if question == "seq_len" and spec.learned_positions is not None:
+        bounds.append((spec.learned_positions, f"{spec.model} has {spec.learned_positions} learned positions"))
     if model is not None:
         tokens = math.floor(FAR * model.ranges.num_tokens[1])
         other = spec.seq_len if question == "batch_size" else spec.batch_size

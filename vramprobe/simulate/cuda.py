@@ -149,6 +149,15 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
+            # The math path's own products are not cast again (aten/src/ATen/autocast_mode.h, ``WrapFunction_``).
+            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+                return run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def run(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float,
+        is_causal: bool, scale: float | None, enable_gqa: bool,
+    ) -> torch.Tensor:  # fmt: skip
         match backend(chip, query, key, value, attn_mask):
             case "cudnn":
                 bias = None if attn_mask is None else _bias_of(attn_mask, query)

@@ -15,50 +15,74 @@ from vramprobe.terms.tape import Value
 Kernel = Literal["fused", "math", "eager"]
 
 
-def kernel(setup: Setup, dtype: str) -> Kernel:
-    """Which implementation runs on q, k and v of this dtype, without a padding mask.
+def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
+    """Which implementation runs on q, k and v of this dtype; ``masked``: with a mask beside causality.
 
     CPU: the flash kernel takes no dropout (``use_flash_attention_cpp``), so dropout means math. CUDA: flash takes
-    16-bit heads up to 256; else the memory-efficient kernel, which has no grouped heads, so fp32 with grouped heads
-    means math (``sdp_utils.cpp``; to be checked on a GPU).
+    16-bit heads up to 256 and no mask; else the memory-efficient kernel, which has no grouped heads, so fp32 with
+    grouped heads means math (``sdp_utils.cpp``; to be checked on a GPU). With a mask transformers repeats grouped heads
+    (``use_gqa_in_sdpa``), but Falcon's own attention leaves one key head to broadcast, which math alone takes.
     """
+    arch = setup.arch
     if setup.attn == "eager":
         return "eager"
+    grouped = arch.num_kv_heads != arch.num_heads
+    if arch.model_type == "falcon" and grouped:
+        return "math"
     if setup.device == "cpu":
-        return "math" if setup.arch.attention_dropout > 0 else "fused"
-    grouped = setup.arch.num_kv_heads != setup.arch.num_heads
-    return "math" if grouped and (dtype == "fp32" or setup.arch.head_size > 256) else "fused"
+        return "math" if arch.attention_dropout > 0 else "fused"
+    if masked:
+        return "math" if arch.head_size % (4 if dtype == "fp32" else 8) else "fused"
+    return "math" if grouped and (dtype == "fp32" or arch.head_size > 256) else "fused"
 
 
 def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-    """The attention of one layer. ``mask`` is the eager path's causal mask, made once per forward."""
+    """The attention of one layer. ``mask`` is made once per forward: the eager path's, or one of bools."""
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
+    if mask is not None and setup.arch.model_type != "falcon":
+        key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
     if setup.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
         query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
-    if kernel(setup, query.dtype) == "math":
-        return _math(setup, query, key, value)
-    out = op.fused_attention(query, key, value, setup.num_tokens * setup.arch.num_heads)
+    bias = None if mask is None else query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype)
+    if kernel(setup, query.dtype, masked=mask is not None) == "math":
+        return _math(setup, query, key, value, bias)
+    out = op.fused_attention(query, key, value, setup.num_tokens * setup.arch.num_heads, bias)
+    if setup.device == "cuda" and (bias is not None or query.dtype == "fp32"):
+        out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
     return op.contiguous(out)
 
 
-def _num_scores(setup: Setup) -> int:
+def _repeated(query: Value, key: Value, value: Value, *, as_view: bool) -> tuple[Value, Value]:
+    """transformers' ``repeat_kv``, whose expand and reshape of a single head is a view."""
+    if key.numel == query.numel:
+        return key, value
+    return op.repeated(key, query.numel, as_view=as_view), op.repeated(value, query.numel, as_view=as_view)
+
+
+def num_scores(setup: Setup) -> int:
     return setup.batch_size * setup.arch.num_heads * setup.seq_len**2
 
 
-def _math(setup: Setup, query: Value, key: Value, value: Value) -> Value:
+def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | None) -> Value:
     """``_scaled_dot_product_attention_math``: fp32 inside; q and k are scaled and copied for the batched product."""
-    tape = query.tape
     q, k, v = (op.cast(x, "fp32") for x in (query, key, value))
-    if k.numel != q.numel:
+    broadcasts = setup.arch.model_type == "falcon" and k.numel != q.numel  # its products repeat the one head
+    if k.numel != q.numel and not broadcasts:
         k, v = op.repeated(k, q.numel), op.repeated(v, q.numel)
     scaled_query = op.elementwise(q)
-    mask = tape.new(setup.seq_len**2, "fp32")
-    scores = _product(scaled_query, op.elementwise(k), _num_scores(setup), setup.batch_size)
+    mask = query.tape.new(setup.seq_len**2, "fp32") if bias is None else bias
+    scaled_key = op.elementwise(k)
+    if broadcasts:  # after its other operand is laid out
+        scaled_query = op.by_heads(scaled_query, setup.batch_size)
+        scaled_key = op.repeated(scaled_key, q.numel, as_view=setup.batch_size == 1)
+    scores = product(scaled_query, scaled_key, num_scores(setup), setup.batch_size)
     scores = _safe_softmax(scores)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
-    out = op.cast(_product(scores, v, q.numel, setup.batch_size), query.dtype)
-    del q, k, v, scaled_query, scores, mask
+    if broadcasts:
+        v = op.repeated(v, q.numel, as_view=setup.batch_size == 1)
+    out = op.cast(product(scores, v, q.numel, setup.batch_size), query.dtype)
+    del q, k, v, scaled_query, scaled_key, scores, mask, bias
     out.contiguous = False
     return op.contiguous(out)
 
@@ -73,26 +97,28 @@ def _safe_softmax(scores: Value) -> Value:
 
 def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
     """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
-    if key.numel != query.numel:
-        # repeat_kv's expand and reshape is a view of a single head, and so is bmm's operand of a single row.
-        single = setup.batch_size == setup.arch.num_kv_heads == 1
-        key, value = (op.repeated(x, query.numel, as_view=single) for x in (key, value))
+    # The view of a single head is a bmm's operand only for a single row.
+    key, value = _repeated(query, key, value, as_view=setup.batch_size == setup.arch.num_kv_heads == 1)
     dtype = query.dtype
-    scores = _product(query, key, _num_scores(setup), setup.batch_size, setup.autocast)
+    scores = product(query, key, num_scores(setup), setup.batch_size, setup.autocast)
     scores = op.scaled(scores)
+    if setup.arch.caps_scores:
+        scores = op.scaled(scores)
+        scores = op.elementwise(scores, saves="output")
+        scores = op.scaled(scores)
     scores = op.add(scores, mask) if mask is not None else scores
     if setup.arch.model_type == "gpt2":
         scores = op.cast(op.elementwise(scores, saves="output"), value.dtype)
     else:
         scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
-    out = _product(scores, value, query.numel, setup.batch_size, setup.autocast)
+    out = product(scores, value, query.numel, setup.batch_size, setup.autocast)
     out.contiguous = False
     return op.contiguous(out)
 
 
-def _product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
+def product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
     """``torch.matmul`` of two values laid out by heads."""
     if autocast != "none":
-        return _product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
+        return product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
     return op.batched_product(op.by_heads(left, batch_size), op.by_heads(right, batch_size), numel)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, Architecture
+from vramprobe.terms import falcon, relatives
 from vramprobe.terms import operators as op
 from vramprobe.terms.modules import Model
 from vramprobe.terms.tape import MIDDLE_LAYER, TEMPORARY, Checkpoint, Value
@@ -24,9 +25,9 @@ def forward(model: Model) -> Value:
     tape.at("forward", "embedding")
     hidden = embed(model)
     model.held.append(hidden)
-    for index in range(model.num_layers):
-        model.layer = index
-        tape.at("forward", layer_place(model))
+    for index in model.layers:
+        model.enter(index)
+        tape.at("forward", layer_place(model.arch, index))
         hidden = _checkpointed(model, layer, hidden) if model.setup.gradient_checkpointing else layer(model, hidden)
     tape.at("forward", "loss")
     hidden = finish(model, hidden)
@@ -40,19 +41,29 @@ def forward(model: Model) -> Value:
 
 def make_gradients(model: Model) -> None:
     """What an earlier micro-step leaves: a gradient of every trained weight, alive throughout this one."""
-    for index in range(model.num_layers):
+    for index in model.layers:
         model.layer = index
-        model.tape.at("forward", layer_place(model))
+        model.tape.at("forward", layer_place(model.arch, index))
         for name, tensor in model.tensors.items():
             if tensor.trained and (tensor.per_layer or index == 0):
                 model.tape.make_gradient(model.weight(name))
 
 
-def layer_place(model: Model) -> str:
-    """Where in the depth the current layer is; memory is linear in between."""
-    if model.layer == model.num_layers - 1:
+def layer_place(arch: Architecture, layer: int) -> str:
+    """Where in the depth a layer is; memory is linear between layers of one place.
+
+    Layers that look through a window and layers that see everything are handed tables and masks of their own, and below
+    the first of the others, backward has none of theirs left.
+    """
+    if layer == arch.num_layers - 1:
         return "last layer"
-    return "first layer" if model.layer == 0 else MIDDLE_LAYER
+    if layer == 0:
+        return "first layer"
+    if len(set(arch.sliding_layers)) < 2:
+        return MIDDLE_LAYER
+    slides = arch.sliding_layers[layer]
+    kind = "that slides" if slides else "that sees all"
+    return f"{MIDDLE_LAYER} {kind}" + ("" if (not slides) in arch.sliding_layers[:layer] else ", near the first")
 
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
@@ -81,7 +92,7 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
 def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]:
     """(embedding, one layer, what comes after the last layer) of a family."""
     if arch.model_type in LLAMA_LIKE:
-        return _llama_embed, _llama_layer, lambda model, hidden: model.rms_norm("model.norm", hidden)
+        return _llama_embed, _llama_layer, _llama_finish
     match arch.model_type:
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
@@ -89,6 +100,16 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
             return _gpt2_embed, _gpt2_layer, lambda model, hidden: model.layer_norm("transformer.ln_f", hidden)
         case "opt":
             return _opt_embed, _opt_layer, _opt_finish
+        case "gemma2" | "gemma3_text":
+            return _llama_embed, relatives.gemma_layer, _llama_finish
+        case "phi3":
+            return _llama_embed, relatives.phi3_layer, _llama_finish
+        case "olmo2":
+            return _llama_embed, relatives.olmo2_layer, _llama_finish
+        case "falcon":
+            return falcon.falcon_embed, falcon.falcon_layer, falcon.finish
+        case "bloom":
+            return falcon.bloom_embed, falcon.bloom_layer, falcon.finish
     raise AssertionError(f"architecture() knows {arch.model_type}, this walk does not")
 
 
@@ -123,10 +144,11 @@ def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
 
 
 def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
-    gate = model.activation(model.linear(prefix + "gate_proj", x))
-    product = op.mul(gate, model.linear(prefix + "up_proj", x))
-    del gate
-    return model.linear(prefix + "down_proj", product)
+    return model.gated_mlp(prefix, x)
+
+
+def _llama_finish(model: Model, hidden: Value) -> Value:
+    return model.rms_norm("model.norm", hidden)
 
 
 def _neox_embed(model: Model) -> Value:

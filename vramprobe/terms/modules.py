@@ -6,6 +6,8 @@ autocast, quantisation (bitsandbytes) and adapters (peft). Never imports torch o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import operators as op
 from vramprobe.terms.attention import attend
@@ -17,17 +19,21 @@ from vramprobe.terms.tape import Tape, Value
 class Model:
     """A model on a tape: its weights as constants, its batch's sizes, and the rules of its linears and norms."""
 
-    def __init__(self, tape: Tape, setup: Setup, num_layers: int) -> None:
-        self.tape, self.setup, self.arch, self.num_layers = tape, setup, setup.arch, num_layers
+    def __init__(self, tape: Tape, setup: Setup, layers: Sequence[int]) -> None:
+        self.tape, self.setup, self.arch, self.layers = tape, setup, setup.arch, layers
         self.num_tokens, self.device = setup.num_tokens, setup.device
         self.tensors = {tensor.name: tensor for tensor in setup.tensors}
         self.layer = 0
         self._weights: dict[tuple[str, int], Value] = {}
         self._cast_cache: dict[Value, Value] = {}
         self._inputs: list[Value] = []  # required to have a gradient, and so held by the graph
-        self.tables: tuple[Value, Value] | None = None  # rotary cos and sin
-        self.shared: tuple[Value, ...] = ()  # position ids and mask: alive in forward, and held by every checkpoint
+        # What the layer is handed, and what its checkpoint holds: rotary cos and sin; position ids and mask.
+        self.tables: tuple[Value, Value] | None = None
+        self.shared: tuple[Value, ...] = ()
+        self._all_tables: list[tuple[Value, Value]] = []  # alive in forward, for layers of each kind
+        self._masks: dict[bool, Value] = {}  # by whether the layer slides
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
+        self.returned: Value | None = None  # what a layer returns beside its output; kept until the next one returns
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -48,7 +54,8 @@ class Model:
             return self._cast_cache[weight]
         with self.tape.cause("cast_copies"):
             copy = op.cast(weight, self.setup.autocast)
-        if weight.needs_grad:
+        # A linear class of its own multiplies by weight.T, a view, and the cache takes none.
+        if weight.needs_grad and not (self.arch.own_linears and "{layer}" in name and ".lora_" not in name):
             self._cast_cache[weight] = copy
         return copy
 
@@ -69,7 +76,11 @@ class Model:
         return self._quantised(name, value, tensor) if tensor.quantised else self._plain(name, value)
 
     def _plain(self, name: str, value: Value) -> Value:
-        bias = self._autocast_weight(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+        has_bias = f"{name}.bias" in self.tensors
+        if has_bias and self.arch.own_linears:
+            out = self._matmul(value, f"{name}.weight", None, self.num_out(name))
+            return op.add(out, self.weight(f"{name}.bias"))
+        bias = self._autocast_weight(f"{name}.bias") if has_bias else None
         return self._matmul(value, f"{name}.weight", bias, self.num_out(name))
 
     def _matmul(self, value: Value, weight_name: str, bias: Value | None, num_out: int) -> Value:
@@ -143,9 +154,23 @@ class Model:
         return op.cast(result, dtype)
 
     def rms_norm(self, name: str, value: Value) -> Value:
-        """A LlamaRMSNorm over rows as wide as its weight."""
+        """The family's RMSNorm over rows as wide as its weight."""
         weight = self.weight(f"{name}.weight")
-        return op.rms_norm(value, weight, value.numel // weight.numel)
+        match self.arch.model_type:
+            case "gemma2" | "gemma3_text":
+                norm = op.rms_norm_around_one
+            case "olmo2":
+                norm = op.rms_norm_weighted_in_fp32
+            case _:
+                norm = op.rms_norm
+        return norm(value, weight, value.numel // weight.numel)
+
+    def gated_mlp(self, prefix: str, x: Value) -> Value:
+        """``down(act(gate(x)) * up(x))``."""
+        gate = self.activation(self.linear(prefix + "gate_proj", x))
+        product = op.mul(gate, self.linear(prefix + "up_proj", x))
+        del gate
+        return self.linear(prefix + "down_proj", product)
 
     def layer_norm(self, name: str, value: Value) -> Value:
         """An ``nn.LayerNorm``."""
@@ -172,6 +197,8 @@ class Model:
         rows need a gradient (peft's enable_input_require_grads)."""
         tensor = self.tensors[name]
         out = op.embedding(num_ids, self.weight(name), tensor.shape[1], ids)
+        if self.arch.scales_embedding:
+            out = op.elementwise(out)
         if self.setup.gradient_checkpointing and not tensor.trained and ids is None:
             self.tape.require_grad(out)
             self._inputs.append(out)
@@ -180,32 +207,66 @@ class Model:
     def logits(self, hidden: Value) -> Value:
         """The output head; a tied one is the embedding's own table."""
         name = "lm_head.weight" if "lm_head.weight" in self.tensors else next(iter(self.tensors))
-        return self._matmul(hidden, name, None, self.arch.vocab_size)
+        logits = self._matmul(hidden, name, None, self.arch.vocab_size)
+        if self.arch.caps_logits:
+            logits = op.scaled(logits)
+            logits = op.elementwise(logits, saves="output")
+            logits = op.scaled(logits)
+        return logits
 
-    def share(self, position_ids: Value, dtype: str) -> None:
-        """Make what every layer is handed: the position ids, and the eager path's mask in the embeddings' dtype."""
-        setup, mask = self.setup, ()
+    def enter(self, layer: int) -> None:
+        """Go on to this layer, with what the model's own forward hands it."""
+        slides = self.arch.slides(layer)
+        self.layer = layer
+        if self._all_tables:
+            self.tables = self._all_tables[slides and len(self._all_tables) > 1]
+        mask = self._masks.get(slides)
+        self.shared = self.shared[:1] if mask is None else (self.shared[0], mask)
+
+    def share(self, first: Value, dtype: str) -> None:
+        """Make what layers are handed: ``first`` (position ids, or what is there instead) and masks, each for layers
+        that slide or for those that do not: bools where SDPA needs one, eager in the embeddings' dtype.
+        """
+        setup, arch, numel = self.setup, self.arch, self.setup.seq_len**2
+        self.shared = (first,)
+        kinds = {arch.slides(layer) for layer in range(arch.num_layers)}
         if setup.attn == "eager":
-            mask = (self.tape.new(setup.batch_size * setup.seq_len**2, dtype),)
-        self.shared = (position_ids, *mask)
+            if arch.model_type in ("gemma2", "gemma3_text") or arch.sliding_layers:
+                kinds = {True, False}  # these make both
+            self._masks = {slides: self.tape.new(setup.batch_size * numel, dtype) for slides in sorted(kinds)}
+        elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
+            # Falcon asks for a mask always (allow_is_causal_skip=False).
+            self._masks = {arch.model_type != "falcon": self.tape.new(numel, "bool")}
+
+    @property
+    def mask(self) -> Value | None:
+        """The mask that the layer is handed."""
+        return self.shared[1] if len(self.shared) > 1 else None
 
     def attend(self, query: Value, key: Value, value: Value) -> Value:
         """The layer's attention."""
-        return attend(self.setup, query, key, value, self.shared[1] if self.setup.attn == "eager" else None)
+        return attend(self.setup, query, key, value, self.mask)
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""
         self.tables, self.shared = None, ()
+        self._all_tables.clear()
+        self._masks.clear()
         self.held.clear()
+        self.returned = None
 
     def make_rotary_tables(self, dtype: str) -> None:
-        """The rotary cos and sin, shared by every layer; the head's own half is repeated."""
+        """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""
         numel = self.setup.seq_len * self.arch.rotary_size
-        # cos, sin and their cast copies: computed in fp32 without a graph, then cast to the hidden states' dtype.
-        angles = self.tape.new(numel, "fp32")
-        cos, sin = op.value_like(angles), op.value_like(angles)
-        self.tables = (op.cast(cos, dtype), op.cast(sin, dtype))
+        if self.arch.model_type == "olmo2":  # which turns heads in fp32
+            dtype = "fp32"
+        for _ in range(self.arch.num_rotary_tables):
+            # cos, sin and their cast copies: computed in fp32 without a graph, then cast to the hidden states' dtype.
+            angles = self.tape.new(numel, "fp32")
+            cos, sin = op.value_like(angles), op.value_like(angles)
+            self._all_tables.append((op.cast(cos, dtype), op.cast(sin, dtype)))
 
     def rotary(self, value: Value) -> Value:
         """Queries or keys, rotated by the tables."""
-        return op.rotary(value, *self.tables, self.arch.rotary_size)
+        rotated = op.rotary(value, *self.tables, self.arch.rotary_size)
+        return op.cast(rotated, value.dtype) if self.arch.model_type == "olmo2" else rotated

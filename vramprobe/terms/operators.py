@@ -27,11 +27,14 @@ def cast(value: Value, dtype: str) -> Value:
     return out
 
 
-def add(left: Value, right: Value) -> Value:
-    """``left + right``: saves nothing; backward hands the same gradient to both, cast to each one's dtype."""
+def add(left: Value, right: Value, *, in_place: bool = False) -> Value:
+    """``left + right``: saves nothing; backward hands the same gradient to both, cast to each one's dtype.
+
+    ``in_place`` is ``left += right``.
+    """
     tape = left.tape
     big = left if left.numel >= right.numel else right
-    out = tape.new_like(big, wider(left.dtype, right.dtype))
+    out = tape.view(left) if in_place else tape.new_like(big, wider(left.dtype, right.dtype))
     wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
 
     def backward(grads: list[Value]) -> list[Value | None]:
@@ -77,9 +80,12 @@ def elementwise(value: Value, saves: str = "", dtype: str | None = None) -> Valu
     return out
 
 
-def scaled(value: Value) -> Value:
-    """``value * number``: the number is wrapped in an 8-byte tensor, and that is what multiplication saves."""
-    out = value_like(value)
+def scaled(value: Value, *, in_place: bool = False) -> Value:
+    """``value * number``: the number is wrapped in an 8-byte tensor, and that is what multiplication saves.
+
+    ``in_place`` is ``value *= number``.
+    """
+    out = value.tape.view(value) if in_place else value_like(value)
     number = value.tape.new(1, "int64")
 
     def backward(grads: list[Value]) -> list[Value | None]:
@@ -120,19 +126,34 @@ def mean_of_rows(value: Value, num_rows: int) -> Value:
 
 def rms_norm(value: Value, weight: Value, num_rows: int) -> Value:
     """transformers' LlamaRMSNorm line by line: fp32 inside, the input's dtype outside."""
+    return mul(weight, cast(_normalised(value, num_rows), value.dtype))
+
+
+def rms_norm_weighted_in_fp32(value: Value, weight: Value, num_rows: int) -> Value:
+    """OLMo 2's: the weight is multiplied before the way back to the input's dtype."""
+    return cast(mul(weight, _normalised(value, num_rows)), value.dtype)
+
+
+def rms_norm_around_one(value: Value, weight: Value, num_rows: int) -> Value:
+    """Gemma's: ``(x * (1 + weight.float())).type_as(x)``, the weight counted from 1."""
+    hidden = _normalised(value, num_rows)
+    hidden = mul(hidden, elementwise(cast(weight, "fp32")))
+    return cast(hidden, value.dtype)
+
+
+def _normalised(value: Value, num_rows: int) -> Value:
     hidden = cast(value, "fp32")
     variance = mean_of_rows(power(hidden), num_rows)
-    hidden = mul(hidden, elementwise(elementwise(variance), saves="output"))
-    return mul(weight, cast(hidden, value.dtype))
+    return mul(hidden, elementwise(elementwise(variance), saves="output"))
 
 
 def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: str, autocast: str) -> Value:
-    """``nn.LayerNorm``: saves its input and the rows' mean and inverse deviation.
+    """``nn.LayerNorm``: saves its input, weight, bias and the rows' mean and inverse deviation.
 
     CUDA keeps the statistics in fp32 and, under autocast, computes and returns fp32 (autocast_mode.cpp); the CPU keeps
     them in the input's dtype, or fp32 where the weight is fp32 and the input is not (layer_norm_kernel.cpp).
     """
-    if device == "cuda" and autocast != "none" and value.dtype != "fp32":
+    if device == "cuda" and autocast != "none" and not value.dtype == weight.dtype == "fp32":
         return layer_norm(cast(value, "fp32"), cast(weight, "fp32"), cast(bias, "fp32"), num_rows, device, autocast)
     tape = value.tape
     mixed = weight.dtype != value.dtype
@@ -146,7 +167,7 @@ def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: 
         sides = [tape.new(width, weight_dtype) if trained else None for _ in range(2)]
         return [grad, *sides]
 
-    tape.record([value, weight, bias], [out], [value, mean, deviation], backward)
+    tape.record([value, weight, bias], [out], [value, weight, bias, mean, deviation], backward)
     return out
 
 
@@ -197,6 +218,14 @@ def heads(value: Value) -> Value:
     return out
 
 
+def chosen(value: Value, numel: int) -> Value:
+    """``value[..., [index], :]``: a copy; saves the index (8 bytes); backward adds into zeros of the full size."""
+    full, out = value.numel, value.tape.new(numel, value.dtype)
+    index = value.tape.new(1, "int64")
+    value.tape.record([value], [out], [index], lambda grads: [grads[0].tape.new(full, grads[0].dtype)])
+    return out
+
+
 def part(value: Value, numel: int) -> Value:
     """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size."""
     full = value.numel
@@ -208,6 +237,13 @@ def part(value: Value, numel: int) -> Value:
 
     out = value.tape.view(value, numel)
     value.tape.record([value], [out], [], backward)
+    return out
+
+
+def whole(value: Value) -> Value:
+    """``value[..., :n]`` of all that there is: an alias."""
+    out = value.tape.view(value)
+    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.view(grads[0])])
     return out
 
 
@@ -272,8 +308,8 @@ def dropout(value: Value, rate: float, device: str) -> Value:
     return mul(value, tape.new_like(value))
 
 
-def fused_attention(query: Value, key: Value, value: Value, num_stats: int) -> Value:
-    """Flash or memory-efficient attention: saves q, k, v, its output and ``num_stats`` fp32 log-sum-exps."""
+def fused_attention(query: Value, key: Value, value: Value, num_stats: int, bias: Value | None = None) -> Value:
+    """Flash or memory-efficient attention: saves q, k, v, its output, ``num_stats`` fp32 log-sum-exps, and a mask."""
     tape = query.tape
     out = tape.new_like(query)  # empty_like(query): in the query's layout
     stats = tape.new(num_stats, "fp32")
@@ -282,7 +318,8 @@ def fused_attention(query: Value, key: Value, value: Value, num_stats: int) -> V
     def backward(grads: list[Value]) -> list[Value | None]:
         return [tape.new(size, grads[0].dtype) for size in sizes]
 
-    tape.record([query, key, value], [out], [query, key, value, out, stats], backward)
+    masks = [bias] if bias is not None else []
+    tape.record([query, key, value], [out], [query, key, value, out, stats, *masks], backward)
     return out
 
 
@@ -339,6 +376,23 @@ def gelu_new(value: Value, *, fp32_power: bool) -> Value:
     inner = elementwise(inner, saves="output")
     inner = elementwise(inner)
     return mul(half, inner)
+
+
+def bloom_gelu(value: Value) -> Value:
+    """BLOOM's GeLUFunction, which saves its input: ``x * 0.5 * (1 + tanh(0.797 * x * (1 + 0.044715 * x * x)))``.
+
+    Its backward is written out in Python too; the numbers below are the values alive at its highest moment.
+    """
+
+    def backward(grads: list[Value]) -> list[Value | None]:
+        made = [value_like(grads[0]) for _ in range(5)]
+        return [made[0]]
+
+    others = [value_like(value) for _ in range(3)]
+    del others
+    out = value_like(value)
+    value.tape.record([value], [out], [value], backward)
+    return out
 
 
 def cross_entropy(logits: Value, batch_size: int, seq_len: int) -> Value:

@@ -56,19 +56,20 @@ def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
     full = spec.method == "full"
     base = []
     for p in arch.parameters:
-        quantised = spec.quant != "none" and p.role == "linear"
+        quantised = spec.quant != "none" and p.role == "linear" and not arch.own_linears
         # bitsandbytes stores out × in; GPT-2's Conv1D is turned round when it is quantised.
         shape = p.shape[::-1] if quantised and arch.model_type == "gpt2" else p.shape
-        dtype = spec.dtype if full else _base_dtype(spec, p)
+        dtype = spec.dtype if full else _base_dtype(spec, p, own_linear=arch.own_linears)
         base.append(Tensor(p.name, shape, dtype, full, quantised, p.role, p.per_layer, arch.num_copies(p)))
     return tuple(base if full else base + _adapters(spec, arch))
 
 
-def _base_dtype(spec: CellSpec, parameter: Parameter) -> str:
+def _base_dtype(spec: CellSpec, parameter: Parameter, *, own_linear: bool) -> str:
     name, role = parameter.name, parameter.role
-    if role == "linear" and spec.quant != "none":
+    is_quantised = spec.quant != "none" and not own_linear  # its linear layers
+    if role == "linear" and is_quantised:
         return spec.dtype  # the compute dtype
-    if role == "bias" and spec.quant != "none":
+    if role == "bias" and is_quantised:
         # bitsandbytes casts a layer's bias for good in the first forward: Linear4bit to its compute dtype, Linear8bitLt
         # to its input's, which under autocast is 16 bit behind another product.
         if spec.quant != "int8":
@@ -123,9 +124,12 @@ def weights_bytes(tensors: Sequence[Tensor], quant: str) -> int:
     return sum((quantised_bytes(t, quant) if t.quantised else t.num_bytes) * t.num_copies for t in tensors)
 
 
-def buffers_bytes(arch: Architecture) -> int:
-    """The rotary embedding's ``inv_freq`` and ``original_inv_freq``, fp32, once for the model."""
-    return 2 * (arch.rotary_size // 2) * 4
+def buffers_bytes(arch: Architecture, dtype: str) -> int:
+    """The rotary embedding's ``inv_freq`` and ``original_inv_freq``, fp32, once for the model or for each kind of
+    layer; the number that scales embeddings, in the dtype the model is made in.
+    """
+    scale = ITEMSIZE_BYTES[dtype] if arch.scales_embedding else 0
+    return arch.num_rotary_tables * 2 * (arch.rotary_size // 2) * 4 + scale
 
 
 def quantised_bytes(tensor: Tensor, quant: str) -> int:

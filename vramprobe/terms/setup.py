@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vramprobe.architecture import Architecture, UnsupportedArchitecture
+from vramprobe.architecture import Architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.sizes import OpenSizes, open_sizes
@@ -32,6 +32,7 @@ class Setup:
     lora_dropout: float
     gradient_checkpointing: bool
     accumulates: bool  # more than one micro-step per step
+    beyond_window: bool  # so long that a sliding window hides something
 
     @property
     def batch_size(self) -> int:
@@ -50,21 +51,18 @@ class Setup:
 
 
 def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) -> Setup:
-    """The Setup of a cell. Raises UnsupportedArchitecture where it is longer than a sliding window."""
-    require_in_window(arch, spec.seq_len)
+    """The Setup of a cell."""
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
         arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant, autocast=spec.autocast,
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, gradient_checkpointing=spec.gradient_checkpointing,
-        accumulates=spec.grad_accum > 1,
+        accumulates=spec.grad_accum > 1, beyond_window=is_beyond_window(arch, spec.seq_len),
     )  # fmt: skip
 
 
-def require_in_window(arch: Architecture, seq_len: int) -> None:
-    """Raise UnsupportedArchitecture for a sequence that is longer than the model's sliding window."""
-    if arch.sliding_window is not None and seq_len > arch.sliding_window:
-        raise UnsupportedArchitecture(
-            f"seq_len {seq_len} is longer than the model's sliding window of {arch.sliding_window}: the mask "
-            "that makes is not in the formula engine; measure the cell, or use a shorter sequence"
-        )
+def is_beyond_window(arch: Architecture, seq_len: int) -> bool:
+    """Whether transformers makes a mask for the sliding window: from its own length on, though that hides nothing yet
+    (masking_utils._ignore_causal_mask_sdpa).
+    """
+    return arch.sliding_window is not None and seq_len >= arch.sliding_window

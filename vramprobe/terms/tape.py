@@ -33,7 +33,8 @@ Place = tuple[str, str]  # a phase, and where in it
 Peak = tuple[int, dict[str, int]]  # a moment that may be the highest of its place: live bytes, and the same by cause
 Covers = Callable[[int, int], bool]  # whether the first size is at least the second, however the open ones turn out
 
-#: The place of all layers but the first and the last; memory is linear in their number.
+#: The place of all layers but the first and the last; memory is linear in their number. Where they are of several
+#: kinds, each has a place that begins so.
 MIDDLE_LAYER = "a middle layer"
 
 
@@ -50,10 +51,11 @@ def highest(peaks: Iterable[Peak], covers: Covers) -> list[Peak]:
 class Storage:
     """One allocation. It is freed when the last Value on it dies."""
 
-    __slots__ = ("cause", "in_middle_layer", "num_bytes", "num_values")
+    __slots__ = ("cause", "middle_layer_bytes", "num_bytes", "num_values")
 
-    def __init__(self, num_bytes: int, cause: str, in_middle_layer: bool) -> None:
-        self.num_bytes, self.cause, self.in_middle_layer = num_bytes, cause, in_middle_layer
+    def __init__(self, num_bytes: int, cause: str, middle_layer_bytes: dict[str, int] | None) -> None:
+        self.num_bytes, self.cause = num_bytes, cause
+        self.middle_layer_bytes = middle_layer_bytes  # the account of the middle layer that made it
         self.num_values = 1  # the one it is made for
 
 
@@ -167,10 +169,11 @@ class Tape:
         self.live_bytes = dict.fromkeys(CAUSES, 0)
         self.total_bytes = 0
         self.place: Place = ("forward", "start")
-        #: By place: what of a middle layer's was alive, by cause, when the step last came there.
-        self.middle_layer_held: dict[Place, dict[str, int]] = {}
-        self._middle_layer_bytes = dict.fromkeys(CAUSES, 0)
-        self._in_middle_layer = False
+        #: By place: what of each middle layer's was alive when the step last came there, by its own place's name and by
+        #: cause.
+        self.middle_layer_held: dict[Place, dict[str, dict[str, int]]] = {}
+        self._middle_layers: dict[str, dict[str, int]] = {}
+        self._middle_layer_bytes: dict[str, int] | None = None  # of the middle layer that the step is in
         self._covers = covers
         self._peaks: dict[Place, list[Peak]] = {}
         self._peaks_here: list[Peak] = []
@@ -210,8 +213,8 @@ class Tape:
         cause, num_bytes = storage.cause, storage.num_bytes
         self.live_bytes[cause] -= num_bytes
         self.total_bytes -= num_bytes
-        if storage.in_middle_layer:
-            self._middle_layer_bytes[cause] -= num_bytes
+        if storage.middle_layer_bytes is not None:
+            storage.middle_layer_bytes[cause] -= num_bytes
 
     def at(self, phase: str, place: str) -> None:
         """From here on, moments belong to this place of this phase."""
@@ -220,9 +223,11 @@ class Tape:
 
     def _go_to(self, place: Place) -> None:
         self._look()
-        self.place, self._in_middle_layer = place, place[1] == MIDDLE_LAYER
+        self.place, self._middle_layer_bytes = place, None
+        if place[1].startswith(MIDDLE_LAYER):
+            self._middle_layer_bytes = self._middle_layers.setdefault(place[1], dict.fromkeys(CAUSES, 0))
         self._peaks_here = self._peaks.get(place, [])
-        self.middle_layer_held[place] = self._middle_layer_bytes.copy()
+        self.middle_layer_held[place] = {name: held.copy() for name, held in self._middle_layers.items()}
 
     @contextmanager
     def cause(self, name: str, saved: str | None = None) -> Iterator[None]:
@@ -248,11 +253,12 @@ class Tape:
         cause, num_bytes = cause or self._cause, numel * ITEMSIZE_BYTES[dtype]
         self.live_bytes[cause] += num_bytes
         self.total_bytes += num_bytes
-        if self._in_middle_layer:
-            self._middle_layer_bytes[cause] += num_bytes
+        middle_layer_bytes = self._middle_layer_bytes
+        if middle_layer_bytes is not None:
+            middle_layer_bytes[cause] += num_bytes
         if num_bytes:
             self._rising = True
-        return Value(self, numel, dtype, Storage(num_bytes, cause, self._in_middle_layer))
+        return Value(self, numel, dtype, Storage(num_bytes, cause, middle_layer_bytes))
 
     def new_like(self, value: Value, dtype: str | None = None) -> Value:
         """Allocate as many elements as ``value`` has, in its layout."""
@@ -334,9 +340,9 @@ class Tape:
         self._look()
         self.live_bytes[before] -= num_bytes
         self.live_bytes[cause] += num_bytes
-        if storage.in_middle_layer:
-            self._middle_layer_bytes[before] -= num_bytes
-            self._middle_layer_bytes[cause] += num_bytes
+        if storage.middle_layer_bytes is not None:
+            storage.middle_layer_bytes[before] -= num_bytes
+            storage.middle_layer_bytes[cause] += num_bytes
         storage.cause, self._rising = cause, num_bytes > 0
 
     def make_gradient(self, leaf: Value) -> None:

@@ -1,36 +1,41 @@
 """Walk: one steady step of a model on the tape, and how high memory is in each place of it.
 
-In: a Setup. Out: a Walk, which answers for every batch and length. Three layers are walked; the middle one stands for
-all others of a deeper model, since memory is linear in their number. Never imports torch or the workload.
+In: a Setup. Out: a Walk, which answers for every batch and length. The first layer, the last and one of each kind in
+between are walked, which stands for all of its kind, since memory is linear in their number. Never imports torch or the
+workload.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from vramprobe.architecture import Architecture
 from vramprobe.terms import families
 from vramprobe.terms.modules import Model
 from vramprobe.terms.setup import Setup
 from vramprobe.terms.sizes import Digits, OpenSizes, monomials
-from vramprobe.terms.tape import MIDDLE_LAYER, Peak, Place, Tape
+from vramprobe.terms.tape import Peak, Place, Tape, highest
 
-_END = ("backward", "end")
+_START, _END = ("forward", "embedding"), ("backward", "end")
 
-#: What each middle layer that is not walked holds, for each place that is: as much as the walked one does on coming to
-#: this other place. In backward, a middle layer may be highest as the uppermost of them or as the lowest.
-_OTHERS_HOLD: dict[Place, tuple[Place, ...]] = {
-    ("forward", "embedding"): (("forward", "embedding"),),
-    ("forward", "first layer"): (("forward", "embedding"),),
-    ("forward", MIDDLE_LAYER): (("forward", "loss"),),
-    ("forward", "last layer"): (("forward", "loss"),),
-    ("forward", "loss"): (("forward", "loss"),),
-    ("backward", "loss"): (("backward", "loss"),),
-    ("backward", "last layer"): (("backward", "loss"),),
-    ("backward", MIDDLE_LAYER): (("backward", "loss"), _END),
-    ("backward", "first layer"): (_END,),
-    ("backward", "embedding"): (_END,),
+#: What each middle layer that is not walked holds, for each place that is none of theirs: as much as the walked one of
+#: its kind does on coming to this other place.
+_OTHERS_HOLD: dict[Place, Place] = {
+    ("forward", "embedding"): _START,
+    ("forward", "first layer"): _START,
+    ("forward", "last layer"): ("forward", "loss"),
+    ("forward", "loss"): ("forward", "loss"),
+    ("backward", "loss"): ("backward", "loss"),
+    ("backward", "last layer"): ("backward", "loss"),
+    ("backward", "first layer"): _END,
+    ("backward", "embedding"): _END,
 }
+#: For the places of middle layers: on coming where the layers below hold what they hold then, and those above.
+_BELOW = {"forward": ("forward", "loss"), "backward": ("backward", "loss")}
+_ABOVE = {"forward": _START, "backward": _END}
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,25 @@ class Walk:
 @lru_cache(maxsize=512)
 def walk_of(setup: Setup) -> Walk:
     """The Walk of a model as deep as it is."""
-    return walk_layers(setup, min(setup.arch.num_layers, 3))
+    return walk_layers(setup, _one_of_each_kind(setup.arch))
 
 
-def walk_layers(setup: Setup, num_layers: int) -> Walk:
-    """The same by walking so many layers: all that there are, or three.
+def _one_of_each_kind(arch: Architecture) -> list[int]:
+    """The first layer of each place: all of a shallow model."""
+    found: dict[str, int] = {}
+    for layer in range(arch.num_layers):
+        found.setdefault(families.layer_place(arch, layer), layer)
+    return sorted(found.values())
+
+
+def walk_layers(setup: Setup, layers: Sequence[int]) -> Walk:
+    """The same by walking these layers: all that there are, or one of each kind.
 
     Of several micro-steps a later one is walked: gradients are alive throughout, so the first is nowhere higher.
     """
-    num_others, sizes = setup.arch.num_layers - num_layers, setup.sizes
-    assert num_others == 0 or num_layers == 3
+    sizes = setup.sizes
     tape = Tape(sizes.covers)
-    model = Model(tape, setup, num_layers)
+    model = Model(tape, setup, layers)
     if setup.accumulates:
         families.make_gradients(model)
         tape.take_peaks()  # that was no part of the step
@@ -93,20 +105,84 @@ def walk_layers(setup: Setup, num_layers: int) -> Walk:
     tape.backward(loss.node, tape.new(1, "fp32"))
     tape.at(*_END)
     peaks, held = tape.take_peaks(), tape.middle_layer_held
-    if num_others:
-        saved += num_others * (_sum(held["backward", "loss"]) - _sum(held["forward", "embedding"]))
+    if len(layers) < setup.arch.num_layers:
+        others = _Others(setup.arch, layers, held)
+        saved += sum(total for total, _ in others.more(_BELOW["backward"])) - sum(
+            total for total, _ in others.more(_START)
+        )
         peaks = {
-            place: [_with(peak, num_others, held[other]) for other in _OTHERS_HOLD[place] for peak in found]
+            place: highest([_plus(peak, more) for more in others.around(place) for peak in found], sizes.covers)
             for place, found in peaks.items()
         }
     return Walk(sizes, saved, peaks)
 
 
-def _with(peak: Peak, num_layers: int, held: dict[str, int]) -> Peak:
-    """The peak of a model with so many layers more, each of which holds this."""
-    total, by_cause = peak
-    more = {cause: by_cause[cause] + num_layers * num_bytes for cause, num_bytes in held.items() if num_bytes}
-    return total + num_layers * _sum(held), by_cause | more
+class _Others:
+    """The middle layers that are not walked, and what they hold while the step is elsewhere."""
+
+    def __init__(self, arch: Architecture, walked: Sequence[int], held: dict[Place, dict[str, dict[str, int]]]) -> None:
+        #: The place's name of each middle layer, from the lowest.
+        self.names = [families.layer_place(arch, layer) for layer in range(1, arch.num_layers - 1)]
+        self.walked = [layer - 1 for layer in walked[1:-1]]
+        self.held = {place: {name: (_sum(by_cause), by_cause) for name, by_cause in names.items()}
+                     for place, names in held.items()}  # fmt: skip
+
+    def more(self, place: Place) -> list[Peak]:
+        """What those hold that are not walked, on coming to this place."""
+        counts = Counter(self.names)
+        counts.subtract(self.names[position] for position in self.walked)
+        return self._times(counts, place)
+
+    def around(self, place: Place) -> list[list[Peak]]:
+        """The same while the step is at this place: where it is a middle layer's, for each that may be highest."""
+        phase, name = place
+        if name not in self.names:
+            return [self.more(_OTHERS_HOLD[place])]
+        walked = self.walked[[self.names[position] for position in self.walked].index(name)]
+        return [
+            self._times(self._counts(position, walked, above=False), _BELOW[phase])
+            + self._times(self._counts(position, walked, above=True), _ABOVE[phase])
+            for position in self._candidates(phase, name)
+        ]
+
+    def _counts(self, position: int, walked: int, *, above: bool) -> Counter[str]:
+        """By name, the layers on this side of a position, less those that are walked on this side of its stand-in."""
+        names, here = self.names, slice(position + 1, None) if above else slice(position)
+        counts = Counter(names[here])
+        counts.subtract(names[other] for other in self.walked if (other > walked if above else other < walked))
+        return counts
+
+    def _candidates(self, phase: str, name: str) -> list[int]:
+        """Where a layer of this name may be highest. Going forward that is the last one. In backward memory is linear
+        over whole periods of the pattern, so it is one of the first period or of the last.
+        """
+        positions = [position for position, other in enumerate(self.names) if other == name]
+        if phase == "forward":
+            return positions[-1:]
+        size = len(self.names)
+        period = next(shift for shift in range(1, size + 1) if _repeats(self.names, shift))
+        return [position for position in positions if min(position - positions[0], size - 1 - position) < period]
+
+    def _times(self, counts: Counter[str], place: Place) -> list[Peak]:
+        held = self.held.get(place, {})
+        return [(number * held[name][0], {cause: number * size for cause, size in held[name][1].items() if size})
+                for name, number in counts.items() if number and name in held]  # fmt: skip
+
+
+def _repeats(names: list[str], shift: int) -> bool:
+    """Whether the pattern begins again after so many layers, but for the lowest ones, whose names are their own."""
+    start = next((i for i, name in enumerate(names) if not name.endswith("near the first")), 0)
+    return names[start : len(names) - shift] == names[start + shift :]
+
+
+def _plus(peak: Peak, more: list[Peak]) -> Peak:
+    """The peak with what other layers hold beside it."""
+    total, by_cause = peak[0], peak[1].copy()
+    for other_total, other in more:
+        total += other_total
+        for cause, num_bytes in other.items():
+            by_cause[cause] += num_bytes
+    return total, by_cause
 
 
 def _sum(by_cause: dict[str, int]) -> int:

@@ -1,0 +1,213 @@
+"""Inventories of more dense families: what architecture.py's dispatch hands on, so that neither file grows too long.
+
+In: a checked config.json and an empty inventory. Out: the fields of its Architecture. Names and shapes follow
+transformers 5 (``modeling_gemma2.py``, ``modeling_gemma3.py``, ``modeling_phi3.py``, ``modeling_olmo2.py``,
+``modeling_falcon.py``, ``modeling_bloom.py``). Never imports torch, nor architecture.py, which imports it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vramprobe.architecture import _Config, _Inventory
+
+Fields = dict[str, Any]
+
+#: transformers' sliding_window_pattern where a Gemma 3 config has none: every sixth layer sees everything.
+_GEMMA3_PERIOD = 6
+
+
+def of_family(config: _Config, inventory: _Inventory) -> Fields:
+    """Of one of architecture.MORE_DENSE, with an empty inventory to fill. Raises as architecture.architecture does."""
+    match config.values["model_type"]:
+        case "gemma2" | "gemma3_text":
+            return _gemma(config, inventory)
+        case "phi3":
+            return _phi3(config, inventory)
+        case "olmo2":
+            return _olmo2(config, inventory)
+        case "falcon":
+            return _falcon(config, inventory)
+        case "bloom":
+            return _bloom(config, inventory)
+    raise AssertionError(f"{config.model_type} is in MORE_DENSE but has no inventory")
+
+
+def _fields(**fields: Any) -> Fields:
+    return fields
+
+
+def _sliding_layers(config: _Config, period: int, num_layers: int) -> tuple[bool, ...]:
+    """Which layers look through the window: as layer_types says, else all but each last of a period."""
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        if config.model_type == "gemma3_text":
+            period = config.size("sliding_window_pattern", period)
+        return tuple((index + 1) % period != 0 for index in range(num_layers))
+    allowed = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in allowed for kind in kinds):
+        raise config.wrong("layer_types", f"a list of {num_layers} names, each one of {', '.join(allowed)}")
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def _caps(config: _Config, key: str, default: float | None) -> bool:
+    """Whether a tanh bends what this key names."""
+    return config.values.get(key, default) is not None
+
+
+def _gemma(config: _Config, inventory: _Inventory) -> Fields:
+    model_type = config.values["model_type"]
+    is_third = model_type == "gemma3_text"
+    hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
+    num_heads, num_kv_heads = config.size("num_attention_heads"), config.size("num_key_value_heads", 4)
+    config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
+    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    head_size, num_layers = config.size("head_dim", 256), config.size("num_hidden_layers")
+    tied, bias = config.flag("tie_word_embeddings", True), config.flag("attention_bias", False)
+    if config.flag("use_bidirectional_attention", False):
+        raise config.no_arithmetic(
+            "use_bidirectional_attention true is no causal language model, and has no arithmetic"
+        )
+    queries, keys = num_heads * head_size, num_kv_heads * head_size
+    layer = "model.layers.{layer}"
+    inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
+    inventory.linear(f"{layer}.self_attn.q_proj", hidden, queries, bias)
+    inventory.linear(f"{layer}.self_attn.k_proj", hidden, keys, bias)
+    inventory.linear(f"{layer}.self_attn.v_proj", hidden, keys, bias)
+    inventory.linear(f"{layer}.self_attn.o_proj", queries, hidden, bias)
+    if is_third:
+        inventory.add(f"{layer}.self_attn.q_norm.weight", (head_size,), "norm")
+        inventory.add(f"{layer}.self_attn.k_norm.weight", (head_size,), "norm")
+    for name, num_in, num_out in (("gate_proj", hidden, mlp), ("up_proj", hidden, mlp), ("down_proj", mlp, hidden)):
+        inventory.linear(f"{layer}.mlp.{name}", num_in, num_out, False)
+    for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        inventory.add(f"{layer}.{name}_layernorm.weight", (hidden,), "norm")
+    inventory.add("model.norm.weight", (hidden,), "norm")
+    inventory.head(config.size("vocab_size"), hidden, tied)
+    sliding = _sliding_layers(config, _GEMMA3_PERIOD if is_third else 2, num_layers)
+    return _fields(
+        model_type=model_type, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
+        activation=config.text("hidden_activation", "gelu_pytorch_tanh"), rotary_size=head_size,
+        attention_dropout=config.rate("attention_dropout", 0.0),
+        sliding_window=config.absent_or_size("sliding_window", 4096) if any(sliding) else None, sliding_layers=sliding,
+        scales_embedding=True, num_rotary_tables=len(set(sliding)) if is_third else 1,
+        caps_scores=_caps(config, "attn_logit_softcapping", None if is_third else 50.0),
+        caps_logits=_caps(config, "final_logit_softcapping", None if is_third else 30.0),
+        parameters=tuple(inventory.parameters),
+    )  # fmt: skip
+
+
+def _phi3(config: _Config, inventory: _Inventory) -> Fields:
+    hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    num_kv_heads = config.size("num_key_value_heads", num_heads)
+    config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
+    if config.values.get("head_dim") is None:
+        config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    head_size, vocab_size = config.size("head_dim", hidden // num_heads), config.size("vocab_size")
+    tied = config.flag("tie_word_embeddings", False)
+    queries, keys = num_heads * head_size, num_kv_heads * head_size
+    layer = "model.layers.{layer}"
+    inventory.embedding("model.embed_tokens", vocab_size, hidden)
+    inventory.linear(f"{layer}.self_attn.o_proj", queries, hidden, False)
+    inventory.linear(f"{layer}.self_attn.qkv_proj", hidden, queries + 2 * keys, False)
+    inventory.linear(f"{layer}.mlp.gate_up_proj", hidden, 2 * mlp, False)
+    inventory.linear(f"{layer}.mlp.down_proj", mlp, hidden, False)
+    inventory.add(f"{layer}.input_layernorm.weight", (hidden,), "norm")
+    inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
+    inventory.add("model.norm.weight", (hidden,), "norm")
+    inventory.head(vocab_size, hidden, tied)
+    share = config.part("rope_parameters").rate("partial_rotary_factor", config.rate("partial_rotary_factor", 1.0))
+    return _fields(
+        model_type="phi3", num_layers=config.size("num_hidden_layers"), num_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_size=head_size, vocab_size=vocab_size, tied=tied, activation=config.text("hidden_act", "silu"),
+        rotary_size=int(head_size * share), attention_dropout=config.rate("attention_dropout", 0.0),
+        residual_dropout=config.rate("resid_pdrop", 0.0),
+        sliding_window=config.absent_or_size("sliding_window", None), parameters=tuple(inventory.parameters),
+    )  # fmt: skip
+
+
+def _olmo2(config: _Config, inventory: _Inventory) -> Fields:
+    hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    num_kv_heads, vocab_size = config.size("num_key_value_heads", num_heads), config.size("vocab_size")
+    config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
+    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    head_size = config.size("head_dim", hidden // num_heads)
+    tied, bias = config.flag("tie_word_embeddings", False), config.flag("attention_bias", False)
+    queries, keys = num_heads * head_size, num_kv_heads * head_size
+    layer = "model.layers.{layer}"
+    inventory.embedding("model.embed_tokens", vocab_size, hidden)
+    for name, num_in, num_out in (
+        ("q_proj", hidden, queries), ("k_proj", hidden, keys), ("v_proj", hidden, keys), ("o_proj", queries, hidden),
+    ):  # fmt: skip
+        inventory.linear(f"{layer}.self_attn.{name}", num_in, num_out, bias)
+    inventory.add(f"{layer}.self_attn.q_norm.weight", (queries,), "norm")
+    inventory.add(f"{layer}.self_attn.k_norm.weight", (keys,), "norm")
+    for name, num_in, num_out in (("gate_proj", hidden, mlp), ("up_proj", hidden, mlp), ("down_proj", mlp, hidden)):
+        inventory.linear(f"{layer}.mlp.{name}", num_in, num_out, False)
+    inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
+    inventory.add(f"{layer}.post_feedforward_layernorm.weight", (hidden,), "norm")
+    inventory.add("model.norm.weight", (hidden,), "norm")
+    inventory.head(vocab_size, hidden, tied)
+    return _fields(
+        model_type="olmo2", num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
+        num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=vocab_size, tied=tied,
+        activation=config.text("hidden_act", "silu"), rotary_size=head_size,
+        attention_dropout=config.rate("attention_dropout", 0.0), parameters=tuple(inventory.parameters),
+    )  # fmt: skip
+
+
+def _falcon(config: _Config, inventory: _Inventory) -> Fields:
+    """Falcon 7B's: one key and value head for all, attention beside the MLP, rotated heads."""
+    for key, allowed in (("alibi", False), ("new_decoder_architecture", False), ("multi_query", True),
+                         ("parallel_attn", True)):  # fmt: skip
+        if config.flag(key, allowed) != allowed:
+            raise config.no_arithmetic(
+                f"{key} {str(not allowed).lower()} has no arithmetic, which knows Falcon 7B's architecture alone"
+            )
+    hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    head_size, vocab_size = hidden // num_heads, config.size("vocab_size")
+    mlp, bias = config.size("ffn_hidden_size", 4 * hidden), config.flag("bias", False)
+    tied, dropout = config.flag("tie_word_embeddings", True), config.rate("hidden_dropout", 0.0)
+    layer = "transformer.h.{layer}"
+    inventory.embedding("transformer.word_embeddings", vocab_size, hidden)
+    inventory.linear(f"{layer}.self_attention.query_key_value", hidden, hidden + 2 * head_size, bias)
+    inventory.linear(f"{layer}.self_attention.dense", hidden, hidden, bias)
+    inventory.linear(f"{layer}.mlp.dense_h_to_4h", hidden, mlp, bias)
+    inventory.linear(f"{layer}.mlp.dense_4h_to_h", mlp, hidden, bias)
+    inventory.layer_norm(f"{layer}.input_layernorm", hidden)
+    inventory.layer_norm("transformer.ln_f", hidden)
+    inventory.head(vocab_size, hidden, tied)
+    return _fields(
+        model_type="falcon", num_layers=config.size("num_hidden_layers"), num_heads=num_heads, num_kv_heads=1,
+        head_size=head_size, vocab_size=vocab_size, tied=tied, activation=config.text("activation", "gelu"),
+        rotary_size=head_size, own_linears=True, residual_dropout=dropout, parameters=tuple(inventory.parameters),
+    )  # fmt: skip
+
+
+def _bloom(config: _Config, inventory: _Inventory) -> Fields:
+    hidden, num_heads = config.size("hidden_size"), config.size("n_head")
+    config.require_multiple("hidden_size", "n_head", hidden, num_heads)
+    vocab_size, tied = config.size("vocab_size"), config.flag("tie_word_embeddings", True)
+    if config.flag("slow_but_exact", False) and config.size("pretraining_tp", 1) > 1:
+        raise config.no_arithmetic("slow_but_exact true and pretraining_tp above 1 has no arithmetic")
+    layer = "transformer.h.{layer}"
+    inventory.embedding("transformer.word_embeddings", vocab_size, hidden)
+    inventory.layer_norm("transformer.word_embeddings_layernorm", hidden)
+    inventory.layer_norm(f"{layer}.input_layernorm", hidden)
+    inventory.linear(f"{layer}.self_attention.query_key_value", hidden, 3 * hidden, True)
+    inventory.linear(f"{layer}.self_attention.dense", hidden, hidden, True)
+    inventory.layer_norm(f"{layer}.post_attention_layernorm", hidden)
+    inventory.linear(f"{layer}.mlp.dense_h_to_4h", hidden, 4 * hidden, True)
+    inventory.linear(f"{layer}.mlp.dense_4h_to_h", 4 * hidden, hidden, True)
+    inventory.layer_norm("transformer.ln_f", hidden)
+    inventory.head(vocab_size, hidden, tied)
+    return _fields(
+        model_type="bloom", num_layers=config.size("n_layer"), num_heads=num_heads, num_kv_heads=num_heads,
+        head_size=hidden // num_heads, vocab_size=vocab_size, tied=tied, activation="bloom_gelu", rotary_size=0,
+        norm_first=not config.flag("apply_residual_connection_post_layernorm", False),
+        attention_dropout=config.rate("attention_dropout", 0.0), residual_dropout=config.rate("hidden_dropout", 0.0),
+        parameters=tuple(inventory.parameters),
+    )  # fmt: skip

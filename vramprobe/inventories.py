@@ -66,9 +66,7 @@ def _gemma(config: _Config, inventory: _Inventory) -> Fields:
     head_size, num_layers = config.size("head_dim", 256), config.size("num_hidden_layers")
     tied, bias = config.flag("tie_word_embeddings", True), config.flag("attention_bias", False)
     if config.flag("use_bidirectional_attention", False):
-        raise config.no_arithmetic(
-            "use_bidirectional_attention true is no causal language model, and has no arithmetic"
-        )
+        raise config.no_arithmetic("use_bidirectional_attention true is no causal model and has no arithmetic")
     queries, keys = num_heads * head_size, num_kv_heads * head_size
     layer = "model.layers.{layer}"
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)

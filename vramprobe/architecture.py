@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 from vramprobe.errors import VramprobeError
 
-Role = Literal["linear", "head", "embedding", "norm", "bias"]
+#: "router" and "experts" are weights that are no linear layer's: bitsandbytes leaves them as they are.
+Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts"]
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt")
+MIXTURES = ("mixtral", "qwen3_moe")
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MIXTURES)
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 
@@ -54,6 +56,31 @@ class Linear:
     per_layer: bool
 
 
+@dataclass(frozen=True)
+class Wrapped:
+    """A parameter that peft's LoRA reaches though it is no linear layer's (``ParamWrapper``).
+
+    ``targets`` are the linear layers it was in transformers 4, which peft still goes by, and all of which it takes;
+    the adapter of ``num_experts`` matrices has ``num_experts`` × the rank, once for each of the targets.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    num_experts: int  # 1 for a matrix that is no stack
+    num_in: int
+    num_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A layer's experts, of which each token takes some."""
+
+    num: int
+    per_token: int
+    width: int  # of the inner layer of one
+    renormalised: bool  # the scores of those taken are divided by their sum
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Dimensions and parameters of a causal language model. Widths are elements, rates are probabilities."""
@@ -73,6 +100,8 @@ class Architecture:
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
     sliding_window: int | None = None
+    experts: Experts | None = None
+    wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
     def num_copies(self, parameter: Parameter) -> int:
@@ -106,6 +135,10 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     checked = _Config(config)
     if model_type in LLAMA_LIKE:
         return _llama_like(checked)
+    if model_type in MIXTURES:
+        from vramprobe.architecture_moe import mixture  # it builds upon this module
+
+        return mixture(checked)
     match model_type:
         case "gpt_neox":
             return _gpt_neox(checked)

@@ -30,16 +30,19 @@ def kernel(setup: Setup, dtype: str) -> Kernel:
     return "math" if grouped and (dtype == "fp32" or setup.arch.head_size > 256) else "fused"
 
 
-def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-    """The attention of one layer. ``mask`` is the eager path's causal mask, made once per forward."""
+def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value | None]:
+    """The attention of one layer, and its weights, which the eager path hands out and the layer's code holds.
+
+    ``mask`` is the eager path's causal mask, made once per forward.
+    """
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
     if setup.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
         query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
     if kernel(setup, query.dtype) == "math":
-        return _math(setup, query, key, value)
+        return _math(setup, query, key, value), None
     out = op.fused_attention(query, key, value, setup.num_tokens * setup.arch.num_heads)
-    return op.contiguous(out)
+    return op.contiguous(out), None
 
 
 def _num_scores(setup: Setup) -> int:
@@ -71,7 +74,7 @@ def _safe_softmax(scores: Value) -> Value:
     return out
 
 
-def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value]:
     """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
     if key.numel != query.numel:
         # repeat_kv's expand and reshape is a view of a single head, and so is bmm's operand of a single row.
@@ -88,7 +91,7 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     out = _product(scores, value, query.numel, setup.batch_size, setup.autocast)
     out.contiguous = False
-    return op.contiguous(out)
+    return op.contiguous(out), scores
 
 
 def _product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:

@@ -7,9 +7,11 @@ them. Never imports torch or the workload.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from vramprobe.architecture import LLAMA_LIKE, Architecture
 from vramprobe.terms import operators as op
+from vramprobe.terms.experts import mixture
 from vramprobe.terms.modules import Model
 from vramprobe.terms.tape import MIDDLE_LAYER, TEMPORARY, Checkpoint, Value
 
@@ -28,6 +30,7 @@ def forward(model: Model) -> Value:
         model.layer = index
         tape.at("forward", layer_place(model))
         hidden = _checkpointed(model, layer, hidden) if model.setup.gradient_checkpointing else layer(model, hidden)
+        model.held_in_layer = None
     tape.at("forward", "loss")
     hidden = finish(model, hidden)
     model.end_of_layers()
@@ -70,6 +73,7 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
             layer(model, hidden)
         finally:
             del now
+            model.held_in_layer = None
             model.end_of_layers()
             model.leave_autocast()
 
@@ -81,8 +85,10 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
 def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]:
     """(embedding, one layer, what comes after the last layer) of a family."""
     if arch.model_type in LLAMA_LIKE:
-        return _llama_embed, _llama_layer, lambda model, hidden: model.rms_norm("model.norm", hidden)
+        return _llama_embed, _llama_layer, _llama_finish
     match arch.model_type:
+        case "mixtral" | "qwen3_moe":
+            return _llama_embed, partial(_llama_layer, mlp=mixture), _llama_finish
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
         case "gpt2":
@@ -99,27 +105,8 @@ def _llama_embed(model: Model) -> Value:
     return hidden
 
 
-def _llama_layer(model: Model, hidden: Value) -> Value:
-    prefix = "model.layers.{layer}."
-    residual = hidden
-    hidden = model.rms_norm(prefix + "input_layernorm", hidden)
-    hidden = _llama_attention(model, prefix + "self_attn.", hidden)
-    hidden = op.add(residual, hidden)
-    residual = hidden
-    hidden = model.rms_norm(prefix + "post_attention_layernorm", hidden)
-    hidden = _llama_mlp(model, prefix + "mlp.", hidden)
-    return op.add(residual, hidden)
-
-
-def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
-    query = op.heads(model.linear(prefix + "q_proj", hidden))
-    key = op.heads(model.linear(prefix + "k_proj", hidden))
-    value = op.heads(model.linear(prefix + "v_proj", hidden))
-    if model.arch.model_type == "qwen3":
-        query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
-    query, key = model.rotary(query), model.rotary(key)
-    out = model.attend(query, key, value)
-    return model.linear(prefix + "o_proj", out)
+def _llama_finish(model: Model, hidden: Value) -> Value:
+    return model.rms_norm("model.norm", hidden)
 
 
 def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
@@ -127,6 +114,29 @@ def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
     product = op.mul(gate, model.linear(prefix + "up_proj", x))
     del gate
     return model.linear(prefix + "down_proj", product)
+
+
+def _llama_layer(model: Model, hidden: Value, mlp: Callable[[Model, str, Value], Value] = _llama_mlp) -> Value:
+    prefix = "model.layers.{layer}."
+    residual = hidden
+    hidden = model.rms_norm(prefix + "input_layernorm", hidden)
+    hidden = _llama_attention(model, prefix + "self_attn.", hidden)
+    hidden = op.add(residual, hidden)
+    residual = hidden
+    hidden = model.rms_norm(prefix + "post_attention_layernorm", hidden)
+    hidden = mlp(model, prefix + "mlp.", hidden)
+    return op.add(residual, hidden)
+
+
+def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
+    query = op.heads(model.linear(prefix + "q_proj", hidden))
+    key = op.heads(model.linear(prefix + "k_proj", hidden))
+    value = op.heads(model.linear(prefix + "v_proj", hidden))
+    if model.arch.model_type in ("qwen3", "qwen3_moe"):
+        query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
+    query, key = model.rotary(query), model.rotary(key)
+    out = model.attend(query, key, value)
+    return model.linear(prefix + "o_proj", out)
 
 
 def _neox_embed(model: Model) -> Value:

@@ -11,7 +11,7 @@ from vramprobe.terms import operators as op
 from vramprobe.terms.attention import attend
 from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import Tape, Value
+from vramprobe.terms.tape import Leaf, Tape, Value
 
 
 class Model:
@@ -27,6 +27,7 @@ class Model:
         self._inputs: list[Value] = []  # required to have a gradient, and so held by the graph
         self.tables: tuple[Value, Value] | None = None  # rotary cos and sin
         self.shared: tuple[Value, ...] = ()  # position ids and mask: alive in forward, and held by every checkpoint
+        self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
 
     # -- weights ----------------------------------------------------------------------------------------------------
@@ -39,16 +40,15 @@ class Model:
             self._weights[key] = self.tape.constant(tensor.numel, tensor.dtype, trained=tensor.trained)
         return self._weights[key]
 
-    def _autocast_weight(self, name: str) -> Value:
-        """The weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
-        weight = self.weight(name)
+    def autocasted(self, weight: Value) -> Value:
+        """A weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
         if self.setup.autocast == "none" or weight.dtype == self.setup.autocast:
             return weight
         if weight in self._cast_cache:
             return self._cast_cache[weight]
         with self.tape.cause("cast_copies"):
             copy = op.cast(weight, self.setup.autocast)
-        if weight.needs_grad:
+        if isinstance(weight.node, Leaf):
             self._cast_cache[weight] = copy
         return copy
 
@@ -69,13 +69,16 @@ class Model:
         return self._quantised(name, value, tensor) if tensor.quantised else self._plain(name, value)
 
     def _plain(self, name: str, value: Value) -> Value:
-        bias = self._autocast_weight(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+        bias = self.autocasted(self.weight(f"{name}.bias")) if f"{name}.bias" in self.tensors else None
         return self._matmul(value, f"{name}.weight", bias, self.num_out(name))
 
     def _matmul(self, value: Value, weight_name: str, bias: Value | None, num_out: int) -> Value:
+        return self.product(value, self.weight(weight_name), num_out, bias)
+
+    def product(self, value: Value, weight: Value, num_out: int, bias: Value | None = None) -> Value:
         """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
         given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
-        return op.linear(given, self._autocast_weight(weight_name), bias, num_out)
+        return op.linear(given, self.autocasted(weight), bias, num_out)
 
     def num_out(self, name: str) -> int:
         """Output width of a linear layer; GPT-2's Conv1D stores in × out unless it is quantised."""
@@ -191,7 +194,9 @@ class Model:
 
     def attend(self, query: Value, key: Value, value: Value) -> Value:
         """The layer's attention."""
-        return attend(self.setup, query, key, value, self.shared[1] if self.setup.attn == "eager" else None)
+        mask = self.shared[1] if self.setup.attn == "eager" else None
+        out, self.held_in_layer = attend(self.setup, query, key, value, mask)
+        return out
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""

@@ -32,6 +32,7 @@ class Setup:
     lora_dropout: float
     gradient_checkpointing: bool
     accumulates: bool  # more than one micro-step per step
+    scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property
     def batch_size(self) -> int:
@@ -57,7 +58,7 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
     return Setup(
         arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant, autocast=spec.autocast,
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, gradient_checkpointing=spec.gradient_checkpointing,
-        accumulates=spec.grad_accum > 1,
+        accumulates=spec.grad_accum > 1, scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from vramprobe.errors import VramprobeError
 #: "router" and "experts" are weights that are no linear layer's: bitsandbytes leaves them as they are.
 Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts"]
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-MIXTURES = ("mixtral", "qwen3_moe")
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2")
 SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MIXTURES)
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
@@ -38,6 +38,7 @@ class Parameter:
     shape: tuple[int, ...]
     role: Role
     per_layer: bool
+    only: Literal["", "dense", "sparse"] = ""  # in the layers before those with experts, or in those
 
     @property
     def numel(self) -> int:
@@ -54,6 +55,7 @@ class Linear:
     num_out: int
     bias: bool
     per_layer: bool
+    num_copies: int
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Architecture:
     tied: bool  # the head's weight is the embedding's
     activation: str
     rotary_size: int  # rotated part of a head; 0 with learned positions
+    value_size: int | None = None  # of a value's head, where it is not head_size
     parallel_residual: bool = False
     norm_first: bool = True
     embedding_dropout: float = 0.0
@@ -101,12 +104,16 @@ class Architecture:
     residual_dropout: float = 0.0
     sliding_window: int | None = None
     experts: Experts | None = None
+    num_dense: int = 0  # layers before those with experts
     wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
     def num_copies(self, parameter: Parameter) -> int:
         """How many tensors of this name pattern the model has."""
-        return self.num_layers if parameter.per_layer else 1
+        if not parameter.per_layer:
+            return 1
+        num_dense = min(self.num_dense, self.num_layers)
+        return {"": self.num_layers, "dense": num_dense, "sparse": self.num_layers - num_dense}[parameter.only]
 
     @cached_property
     def num_params(self) -> int:
@@ -119,7 +126,7 @@ class Architecture:
         biased = {(p.name.rpartition(".")[0]) for p in self.parameters if p.role == "bias"}
         return tuple(
             Linear(p.name.removesuffix(".weight"), *_in_out(p, self.model_type),
-                   p.name.removesuffix(".weight") in biased, p.per_layer)
+                   p.name.removesuffix(".weight") in biased, p.per_layer, self.num_copies(p))
             for p in self.parameters
             if p.role == "linear"
         )  # fmt: skip
@@ -232,14 +239,17 @@ class _Inventory:
     def __init__(self) -> None:
         self.parameters: list[Parameter] = []
 
-    def add(self, name: str, shape: tuple[int, ...], role: Role) -> None:
+    def add(self, name: str, shape: tuple[int, ...], role: Role, *, only: Literal["", "dense", "sparse"] = "") -> None:
         module = name.split(".")[-2]
-        self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name))
+        self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name, only))
 
-    def linear(self, name: str, num_in: int, num_out: int, bias: bool, *, transposed: bool = False) -> None:
-        self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear")
+    def linear(
+        self, name: str, num_in: int, num_out: int, bias: bool, *, transposed: bool = False,
+        only: Literal["", "dense", "sparse"] = "",
+    ) -> None:  # fmt: skip
+        self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear", only=only)
         if bias:
-            self.add(f"{name}.bias", (num_out,), "bias")
+            self.add(f"{name}.bias", (num_out,), "bias", only=only)
 
     def layer_norm(self, name: str, size: int) -> None:
         self.add(f"{name}.weight", (size,), "norm")

@@ -7,7 +7,10 @@ targets that transformers 4 had in their place (``peft/utils/transformers_weight
 
 from __future__ import annotations
 
+from typing import Literal
+
 from vramprobe.architecture import Architecture, Experts, UnsupportedArchitecture, Wrapped, _Config, _Inventory
+from vramprobe.errors import VramprobeError
 
 _LAYER = "model.layers.{layer}"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
@@ -26,6 +29,8 @@ def mixture(config: _Config) -> Architecture:
             return _mixtral(config)
         case "qwen3_moe":
             return _qwen3_moe(config)
+        case "deepseek_v2":
+            return _deepseek_v2(config)
     raise AssertionError(f"architecture() sends {config.model_type} here, and nothing reads it")
 
 
@@ -81,6 +86,74 @@ def _qwen3_moe(config: _Config) -> Architecture:
     )  # fmt: skip
 
 
+def _deepseek_v2(config: _Config) -> Architecture:
+    num_dense, method = config.values.get("first_k_dense_replace") or 0, config.text("topk_method", "greedy")
+    if num_dense not in (0, 1) or method != "greedy":
+        raise UnsupportedArchitecture(
+            f"the formula engine has no arithmetic for a deepseek_v2 with first_k_dense_replace {num_dense!r} and "
+            f"topk_method {method!r}, only with 0 or 1 and 'greedy'; it can be measured: vramprobe measure"
+        )
+    hidden, num_heads, rotated = (
+        config.size("hidden_size"), config.size("num_attention_heads"), config.size("qk_rope_head_dim", 64)
+    )  # fmt: skip
+    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    if config.size("num_key_value_heads", num_heads) != num_heads:
+        raise VramprobeError(
+            f"the deepseek_v2 config.json has num_key_value_heads {config.size('num_key_value_heads')} and "
+            f"num_attention_heads {num_heads}; latent attention makes as many keys as queries, so they must be equal"
+        )
+    head_size, value_size = config.size("qk_nope_head_dim", 128) + rotated, config.size("v_head_dim", 128)
+    experts = Experts(
+        num=config.size("n_routed_experts", 64), per_token=config.size("num_experts_per_tok"),
+        width=config.size("moe_intermediate_size", 1407), renormalised=False,
+    )  # fmt: skip
+    inventory = _Inventory()
+    inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
+    _add_latent_attention(config, inventory, num_heads, head_size, value_size)
+    _add_experts(inventory, experts, hidden, only="sparse")
+    inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router", only="sparse")
+    shared = experts.width * config.size("n_shared_experts", 2)
+    _add_mlp(config, inventory, f"{_MLP}.shared_experts", shared, only="sparse")
+    if num_dense:
+        _add_mlp(config, inventory, _MLP, config.size("intermediate_size", 11008), only="dense")
+    return _finish(
+        config, inventory, experts, num_heads, num_heads, head_size, rotary_size=rotated, num_dense=num_dense,
+        value_size=value_size if value_size != head_size else None,
+        wrapped=_wrapped(experts, hidden, _QWEN_TARGETS), window=None,
+    )  # fmt: skip
+
+
+def _add_latent_attention(
+    config: _Config, inventory: _Inventory, num_heads: int, head_size: int, value_size: int
+) -> None:
+    """Queries, keys and values by way of narrow latents (MLA)."""
+    hidden, latent = config.size("hidden_size"), config.size("kv_lora_rank", 512)
+    bias, queries = config.flag("attention_bias", False), num_heads * head_size
+    rotated = config.size("qk_rope_head_dim", 64)
+    query_latent = config.absent_or_size("q_lora_rank", 1536)
+    if query_latent is None:
+        inventory.linear(f"{_ATTENTION}.q_proj", hidden, queries, False)
+    else:
+        inventory.linear(f"{_ATTENTION}.q_a_proj", hidden, query_latent, bias)
+        inventory.add(f"{_ATTENTION}.q_a_layernorm.weight", (query_latent,), "norm")
+        inventory.linear(f"{_ATTENTION}.q_b_proj", query_latent, queries, False)
+    inventory.linear(f"{_ATTENTION}.kv_a_proj_with_mqa", hidden, latent + rotated, bias)
+    inventory.add(f"{_ATTENTION}.kv_a_layernorm.weight", (latent,), "norm")
+    keys_and_values = num_heads * (head_size - rotated + value_size)
+    inventory.linear(f"{_ATTENTION}.kv_b_proj", latent, keys_and_values, False)
+    inventory.linear(f"{_ATTENTION}.o_proj", num_heads * value_size, hidden, bias)
+
+
+def _add_mlp(
+    config: _Config, inventory: _Inventory, prefix: str, width: int, *, only: Literal["dense", "sparse"]
+) -> None:
+    hidden, bias = config.size("hidden_size"), config.flag("mlp_bias", False)
+    for name, num_in, num_out in (
+        ("gate_proj", hidden, width), ("up_proj", hidden, width), ("down_proj", width, hidden)
+    ):  # fmt: skip
+        inventory.linear(f"{prefix}.{name}", num_in, num_out, bias, only=only)
+
+
 def _start(config: _Config, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool) -> _Inventory:
     """The embedding and a layer's four projections."""
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -94,9 +167,10 @@ def _start(config: _Config, num_heads: int, num_kv_heads: int, head_size: int, *
     return inventory
 
 
-def _add_experts(inventory: _Inventory, experts: Experts, hidden: int) -> None:
-    inventory.add(f"{_MLP}.experts.gate_up_proj", (experts.num, 2 * experts.width, hidden), "experts")
-    inventory.add(f"{_MLP}.experts.down_proj", (experts.num, hidden, experts.width), "experts")
+def _add_experts(inventory: _Inventory, experts: Experts, hidden: int, only: Literal["", "sparse"] = "") -> None:
+    num, width = experts.num, experts.width
+    inventory.add(f"{_MLP}.experts.gate_up_proj", (num, 2 * width, hidden), "experts", only=only)
+    inventory.add(f"{_MLP}.experts.down_proj", (num, hidden, width), "experts", only=only)
 
 
 def _wrapped(experts: Experts, hidden: int, targets: dict[str, tuple[str, ...]]) -> tuple[Wrapped, ...]:
@@ -110,11 +184,15 @@ def _wrapped(experts: Experts, hidden: int, targets: dict[str, tuple[str, ...]])
 
 def _finish(
     config: _Config, inventory: _Inventory, experts: Experts, num_heads: int, num_kv_heads: int, head_size: int, *,
-    wrapped: tuple[Wrapped, ...], window: int | None,
+    wrapped: tuple[Wrapped, ...], window: int | None, rotary_size: int | None = None, value_size: int | None = None,
+    num_dense: int = 0,
 ) -> Architecture:  # fmt: skip
     """The layer's two norms and what follows the layers."""
     if experts.per_token > experts.num:
-        config.require_multiple("num_experts_per_tok", "the number of experts", experts.per_token, experts.num)
+        raise VramprobeError(
+            f"the {config.model_type} config.json has num_experts_per_tok {experts.per_token} and {experts.num} "
+            "experts; a token cannot take more experts than there are"
+        )
     hidden, tied = config.size("hidden_size"), config.flag("tie_word_embeddings", False)
     inventory.add(f"{_LAYER}.input_layernorm.weight", (hidden,), "norm")
     inventory.add(f"{_LAYER}.post_attention_layernorm.weight", (hidden,), "norm")
@@ -127,7 +205,8 @@ def _finish(
     return Architecture(
         model_type=config.model_type, num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
         num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
-        activation=config.text("hidden_act", "silu"), rotary_size=head_size,
+        activation=config.text("hidden_act", "silu"), rotary_size=rotary_size or head_size, value_size=value_size,
+        num_dense=num_dense,
         attention_dropout=config.rate("attention_dropout", 0.0), sliding_window=window, experts=experts,
         wrapped=wrapped, parameters=tuple(inventory.parameters),
     )  # fmt: skip

@@ -18,14 +18,14 @@ Kernel = Literal["fused", "math", "eager"]
 def kernel(setup: Setup, dtype: str) -> Kernel:
     """Which implementation runs on q, k and v of this dtype, without a padding mask.
 
-    CPU: the flash kernel takes no dropout (``use_flash_attention_cpp``), so dropout means math. CUDA: flash takes
-    16-bit heads up to 256; else the memory-efficient kernel, which has no grouped heads, so fp32 with grouped heads
-    means math (``sdp_utils.cpp``; to be checked on a GPU).
+    CPU: the flash kernel takes no dropout, nor values of another size than queries (``use_flash_attention_cpp``): these
+    mean math. CUDA: flash takes 16-bit heads up to 256, all of one size; else the memory-efficient kernel, which has no
+    grouped heads, so fp32 with grouped heads means math (``sdp_utils.cpp``; to be checked on a GPU).
     """
     if setup.attn == "eager":
         return "eager"
     if setup.device == "cpu":
-        return "math" if setup.arch.attention_dropout > 0 else "fused"
+        return "math" if setup.arch.attention_dropout > 0 or setup.arch.value_size is not None else "fused"
     grouped = setup.arch.num_kv_heads != setup.arch.num_heads
     return "math" if grouped and (dtype == "fp32" or setup.arch.head_size > 256) else "fused"
 
@@ -41,8 +41,13 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
         query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
     if kernel(setup, query.dtype) == "math":
         return _math(setup, query, key, value), None
-    out = op.fused_attention(query, key, value, setup.num_tokens * setup.arch.num_heads)
+    # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
+    out = op.fused_attention(query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads)
     return op.contiguous(out), None
+
+
+def _num_out(setup: Setup) -> int:
+    return setup.num_tokens * setup.arch.num_heads * (setup.arch.value_size or setup.arch.head_size)
 
 
 def _num_scores(setup: Setup) -> int:
@@ -60,8 +65,9 @@ def _math(setup: Setup, query: Value, key: Value, value: Value) -> Value:
     scores = _product(scaled_query, op.elementwise(k), _num_scores(setup), setup.batch_size)
     scores = _safe_softmax(scores)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
-    out = op.cast(_product(scores, v, q.numel, setup.batch_size), query.dtype)
-    del q, k, v, scaled_query, scores, mask
+    weights = op.cast(scores, query.dtype)  # the other thing that it returns
+    out = op.cast(_product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
+    del q, k, v, scaled_query, scores, mask, weights
     out.contiguous = False
     return op.contiguous(out)
 
@@ -89,7 +95,7 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     else:
         scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
-    out = _product(scores, value, query.numel, setup.batch_size, setup.autocast)
+    out = _product(scores, value, _num_out(setup), setup.batch_size, setup.autocast)
     out.contiguous = False
     return op.contiguous(out), scores
 

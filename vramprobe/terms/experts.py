@@ -45,19 +45,19 @@ def softmax_router(model: Model, name: str, hidden: Value) -> Routing:
 
 def router_logits(model: Model, name: str, hidden: Value) -> Value:
     """``F.linear`` with the router's weight."""
-    with_adapter = adapted_matrix(model, f"{name}.weight")
-    weight, _held = with_adapter or (model.weight(f"{name}.weight"), None)
+    weight, _held = router_weight(model, name)
     return model.product(hidden, weight, model.arch.experts.num)
 
 
-def adapted_matrix(model: Model, name: str) -> tuple[Value, Value] | None:
-    """(weight with its adapter, the adapter's product) as long as the module runs; None without an adapter.
+def router_weight(model: Model, name: str) -> tuple[Value, Value | None]:
+    """(a router's weight, with its adapter where it has one; the adapter's product, held as long as the router runs).
 
     ``ParamWrapper`` with ``Linear.get_delta_weight``: B @ A, which autocast does in 16 bits, scaled, in the weight's
     dtype. torch's parametrization adds it once to look at the result, and again for use.
     """
+    name = f"{name}.weight"
     if f"{name}.lora_A" not in model.tensors:
-        return None
+        return model.weight(name), None
     weight, first, second = model.weight(name), model.weight(f"{name}.lora_A"), model.weight(f"{name}.lora_B")
     on_cpu_in_16_bit = model.device == "cpu" and first.dtype != "fp32"
     dtype = first.dtype

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vramprobe.architecture import LLAMA_LIKE, Architecture
+from vramprobe.terms import mla
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import mixture
 from vramprobe.terms.modules import Model
@@ -47,7 +48,7 @@ def make_gradients(model: Model) -> None:
         model.layer = index
         model.tape.at("forward", layer_place(model))
         for name, tensor in model.tensors.items():
-            if tensor.trained and (tensor.per_layer or index == 0):
+            if tensor.trained and (tensor.per_layer or index == 0) and model.has(name):
                 model.tape.make_gradient(model.weight(name))
 
 
@@ -89,6 +90,8 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
     match arch.model_type:
         case "mixtral" | "qwen3_moe":
             return _llama_embed, partial(_llama_layer, mlp=mixture), _llama_finish
+        case "deepseek_v2":
+            return mla.embed, mla.layer, _llama_finish
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
         case "gpt2":

@@ -21,11 +21,12 @@ class Model:
         self.tape, self.setup, self.arch, self.num_layers = tape, setup, setup.arch, num_layers
         self.num_tokens, self.device = setup.num_tokens, setup.device
         self.tensors = {tensor.name: tensor for tensor in setup.tensors}
+        self._only = {parameter.name: parameter.only for parameter in setup.arch.parameters}
         self.layer = 0
         self._weights: dict[tuple[str, int], Value] = {}
         self._cast_cache: dict[Value, Value] = {}
         self._inputs: list[Value] = []  # required to have a gradient, and so held by the graph
-        self.tables: tuple[Value, Value] | None = None  # rotary cos and sin
+        self.tables: tuple[Value, ...] | None = None  # rotary cos and sin
         self.shared: tuple[Value, ...] = ()  # position ids and mask: alive in forward, and held by every checkpoint
         self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
@@ -39,6 +40,14 @@ class Model:
             tensor = self.tensors[name]
             self._weights[key] = self.tape.constant(tensor.numel, tensor.dtype, trained=tensor.trained)
         return self._weights[key]
+
+    def has(self, name: str) -> bool:
+        """Whether the current layer has its own of this name, where some layers are dense and others have experts."""
+        is_dense = self.layer < self.arch.num_dense
+        return self._only.get(name.removesuffix(".lora_A").removesuffix(".lora_B"), "") in (
+            "",
+            "dense" if is_dense else "sparse",
+        )
 
     def autocasted(self, weight: Value) -> Value:
         """A weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
@@ -89,7 +98,7 @@ class Model:
         """bitsandbytes: dequantise the whole weight, multiply, save nothing for 4 bit and the input for 8 bit."""
         tape, eight_bit, autocast = self.tape, self.setup.quant == "int8", self.setup.autocast
         given = value if eight_bit else op.cast(value, tensor.dtype)
-        num_out, numel = self.num_out(name), given.numel
+        num_out, numel, before = self.num_out(name), given.numel, given.dtype
         whole = self._dequantised(tensor, given.dtype)
         # The product is an F.linear within bitsandbytes' own: autocast casts what is wider, the whole weight included.
         out_dtype = autocast if autocast != "none" else given.dtype
@@ -101,7 +110,7 @@ class Model:
             weight = self._dequantised(tensor, grads[0].dtype)[0]  # here the scales go before the product
             made = tape.new(numel, grads[0].dtype)
             del weight
-            return [made]
+            return [op.cast(made, before)]
 
         # MatMul8bitFp and MatMul8bitLt keep the input as an attribute of ctx, not by save_for_backward: a checkpoint
         # cannot drop it, nor does its own backward.
@@ -117,8 +126,16 @@ class Model:
         return tuple([self.tape.new(size, after, "dequantisation") for size in sizes])
 
     def _dequantised(self, tensor: Tensor, dtype: str) -> tuple[Value, ...]:
-        """The whole weight in the compute dtype; under double quantisation its fp32 scales are rebuilt first."""
+        """The whole weight in this dtype; under double quantisation its fp32 scales are rebuilt first.
+
+        4 bit: ``dequantize_4bit(B, state).to(dtype)``, by way of the dtype that the weight was quantised from.
+        """
         tape, cause = self.tape, "dequantisation"
+        if self.setup.quant != "int8" and dtype != tensor.dtype:
+            whole = self._dequantised(tensor, tensor.dtype)[0]
+            copy = tape.new(tensor.numel, dtype, cause)
+            del whole
+            return (copy,)
         if self.setup.quant not in DOUBLE_QUANTISED:
             return (tape.new(tensor.numel, dtype, cause),)
         num_scales = -(-tensor.numel // NF4_BLOCK)

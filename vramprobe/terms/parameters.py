@@ -126,7 +126,12 @@ def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
     if spec.dora:
         raise UnsupportedArchitecture("the formula engine has no arithmetic for DoRA; measure it, or leave dora off")
     rank, dtype, targets = spec.lora_r or 0, spec.lora_dtype or "fp32", lora_targets(spec, arch)
-    pairs = [(x.name, (rank, x.num_in), (x.num_out, rank), x.per_layer) for x in arch.linears if x.name in targets]
+    pairs = [
+        (x.name, (rank, x.num_in), (x.num_out, rank), x.per_layer, x.num_copies)
+        for x in arch.linears
+        if x.name in targets
+    ]
+    copies = {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters}
     for wrapped in arch.wrapped:
         if wrapped.name in targets:
             if spec.lora_dropout:
@@ -135,13 +140,13 @@ def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
                     "linear layer's, such as experts; use lora_dropout 0, or lora_targets without them"
                 )
             ranks = rank * wrapped.num_experts * len(wrapped.targets)
-            pairs.append((wrapped.name, (ranks, wrapped.num_in), (wrapped.num_out, ranks), True))
-    made = []
-    for name, first, second, per_layer in pairs:
-        copies = arch.num_layers if per_layer else 1
-        made += [Tensor(f"{name}.{part}", shape, dtype, True, False, "adapter", per_layer, copies)
-                 for part, shape in (("lora_A", first), ("lora_B", second))]  # fmt: skip
-    return made
+            shapes = (ranks, wrapped.num_in), (wrapped.num_out, ranks)
+            pairs.append((wrapped.name, *shapes, True, copies[wrapped.name]))
+    return [
+        Tensor(f"{name}.{part}", shape, dtype, True, False, "adapter", per_layer, num_copies)
+        for name, first, second, per_layer, num_copies in pairs
+        for part, shape in (("lora_A", first), ("lora_B", second))
+    ]
 
 
 def weights_bytes(tensors: Sequence[Tensor], quant: str) -> int:

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from vramprobe.errors import VramprobeError
 
-#: "router" and "experts" are weights that are no linear layer's: bitsandbytes leaves them as they are.
-Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts"]
+#: The last three are weights that are no linear layer's: bitsandbytes leaves them as they are.
+Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks"]
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
 SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MIXTURES)
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}

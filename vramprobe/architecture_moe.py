@@ -29,6 +29,8 @@ def mixture(config: _Config) -> Architecture:
             return _mixtral(config)
         case "qwen3_moe":
             return _qwen3_moe(config)
+        case "gpt_oss":
+            return _gpt_oss(config)
         case "deepseek_v2":
             return _deepseek_v2(config)
     raise AssertionError(f"architecture() sends {config.model_type} here, and nothing reads it")
@@ -84,6 +86,26 @@ def _qwen3_moe(config: _Config) -> Architecture:
         wrapped=_wrapped(experts, hidden, _QWEN_TARGETS),
         window=config.absent_or_size("sliding_window", 4096) if windowed else None,
     )  # fmt: skip
+
+
+def _gpt_oss(config: _Config) -> Architecture:
+    hidden, width = config.size("hidden_size", 2880), config.size("intermediate_size", 2880)
+    num_heads, num_kv_heads = config.size("num_attention_heads", 64), config.size("num_key_value_heads", 8)
+    head_size = config.size("head_dim", 64)
+    experts = Experts(
+        num=config.size("num_local_experts", 128), per_token=config.size("num_experts_per_tok", 4), width=width,
+        renormalised=False,
+    )  # fmt: skip
+    inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", True), sinks=True)
+    inventory.add(f"{_MLP}.router.weight", (experts.num, hidden), "router")
+    inventory.add(f"{_MLP}.router.bias", (experts.num,), "router")
+    for name, shape in {
+        "gate_up_proj": (hidden, 2 * width), "gate_up_proj_bias": (2 * width,), "down_proj": (width, hidden),
+        "down_proj_bias": (hidden,),
+    }.items():  # fmt: skip
+        inventory.add(f"{_MLP}.experts.{name}", (experts.num, *shape), "experts")
+    # The window is only in a mask's values: the eager path, the only one, makes a mask of the same size without it.
+    return _finish(config, inventory, experts, num_heads, num_kv_heads, head_size, wrapped=(), window=None)
 
 
 def _deepseek_v2(config: _Config) -> Architecture:
@@ -154,12 +176,16 @@ def _add_mlp(
         inventory.linear(f"{prefix}.{name}", num_in, num_out, bias, only=only)
 
 
-def _start(config: _Config, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool) -> _Inventory:
+def _start(
+    config: _Config, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool, sinks: bool = False
+) -> _Inventory:
     """The embedding and a layer's four projections."""
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
     hidden, queries, keys = config.size("hidden_size"), num_heads * head_size, num_kv_heads * head_size
     inventory = _Inventory()
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
+    if sinks:
+        inventory.add(f"{_ATTENTION}.sinks", (num_heads,), "sinks")
     inventory.linear(f"{_ATTENTION}.q_proj", hidden, queries, bias)
     inventory.linear(f"{_ATTENTION}.k_proj", hidden, keys, bias)
     inventory.linear(f"{_ATTENTION}.v_proj", hidden, keys, bias)

@@ -62,11 +62,11 @@ def _math(setup: Setup, query: Value, key: Value, value: Value) -> Value:
         k, v = op.repeated(k, q.numel), op.repeated(v, q.numel)
     scaled_query = op.elementwise(q)
     mask = tape.new(setup.seq_len**2, "fp32")
-    scores = _product(scaled_query, op.elementwise(k), _num_scores(setup), setup.batch_size)
+    scores = product(scaled_query, op.elementwise(k), _num_scores(setup), setup.batch_size)
     scores = _safe_softmax(scores)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     weights = op.cast(scores, query.dtype)  # the other thing that it returns
-    out = op.cast(_product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
+    out = op.cast(product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
     del q, k, v, scaled_query, scores, mask, weights
     out.contiguous = False
     return op.contiguous(out)
@@ -87,7 +87,7 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
         single = setup.batch_size == setup.arch.num_kv_heads == 1
         key, value = (op.repeated(x, query.numel, as_view=single) for x in (key, value))
     dtype = query.dtype
-    scores = _product(query, key, _num_scores(setup), setup.batch_size, setup.autocast)
+    scores = product(query, key, _num_scores(setup), setup.batch_size, setup.autocast)
     scores = op.scaled(scores)
     scores = op.add(scores, mask) if mask is not None else scores
     if setup.arch.model_type == "gpt2":
@@ -95,13 +95,13 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     else:
         scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
-    out = _product(scores, value, _num_out(setup), setup.batch_size, setup.autocast)
+    out = product(scores, value, _num_out(setup), setup.batch_size, setup.autocast)
     out.contiguous = False
     return op.contiguous(out), scores
 
 
-def _product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
+def product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
     """``torch.matmul`` of two values laid out by heads."""
     if autocast != "none":
-        return _product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
+        return product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
     return op.batched_product(op.by_heads(left, batch_size), op.by_heads(right, batch_size), numel)

@@ -118,11 +118,13 @@ def grouped_experts(
     scores = routing.gathered(routed.scores, order, num_pairs)
     counted, counts = tape.new(num_pairs, "fp32"), tape.new(experts.num, "fp32")
     offsets = tape.new(experts.num, "int32")
-    weight = up_weight()
+    weight, bias = up_weight(), _bias_of_rows(model, f"{prefix}gate_up_proj_bias", expert_ids, 2 * experts.width)
     out = routing.grouped_product(op.cast(rows, weight.dtype), weight, offsets, width, 2 * experts.width)
+    out = routing.biased(out, bias) if bias is not None else out
     out = inner(model, out)
-    weight = down_weight()
+    weight, bias = down_weight(), _bias_of_rows(model, f"{prefix}down_proj_bias", expert_ids, width)
     out = routing.grouped_product(op.cast(out, weight.dtype), weight, offsets, experts.width, width)
+    out = routing.biased(out, bias) if bias is not None else out
     weighted = op.mul(out, scores)
     back = tape.new(num_pairs, "int64")
     positions = tape.new(num_pairs, "int64")
@@ -133,3 +135,10 @@ def grouped_experts(
     summed = routing.summed_groups(weighted, hidden.numel, "fp32" if in_fp32 else weighted.dtype)
     del expert_ids, counted, counts
     return op.cast(summed, hidden.dtype)
+
+
+def _bias_of_rows(model: Model, name: str, expert_ids: Value, width: int) -> Value | None:
+    """Each row's bias, copied; None where the experts have none."""
+    if name not in model.tensors:
+        return None
+    return routing.gathered(model.weight(name), expert_ids, expert_ids.numel * width)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vramprobe.architecture import LLAMA_LIKE, Architecture
-from vramprobe.terms import mla
+from vramprobe.terms import gpt_oss, mla
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import mixture
 from vramprobe.terms.modules import Model
@@ -61,7 +61,7 @@ def layer_place(model: Model) -> str:
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
     """``torch.utils.checkpoint`` without re-entry: keep the layer's input, run the layer again in backward."""
-    tape, index, tables, shared = model.tape, model.layer, model.tables, model.shared
+    tape, index, tables, shared = model.tape, model.layer, model.tables, model.shared_with_layer()
     with tape.cause("checkpoint_store"):
         # The CPU's random state is kept to repeat dropout; CUDA's is copied to the host.
         state = tape.new(CPU_RNG_STATE_BYTES, "int8") if model.device == "cpu" else None
@@ -92,6 +92,8 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
             return _llama_embed, partial(_llama_layer, mlp=mixture), _llama_finish
         case "deepseek_v2":
             return mla.embed, mla.layer, _llama_finish
+        case "gpt_oss":
+            return gpt_oss.embed, gpt_oss.layer, lambda model, hidden: gpt_oss.norm(model, "model.norm", hidden)
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
         case "gpt2":

@@ -74,22 +74,22 @@ def _attention(model: Model, prefix: str, hidden: Value) -> Value:
         query = model.linear(prefix + "q_a_proj", hidden)
         query = model.linear(prefix + "q_b_proj", model.rms_norm(prefix + "q_a_layernorm", query))
     query, num_rows = op.heads(query), num_tokens * num_heads
-    query_still, query_turned = _parts(query, [num_rows * still, num_rows * rotated], by_heads=True)
+    query_still, query_turned = parts(query, [num_rows * still, num_rows * rotated], by_heads=True)
     latents = model.linear(prefix + "kv_a_proj_with_mqa", hidden)
     num_latent = latents.numel - num_tokens * rotated
-    latent, key_turned = _parts(latents, [num_latent, num_tokens * rotated], by_heads=False)
+    latent, key_turned = parts(latents, [num_latent, num_tokens * rotated], by_heads=False)
     latent = model.rms_norm(prefix + "kv_a_layernorm", latent)
     query_turned, key_turned = _rotated(model, query_turned, key_turned)
     whole_query = op.concatenate(query_still, query_turned)
     both = op.heads(model.linear(prefix + "kv_b_proj", latent))
-    key_still, value = _parts(both, [num_rows * still, num_rows * value_size], by_heads=True)
+    key_still, value = parts(both, [num_rows * still, num_rows * value_size], by_heads=True)
     del both
     key = _joined(key_still, key_turned, num_heads)
     out = model.attend(whole_query, key, value)
     return model.linear(prefix + "o_proj", out)
 
 
-def _parts(value: Value, sizes: Sequence[int], *, by_heads: bool) -> list[Value]:
+def parts(value: Value, sizes: Sequence[int], *, by_heads: bool) -> list[Value]:
     """``torch.split`` of the last dimension: views; backward concatenates their gradients."""
     tape, numel = value.tape, value.numel
 

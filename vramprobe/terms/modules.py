@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import operators as op
-from vramprobe.terms.attention import attend
+from vramprobe.terms.attention import attend, product
 from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
 from vramprobe.terms.setup import Setup
 from vramprobe.terms.tape import Leaf, Tape, Value
@@ -214,6 +214,20 @@ class Model:
         mask = self.shared[1] if self.setup.attn == "eager" else None
         out, self.held_in_layer = attend(self.setup, query, key, value, mask)
         return out
+
+    def heads_product(self, left: Value, right: Value, numel: int) -> Value:
+        """``torch.matmul`` of two values laid out by heads, under the cell's autocast."""
+        return product(left, right, numel, self.setup.batch_size, self.setup.autocast)
+
+    def shared_with_layer(self) -> tuple[Value, ...]:
+        """What of the shared values the current layer is handed: of two masks a layer takes one.
+
+        Of several middle layers some take the one and some the other, so that both stay for as long as any is left.
+        """
+        position_ids, *masks = self.shared
+        if len(masks) == 2 and (self.layer == 0 or self.num_layers == 2):
+            masks = [masks[self.layer]]
+        return (position_ids, *masks)
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""

@@ -60,6 +60,8 @@ def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
         # bitsandbytes stores out × in; GPT-2's Conv1D is turned round when it is quantised.
         shape = p.shape[::-1] if quantised and arch.model_type == "gpt2" else p.shape
         dtype = spec.dtype if full else _base_dtype(spec, p)
+        if arch.model_type == "gpt_oss" and spec.dtype == "fp16" and p.role == "norm":
+            dtype = "fp32"  # transformers loads them so (_keep_in_fp32_modules)
         base.append(Tensor(p.name, shape, dtype, full, quantised, p.role, p.per_layer, arch.num_copies(p)))
     return tuple(base if full else base + _adapters(spec, arch))
 

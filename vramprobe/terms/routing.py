@@ -68,6 +68,15 @@ def grouped_product(value: Value, weight: Value, offsets: Value, num_in: int, nu
     return out
 
 
+def biased(value: Value, bias: Value) -> Value:
+    """``value.add_(bias)``: in place; the same gradient for both."""
+    tape = value.tape
+    out = tape.view(value)
+    needs = bias.needs_grad
+    tape.record([value, bias], [out], [], lambda grads: [tape.view(grads[0]), tape.view(grads[0]) if needs else None])
+    return out
+
+
 def summed_groups(value: Value, numel: int, dtype: str) -> Value:
     """``value.view(tokens, k, width).sum(dim=1)``; backward spreads the gradient and copies it into rows again."""
     tape, full = value.tape, value.numel

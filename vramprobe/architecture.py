@@ -17,11 +17,13 @@ from typing import Any, Literal
 from vramprobe import inventories
 from vramprobe.errors import VramprobeError
 
-Role = Literal["linear", "head", "embedding", "norm", "bias"]
+#: The last three are weights that are no linear layer's: bitsandbytes leaves them as they are.
+Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks"]
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 #: Dense families whose inventories are in inventories.py.
 MORE_DENSE = ("gemma2", "gemma3_text", "phi3", "olmo2", "falcon", "bloom")
-SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MORE_DENSE)
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MORE_DENSE, *MIXTURES)
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 
@@ -39,6 +41,7 @@ class Parameter:
     shape: tuple[int, ...]
     role: Role
     per_layer: bool
+    only: Literal["", "dense", "sparse"] = ""  # in the layers before those with experts, or in those
 
     @property
     def numel(self) -> int:
@@ -55,6 +58,32 @@ class Linear:
     num_out: int
     bias: bool
     per_layer: bool
+    num_copies: int
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A parameter that peft's LoRA reaches though it is no linear layer's (``ParamWrapper``).
+
+    ``targets`` are the linear layers it was in transformers 4, which peft still goes by, and all of which it takes;
+    the adapter of ``num_experts`` matrices has ``num_experts`` × the rank, once for each of the targets.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    num_experts: int  # 1 for a matrix that is no stack
+    num_in: int
+    num_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A layer's experts, of which each token takes some."""
+
+    num: int
+    per_token: int
+    width: int  # of the inner layer of one
+    renormalised: bool  # the scores of those taken are divided by their sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +99,7 @@ class Architecture:
     tied: bool  # the head's weight is the embedding's
     activation: str
     rotary_size: int  # rotated part of a head; 0 with learned positions
+    value_size: int | None = None  # of a value's head, where it is not head_size
     parallel_residual: bool = False
     norm_first: bool = True
     embedding_dropout: float = 0.0
@@ -83,6 +113,9 @@ class Architecture:
     num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
     caps_scores: bool = False  # tanh over the attention's scores, and over the logits
     caps_logits: bool = False
+    experts: Experts | None = None
+    num_dense: int = 0  # layers before those with experts
+    wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
     def slides(self, layer: int) -> bool:
@@ -91,7 +124,10 @@ class Architecture:
 
     def num_copies(self, parameter: Parameter) -> int:
         """How many tensors of this name pattern the model has."""
-        return self.num_layers if parameter.per_layer else 1
+        if not parameter.per_layer:
+            return 1
+        num_dense = min(self.num_dense, self.num_layers)
+        return {"": self.num_layers, "dense": num_dense, "sparse": self.num_layers - num_dense}[parameter.only]
 
     @cached_property
     def num_params(self) -> int:
@@ -104,7 +140,7 @@ class Architecture:
         biased = {(p.name.rpartition(".")[0]) for p in self.parameters if p.role == "bias"}
         return tuple(
             Linear(p.name.removesuffix(".weight"), *_in_out(p, self.model_type),
-                   p.name.removesuffix(".weight") in biased, p.per_layer)
+                   p.name.removesuffix(".weight") in biased, p.per_layer, self.num_copies(p))
             for p in self.parameters
             if p.role == "linear"
         )  # fmt: skip
@@ -120,6 +156,10 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     checked = _Config(config)
     if model_type in LLAMA_LIKE:
         return _llama_like(checked)
+    if model_type in MIXTURES:
+        from vramprobe.architecture_moe import mixture  # it builds upon this module
+
+        return mixture(checked)
     match model_type:
         case "gpt_neox":
             return _gpt_neox(checked)
@@ -220,14 +260,17 @@ class _Inventory:
     def __init__(self) -> None:
         self.parameters: list[Parameter] = []
 
-    def add(self, name: str, shape: tuple[int, ...], role: Role) -> None:
+    def add(self, name: str, shape: tuple[int, ...], role: Role, *, only: Literal["", "dense", "sparse"] = "") -> None:
         module = name.split(".")[-2]
-        self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name))
+        self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name, only))
 
-    def linear(self, name: str, num_in: int, num_out: int, bias: bool, *, transposed: bool = False) -> None:
-        self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear")
+    def linear(
+        self, name: str, num_in: int, num_out: int, bias: bool, *, transposed: bool = False,
+        only: Literal["", "dense", "sparse"] = "",
+    ) -> None:  # fmt: skip
+        self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear", only=only)
         if bias:
-            self.add(f"{name}.bias", (num_out,), "bias")
+            self.add(f"{name}.bias", (num_out,), "bias", only=only)
 
     def layer_norm(self, name: str, size: int) -> None:
         self.add(f"{name}.weight", (size,), "norm")

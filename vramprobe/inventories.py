@@ -38,7 +38,7 @@ def _fields(**fields: Any) -> Fields:
     return fields
 
 
-def _sliding_layers(config: _Config, period: int, num_layers: int) -> tuple[bool, ...]:
+def sliding_layers(config: _Config, period: int, num_layers: int) -> tuple[bool, ...]:
     """Which layers look through the window: as layer_types says, else all but each last of a period."""
     kinds = config.values.get("layer_types")
     if kinds is None:
@@ -83,7 +83,7 @@ def _gemma(config: _Config, inventory: _Inventory) -> Fields:
         inventory.add(f"{layer}.{name}_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(config.size("vocab_size"), hidden, tied)
-    sliding = _sliding_layers(config, _GEMMA3_PERIOD if is_third else 2, num_layers)
+    sliding = sliding_layers(config, _GEMMA3_PERIOD if is_third else 2, num_layers)
     return _fields(
         model_type=model_type, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
         head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,

@@ -8,6 +8,7 @@ second 16-bit copy of an int8 weight while it is loaded.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,17 @@ def on_cuda(chip: Chip) -> Iterator[None]:
         stack.enter_context(patch.object(functional, "dropout", _dropout))
         stack.enter_context(_cuda_autocast())
         stack.enter_context(_flash_attn(chip))
+        if "peft" in sys.modules:
+            from peft.tuners.lora import layer
+
+            stack.enter_context(patch.object(layer.Linear, "get_delta_weight", _delta_weight))
         yield
+
+
+def _delta_weight(layer: Any, adapter: str) -> torch.Tensor:
+    """peft's ``Linear.get_delta_weight`` (an adapted router's), which goes by way of fp32 on the CPU alone."""
+    product = layer.lora_B[adapter].weight @ layer.lora_A[adapter].weight
+    return (product.T if layer.fan_in_fan_out else product) * layer.scaling[adapter]
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

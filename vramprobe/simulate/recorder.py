@@ -24,6 +24,9 @@ Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
 Kernels = dict[str, Callable[..., Any]]
 
 _ADD = torch.ops.aten.add.Tensor
+#: What backward does in place, but never under a dispatch mode: adding gradients that meet, and writing into zeros that
+#: it has just made (FunctionsManual.cpp, ``index_backward`` and ``value_selecting_reduction_backward``).
+_MENDED = frozenset({_ADD, torch.ops.aten.index_put.default, torch.ops.aten.scatter.src})
 _DEVICE = torch.ops.prim.device.default
 #: Products that go through cuBLAS, which keeps a workspace for each thread that calls it.
 _BLAS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
@@ -82,7 +85,7 @@ class Recorder(TorchDispatchMode):
                 return kernel(*args, **(kwargs or {}))
         if self.blas_workspace_bytes and func in _BLAS and self.thread not in self.workspaces:
             self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
-        in_place = func is _ADD and _adds_in_place(args)
+        in_place = func in _MENDED and _is_called_by_engine() and (func is not _ADD or _adds_in_place(args))
         result = _SHAPES.call(func, args, kwargs or {})
         if func in self._on_host:
             self.hide(result)
@@ -156,15 +159,18 @@ def _autocast_again() -> Any:
 
 
 def _adds_in_place(args: tuple[Any, ...]) -> bool:
-    """Whether the engine adds two gradients that meet, and a real run would write the sum into the first.
+    """Of two gradients that meet: whether a real run would write the sum into the first.
 
     torch/csrc/autograd/input_buffer.cpp, ``accumulate``: in place if the buffer holds the last reference to a dense
     tensor and its storage; but never under a dispatch mode, and so never here.
     """
-    if sys._getframe(2).f_code.co_name != _ENGINE_FRAME or torch.is_grad_enabled():
-        return False
     old = args[0]
     if not isinstance(old, torch.Tensor) or old._is_view():
         return False
     uses = torch._C._storage_Use_Count(old.untyped_storage()._cdata)
     return uses == _SOLE_STORAGE_USES and old._use_count() == _SOLE_USES
+
+
+def _is_called_by_engine() -> bool:
+    """Whether the operator that is being dispatched is called by backward's own C++ code."""
+    return sys._getframe(2).f_code.co_name == _ENGINE_FRAME and not torch.is_grad_enabled()

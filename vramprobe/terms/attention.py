@@ -18,10 +18,11 @@ Kernel = Literal["fused", "math", "eager"]
 def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
     """Which implementation runs on q, k and v of this dtype; ``masked``: with a mask beside causality.
 
-    CPU: the flash kernel takes no dropout (``use_flash_attention_cpp``), so dropout means math. CUDA: flash takes
-    16-bit heads up to 256 and no mask; else the memory-efficient kernel, which has no grouped heads, so fp32 with
-    grouped heads means math (``sdp_utils.cpp``; to be checked on a GPU). With a mask transformers repeats grouped heads
-    (``use_gqa_in_sdpa``), but Falcon's own attention leaves one key head to broadcast, which math alone takes.
+    CPU: the flash kernel takes no dropout, nor values of another size than queries (``use_flash_attention_cpp``):
+    these mean math. CUDA: flash takes 16-bit heads up to 256, all of one size, and no mask; else the memory-efficient
+    kernel, which has no grouped heads, so fp32 with grouped heads means math (``sdp_utils.cpp``; to be checked on a
+    GPU). With a mask transformers repeats grouped heads (``use_gqa_in_sdpa``), but Falcon's own attention leaves one
+    key head to broadcast, which math alone takes.
     """
     arch = setup.arch
     if setup.attn == "eager":
@@ -30,14 +31,17 @@ def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
     if arch.model_type == "falcon" and grouped:
         return "math"
     if setup.device == "cpu":
-        return "math" if arch.attention_dropout > 0 else "fused"
+        return "math" if arch.attention_dropout > 0 or arch.value_size is not None else "fused"
     if masked:
         return "math" if arch.head_size % (4 if dtype == "fp32" else 8) else "fused"
     return "math" if grouped and (dtype == "fp32" or arch.head_size > 256) else "fused"
 
 
-def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-    """The attention of one layer. ``mask`` is made once per forward: the eager path's, or one of bools."""
+def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value | None]:
+    """The attention of one layer, and its weights, which the eager path hands out and the layer's code holds.
+
+    ``mask`` is made once per forward: the eager path's, or one of bools.
+    """
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
     if mask is not None and setup.arch.model_type != "falcon":
@@ -46,11 +50,16 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
         query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
     bias = None if mask is None else query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype)
     if kernel(setup, query.dtype, masked=mask is not None) == "math":
-        return _math(setup, query, key, value, bias)
-    out = op.fused_attention(query, key, value, setup.num_tokens * setup.arch.num_heads, bias)
+        return _math(setup, query, key, value, bias), None
+    # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
+    out = op.fused_attention(query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, bias)
     if setup.device == "cuda" and (bias is not None or query.dtype == "fp32"):
         out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
-    return op.contiguous(out)
+    return op.contiguous(out), None
+
+
+def _num_out(setup: Setup) -> int:
+    return setup.num_tokens * setup.arch.num_heads * (setup.arch.value_size or setup.arch.head_size)
 
 
 def _repeated(query: Value, key: Value, value: Value, *, as_view: bool) -> tuple[Value, Value]:
@@ -81,8 +90,9 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     if broadcasts:
         v = op.repeated(v, q.numel, as_view=setup.batch_size == 1)
-    out = op.cast(product(scores, v, q.numel, setup.batch_size), query.dtype)
-    del q, k, v, scaled_query, scaled_key, scores, mask, bias
+    weights = op.cast(scores, query.dtype)  # the other thing that it returns
+    out = op.cast(product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
+    del q, k, v, scaled_query, scaled_key, scores, mask, bias, weights
     out.contiguous = False
     return op.contiguous(out)
 
@@ -95,7 +105,7 @@ def _safe_softmax(scores: Value) -> Value:
     return out
 
 
-def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value]:
     """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
     # The view of a single head is a bmm's operand only for a single row.
     key, value = _repeated(query, key, value, as_view=setup.batch_size == setup.arch.num_kv_heads == 1)
@@ -112,9 +122,9 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     else:
         scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
-    out = product(scores, value, query.numel, setup.batch_size, setup.autocast)
+    out = product(scores, value, _num_out(setup), setup.batch_size, setup.autocast)
     out.contiguous = False
-    return op.contiguous(out)
+    return op.contiguous(out), scores
 
 
 def product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:

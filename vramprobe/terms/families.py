@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, Architecture
-from vramprobe.terms import falcon, relatives
+from vramprobe.terms import falcon, gpt_oss, mla, relatives
 from vramprobe.terms import operators as op
+from vramprobe.terms.experts import mixture
 from vramprobe.terms.modules import Model
 from vramprobe.terms.tape import MIDDLE_LAYER, TEMPORARY, Checkpoint, Value
 
@@ -29,6 +30,7 @@ def forward(model: Model) -> Value:
         model.enter(index)
         tape.at("forward", layer_place(model.arch, index))
         hidden = _checkpointed(model, layer, hidden) if model.setup.gradient_checkpointing else layer(model, hidden)
+        model.held_in_layer = None
     tape.at("forward", "loss")
     hidden = finish(model, hidden)
     model.end_of_layers()
@@ -45,7 +47,7 @@ def make_gradients(model: Model) -> None:
         model.layer = index
         model.tape.at("forward", layer_place(model.arch, index))
         for name, tensor in model.tensors.items():
-            if tensor.trained and (tensor.per_layer or index == 0):
+            if tensor.trained and (tensor.per_layer or index == 0) and model.has(name):
                 model.tape.make_gradient(model.weight(name))
 
 
@@ -81,6 +83,7 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
             layer(model, hidden)
         finally:
             del now
+            model.held_in_layer = None
             model.end_of_layers()
             model.leave_autocast()
 
@@ -94,6 +97,12 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
     if arch.model_type in LLAMA_LIKE:
         return _llama_embed, _llama_layer, _llama_finish
     match arch.model_type:
+        case "mixtral" | "qwen3_moe":
+            return _llama_embed, _mixture_layer, _llama_finish
+        case "deepseek_v2":
+            return mla.embed, mla.layer, _llama_finish
+        case "gpt_oss":
+            return gpt_oss.embed, gpt_oss.layer, lambda model, hidden: gpt_oss.norm(model, "model.norm", hidden)
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
         case "gpt2":
@@ -120,7 +129,22 @@ def _llama_embed(model: Model) -> Value:
     return hidden
 
 
+def _llama_finish(model: Model, hidden: Value) -> Value:
+    return model.rms_norm("model.norm", hidden)
+
+
 def _llama_layer(model: Model, hidden: Value) -> Value:
+    return _llama_layer_of(model, hidden, model.gated_mlp)
+
+
+def _mixture_layer(model: Model, hidden: Value) -> Value:
+    def mlp(prefix: str, value: Value) -> Value:
+        return mixture(model, prefix, value)
+
+    return _llama_layer_of(model, hidden, mlp)
+
+
+def _llama_layer_of(model: Model, hidden: Value, mlp: Callable[[str, Value], Value]) -> Value:
     prefix = "model.layers.{layer}."
     residual = hidden
     hidden = model.rms_norm(prefix + "input_layernorm", hidden)
@@ -128,7 +152,7 @@ def _llama_layer(model: Model, hidden: Value) -> Value:
     hidden = op.add(residual, hidden)
     residual = hidden
     hidden = model.rms_norm(prefix + "post_attention_layernorm", hidden)
-    hidden = _llama_mlp(model, prefix + "mlp.", hidden)
+    hidden = mlp(prefix + "mlp.", hidden)
     return op.add(residual, hidden)
 
 
@@ -136,19 +160,11 @@ def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
     query = op.heads(model.linear(prefix + "q_proj", hidden))
     key = op.heads(model.linear(prefix + "k_proj", hidden))
     value = op.heads(model.linear(prefix + "v_proj", hidden))
-    if model.arch.model_type == "qwen3":
+    if model.arch.model_type in ("qwen3", "qwen3_moe"):
         query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
     query, key = model.rotary(query), model.rotary(key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)
-
-
-def _llama_mlp(model: Model, prefix: str, x: Value) -> Value:
-    return model.gated_mlp(prefix, x)
-
-
-def _llama_finish(model: Model, hidden: Value) -> Value:
-    return model.rms_norm("model.norm", hidden)
 
 
 def _neox_embed(model: Model) -> Value:

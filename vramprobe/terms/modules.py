@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import operators as op
-from vramprobe.terms.attention import attend
+from vramprobe.terms.attention import attend, product
 from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import Tape, Value
+from vramprobe.terms.tape import Leaf, Tape, Value
 
 
 class Model:
@@ -23,15 +23,17 @@ class Model:
         self.tape, self.setup, self.arch, self.layers = tape, setup, setup.arch, layers
         self.num_tokens, self.device = setup.num_tokens, setup.device
         self.tensors = {tensor.name: tensor for tensor in setup.tensors}
+        self._only = {parameter.name: parameter.only for parameter in setup.arch.parameters}
         self.layer = 0
         self._weights: dict[tuple[str, int], Value] = {}
         self._cast_cache: dict[Value, Value] = {}
         self._inputs: list[Value] = []  # required to have a gradient, and so held by the graph
         # What the layer is handed, and what its checkpoint holds: rotary cos and sin; position ids and mask.
-        self.tables: tuple[Value, Value] | None = None
+        self.tables: tuple[Value, ...] | None = None
         self.shared: tuple[Value, ...] = ()
         self._all_tables: list[tuple[Value, Value]] = []  # alive in forward, for layers of each kind
         self._masks: dict[bool, Value] = {}  # by whether the layer slides
+        self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
         self.returned: Value | None = None  # what a layer returns beside its output; kept until the next one returns
 
@@ -45,17 +47,23 @@ class Model:
             self._weights[key] = self.tape.constant(tensor.numel, tensor.dtype, trained=tensor.trained)
         return self._weights[key]
 
-    def _autocast_weight(self, name: str) -> Value:
-        """The weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
-        weight = self.weight(name)
+    def has(self, name: str) -> bool:
+        """Whether the current layer has its own of this name, where some layers are dense and others have experts."""
+        is_dense = self.layer < self.arch.num_dense
+        return self._only.get(name.removesuffix(".lora_A").removesuffix(".lora_B"), "") in (
+            "",
+            "dense" if is_dense else "sparse",
+        )
+
+    def autocasted(self, weight: Value, *, is_cached: bool = True) -> Value:
+        """A weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
         if self.setup.autocast == "none" or weight.dtype == self.setup.autocast:
             return weight
         if weight in self._cast_cache:
             return self._cast_cache[weight]
         with self.tape.cause("cast_copies"):
             copy = op.cast(weight, self.setup.autocast)
-        # A linear class of its own multiplies by weight.T, a view, and the cache takes none.
-        if weight.needs_grad and not (self.arch.own_linears and "{layer}" in name and ".lora_" not in name):
+        if is_cached and isinstance(weight.node, Leaf):
             self._cast_cache[weight] = copy
         return copy
 
@@ -76,17 +84,24 @@ class Model:
         return self._quantised(name, value, tensor) if tensor.quantised else self._plain(name, value)
 
     def _plain(self, name: str, value: Value) -> Value:
-        has_bias = f"{name}.bias" in self.tensors
-        if has_bias and self.arch.own_linears:
+        bias = f"{name}.bias" if f"{name}.bias" in self.tensors else None
+        if bias and self.arch.own_linears:
             out = self._matmul(value, f"{name}.weight", None, self.num_out(name))
-            return op.add(out, self.weight(f"{name}.bias"))
-        bias = self._autocast_weight(f"{name}.bias") if has_bias else None
+            return op.add(out, self.weight(bias))
+        bias = self.autocasted(self.weight(bias)) if bias else None
         return self._matmul(value, f"{name}.weight", bias, self.num_out(name))
 
     def _matmul(self, value: Value, weight_name: str, bias: Value | None, num_out: int) -> Value:
+        # A linear class of its own multiplies by weight.T, a view, and autocast's cache takes none.
+        is_view = self.arch.own_linears and "{layer}" in weight_name and ".lora_" not in weight_name
+        return self.product(value, self.weight(weight_name), num_out, bias, is_cached=not is_view)
+
+    def product(
+        self, value: Value, weight: Value, num_out: int, bias: Value | None = None, *, is_cached: bool = True
+    ) -> Value:
         """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
         given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
-        return op.linear(given, self._autocast_weight(weight_name), bias, num_out)
+        return op.linear(given, self.autocasted(weight, is_cached=is_cached), bias, num_out)
 
     def num_out(self, name: str) -> int:
         """Output width of a linear layer; GPT-2's Conv1D stores in × out unless it is quantised."""
@@ -97,7 +112,7 @@ class Model:
         """bitsandbytes: dequantise the whole weight, multiply, save nothing for 4 bit and the input for 8 bit."""
         tape, eight_bit, autocast = self.tape, self.setup.quant == "int8", self.setup.autocast
         given = value if eight_bit else op.cast(value, tensor.dtype)
-        num_out, numel = self.num_out(name), given.numel
+        num_out, numel, before = self.num_out(name), given.numel, given.dtype
         whole = self._dequantised(tensor, given.dtype)
         # The product is an F.linear within bitsandbytes' own: autocast casts what is wider, the whole weight included.
         out_dtype = autocast if autocast != "none" else given.dtype
@@ -109,7 +124,7 @@ class Model:
             weight = self._dequantised(tensor, grads[0].dtype)[0]  # here the scales go before the product
             made = tape.new(numel, grads[0].dtype)
             del weight
-            return [made]
+            return [op.cast(made, before)]
 
         # MatMul8bitFp and MatMul8bitLt keep the input as an attribute of ctx, not by save_for_backward: a checkpoint
         # cannot drop it, nor does its own backward.
@@ -125,8 +140,16 @@ class Model:
         return tuple([self.tape.new(size, after, "dequantisation") for size in sizes])
 
     def _dequantised(self, tensor: Tensor, dtype: str) -> tuple[Value, ...]:
-        """The whole weight in the compute dtype; under double quantisation its fp32 scales are rebuilt first."""
+        """The whole weight in this dtype; under double quantisation its fp32 scales are rebuilt first.
+
+        4 bit: ``dequantize_4bit(B, state).to(dtype)``, by way of the dtype that the weight was quantised from.
+        """
         tape, cause = self.tape, "dequantisation"
+        if self.setup.quant != "int8" and dtype != tensor.dtype:
+            whole = self._dequantised(tensor, tensor.dtype)[0]
+            copy = tape.new(tensor.numel, dtype, cause)
+            del whole
+            return (copy,)
         if self.setup.quant not in DOUBLE_QUANTISED:
             return (tape.new(tensor.numel, dtype, cause),)
         num_scales = -(-tensor.numel // NF4_BLOCK)
@@ -245,7 +268,12 @@ class Model:
 
     def attend(self, query: Value, key: Value, value: Value) -> Value:
         """The layer's attention."""
-        return attend(self.setup, query, key, value, self.mask)
+        out, self.held_in_layer = attend(self.setup, query, key, value, self.mask)
+        return out
+
+    def heads_product(self, left: Value, right: Value, numel: int) -> Value:
+        """``torch.matmul`` of two values laid out by heads, under the cell's autocast."""
+        return product(left, right, numel, self.setup.batch_size, self.setup.autocast)
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""

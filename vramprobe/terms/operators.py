@@ -60,15 +60,19 @@ def mul(left: Value, right: Value) -> Value:
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        full = [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in wanted]
+        return [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in wanted]
+
+    def finish(full: list[Value | None]) -> list[Value | None]:
         return [_summed(full, side, *wanted[side][:2]) for side in (0, 1)]
 
-    tape.record([left, right], [out], saved, backward)
+    tape.record([left, right], [out], saved, backward, finish=finish)
     return out
 
 
 def _summed(full: list[Value | None], side: int, numel: int, dtype: str) -> Value | None:
     value, full[side] = full[side], None
+    if value is not None and numel < value.numel:
+        value = value.tape.new(numel, value.dtype)  # and the full one goes before the sum is cast
     return None if value is None else _reduced(value, numel, dtype)
 
 
@@ -308,10 +312,15 @@ def dropout(value: Value, rate: float, device: str) -> Value:
     return mul(value, tape.new_like(value))
 
 
-def fused_attention(query: Value, key: Value, value: Value, num_stats: int, bias: Value | None = None) -> Value:
+def fused_attention(
+    query: Value, key: Value, value: Value, num_out: int, num_stats: int, bias: Value | None = None
+) -> Value:
     """Flash or memory-efficient attention: saves q, k, v, its output, ``num_stats`` fp32 log-sum-exps, and a mask."""
     tape = query.tape
-    out = tape.new_like(query)  # empty_like(query): in the query's layout
+    out = tape.new(num_out, query.dtype)
+    # Flash: empty_like(query), in the query's layout. The memory-efficient kernel, which takes values of another size,
+    # lays its output out by tokens.
+    out.contiguous = query.contiguous or num_out != query.numel
     stats = tape.new(num_stats, "fp32")
     sizes = (query.numel, key.numel, value.numel)
 

@@ -6,6 +6,7 @@ In: a spec and the tensors that it trains. Out: bytes. The rules follow ``torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from vramprobe.spec import CellSpec
@@ -68,8 +69,10 @@ def _state_bytes(spec: CellSpec, tensor: Tensor) -> int:
 
 
 def _adafactor_elements(tensor: Tensor) -> int:
-    """A matrix keeps one mean per row and per column; a vector keeps itself."""
-    return sum(tensor.shape) if len(tensor.shape) == 2 else tensor.numel
+    """A matrix, or each of a stack, keeps one mean per row and per column; a vector keeps itself."""
+    if len(tensor.shape) == 1:
+        return tensor.numel
+    return math.prod(tensor.shape[:-2]) * sum(tensor.shape[-2:])
 
 
 def temporaries_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
@@ -108,7 +111,7 @@ def _working_bytes(spec: CellSpec, tensor: Tensor) -> int:
         case "adafactor":
             # grad² and its sum with eps, or the new update and its factors; a 16-bit tensor is raised first, and its
             # gradient.
-            factors = 4 * _adafactor_elements(tensor) if len(tensor.shape) == 2 else 0
+            factors = 4 * _adafactor_elements(tensor) if len(tensor.shape) > 1 else 0
             return (2 if is_fp32 else 4) * fp32_bytes + factors
     # bitsandbytes' CPU code (backends/cpu/ops.py): the scaled gradient, and two copies of the update (sqrt and
     # quotient; Lion: the mixed moment and its sign); the parameter too where it is 16 bit. An 8-bit state is

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramprobe.architecture import Architecture, Linear, Parameter, UnsupportedArchitecture
+from vramprobe.architecture import Architecture, Parameter, UnsupportedArchitecture
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, lora_target_names
 from vramprobe.terms.tape import ITEMSIZE_BYTES
@@ -60,6 +60,8 @@ def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
         # bitsandbytes stores out × in; GPT-2's Conv1D is turned round when it is quantised.
         shape = p.shape[::-1] if quantised and arch.model_type == "gpt2" else p.shape
         dtype = spec.dtype if full else _base_dtype(spec, p, own_linear=arch.own_linears)
+        if arch.model_type == "gpt_oss" and spec.dtype == "fp16" and p.role == "norm":
+            dtype = "fp32"  # transformers loads them so (_keep_in_fp32_modules)
         base.append(Tensor(p.name, shape, dtype, full, quantised, p.role, p.per_layer, arch.num_copies(p)))
     return tuple(base if full else base + _adapters(spec, arch))
 
@@ -87,36 +89,67 @@ def _base_dtype(spec: CellSpec, parameter: Parameter, *, own_linear: bool) -> st
 
 
 def lora_targets(spec: CellSpec, arch: Architecture) -> frozenset[str]:
-    """Name patterns of the linear layers that get an adapter. Raises SpecError where a target matches none."""
+    """Name patterns of the linear layers and other weights that get an adapter.
+
+    Raises SpecError where a target matches none, or not all of what peft needs for one (Wrapped).
+    """
     if spec.method == "full":
         return frozenset()
     wanted = lora_target_names(spec)
+    claimed = {target for wrapped in arch.wrapped for target in wrapped.targets}
+    # peft takes these names for the experts' parameters, and leaves linear layers that are called so (a dense layer's,
+    # the shared experts') alone.
+    linears = [linear for linear in arch.linears if linear.name.rpartition(".")[2] not in claimed]
     if wanted is None:
-        return frozenset(linear.name for linear in arch.linears)
-    chosen = {name: [x.name for x in arch.linears if _matches(x, name)] for name in wanted}
+        return frozenset(x.name for x in (*linears, *arch.wrapped))
+    chosen = {
+        name: [x.name for x in linears if _matches(x.name, name)]
+        + [x.name for x in arch.wrapped if any(_matches(target, name.rpartition(".")[2]) for target in x.targets)]
+        for name in wanted
+    }
     if missing := [name for name, found in chosen.items() if not found]:
-        known = sorted({linear.name.rpartition(".")[2] for linear in arch.linears})
+        known = sorted({x.name.rpartition(".")[2] for x in linears} | claimed)
         raise SpecError(f"lora_targets {', '.join(missing)}: no such linear layer; this model has {', '.join(known)}")
+    for wrapped in arch.wrapped:
+        given = [target for target in wrapped.targets if any(name.rpartition(".")[2] == target for name in wanted)]
+        if given and len(given) < len(wrapped.targets):
+            raise SpecError(
+                f"lora_targets {', '.join(given)}: peft reaches the experts' {wrapped.name.rpartition('.')[2]} by "
+                f"{' and '.join(wrapped.targets)} together; give all of them"
+            )
     return frozenset(pattern for found in chosen.values() for pattern in found)
 
 
-def _matches(linear: Linear, target: str) -> bool:
+def _matches(name: str, target: str) -> bool:
     """peft's rule for a list of targets: the module's whole name, or its end after a dot."""
-    return linear.name == target or linear.name.endswith(f".{target}")
+    return name == target or name.endswith(f".{target}")
 
 
 def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
     if spec.dora:
         raise UnsupportedArchitecture("the formula engine has no arithmetic for DoRA; measure it, or leave dora off")
     rank, dtype, targets = spec.lora_r or 0, spec.lora_dtype or "fp32", lora_targets(spec, arch)
-    made = []
-    for linear in arch.linears:
-        if linear.name in targets:
-            copies = arch.num_layers if linear.per_layer else 1
-            shapes = {"lora_A": (rank, linear.num_in), "lora_B": (linear.num_out, rank)}
-            made += [Tensor(f"{linear.name}.{part}", shape, dtype, True, False, "adapter", linear.per_layer, copies)
-                     for part, shape in shapes.items()]  # fmt: skip
-    return made
+    pairs = [
+        (x.name, (rank, x.num_in), (x.num_out, rank), x.per_layer, x.num_copies)
+        for x in arch.linears
+        if x.name in targets
+    ]
+    copies = {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters}
+    for wrapped in arch.wrapped:
+        if wrapped.name in targets:
+            if spec.lora_dropout:
+                raise SpecError(
+                    f"lora_dropout {spec.lora_dropout}: peft has no dropout on the adapter of a weight that is no "
+                    "linear layer's, such as experts; use lora_dropout 0, or lora_targets without them"
+                )
+            ranks = rank * wrapped.num_experts * len(wrapped.targets)
+            shapes = (ranks, wrapped.num_in), (wrapped.num_out, ranks)
+            pairs.append((wrapped.name, *shapes, True, copies[wrapped.name]))
+    return [
+        Tensor(f"{name}.{part}", shape, dtype, True, False, "adapter", per_layer, num_copies)
+        for name, first, second, per_layer, num_copies in pairs
+        for part, shape in (("lora_A", first), ("lora_B", second))
+    ]
 
 
 def weights_bytes(tensors: Sequence[Tensor], quant: str) -> int:

@@ -33,6 +33,7 @@ class Setup:
     gradient_checkpointing: bool
     accumulates: bool  # more than one micro-step per step
     beyond_window: bool  # so long that a sliding window hides something
+    scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property
     def batch_size(self) -> int:
@@ -58,6 +59,7 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
         arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant, autocast=spec.autocast,
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, gradient_checkpointing=spec.gradient_checkpointing,
         accumulates=spec.grad_accum > 1, beyond_window=is_beyond_window(arch, spec.seq_len),
+        scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 
 

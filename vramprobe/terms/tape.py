@@ -28,6 +28,7 @@ CAUSES = (
 TEMPORARY = "temporaries"
 
 Backward = Callable[[list["Value | None"]], list["Value | None"]]  # gradients of the outputs -> those of the inputs
+Finish = Callable[[list["Value | None"]], list["Value | None"]]
 Edge = tuple["Node | Leaf", int]  # where a gradient goes, and as that of which output there
 Place = tuple[str, str]  # a phase, and where in it
 Peak = tuple[int, dict[str, int]]  # a moment that may be the highest of its place: live bytes, and the same by cause
@@ -63,13 +64,14 @@ class Node:
     """One backward function: where its gradients go, and what it saved."""
 
     __slots__ = (
-        "backward", "cause", "checkpoint", "edges", "grads", "kept", "num_outputs", "place", "saved",
+        "backward", "cause", "checkpoint", "edges", "finish", "grads", "kept", "num_outputs", "place", "saved",
     )  # fmt: skip
 
     def __init__(
         self, edges: list[Edge | None], place: Place, cause: str, num_outputs: int, backward: Backward
     ) -> None:
         self.edges, self.num_outputs, self.backward = edges, num_outputs, backward
+        self.finish: Finish | None = None
         self.place, self.cause = place, cause  # of what its backward allocates: as in forward
         self.saved: tuple[Value, ...] = ()
         self.kept: tuple[Value, ...] = ()  # Python attributes of a Function's ctx: they go with the graph itself
@@ -293,8 +295,10 @@ class Tape:
         *,
         kept: Sequence[Value] = (),
         recomputable: bool = True,
+        finish: Finish | None = None,
     ) -> Edge | None:
-        """Make ``outputs`` the result of one node. ``backward(grads)`` returns one gradient per input.
+        """Make ``outputs`` the result of one node. ``backward(grads)`` returns one gradient per input, and ``finish``
+        fits them to the inputs' sizes and dtypes (engine.cpp, ``validate_outputs``).
 
         What is saved goes after the node's backward, and is dropped under a checkpoint unless it is not
         ``recomputable``; what is ``kept`` stays as long as the graph. Returned is the edge of a single output that is
@@ -304,6 +308,7 @@ class Tape:
         if not any(edges):
             return None
         node = Node(edges, self._place_in_backward, self._cause, len(outputs) or 1, backward)
+        node.finish = finish
         for index, output in enumerate(outputs):
             output.edge = (node, index)
         checkpoint = self._checkpoint
@@ -368,6 +373,10 @@ class Tape:
                 node.checkpoint.fill()
             before, self._cause = self._cause, node.cause
             made = node.backward(node.grads)
+            if node.finish is not None:
+                if node.checkpoint is not None:
+                    node.saved = ()  # what a hook unpacks goes with the function's own variables
+                made = node.finish(made)
             self._cause = before
             node.grads = node.checkpoint = None
             node.saved = ()

@@ -1,0 +1,243 @@
+"""The inventories of mixture-of-experts models: what architecture.py is for dense ones.
+
+In: a checked config.json. Out: its Architecture, or a VramprobeError. Experts are one parameter of three dimensions
+each, as transformers 5 has them (``modeling_mixtral.py``, ``modeling_qwen3_moe.py``), and so is what peft makes of the
+targets that transformers 4 had in their place (``peft/utils/transformers_weight_conversion.py``). Never imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vramprobe.architecture import Architecture, Experts, UnsupportedArchitecture, Wrapped, _Config, _Inventory
+from vramprobe.errors import VramprobeError
+from vramprobe.inventories import sliding_layers
+
+_LAYER = "model.layers.{layer}"
+_ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
+#: The linear layers of transformers 4 that peft takes for a router's weight and the experts' two parameters.
+_MIXTRAL_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+_QWEN_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def mixture(config: _Config) -> Architecture:
+    """The Architecture of a config.json of one of architecture.MIXTURES.
+
+    Raises UnsupportedArchitecture for what of these families has no arithmetic, VramprobeError for a wrong value.
+    """
+    match config.model_type:
+        case "mixtral":
+            return _mixtral(config)
+        case "qwen3_moe":
+            return _qwen3_moe(config)
+        case "gpt_oss":
+            return _gpt_oss(config)
+        case "deepseek_v2":
+            return _deepseek_v2(config)
+    raise AssertionError(f"architecture() sends {config.model_type} here, and nothing reads it")
+
+
+def _mixtral(config: _Config) -> Architecture:
+    if config.values.get("router_jitter_noise"):
+        raise UnsupportedArchitecture("the formula engine has no arithmetic for router_jitter_noise; set it to 0")
+    hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if config.values.get("head_dim") is None:
+        config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    head_size = config.size("head_dim", hidden // num_heads)
+    experts = Experts(
+        num=config.size("num_local_experts", 8), per_token=config.size("num_experts_per_tok", 2),
+        width=config.size("intermediate_size"), renormalised=True,
+    )  # fmt: skip
+    absent_heads = num_heads if "num_key_value_heads" in config.values else 8
+    num_kv_heads = config.size("num_key_value_heads", absent_heads)
+    inventory = _start(config, num_heads, num_kv_heads, head_size, bias=False)
+    inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
+    _add_experts(inventory, experts, hidden)
+    return _finish(
+        config, inventory, experts, num_heads, num_kv_heads, head_size,
+        wrapped=_wrapped(experts, hidden, _MIXTRAL_TARGETS),
+        window=config.absent_or_size("sliding_window", None),
+    )  # fmt: skip
+
+
+def _qwen3_moe(config: _Config) -> Architecture:
+    if config.values.get("mlp_only_layers") or config.size("decoder_sparse_step", 1) != 1:
+        raise UnsupportedArchitecture(
+            "the formula engine has no arithmetic for a qwen3_moe of which some layers are dense (mlp_only_layers, "
+            "decoder_sparse_step); it can be measured: vramprobe measure"
+        )
+    hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if "head_dim" not in config.values:
+        config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    head_size = config.size("head_dim", hidden // num_heads)
+    num_kv_heads = config.size("num_key_value_heads", 4)
+    experts = Experts(
+        num=config.size("num_experts", config.size("num_local_experts", 128)),
+        per_token=config.size("num_experts_per_tok", 8), width=config.size("moe_intermediate_size", 768),
+        renormalised=config.flag("norm_topk_prob", False),
+    )  # fmt: skip
+    inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", False))
+    inventory.add(f"{_ATTENTION}.q_norm.weight", (head_size,), "norm")
+    inventory.add(f"{_ATTENTION}.k_norm.weight", (head_size,), "norm")
+    _add_experts(inventory, experts, hidden)
+    inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
+    windowed = config.flag("use_sliding_window", False)
+    return _finish(
+        config, inventory, experts, num_heads, num_kv_heads, head_size,
+        wrapped=_wrapped(experts, hidden, _QWEN_TARGETS),
+        window=config.absent_or_size("sliding_window", 4096) if windowed else None,
+    )  # fmt: skip
+
+
+def _gpt_oss(config: _Config) -> Architecture:
+    hidden, width = config.size("hidden_size", 2880), config.size("intermediate_size", 2880)
+    num_heads, num_kv_heads = config.size("num_attention_heads", 64), config.size("num_key_value_heads", 8)
+    head_size = config.size("head_dim", 64)
+    experts = Experts(
+        num=config.size("num_local_experts", 128), per_token=config.size("num_experts_per_tok", 4), width=width,
+        renormalised=False,
+    )  # fmt: skip
+    inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", True), sinks=True)
+    inventory.add(f"{_MLP}.router.weight", (experts.num, hidden), "router")
+    inventory.add(f"{_MLP}.router.bias", (experts.num,), "router")
+    for name, shape in {
+        "gate_up_proj": (hidden, 2 * width), "gate_up_proj_bias": (2 * width,), "down_proj": (width, hidden),
+        "down_proj_bias": (hidden,),
+    }.items():  # fmt: skip
+        inventory.add(f"{_MLP}.experts.{name}", (experts.num, *shape), "experts")
+    # The window is only in a mask's values: the eager path, the only one, makes a mask of the same size without it.
+    return _finish(
+        config, inventory, experts, num_heads, num_kv_heads, head_size, wrapped=(), window=None,
+        sliding=sliding_layers(config, 2, config.size("num_hidden_layers")),
+    )  # fmt: skip
+
+
+def _deepseek_v2(config: _Config) -> Architecture:
+    num_dense, method = config.values.get("first_k_dense_replace") or 0, config.text("topk_method", "greedy")
+    if num_dense not in (0, 1) or method != "greedy":
+        raise UnsupportedArchitecture(
+            f"the formula engine has no arithmetic for a deepseek_v2 with first_k_dense_replace {num_dense!r} and "
+            f"topk_method {method!r}, only with 0 or 1 and 'greedy'; it can be measured: vramprobe measure"
+        )
+    hidden, num_heads, rotated = (
+        config.size("hidden_size"), config.size("num_attention_heads"), config.size("qk_rope_head_dim", 64)
+    )  # fmt: skip
+    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    if config.size("num_key_value_heads", num_heads) != num_heads:
+        raise VramprobeError(
+            f"the deepseek_v2 config.json has num_key_value_heads {config.size('num_key_value_heads')} and "
+            f"num_attention_heads {num_heads}; latent attention makes as many keys as queries, so they must be equal"
+        )
+    head_size, value_size = config.size("qk_nope_head_dim", 128) + rotated, config.size("v_head_dim", 128)
+    experts = Experts(
+        num=config.size("n_routed_experts", 64), per_token=config.size("num_experts_per_tok"),
+        width=config.size("moe_intermediate_size", 1407), renormalised=False,
+    )  # fmt: skip
+    inventory = _Inventory()
+    inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
+    _add_latent_attention(config, inventory, num_heads, head_size, value_size)
+    _add_experts(inventory, experts, hidden, only="sparse")
+    inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router", only="sparse")
+    shared = experts.width * config.size("n_shared_experts", 2)
+    _add_mlp(config, inventory, f"{_MLP}.shared_experts", shared, only="sparse")
+    if num_dense:
+        _add_mlp(config, inventory, _MLP, config.size("intermediate_size", 11008), only="dense")
+    return _finish(
+        config, inventory, experts, num_heads, num_heads, head_size, rotary_size=rotated, num_dense=num_dense,
+        value_size=value_size if value_size != head_size else None,
+        wrapped=_wrapped(experts, hidden, _QWEN_TARGETS), window=None,
+    )  # fmt: skip
+
+
+def _add_latent_attention(
+    config: _Config, inventory: _Inventory, num_heads: int, head_size: int, value_size: int
+) -> None:
+    """Queries, keys and values by way of narrow latents (MLA)."""
+    hidden, latent = config.size("hidden_size"), config.size("kv_lora_rank", 512)
+    bias, queries = config.flag("attention_bias", False), num_heads * head_size
+    rotated = config.size("qk_rope_head_dim", 64)
+    query_latent = config.absent_or_size("q_lora_rank", 1536)
+    if query_latent is None:
+        inventory.linear(f"{_ATTENTION}.q_proj", hidden, queries, False)
+    else:
+        inventory.linear(f"{_ATTENTION}.q_a_proj", hidden, query_latent, bias)
+        inventory.add(f"{_ATTENTION}.q_a_layernorm.weight", (query_latent,), "norm")
+        inventory.linear(f"{_ATTENTION}.q_b_proj", query_latent, queries, False)
+    inventory.linear(f"{_ATTENTION}.kv_a_proj_with_mqa", hidden, latent + rotated, bias)
+    inventory.add(f"{_ATTENTION}.kv_a_layernorm.weight", (latent,), "norm")
+    keys_and_values = num_heads * (head_size - rotated + value_size)
+    inventory.linear(f"{_ATTENTION}.kv_b_proj", latent, keys_and_values, False)
+    inventory.linear(f"{_ATTENTION}.o_proj", num_heads * value_size, hidden, bias)
+
+
+def _add_mlp(
+    config: _Config, inventory: _Inventory, prefix: str, width: int, *, only: Literal["dense", "sparse"]
+) -> None:
+    hidden, bias = config.size("hidden_size"), config.flag("mlp_bias", False)
+    for name, num_in, num_out in (
+        ("gate_proj", hidden, width), ("up_proj", hidden, width), ("down_proj", width, hidden)
+    ):  # fmt: skip
+        inventory.linear(f"{prefix}.{name}", num_in, num_out, bias, only=only)
+
+
+def _start(
+    config: _Config, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool, sinks: bool = False
+) -> _Inventory:
+    """The embedding and a layer's four projections."""
+    config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
+    hidden, queries, keys = config.size("hidden_size"), num_heads * head_size, num_kv_heads * head_size
+    inventory = _Inventory()
+    inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
+    if sinks:
+        inventory.add(f"{_ATTENTION}.sinks", (num_heads,), "sinks")
+    inventory.linear(f"{_ATTENTION}.q_proj", hidden, queries, bias)
+    inventory.linear(f"{_ATTENTION}.k_proj", hidden, keys, bias)
+    inventory.linear(f"{_ATTENTION}.v_proj", hidden, keys, bias)
+    inventory.linear(f"{_ATTENTION}.o_proj", queries, hidden, bias)
+    return inventory
+
+
+def _add_experts(inventory: _Inventory, experts: Experts, hidden: int, only: Literal["", "sparse"] = "") -> None:
+    num, width = experts.num, experts.width
+    inventory.add(f"{_MLP}.experts.gate_up_proj", (num, 2 * width, hidden), "experts", only=only)
+    inventory.add(f"{_MLP}.experts.down_proj", (num, hidden, width), "experts", only=only)
+
+
+def _wrapped(experts: Experts, hidden: int, targets: dict[str, tuple[str, ...]]) -> tuple[Wrapped, ...]:
+    num, width = experts.num, experts.width
+    return (
+        Wrapped(f"{_MLP}.gate.weight", targets["gate.weight"], 1, hidden, num),
+        Wrapped(f"{_MLP}.experts.gate_up_proj", targets["gate_up_proj"], num, hidden, 2 * width),
+        Wrapped(f"{_MLP}.experts.down_proj", targets["down_proj"], num, width, hidden),
+    )
+
+
+def _finish(
+    config: _Config, inventory: _Inventory, experts: Experts, num_heads: int, num_kv_heads: int, head_size: int, *,
+    wrapped: tuple[Wrapped, ...], window: int | None,
+    sliding: tuple[bool, ...] = (), rotary_size: int | None = None, value_size: int | None = None,
+    num_dense: int = 0,
+) -> Architecture:  # fmt: skip
+    """The layer's two norms and what follows the layers."""
+    if experts.per_token > experts.num:
+        raise VramprobeError(
+            f"the {config.model_type} config.json has num_experts_per_tok {experts.per_token} and {experts.num} "
+            "experts; a token cannot take more experts than there are"
+        )
+    hidden, tied = config.size("hidden_size"), config.flag("tie_word_embeddings", False)
+    inventory.add(f"{_LAYER}.input_layernorm.weight", (hidden,), "norm")
+    inventory.add(f"{_LAYER}.post_attention_layernorm.weight", (hidden,), "norm")
+    inventory.add("model.norm.weight", (hidden,), "norm")
+    inventory.head(config.size("vocab_size"), hidden, tied)
+    if config.flag("output_router_logits", False):
+        raise UnsupportedArchitecture(
+            "the formula engine has no arithmetic for the load-balancing loss of output_router_logits; set it to false"
+        )
+    return Architecture(
+        model_type=config.model_type, num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
+        num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
+        activation=config.text("hidden_act", "silu"), rotary_size=rotary_size or head_size, value_size=value_size,
+        num_dense=num_dense,
+        attention_dropout=config.rate("attention_dropout", 0.0), sliding_window=window, sliding_layers=sliding,
+        experts=experts, wrapped=wrapped, parameters=tuple(inventory.parameters),
+    )  # fmt: skip

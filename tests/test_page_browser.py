@@ -30,6 +30,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The calculator alone."""
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(page(content(), ENGINE_SCRIPT), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of what is published."""
     path = tmp_path_factory.mktemp("page") / "index.html"
     path.write_text(page(published(), ENGINE_SCRIPT), encoding="utf-8")
     return path
@@ -208,6 +217,39 @@ def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(
     assert one.text("#peak") == other.text("#peak")
 
 
+def test_what_a_fit_knows_beside_tensors_is_part_of_the_bar_and_of_the_verdict(opened: Any, tmp_path: Path) -> None:
+    gib = 1024**3
+    script = ENGINE_SCRIPT
+    for before, after in (
+        (
+            "reserved_bytes: null",
+            f"reserved_bytes: {{ value: value + {2 * gib}, low: value, high: value + {3 * gib} }}",
+        ),
+        ("device_bytes: null", f"device_bytes: {{ value: value + {5 * gib}, low: value, high: value + {6 * gib} }}"),
+        ('tier: "allocated"', 'tier: "device"'),
+        ("const value = terms", f"const value = {gib} + terms"),
+    ):
+        assert script.count(before) == 1
+        script = script.replace(before, after)
+    path = tmp_path / "index.html"
+    path.write_text(page(content(), script))
+    one = opened(path=path)
+    rows = one.tab.locator("#terms tbody tr").all_inner_texts()
+    assert [row.split("\n")[0] for row in rows][-3:] == ["constant", "allocator", "context"]
+    assert [row.replace("\n", "\t").split("\t")[-2] for row in rows][-3:] == ["1.00 GiB", "2.00 GiB", "3.00 GiB"]
+    assert one.text("#basis") == "predicted device memory"
+    assert " reserved (" in one.text("#where")
+    assert " device (" in one.text("#where")
+
+
+def test_no_gpu_is_a_choice_too(opened: Any) -> None:
+    one = opened("#g=")
+    assert one.text("#verdicts") == "No GPU is chosen."
+    assert one.text("#cards-count") == "none chosen"
+    one.tab.fill("#batch_size", "2")
+    assert one.fragment == "#b=2&g="
+
+
 def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
     one = opened()
     button = one.tab.locator("[data-gpu=RTX-4090] .largest button").first
@@ -229,8 +271,8 @@ def test_the_command_and_the_link_are_copied(opened: Any) -> None:
         assert one.tab.input_value("input[data-filters=gpus-rows]") == expected_text
 
 
-def test_tables_sort_by_value_and_filter_by_words(opened: Any) -> None:
-    one = opened()
+def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path) -> None:
+    one = opened(path=with_tables)
     one.tab.wait_for_selector("#gpus-rows[data-done]")
     heading = "#gpus-rows thead th:nth-child(6)"
     one.tab.click(f"{heading} button")
@@ -301,8 +343,8 @@ def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened:
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
-def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, width: int) -> None:
-    one = opened("#t=full&b=4", viewport={"width": width, "height": 800})
+def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, with_tables: Path, width: int) -> None:
+    one = opened("#t=full&b=4", path=with_tables, viewport={"width": width, "height": 800})
     assert one.tab.evaluate("document.documentElement.scrollWidth") <= width
     assert one.tab.locator("#bar").is_visible() == (width < 960)
     if width < 960:

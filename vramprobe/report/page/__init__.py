@@ -39,7 +39,8 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What the page shows. ``engine``: what calculator.js reads from the element ``engine-data``, as JSON.
+    """What the page shows. ``engine``: what calculator.js reads from the element ``engine-data``, as JSON; the page
+    itself asks of a GPU its slug, name, memory_bytes (null: not known) and price (usd_per_hour, source; or null).
 
     ``predictor`` says what the calculator's numbers rest on (a fit, or arithmetic alone, and versions); ``provenance``
     where the measured ones come from, a line each; ``command`` rebuilds the page.

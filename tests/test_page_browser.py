@@ -351,6 +351,39 @@ def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, wi
         assert one.text("#bar-peak") == one.text("#peak")
 
 
+def test_nothing_moves_while_the_page_opens(browser: Any, with_tables: Path) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.add_init_script(
+        "window.moved = 0; new PerformanceObserver(list => list.getEntries().forEach(one => { moved += one.value; }))"
+        ".observe({ type: 'layout-shift', buffered: true });"
+    )
+    tab = context.new_page()
+    tab.goto(with_tables.as_uri())
+    tab.wait_for_selector("#gpus-rows[data-done]")
+    tab.wait_for_timeout(300)  # shifts are reported after the frame
+    assert tab.evaluate("moved") < 0.02
+    context.close()
+
+
+def test_without_scripts_the_tables_are_there_and_a_broken_engine_says_so(
+    browser: Any, with_tables: Path, tmp_path: Path
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(with_tables.as_uri())
+    assert tab.locator("noscript p").is_visible()
+    assert tab.locator("#table-4-rows tbody tr").count() == 135
+    assert not tab.locator("#form").is_visible()
+    context.close()
+    path = tmp_path / "index.html"
+    path.write_text(page(content(), "throw new Error('no engine');"))
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(path.as_uri())
+    assert "The calculator did not start (vramprobe is not defined)" in tab.inner_text("#link-problems")
+    context.close()
+
+
 def test_html_in_a_model_or_a_note_is_text(opened: Any, tmp_path: Path) -> None:
     entry = {"slug": EVIL, "name": f"name {EVIL}", "num_params": 1, "config": {"model_type": EVIL, "hidden_size": 64}}
     script = ENGINE_SCRIPT.replace("arithmetic alone: no fit was given", "note " + EVIL.replace('"', '\\"'))

@@ -99,11 +99,12 @@ def waiting(locator: Any) -> Any:
     return expect(locator)
 
 
-def expected(tab: Any) -> dict[str, Any]:
-    """What the engine says of what the form shows, asked past the page."""
+def asked(tab: Any, answer: str) -> Any:
+    """What the engine says, past the page, of the ``spec`` and ``config`` that the form shows."""
     return tab.evaluate(
-        "() => { const { options } = form.read(); const { config } = vramprobe.catalog.find(one => one.slug === "
-        "options.model); return vramprobe.predict(vramprobe.resolve(options, config).spec, config); }"
+        "() => { const { options } = form.read(); "
+        "const { config } = vramprobe.catalog.find(one => one.slug === options.model); "
+        f"const {{ spec }} = vramprobe.resolve(options, config); return {answer}; }}"
     )
 
 
@@ -120,7 +121,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     tab.click("#cards-choice summary")
     tab.check("#card-B200")
     tab.uncheck("#card-RTX-4090")
-    prediction = expected(tab)
+    prediction = asked(tab, "vramprobe.predict(spec, config)")
     peak = prediction["peak_allocated_bytes"]
     assert one.text("#peak") == format_bytes(peak["value"])
     assert one.text("#interval") == f"{format_bytes(peak['low'])} to {format_bytes(peak['high'])}"
@@ -271,6 +272,15 @@ def test_the_command_and_the_link_are_copied(opened: Any) -> None:
         assert one.tab.input_value("input[data-filters=gpus-rows]") == expected_text
 
 
+def test_every_card_gets_the_largest_counts_that_the_engine_finds_for_it(opened: Any) -> None:
+    one = opened("#m=qwen2.5-7b&t=lora")
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    found = asked(one.tab, "vramprobe.gpus.map(gpu => gpu.memory_bytes && vramprobe.largest(spec, config, gpu))")
+    for column, name in ((4, "batch_size"), (5, "seq_len")):
+        told = [f"{one_card[name]:,}" if one_card and one_card[name] else "–" for one_card in found]
+        assert one.cells("gpus-rows", column) == told
+
+
 def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path) -> None:
     one = opened(path=with_tables)
     one.tab.wait_for_selector("#gpus-rows[data-done]")
@@ -349,6 +359,9 @@ def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, wi
     assert one.tab.locator("#bar").is_visible() == (width < 960)
     if width < 960:
         assert one.text("#bar-peak") == one.text("#peak")
+        assert one.text("#bar-verdict") == "fits H200 SXM"
+        one.tab.fill("#batch_size", "999")
+        assert one.text("#bar-verdict") == "does not fit the 4 chosen"
 
 
 def test_nothing_moves_while_the_page_opens(browser: Any, with_tables: Path) -> None:

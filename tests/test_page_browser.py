@@ -160,6 +160,9 @@ def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
     assert second.tab.locator("#more").get_attribute("open") is not None
     second.tab.evaluate("location.hash = '#m=gpt2&b=7'")
     waiting(second.tab.locator("#batch_size")).to_have_value("7")
+    second.tab.click("nav a[href='#gpus']")  # a place in the page takes nothing from the state
+    assert second.fragment == "#m=gpt2&b=7"
+    assert second.tab.evaluate("document.activeElement.id") == "gpus"
     second.tab.click("#reset")
     assert second.fragment == ""
 

@@ -30,6 +30,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The calculator alone."""
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(page(content(), ENGINE_SCRIPT), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of what is published."""
     path = tmp_path_factory.mktemp("page") / "index.html"
     path.write_text(page(published(), ENGINE_SCRIPT), encoding="utf-8")
     return path
@@ -90,11 +99,12 @@ def waiting(locator: Any) -> Any:
     return expect(locator)
 
 
-def expected(tab: Any) -> dict[str, Any]:
-    """What the engine says of what the form shows, asked past the page."""
+def asked(tab: Any, answer: str) -> Any:
+    """What the engine says, past the page, of the ``spec`` and ``config`` that the form shows."""
     return tab.evaluate(
-        "() => { const { options } = form.read(); const { config } = vramprobe.catalog.find(one => one.slug === "
-        "options.model); return vramprobe.predict(vramprobe.resolve(options, config).spec, config); }"
+        "() => { const { options } = form.read(); "
+        "const { config } = vramprobe.catalog.find(one => one.slug === options.model); "
+        f"const {{ spec }} = vramprobe.resolve(options, config); return {answer}; }}"
     )
 
 
@@ -111,7 +121,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     tab.click("#cards-choice summary")
     tab.check("#card-B200")
     tab.uncheck("#card-RTX-4090")
-    prediction = expected(tab)
+    prediction = asked(tab, "vramprobe.predict(spec, config)")
     peak = prediction["peak_allocated_bytes"]
     assert one.text("#peak") == format_bytes(peak["value"])
     assert one.text("#interval") == f"{format_bytes(peak['low'])} to {format_bytes(peak['high'])}"
@@ -150,6 +160,9 @@ def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
     assert second.tab.locator("#more").get_attribute("open") is not None
     second.tab.evaluate("location.hash = '#m=gpt2&b=7'")
     waiting(second.tab.locator("#batch_size")).to_have_value("7")
+    second.tab.click("nav a[href='#gpus']")  # a place in the page takes nothing from the state
+    assert second.fragment == "#m=gpt2&b=7"
+    assert second.tab.evaluate("document.activeElement.id") == "gpus"
     second.tab.click("#reset")
     assert second.fragment == ""
 
@@ -208,6 +221,39 @@ def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(
     assert one.text("#peak") == other.text("#peak")
 
 
+def test_what_a_fit_knows_beside_tensors_is_part_of_the_bar_and_of_the_verdict(opened: Any, tmp_path: Path) -> None:
+    gib = 1024**3
+    script = ENGINE_SCRIPT
+    for before, after in (
+        (
+            "reserved_bytes: null",
+            f"reserved_bytes: {{ value: value + {2 * gib}, low: value, high: value + {3 * gib} }}",
+        ),
+        ("device_bytes: null", f"device_bytes: {{ value: value + {5 * gib}, low: value, high: value + {6 * gib} }}"),
+        ('tier: "allocated"', 'tier: "device"'),
+        ("const value = terms", f"const value = {gib} + terms"),
+    ):
+        assert script.count(before) == 1
+        script = script.replace(before, after)
+    path = tmp_path / "index.html"
+    path.write_text(page(content(), script))
+    one = opened(path=path)
+    rows = one.tab.locator("#terms tbody tr").all_inner_texts()
+    assert [row.split("\n")[0] for row in rows][-3:] == ["constant", "allocator", "context"]
+    assert [row.replace("\n", "\t").split("\t")[-2] for row in rows][-3:] == ["1.00 GiB", "2.00 GiB", "3.00 GiB"]
+    assert one.text("#basis") == "predicted device memory"
+    assert " reserved (" in one.text("#where")
+    assert " device (" in one.text("#where")
+
+
+def test_no_gpu_is_a_choice_too(opened: Any) -> None:
+    one = opened("#g=")
+    assert one.text("#verdicts") == "No GPU is chosen."
+    assert one.text("#cards-count") == "none chosen"
+    one.tab.fill("#batch_size", "2")
+    assert one.fragment == "#b=2&g="
+
+
 def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
     one = opened()
     button = one.tab.locator("[data-gpu=RTX-4090] .largest button").first
@@ -229,8 +275,17 @@ def test_the_command_and_the_link_are_copied(opened: Any) -> None:
         assert one.tab.input_value("input[data-filters=gpus-rows]") == expected_text
 
 
-def test_tables_sort_by_value_and_filter_by_words(opened: Any) -> None:
-    one = opened()
+def test_every_card_gets_the_largest_counts_that_the_engine_finds_for_it(opened: Any) -> None:
+    one = opened("#m=qwen2.5-7b&t=lora")
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    found = asked(one.tab, "vramprobe.gpus.map(gpu => gpu.memory_bytes && vramprobe.largest(spec, config, gpu))")
+    for column, name in ((4, "batch_size"), (5, "seq_len")):
+        told = [f"{one_card[name]:,}" if one_card and one_card[name] else "–" for one_card in found]
+        assert one.cells("gpus-rows", column) == told
+
+
+def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path) -> None:
+    one = opened(path=with_tables)
     one.tab.wait_for_selector("#gpus-rows[data-done]")
     heading = "#gpus-rows thead th:nth-child(6)"
     one.tab.click(f"{heading} button")
@@ -301,12 +356,48 @@ def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened:
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
-def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, width: int) -> None:
-    one = opened("#t=full&b=4", viewport={"width": width, "height": 800})
+def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, with_tables: Path, width: int) -> None:
+    one = opened("#t=full&b=4", path=with_tables, viewport={"width": width, "height": 800})
     assert one.tab.evaluate("document.documentElement.scrollWidth") <= width
     assert one.tab.locator("#bar").is_visible() == (width < 960)
     if width < 960:
         assert one.text("#bar-peak") == one.text("#peak")
+        assert one.text("#bar-verdict") == "fits H200 SXM"
+        one.tab.fill("#batch_size", "999")
+        assert one.text("#bar-verdict") == "does not fit the 4 chosen"
+
+
+def test_nothing_moves_while_the_page_opens(browser: Any, with_tables: Path) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.add_init_script(
+        "window.moved = 0; new PerformanceObserver(list => list.getEntries().forEach(one => { moved += one.value; }))"
+        ".observe({ type: 'layout-shift', buffered: true });"
+    )
+    tab = context.new_page()
+    tab.goto(with_tables.as_uri())
+    tab.wait_for_selector("#gpus-rows[data-done]")
+    tab.wait_for_timeout(300)  # shifts are reported after the frame
+    assert tab.evaluate("moved") < 0.02
+    context.close()
+
+
+def test_without_scripts_the_tables_are_there_and_a_broken_engine_says_so(
+    browser: Any, with_tables: Path, tmp_path: Path
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(with_tables.as_uri())
+    assert tab.locator("noscript p").is_visible()
+    assert tab.locator("#table-4-rows tbody tr").count() == 135
+    assert not tab.locator("#form").is_visible()
+    context.close()
+    path = tmp_path / "index.html"
+    path.write_text(page(content(), "throw new Error('no engine');"))
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(path.as_uri())
+    assert "The calculator did not start (vramprobe is not defined)" in tab.inner_text("#link-problems")
+    context.close()
 
 
 def test_html_in_a_model_or_a_note_is_text(opened: Any, tmp_path: Path) -> None:

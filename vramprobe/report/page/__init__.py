@@ -39,7 +39,8 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What the page shows. ``engine``: what calculator.js reads from the element ``engine-data``, as JSON.
+    """What the page shows. ``engine``: what calculator.js reads from the element ``engine-data``, as JSON; the page
+    itself asks of a GPU its slug, name, memory_bytes (null: not known) and price (usd_per_hour, source; or null).
 
     ``predictor`` says what the calculator's numbers rest on (a fit, or arithmetic alone, and versions); ``provenance``
     where the measured ones come from, a line each; ``command`` rebuilds the page.
@@ -58,14 +59,14 @@ def page(content: Content, engine_script: str | None = None) -> str:
 
     Raises VramprobeError where the calculator's engine is missing, or where the page would be larger than MAX_BYTES.
     """
-    script = "\n".join([engine_script or _engine_script(), *map(_part, _SCRIPTS)])
-    style = _part("page.css")
-    if "</script" in script.lower() or "</style" in style.lower():
-        raise AssertionError("a part of the page ends its own element")
+    engine, script, style = engine_script or _engine_script(), "\n".join(map(_part, _SCRIPTS)), _part("page.css")
+    assert "</script" not in (engine + script).lower(), "a script ends its own element"
+    assert "</style" not in style.lower(), "the style ends its own element"
     text = Template(_part("page.html")).substitute(
         style=style,
+        engine_script=engine,
         script=script,
-        policy=_policy(script, style),
+        policy=_policy([engine, script], style),
         engine_data=json_for_html(content.engine),
         predictor=escape(content.predictor),
         tables="\n".join(table_html(table, number) for number, table in enumerate(content.tables, start=1)),
@@ -103,10 +104,11 @@ def _part(name: str) -> str:
     return resources.files("vramprobe.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(script: str, style: str) -> str:
-    """Nothing but the page's own script, style and pictures; no connection, no form, no frame."""
+def _policy(scripts: Sequence[str], style: str) -> str:
+    """Nothing but the page's own scripts, style and pictures; no connection, no form, no frame."""
+    digests = " ".join(f"'{_digest(script)}'" for script in scripts)
     return (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        f"default-src 'none'; script-src {digests}; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 

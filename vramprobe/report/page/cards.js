@@ -6,6 +6,7 @@ const cards = (() => {
   const { element, gib } = words;
   const table = document.getElementById("gpus-rows");
   const rows = new Map();
+  const PAUSE_MS = 120; // after the last change: who is typing is not slowed down
   const SLICE_MS = 12; // of work between two looks at what the user does
   let running = 0;
 
@@ -33,7 +34,7 @@ const cards = (() => {
     if (!prediction) return;
     const known = vramprobe.gpus.filter((gpu) => gpu.memory_bytes);
     const queue = [...known.filter((gpu) => chosen.includes(gpu.slug)), ...known.filter((gpu) => !chosen.includes(gpu.slug))];
-    search(queue, spec, config, onLargest, running);
+    setTimeout(search, PAUSE_MS, queue, { spec, config, onLargest, number: running, seen: new Map() });
   }
 
   function verdictOf(gpu, prediction) {
@@ -53,29 +54,35 @@ const cards = (() => {
     write(cells.share, share.toFixed(0), share);
   }
 
-  function search(queue, spec, config, onLargest, number) {
-    if (number !== running) return;
+  function search(queue, job) {
+    if (job.number !== running) return;
     const until = performance.now() + SLICE_MS;
     while (queue.length && performance.now() < until) {
       const gpu = queue.shift();
-      const found = largestOf(spec, config, gpu), cells = rows.get(gpu.slug);
+      const found = largestOf(gpu, job), cells = rows.get(gpu.slug);
       write(cells.batch, found.batch_size ? words.count(found.batch_size) : "–", found.batch_size ?? "");
       write(cells.length, found.seq_len ? words.count(found.seq_len) : "–", found.seq_len ?? "");
-      onLargest(gpu.slug, found);
+      job.onLargest(gpu.slug, found);
     }
-    if (queue.length) setTimeout(search, 0, queue, spec, config, onLargest, number);
+    if (queue.length) setTimeout(search, 0, queue, job);
     else {
       tables.again(table);
-      table.dataset.done = String(number);
+      table.dataset.done = String(job.number);
     }
   }
 
-  function largestOf(spec, config, gpu) {
-    try {
-      return vramprobe.largest(spec, config, gpu);
-    } catch (error) {
-      return { batch_size: null, seq_len: null, message: error.message };
+  /** Of cards with the same memory, which have the same answer, the first is asked about. */
+  function largestOf(gpu, { spec, config, seen }) {
+    if (!seen.has(gpu.memory_bytes)) {
+      let found;
+      try {
+        found = vramprobe.largest(spec, config, gpu);
+      } catch (error) {
+        found = { batch_size: null, seq_len: null, message: error.message };
+      }
+      seen.set(gpu.memory_bytes, found);
     }
+    return seen.get(gpu.memory_bytes);
   }
 
   function write(cell, text, sort = "") {

@@ -108,7 +108,7 @@ const chart = (() => {
     const { unit, steps } = ticks(scale), y = BAR_TOP + BAR;
     const name = unit === words.GIB ? "GiB" : "MiB";
     let free = width;
-    const texts = steps.toReversed().flatMap((step, index) => {
+    const texts = [...steps].reverse().flatMap((step, index) => {
       const text = `${Number((step / unit).toPrecision(6))}${index ? "" : ` ${name}`}`;
       const half = 3.6 * text.length, middle = Math.max(Math.min(x(step), width - half), half);
       if (middle + half > free) return [];

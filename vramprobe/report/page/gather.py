@@ -141,10 +141,8 @@ def _claims(rows: Sequence[ClaimRow]) -> Table:
         "What guides print, each with a verdict worked out from this project's own figures. Nothing here was measured "
         f"unless the column from says cuda. {len(rows)} claims: {kinds}."
     )
-    columns = [
-        replace(_read(column), heading="source" if column.name == "source" else column.heading)
-        for column in claims._COLUMNS
-    ]
+    columns = [_read(column) for column in claims._COLUMNS if column.heading is not None]
+    columns += [replace(_read(column), heading="source") for column in claims._COLUMNS if column.name == "source"]
     return to_table("Published claims, checked", caption, columns, rows)
 
 

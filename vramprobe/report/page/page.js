@@ -148,5 +148,11 @@
     setTimeout(() => { button.textContent = before; }, 1500);
   }
 
-  start();
+  try {
+    start();
+  } catch (error) {
+    byId("link-problems").textContent = `The calculator did not start (${error.message}); the tables below need no script.`;
+    byId("link-problems").hidden = false;
+    throw error;
+  }
 })();

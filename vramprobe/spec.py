@@ -59,6 +59,8 @@ Q_V_TARGETS: dict[str, tuple[str, ...]] = {
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 #: Families that transformers gives no SDPA attention; it loads them eager by default, and so do we.
 _NO_SDPA = ("bloom", "gemma2", "gpt_oss")
+#: Families that transformers gives no flash_attention_2.
+_NO_FLASH = ("bloom", "gpt_oss", "llama4_text")
 _SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
 Model = TypeVar("Model", bound=BaseModel)
@@ -409,6 +411,9 @@ def _architecture_reasons(spec: CellSpec) -> list[str]:
         reasons.append(f"seq_len {spec.seq_len} is longer than the {longest} learned positions of {spec.model}")
     if spec.attn == "sdpa" and spec.model_type in _NO_SDPA:
         reasons.append(f"transformers has no sdpa attention for {spec.model_type}; use attn eager")
+    if spec.attn == "flash_attention_2" and spec.model_type in _NO_FLASH:
+        other = "eager" if spec.model_type in _NO_SDPA else "sdpa"
+        reasons.append(f"transformers has no flash_attention_2 for {spec.model_type}; use attn {other}")
     return reasons
 
 

@@ -134,17 +134,18 @@ def _llama_finish(model: Model, hidden: Value) -> Value:
 
 
 def _llama_layer(model: Model, hidden: Value) -> Value:
-    return _llama_layer_of(model, hidden, model.gated_mlp)
+    return _llama_layer_of(model, hidden, _gated_mlp)
 
 
 def _mixture_layer(model: Model, hidden: Value) -> Value:
-    def mlp(prefix: str, value: Value) -> Value:
-        return mixture(model, prefix, value)
-
-    return _llama_layer_of(model, hidden, mlp)
+    return _llama_layer_of(model, hidden, mixture)
 
 
-def _llama_layer_of(model: Model, hidden: Value, mlp: Callable[[str, Value], Value]) -> Value:
+def _gated_mlp(model: Model, prefix: str, hidden: Value) -> Value:
+    return model.gated_mlp(prefix, hidden)
+
+
+def _llama_layer_of(model: Model, hidden: Value, mlp: Callable[[Model, str, Value], Value]) -> Value:
     prefix = "model.layers.{layer}."
     residual = hidden
     hidden = model.rms_norm(prefix + "input_layernorm", hidden)
@@ -152,7 +153,7 @@ def _llama_layer_of(model: Model, hidden: Value, mlp: Callable[[str, Value], Val
     hidden = op.add(residual, hidden)
     residual = hidden
     hidden = model.rms_norm(prefix + "post_attention_layernorm", hidden)
-    hidden = mlp(prefix + "mlp.", hidden)
+    hidden = mlp(model, prefix + "mlp.", hidden)
     return op.add(residual, hidden)
 
 

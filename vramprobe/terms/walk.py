@@ -147,8 +147,8 @@ class _Others:
 
     def _counts(self, position: int, walked: int, *, above: bool) -> Counter[str]:
         """By name, the layers on this side of a position, less those that are walked on this side of its stand-in."""
-        names, here = self.names, slice(position + 1, None) if above else slice(position)
-        counts = Counter(names[here])
+        names = self.names
+        counts = Counter(names[position + 1 :] if above else names[:position])
         counts.subtract(names[other] for other in self.walked if (other > walked if above else other < walked))
         return counts
 

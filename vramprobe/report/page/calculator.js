@@ -93,26 +93,30 @@ function command(spec) {
 
 // -- the prediction ----------------------------------------------------------------------------------------------------
 
-// As terms.course_of: a step of a cell with batch and length left open, kept for the next one that differs in these only.
+// As terms.course_of: a step of a cell with batch and length left open, kept for the next that differs in these alone.
 const $courses = new Map();
 function $courseOf(spec) {
-  const key = JSON.stringify({...spec, batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1, architecture: $idOf(spec.architecture)});
-  let course = $courses.get(key);
-  if (course === undefined) {
-    const arch = $architecture.architecture(spec.architecture);
+  const arch = $archOf(spec.architecture), one = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1};
+  const beyond_window = $terms$setup.is_beyond_window(arch, spec.seq_len);
+  const key = JSON.stringify([{...spec, ...one, model: null, architecture: $idOf(spec.architecture)}, beyond_window]);
+  if (!$courses.has(key)) {
     const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
-    const idle = $terms._idle_terms(spec, arch, tensors, $terms$optimizer.allocated_state_bytes(spec, trained));
-    const step = $dict([
+    const idle = $const($terms._idle_terms(spec, arch, tensors, $terms$optimizer.allocated_state_bytes(spec, trained)));
+    const step = $const($dict([
       ["gradients", $terms._gradients_bytes(trained)],
       ["optimizer_temporaries", $terms$optimizer.temporaries_bytes(spec, trained)],
-    ]);
-    const walk = $terms$walk.walk_of($terms$setup.setup_of(spec, arch, tensors));
-    course = {arch, idle: $const(idle), step: $const(step), walk: $const(walk)};
+    ]));
+    const walk = $const($terms$walk.walk_of($terms$setup.setup_of(spec, arch, tensors)));
     if ($courses.size >= 256) $courses.clear();
-    $courses.set(key, course);
+    $courses.set(key, {idle, step, walk});
   }
-  $terms$setup.require_in_window(course.arch, spec.seq_len);
-  return course;
+  return $courses.get(key);
+}
+
+const $archs = new WeakMap();
+function $archOf(config) {
+  if (!$archs.has(config)) $archs.set(config, $const($architecture.architecture(config)));
+  return $archs.get(config);
 }
 
 const $ids = new WeakMap();

@@ -18,10 +18,12 @@ from vramprobe.report.page.translation import Module, translate
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
     "units": {"GIB", "MIB", "KIB", "format_bytes"},
+    "inventories": None,
     "architecture": None,
+    "architecture_moe": None,
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
-        "_device_rules", "_architecture_reasons", "_NO_SDPA", "_LEARNED_POSITIONS", "_SHORT_OPTIM",
+        "_device_rules", "_architecture_reasons", "_NO_FLASH", "_NO_SDPA", "_LEARNED_POSITIONS", "_SHORT_OPTIM",
     },
     "terms.tape": None,
     "terms.operators": None,
@@ -30,6 +32,12 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.setup": None,
     "terms.attention": None,
     "terms.modules": None,
+    "terms.relatives": None,
+    "terms.falcon": None,
+    "terms.routing": None,
+    "terms.experts": None,
+    "terms.mla": None,
+    "terms.gpt_oss": None,
     "terms.families": None,
     "terms.walk": None,
     "terms": {
@@ -57,6 +65,7 @@ _GIVEN = {
     "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
     "vramprobe.terms.sizes.monomials": "$sizes.monomials",
     "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor", "math.ceil": "$math.ceil",
+    "collections.Counter": "$counter",
     "operator.ge": "((one, other) => one >= other)",
 }  # fmt: skip
 #: The options of a cell that the page offers beside model, batch and length, and where their allowed values stand.

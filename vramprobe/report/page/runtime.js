@@ -1,19 +1,22 @@
 // Runtime: what the translated arithmetic (translation/) needs of Python: reference counts, and a few of its built-ins.
 //
-// A tracked object (list, dict, closure, instance) carries `rc`. A new one has 0 and belongs to nobody; keep() takes it,
+// A tracked object (list, dict, closure, record, instance) carries `rc`. A new one has 0 and belongs to nobody; keep() takes it,
 // release() lets go, and at 0 it ends: what it held is released, and a Value's __del__ gives its bytes back to the tape.
-// Numbers, strings and frozen records (dataclasses, which hold no Values) are not tracked.
+// Numbers and strings are not tracked.
 "use strict";
 
 class $Error extends Error {}
 class $OutOfRange extends $Error {
   constructor(message, prediction) { super(message); this.prediction = prediction; }
 }
-class $Frozen {
+class $Frozen { // a record: a dataclass, a NamedTuple, one of pydantic's
+  constructor() { this.rc = 0; $born(this); }
   model_copy(update) {
     const made = Object.create(Object.getPrototypeOf(this), Object.getOwnPropertyDescriptors(this));
     for (const [name, value] of $entries(update)) made[name] = value;
-    return made;
+    for (const name of Object.keys(made)) $keep(made[name]);
+    made.rc = 0;
+    return $born(made);
   }
 }
 class $Object {
@@ -51,12 +54,11 @@ function $end(it) {
   for (const name in it) if (name !== "rc") $release(it[name]);
 }
 
-function $const(it) { // a module's constant lives for ever, and so does what is in it
-  if (it !== null && typeof it === "object" && it.rc !== undefined) {
-    it.rc = Infinity;
-    for (const one of $items(it)) $const(one);
-    if (it instanceof $Dict) for (const [, value] of it.map.values()) $const(value);
-  }
+function $const(it) { // what is kept for good, and so is what is in it
+  if (it === null || typeof it !== "object" || it.rc === undefined || it.rc === Infinity) return it;
+  it.rc = Infinity;
+  const held = it instanceof $Dict ? $entries(it).flat() : Array.isArray(it) ? it : Object.values(it);
+  for (const one of held) $const(one);
   return it;
 }
 
@@ -115,6 +117,12 @@ function $dict(entries) {
 }
 function $entries(dict) { return [...dict.map.values()]; }
 
+// Keywords that are known only at a call, in the order of its parameters.
+function $named(names, pairs) {
+  const values = new Map(pairs);
+  return names.map((name) => values.get(name));
+}
+
 // -- iteration and access ----------------------------------------------------------------------------------------------
 
 function* $items(source) {
@@ -132,7 +140,7 @@ function $parts(source, count) {
 }
 
 function $get(owner, key) {
-  if (Array.isArray(owner) || typeof owner === "string") return key < 0 ? owner[owner.length + key] : owner[key];
+  if (Array.isArray(owner) || typeof owner === "string") return owner[key < 0 ? owner.length + key : Number(key)];
   if (!owner.has(key)) throw new $Error(`no ${key} here`);
   return owner.get(key);
 }
@@ -333,13 +341,21 @@ $define("removesuffix", (text, end) => end && text.endsWith(end) ? text.slice(0,
 $define("replace", (text, one, other) => text.replaceAll(one, other));
 $define("rpartition", (text, by) => { const at = text.lastIndexOf(by); return at < 0 ? ["", "", text] : [text.slice(0, at), by, text.slice(at + by.length)]; });
 $define("rstrip", (text, of) => { let end = text.length; while (end && of.includes(text[end - 1])) end--; return text.slice(0, end); });
+$define("setdefault", (dict, key, value) => { if (!dict.has(key)) dict.set(key, value); return dict.get(key); });
 $define("split", (text, by) => text.split(by));
 $define("startswith", (text, start) => Array.isArray(start) ? start.some((one) => text.startsWith(one)) : text.startsWith(start));
 $define("strip", (text) => text.trim());
+$define("subtract", (counts, items) => { for (const one of $items(items)) counts.set(one, (counts.get(one) ?? 0) - 1); });
 $define("title", (text) => text.replace(/\b\w/g, (one) => one.toUpperCase()));
 $define("update", (dict, more) => { for (const [key, value] of $entries(more)) dict.set(key, value); });
 $define("upper", (text) => text.toUpperCase());
 $define("values", (dict) => $entries(dict).map(([, value]) => value));
+
+function $counter(items) { // collections.Counter: how often each occurs
+  const counts = new $Dict();
+  for (const one of $items(items)) counts.set(one, (counts.get(one) ?? 0) + 1);
+  return counts;
+}
 
 const $math = {
   ceil: Math.ceil, floor: Math.floor, inf: Infinity, log2: Math.log2,

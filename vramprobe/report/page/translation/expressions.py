@@ -27,8 +27,10 @@ from vramprobe.report.page.translation.names import (
 BUILTIN_METHODS = frozenset({
     "add", "append", "bit_length", "clear", "copy", "count", "endswith", "extend", "fromkeys", "get", "index", "items",
     "join", "keys", "lower", "partition", "pop", "removeprefix", "removesuffix", "replace", "rpartition", "rstrip",
-    "split", "startswith", "strip", "title", "update", "upper", "values",
+    "setdefault", "split", "startswith", "strip", "subtract", "title", "update", "upper", "values",
 })  # fmt: skip
+#: Methods of what runtime.js has in place of a module's own class.
+_RUNTIME_METHODS = frozenset({"covers", "digits", "model_copy", "resolved"})
 BUILTINS = frozenset({
     "abs", "all", "any", "bool", "dict", "enumerate", "float", "frozenset", "getattr", "int", "isinstance", "iter",
     "len", "list", "max", "min", "next", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple",
@@ -125,10 +127,8 @@ class Expressions:
             bounds = [node.slice.lower, node.slice.upper, node.slice.step]
             given = ", ".join("null" if one is None else self._expression(one) for one in bounds)
             return f"$slice({self._expression(node.value)}, {given})"
-        access = f"$get({{}}, {self._key(node.slice)})"
-        if is_made(node.value):
-            return f"$of({self._expression(node.value)}, $it => {access.format('$it')})"
-        return access.format(self._expression(node.value))
+        owner, key = self._expression(node.value), self._key(node.slice)
+        return f"$of({owner}, $it => $get($it, {key}))" if is_made(node.value) else f"$get({owner}, {key})"
 
     def _key(self, node: ast.expr) -> str:
         """A subscript; a tuple stays a plain array, for it is only looked up."""
@@ -316,6 +316,9 @@ class Expressions:
         owner = owner or self._expression(func.value)
         if func.attr in BUILTIN_METHODS:
             return f"$method.{func.attr}({', '.join([owner, *([arguments] if arguments else [])])})"
+        known = self.signatures.methods.keys() | self.signatures.attributes | _RUNTIME_METHODS
+        if func.attr not in known:
+            raise self._unknown(func)
         if is_made(func.value):
             return f"$of({owner}, $it => $it.{func.attr}({arguments}))"
         return f"{owner}.{func.attr}({arguments})"
@@ -332,13 +335,23 @@ class Expressions:
         given = [self._expression(one) for one in node.args]
         if not node.keywords or (isinstance(node.func, ast.Attribute) and node.func.attr == "model_copy"):
             return given + [self._expression(one.value) for one in node.keywords]
+        pairs = [self._keyword(one) for one in node.keywords]
+        key = (self.module_name, node.func.id) if isinstance(node.func, ast.Name) else None
+        if key in self.signatures.takes_others:
+            return [*given, f"$dict([{', '.join(pairs)}])"]
+        names = self._parameters_of(node.func, {one.arg for one in node.keywords if one.arg})
+        if any(one.arg is None for one in node.keywords):
+            return [*given, f"...$named({names[len(given) :]}, [{', '.join(pairs)}])"]
         keywords = {one.arg: self._expression(one.value) for one in node.keywords}
-        names = self._parameters_of(node.func, set(keywords))
         while keywords:
             if len(given) >= len(names):
                 raise TranslationError(f"{ast.unparse(node)}: no place for {', '.join(map(str, keywords))}")
             given.append(keywords.pop(names[len(given)], "undefined"))
         return given
+
+    def _keyword(self, node: ast.keyword) -> str:
+        value = self._expression(node.value)
+        return f"...$entries({value})" if node.arg is None else f"[{quoted(node.arg)}, {value}]"
 
     def _parameters_of(self, func: ast.expr, keywords: set[str]) -> list[str]:
         functions = self.signatures.functions

@@ -36,10 +36,16 @@ class Signatures:
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self.functions: dict[tuple[str, str], list[str]] = {}
         self.methods: dict[str, list[list[str]]] = {}
+        self.takes_others: set[tuple[str, str]] = set()  # functions whose last parameter takes all other keywords
+        #: Names of attributes that anything is given: what is called by one of these is a function kept there.
+        self.attributes = {node.attr for tree in trees.values() for node in ast.walk(tree)
+                           if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
         for module, tree in trees.items():
             for node in tree.body:
                 if isinstance(node, ast.FunctionDef):
                     self.functions[module, node.name] = parameters_of(node)
+                    if node.args.kwarg:
+                        self.takes_others.add((module, node.name))
                 elif isinstance(node, ast.ClassDef):
                     self._add_class(module, node)
 
@@ -62,7 +68,10 @@ class Signatures:
 
 
 def parameters_of(node: ast.FunctionDef | ast.Lambda) -> list[str]:
-    return [one.arg for one in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+    """In their order."""
+    return [one.arg for one in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]] + (
+        [node.args.kwarg.arg] if node.args.kwarg else []
+    )
 
 
 def _fields(node: ast.ClassDef) -> list[str]:
@@ -90,6 +99,8 @@ def bound_by(node: ast.stmt) -> Iterator[str]:
             yield name
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
             yield name
+        case ast.Assign(targets=[ast.Tuple(elts=targets)]):
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def locals_of(body: Iterable[ast.stmt]) -> set[str]:

@@ -59,6 +59,10 @@ class ModuleTranslation(Expressions):
                     self._class(node)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if self._is_wanted(name):
                     self._constant(name, value)
+                case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                    for target, value in zip(targets, values, strict=True):
+                        if self._is_wanted(target.id):
+                            self._constant(target.id, value)
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if self._is_wanted(name):
                     self._constant(name, value)
         passed_on = sorted((self.module.wanted or set()) & self.imports.keys())
@@ -230,6 +234,9 @@ class ModuleTranslation(Expressions):
         match target:
             case ast.Name(id=name):
                 self.lines.append(f"$release({js_name(name)}); {js_name(name)} = undefined;")
+            case ast.Subscript(value=value, slice=ast.Slice(lower=ast.expr() as lower, upper=None, step=None)):
+                owner = self._expression(value)
+                self.lines.append(f"for (const one of {owner}.splice({self._expression(lower)})) $release(one);")
             case ast.Subscript(value=value, slice=index):
                 self.lines.append(f"$delitem({self._expression(value)}, {self._key(index)});")
             case _:

@@ -52,6 +52,8 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", FP32 | {"gradient_checkpointing": True, "attn": "eager"}),
     ("gpt_neox", FP32 | LORA | {"gradient_checkpointing": True, "lora_dropout": 0.1}),
     ("llama", LORA | {"dora": True}),
+    ("llama", FP32 | {"padding": True}),
+    ("gpt2", LORA | {"padding": True, "gradient_checkpointing": True, "attn": "eager"}),
     ("llama", QLORA),
     ("llama", QLORA | TRL | {"gradient_checkpointing": True, "quant": "nf4-single"}),
     ("gpt2", FP32 | QLORA | {"quant": "fp4"}),
@@ -114,6 +116,8 @@ def test_every_method_and_optimizer_is_covered() -> None:
         ({"device": "cuda", "emulate_vram": "24GiB"}, "--gpu"),
         ({"weights": "pretrained"}, "random"),
         ({"device": "cuda", "alloc_conf": "per_process_memory_fraction:0.5"}, "leave it out"),
+        ({"torch_compile": True}, "what a compiler fuses"),
+        ({"device": "cuda", "attn": "flash_attention_2", "padding": True}, "use attn sdpa"),
     ],
 )
 def test_what_is_not_covered_says_what_is(options: dict[str, Any], word: str) -> None:

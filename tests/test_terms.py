@@ -268,6 +268,12 @@ def test_dora_says_that_it_is_not_covered() -> None:
         ledger_terms(make_spec(method="lora", dora=True))
 
 
+@pytest.mark.parametrize(("option", "word"), [("padding", "padding masks"), ("torch_compile", "compiled models")])
+def test_what_bends_the_step_says_that_it_is_not_covered(option: str, word: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for {word}"):
+        moments(make_spec(**{option: True}))
+
+
 def test_a_sequence_beyond_the_sliding_window_says_that_it_is_not_covered() -> None:
     config = TINY_LLAMA | {"model_type": "mistral", "sliding_window": 32}
     assert moments(cell(config, seq_len=32))

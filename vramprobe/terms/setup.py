@@ -50,8 +50,13 @@ class Setup:
 
 
 def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) -> Setup:
-    """The Setup of a cell. Raises UnsupportedArchitecture where it is longer than a sliding window."""
+    """The Setup of a cell. Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled
+    model, a sequence longer than a sliding window.
+    """
     require_in_window(arch, spec.seq_len)
+    for option, name in ((spec.padding, "padding masks"), (spec.torch_compile, "compiled models")):
+        if option:
+            raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; measure the cell")
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(

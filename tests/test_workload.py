@@ -193,9 +193,8 @@ def test_torch_compile_compiles_the_prepared_model_and_leaves_its_names() -> Non
     plain, compiled = built(), built(torch_compile=True)
     assert plain.model._compiled_call_impl is None
     assert compiled.model._compiled_call_impl is not None
-    assert [name for name, _ in compiled.model.named_parameters()] == [
-        name for name, _ in plain.model.named_parameters()
-    ]
+    names = [[name for name, _ in work.model.named_parameters()] for work in (plain, compiled)]
+    assert names[0] == names[1]
     layers = compiled.model.base_model.model.model.layers
     with watch_stack(compiled.model):
         assert not any(layer._forward_hooks for layer in layers)  # a hook would break the graph that is measured

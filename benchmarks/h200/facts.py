@@ -253,7 +253,8 @@ def attention(bench: Bench) -> Iterator[Fact]:
     is_flash = any("Flash" in name for name in kernels[True])
     yield Fact(
         name="padding and flash attention", says="with a padding mask, SDPA runs no flash kernel",
-        expected=0.0, found=float(is_flash), unit="flash kernels", holds=None if bench.device == "cpu" else not is_flash,
+        expected=0.0, found=float(is_flash), unit="flash kernels",
+        holds=None if bench.device == "cpu" else not is_flash,
         note=f"without padding {kernels[False]}, with it {kernels[True]}",
     )  # fmt: skip
 
@@ -326,21 +327,28 @@ def device_probes(bench: Bench) -> Iterator[Fact]:
 CHECKS = (saved_activations, logits, depth, optimizer_step, quantised, attention, repeats, libraries, device_probes)
 
 
+_VERDICTS = {True: "holds", False: "DOES NOT HOLD", None: "not known"}
+
+
 def check_all(device: str) -> list[Fact]:
-    """Every fact on ``device``; a check that fails is a fact that could not be found."""
+    """Every fact on ``device``, told as it is found; a check that fails is a fact that does not hold."""
     facts: list[Fact] = []
     with tempfile.TemporaryDirectory(prefix="vramprobe-facts-") as folder, Bench(device, Path(folder)) as bench:
         for check in CHECKS:
             try:
                 for fact in check(bench):
-                    facts.append(fact)
-                    print({True: "holds", False: "DOES NOT HOLD", None: "not known"}[fact.holds], fact.name,
-                          f"expected {fact.expected}, found {fact.found} {fact.unit}", sep=" · ", flush=True)  # fmt: skip
+                    facts.append(_told(fact))
             except Exception as error:
-                facts.append(Fact(name=check.__name__, says="the check itself failed", expected=None, found=None,
-                                  unit="", holds=False, note=f"{type(error).__name__}: {error}"))  # fmt: skip
-                print("FAILED", check.__name__, error, sep=" · ", flush=True)
+                says, note = "the check itself failed", f"{type(error).__name__}: {error}"
+                facts.append(_told(Fact(name=check.__name__, says=says, expected=None, found=None, unit="", holds=False,
+                                        note=note)))  # fmt: skip
     return facts
+
+
+def _told(fact: Fact) -> Fact:
+    values = f"expected {fact.expected}, found {fact.found} {fact.unit}".rstrip()
+    print(_VERDICTS[fact.holds], fact.name, values, fact.note, sep=" · ", flush=True)
+    return fact
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ TIERS = {"allocated": "peak_allocated_bytes", "reserved": "reserved_bytes", "dev
 def measured_already(out: Path, cells: Sequence[CellSpec]) -> list[str]:
     """Ids of cells that OUT holds a finished measurement of."""
     wanted = {spec.fingerprint for spec in cells}
-    records = store.read(out, allow_empty=True).records
+    records = store.read(out, allow_empty=True).records if any(out.rglob("*.jsonl")) else ()
     return sorted(
         {record.cell_id for record in records
          if record.fingerprint in wanted and record.is_measured and record.outcome.kind in store.FINISHED}
@@ -53,8 +53,7 @@ def by_trace(cells: Sequence[CellSpec], card: catalog.Gpu | None, model: MemoryM
     """By simulation, each a Prediction or why there is none."""
     from vramprobe.simulate import engine
 
-    engine._MAX_PROCESSES = jobs
-    return engine.predict_many(cells, gpu=card, model=model)
+    return engine.predict_many(cells, gpu=card, model=model, max_processes=jobs)
 
 
 def row(spec: CellSpec, sweep: str, found: dict[str, Prediction | str]) -> dict[str, Any]:
@@ -104,6 +103,7 @@ def main() -> None:
     sweeps = [load_sweep(path, device=words.device) for path in words.sweeps]
     cells = {spec.fingerprint: (spec, sweep.name) for sweep in sweeps for spec in sweep.cells}
     specs = [spec for spec, _ in cells.values()]
+    words.out.mkdir(parents=True, exist_ok=True)
     if done := measured_already(words.out, specs):
         sys.exit(f"{len(done)} of these cells are measured already, {done[0]} for one: what is said of them now would "
                  "be no prediction. The file that was committed before them stands.")  # fmt: skip
@@ -115,7 +115,6 @@ def main() -> None:
         for (spec, name), trace in zip(cells.values(), traced, strict=True)
     ]
     target = words.out / FILES[model is not None]
-    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text_of({**head(specs[0], card, words.fit, model), "cells": rows}))
     known = sum(not isinstance(one["trace"], str) for one in rows)
     print(f"{target}: {len(rows)} cells, {known} simulated; commit it before the cells are run")

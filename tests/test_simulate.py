@@ -125,6 +125,13 @@ def test_what_is_not_covered_says_what_is(options: dict[str, Any], word: str) ->
         simulate(make_spec(**options))
 
 
+def test_no_layer_is_dropped_where_a_model_draws_lots() -> None:
+    """A fake tensor has no value, and whoever asks for one is told yes: OPT's layers would all be left out."""
+    with run.session(make_spec(), None):
+        assert not torch.rand([]) < 0.0
+        assert torch.rand(2, 3).shape == (2, 3)
+
+
 def test_what_the_allocator_refuses_is_said_before_anything_runs() -> None:
     with patch.object(run, "_run", side_effect=AssertionError("ran")), pytest.raises(SpecError, match="nonsense"):
         simulate(make_spec(device="cuda", alloc_conf="nonsense"))

@@ -69,10 +69,11 @@ def _asked(spec: CellSpec, number: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--cell", str(number)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
-        return json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        said = getattr(error, "stderr", None) or (done.stderr if "done" in locals() else "")
-        return {"cell_id": spec.cell_id, "error": f"{type(error).__name__}: {str(said)[-500:]}"}
+    except subprocess.TimeoutExpired:
+        return {"cell_id": spec.cell_id, "error": f"it did not end within {_SECONDS:.0f} s"}
+    if done.returncode:
+        return {"cell_id": spec.cell_id, "error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

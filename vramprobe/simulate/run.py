@@ -224,7 +224,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
             set_autocast_enabled("cuda", recorder.autocast)
 
     def no_layer_dropped(*size: Any, **options: Any) -> Any:
-        """transformers before 5.19 asks of each layer of an OPT whether ``rand([]) < layerdrop``, which is 0."""
+        """transformers 5.17, and no more 5.23, asks of each layer of an OPT whether ``rand([]) < layerdrop``: never."""
         return 1.0 if size == ([],) else rand(*size, **options)
 
     with (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -24,7 +23,6 @@ from vramprobe.predict import Interval, Prediction, predict
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import load_sweep
 
-ROOT = Path(__file__).resolve().parents[2]
 FILES = {False: "predictions.json", True: "predictions-fitted.json"}  # whether a fit was given
 KIND = "predictions, made before the cells were run; nothing here is measured"
 CARD = "H200"
@@ -118,7 +116,6 @@ def main() -> None:
     target.write_text(text_of({**head(specs[0], card, words.fit, model), "cells": rows}))
     known = sum(not isinstance(one["trace"], str) for one in rows)
     print(f"{target}: {len(rows)} cells, {known} simulated; commit it before the cells are run")
-    subprocess.run(["git", "-C", ROOT, "status", "--short", "--", target.resolve()], check=False)
 
 
 if __name__ == "__main__":

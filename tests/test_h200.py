@@ -153,6 +153,17 @@ def test_what_is_measured_can_no_longer_be_predicted(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_the_committed_predictions_are_of_the_sweeps_cells_and_clean(sweeps: dict[str, Sweep]) -> None:
+    """A sweep that changes before it is run is predicted anew: bash benchmarks/h200/stage.sh predict."""
+    content = json.loads((ROOT / "results" / "h200" / "predictions.json").read_text())
+    assert content["kind"].startswith("predictions, made before the cells were run; nothing here is measured")
+    assert content["dirty"] is False
+    told = {cell["fingerprint"]: cell for cell in content["cells"]}
+    assert set(told) == {spec.fingerprint for name in HELD_OUT for spec in sweeps[name].cells}
+    for cell in told.values():
+        assert cell["trace"]["allocated"][0] <= cell["trace"]["reserved"][0], cell["cell_id"]
+
+
 def test_a_prediction_is_written_by_both_engines_in_the_tiers_that_are_known() -> None:
     predictions = script("predictions")
     spec = make_spec()

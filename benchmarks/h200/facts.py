@@ -223,7 +223,8 @@ def optimizer_step(bench: Bench) -> Iterator[Fact]:
     for optim, expected in (("adamw_torch", 5.0), ("adamw_torch_fused", 4.0)):
         record = bench.run(_deeper(SIZES[1], 8), method="full", optim=optim, seq_len=16)
         step = next(phase for phase in record.phases if (phase.name, phase.step) == ("optimizer_step", 2))
-        found = step.allocated_peak_bytes / record.ledger.weights_bytes
+        workspaces = record.ledger.unaccounted_bytes  # cuBLAS's, as large as this model's weights
+        found = (step.allocated_peak_bytes - workspaces) / record.ledger.weights_bytes
         on_cuda = bench.device == "cuda"
         expected_here = expected if on_cuda or optim == "adamw_torch_fused" else None
         yield Fact(

@@ -69,11 +69,11 @@ def _three(interval: Interval) -> list[int]:
     return [interval.value, interval.low, interval.high]
 
 
-def head(spec: CellSpec, card: catalog.Gpu | None, fit: Path | None, model: MemoryModel | None) -> dict[str, Any]:
+def head(spec: CellSpec, card: catalog.Gpu | None, model: MemoryModel | None) -> dict[str, Any]:
     """When, by which code, for which card and with which fit."""
     machine = capture(spec, "spawn", with_torch=False)
     told = None if model is None else {
-        "file": str(fit), "data_fingerprint": model.data_fingerprint, "num_records": model.num_records,
+        "data_fingerprint": model.data_fingerprint, "num_records": model.num_records,
         "device_name": model.device_name,
     }  # fmt: skip
     return {
@@ -113,7 +113,7 @@ def main() -> None:
         for (spec, name), trace in zip(cells.values(), traced, strict=True)
     ]
     target = words.out / FILES[model is not None]
-    target.write_text(text_of({**head(specs[0], card, words.fit, model), "cells": rows}))
+    target.write_text(text_of({**head(specs[0], card, model), "cells": rows}))
     known = sum(not isinstance(one["trace"], str) for one in rows)
     print(f"{target}: {len(rows)} cells, {known} simulated; commit it before the cells are run")
 

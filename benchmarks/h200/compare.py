@@ -119,7 +119,7 @@ def predicted(out: Path, records: dict[str, RunRecord]) -> Iterator[str]:
     for name in PREDICTIONS:
         path = out / name if (out / name).exists() else ROOT / "results" / "h200" / name
         if not path.exists():
-            yield f"### {name}\n\nNot made: `stage.sh predict` makes it, before stage 2.\n"
+            yield f"\n### {name}\n\nNot made: `stage.sh predict` makes it, before stage 2.\n"
             continue
         content = json.loads(path.read_text())
         known = [records[cell["fingerprint"]] for cell in content["cells"] if cell["fingerprint"] in records]
@@ -127,7 +127,7 @@ def predicted(out: Path, records: dict[str, RunRecord]) -> Iterator[str]:
         late = sum(datetime.fromisoformat(record.started_at) < made_at for record in known)
         fit = content["fit"]
         told = f"fitted on {fit['num_records']} records of {fit['device_name']}" if fit else "without a fit"
-        yield f"### {name}: {told}\n\nMade at {content['made_at']} by commit {content['commit']}"
+        yield f"\n### {name}: {told}\n\nMade at {content['made_at']} by commit {content['commit']}"
         yield f"{' (with changes)' if content['dirty'] else ''}, {len(known)} of {len(content['cells'])} cells run "
         yield f"since{f', {late} BEFORE it was made' if late else ''}.\n\n{accuracy(pairs_of(content, records))}"
         if ooms := out_of_memory(content, records):

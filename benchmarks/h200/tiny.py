@@ -27,7 +27,7 @@ _SIZES = {
     "num_attention_heads": _WIDTH // _HEAD_SIZE, "n_head": _WIDTH // _HEAD_SIZE, "num_key_value_heads": 2,
     "num_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
-_GPU_ONLY = ("emulate_vram", "alloc_conf")
+_GPU_ONLY = ("device", "emulate_vram", "alloc_conf")
 _VOCABULARY, _VOCABULARY_STEP = 512, 8
 
 

@@ -80,6 +80,12 @@ def test_a_cell_is_measured_in_three_tiers(options: dict[str, Any], tmp_path: Pa
     assert record.timing.step_seconds
 
 
+def test_a_compiled_cell_repeats_its_steps(tmp_path: Path) -> None:
+    record = measured(tmp_path, method="lora", torch_compile=True)
+    assert record.outcome.kind == "ok", record.outcome
+    assert record.timing.first_step_seconds > record.timing.step_seconds[0]
+
+
 def test_replicates_are_equal_to_the_byte(tmp_path: Path) -> None:
     first, second = (measured(tmp_path, method="lora") for _ in range(2))
     assert first.peak.allocated_bytes == second.peak.allocated_bytes
@@ -264,6 +270,7 @@ SIMULATED: list[dict[str, Any]] = [
     {"method": "full", "optim": "paged_adamw_8bit"},
     {"method": "full", "model": "gpt2", "dtype": "fp32", "autocast": "bf16"},
     {"method": "lora", "lora_dropout": 0.1},
+    {"method": "lora", "padding": True},
     {"method": "qlora", "gradient_checkpointing": True},
     {"method": "qlora", "quant": "int8"},
 ]

@@ -195,6 +195,7 @@ def test_more_work_takes_longer_and_a_better_card_takes_less() -> None:
     assert seconds(method="full", seq_len=4096) > seconds(method="lora", seq_len=4096)
     assert seconds(gradient_checkpointing=True, seq_len=8192) > seconds(gradient_checkpointing=False, seq_len=8192)
     assert seconds("L4", seq_len=4096) > seconds(seq_len=4096)
+    assert seconds(torch_compile=True) == pytest.approx(seconds() + 60)
 
 
 @pytest.mark.parametrize(("model", "layers", "low", "high"), [

@@ -52,6 +52,8 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", FP32 | {"gradient_checkpointing": True, "attn": "eager"}),
     ("gpt_neox", FP32 | LORA | {"gradient_checkpointing": True, "lora_dropout": 0.1}),
     ("llama", LORA | {"dora": True}),
+    ("llama", FP32 | {"padding": True}),
+    ("gpt2", LORA | {"padding": True, "gradient_checkpointing": True, "attn": "eager"}),
     ("llama", QLORA),
     ("llama", QLORA | TRL | {"gradient_checkpointing": True, "quant": "nf4-single"}),
     ("gpt2", FP32 | QLORA | {"quant": "fp4"}),
@@ -114,11 +116,20 @@ def test_every_method_and_optimizer_is_covered() -> None:
         ({"device": "cuda", "emulate_vram": "24GiB"}, "--gpu"),
         ({"weights": "pretrained"}, "random"),
         ({"device": "cuda", "alloc_conf": "per_process_memory_fraction:0.5"}, "leave it out"),
+        ({"torch_compile": True}, "what a compiler fuses"),
+        ({"device": "cuda", "attn": "flash_attention_2", "padding": True}, "use attn sdpa"),
     ],
 )
 def test_what_is_not_covered_says_what_is(options: dict[str, Any], word: str) -> None:
     with pytest.raises(NotSimulated, match=word):
         simulate(make_spec(**options))
+
+
+def test_no_layer_is_dropped_where_a_model_draws_lots() -> None:
+    """A fake tensor has no value, and whoever asks for one is told yes: OPT's layers would all be left out."""
+    with run.session(make_spec(), None):
+        assert not torch.rand([]) < 0.0
+        assert torch.rand(2, 3).shape == (2, 3)
 
 
 def test_what_the_allocator_refuses_is_said_before_anything_runs() -> None:

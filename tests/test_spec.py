@@ -214,10 +214,13 @@ def test_ids_are_readable() -> None:
         grad_accum=4,
         gradient_checkpointing=True,
         attn="eager",
+        padding=True,
+        torch_compile=True,
         num_layers=1,
     )
     expected = (
         "tiny-llama@1layers_qlora-nf4-single-trl-r8-q_proj+v_proj-dora_bf16+bf16_adamw_bnb_8bit_b2s16_ga4_ckpt_eager"
+        "_padded_compiled"
     )
     assert cell.cell_id == expected
     assert make_spec(model="meta-llama/Llama-3.2-1B").cell_id.startswith("llama-3.2-1b_full_")
@@ -247,6 +250,8 @@ OTHER_VALUES: dict[str, Any] = {
     "grad_accum": 2,
     "gradient_checkpointing": True,
     "attn": "eager",
+    "padding": True,
+    "torch_compile": True,
     "device": "cpu",
     "alloc_conf": "expandable_segments:True",
     "emulate_vram": "24GiB",

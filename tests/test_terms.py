@@ -268,6 +268,12 @@ def test_dora_says_that_it_is_not_covered() -> None:
         ledger_terms(make_spec(method="lora", dora=True))
 
 
+@pytest.mark.parametrize(("option", "word"), [("padding", "padding masks"), ("torch_compile", "compiled models")])
+def test_what_bends_the_step_says_that_it_is_not_covered(option: str, word: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for {word}"):
+        moments(make_spec(**{option: True}))
+
+
 def test_every_supported_catalog_model_has_moments() -> None:
     for slug in ("llama-3.1-8b", "mistral-7b-v0.3", "qwen2.5-7b", "qwen3-8b", "pythia-6.9b", "gpt2-xl", "opt-350m"):
         for method in ("full", "lora", "qlora"):

@@ -13,6 +13,7 @@ from vramprobe.errors import SpecError
 from vramprobe.measure.worker import run_cell
 from vramprobe.record import RunRecord
 from vramprobe.workload.model import build_model, config_from_dict
+from vramprobe.workload.training import NOBODY, Workload, set_up, watch_stack
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -176,8 +177,34 @@ def test_kbit_preparation_decides_the_residual(
     assert record.facts.residual_dtype == residual
 
 
+def test_an_eighth_of_a_padded_sequence_is_masked_and_has_no_loss() -> None:
+    batch = set_up(make_spec(padding=True, seq_len=17), NOBODY).batch
+    assert batch["attention_mask"].sum(1).tolist() == [14, 14]  # of 17, three are padding
+    assert not batch["attention_mask"][:, -3:].any()
+    assert (batch["labels"] == -100).sum(1).tolist() == [3, 3]
+    assert measured(padding=True).ledger.batch_bytes == 3 * 8 * 2 * 16
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as its compiler loads
+def test_torch_compile_compiles_the_prepared_model_and_leaves_its_names() -> None:
+    def built(**options: Any) -> Workload:
+        return set_up(make_spec(method="lora", **options), NOBODY)
+
+    plain, compiled = built(), built(torch_compile=True)
+    assert plain.model._compiled_call_impl is None
+    assert compiled.model._compiled_call_impl is not None
+    names = [[name for name, _ in work.model.named_parameters()] for work in (plain, compiled)]
+    assert names[0] == names[1]
+    layers = compiled.model.base_model.model.model.layers
+    with watch_stack(compiled.model):
+        assert not any(layer._forward_hooks for layer in layers)  # a hook would break the graph that is measured
+    with watch_stack(plain.model):
+        assert any(layer._forward_hooks for layer in plain.model.base_model.model.model.layers)
+
+
 @pytest.mark.parametrize("options", [
     {"method": "full"},
+    {"method": "full", "padding": True, "attn": "eager"},
     {"method": "full", "grad_accum": 3},
     {"method": "full", "gradient_checkpointing": True, "attn": "eager"},
     {"method": "lora", "lora_dropout": 0.1, "dora": True},

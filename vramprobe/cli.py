@@ -85,6 +85,8 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "gradient_checkpointing": (bool, "Recompute each layer in backward instead of keeping it."),
     "grad_accum": (int, "Micro-batches per optimizer step (1)."),
     "attn": (str, f"{_choices(spec.Attention)} (sdpa where transformers has it for the family)."),
+    "padding": (bool, "Pad an eighth of each sequence, so that the model is passed a mask."),
+    "torch_compile": (bool, "Compile the model with torch.compile."),
     "lora_r": (int, "Rank (16)."),
     "lora_alpha": (float, "Scale (2 × rank)."),
     "lora_dropout": (float, "In [0, 1) (0)."),

@@ -40,6 +40,8 @@ _CPU = _Machine(flops=1.5e11, fp32_slowdown=1.0, bytes_moved=1e10, layer_seconds
 #: A card that the catalog does not know: an L4's work and bandwidth.
 _TFLOPS, _BANDWIDTH_GB_S = 121.0, 300.0
 _FLOPS_SHARE, _BANDWIDTH_SHARE = 0.35, 0.6  # of a GPU's dense peak and of its bandwidth
+#: torch.compile's own time; two layers took 28 and 60 s on one busy CPU core. An assumption for everything else.
+_COMPILE_SECONDS = 60.0
 #: How far a record's model may be from the cell's, in parameters, to say how long the cell takes.
 _COMPARABLE_FACTOR = 4.0
 
@@ -105,7 +107,8 @@ def account_seconds(spec: CellSpec, params: int, gpu: catalog.Gpu | None) -> flo
     step = matrix + moved + launches
     quantising = params / machine.quantised_params if spec.quant != "none" else 0.0
     num_steps = spec.steps + spec.timing_steps + (spec.device == "cuda")  # on cuda one more, under the history
-    return machine.fixed_seconds + weight_bytes / machine.load_bytes + quantising + num_steps * step
+    compiling = _COMPILE_SECONDS if spec.torch_compile else 0.0
+    return machine.fixed_seconds + weight_bytes / machine.load_bytes + quantising + compiling + num_steps * step
 
 
 def _machine(gpu: catalog.Gpu | None) -> _Machine:

@@ -116,7 +116,9 @@ class Timing(_Frozen):
 
     step_seconds: list[float] = []
     load_seconds: float | None = None
+    first_step_seconds: float | None = None  # of traced_seconds, the step that warms up: kernels, state, compiling
     traced_seconds: float | None = None
+    history_seconds: float | None = None  # the step under the allocator's history, where one was taken
     total_seconds: float
 
 

@@ -96,6 +96,8 @@ class CellSpec(BaseModel):
     grad_accum: int = 1
     gradient_checkpointing: bool = False
     attn: Attention = "sdpa"
+    padding: bool = False  # the last tokens of each sequence are padding, so that the model is passed a mask
+    torch_compile: bool = False
 
     device: Device
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF for the cell's process; cuda only
@@ -209,6 +211,8 @@ class CellSpec(BaseModel):
         parts += [f"ga{self.grad_accum}"] if self.grad_accum > 1 else []
         parts += ["ckpt"] if self.gradient_checkpointing else []
         parts += [self.attn] if self.attn != "sdpa" else []
+        parts += ["padded"] if self.padding else []
+        parts += ["compiled"] if self.torch_compile else []
         parts += [f"on{self.emulate_vram}"] if self.emulate_vram else []
         return "_".join(parts)
 

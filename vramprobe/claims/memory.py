@@ -41,6 +41,11 @@ def peak_reading(claim: Claim, cells: Cells) -> Reading:
     )
 
 
+def conditions_of(claim: Claim) -> list[Conditions]:
+    """The usual conditions of a claim about a peak or about what fits, the most usual first."""
+    return list(_ranging(claim)) if claim.quantity == "fits" else _usual(claim)
+
+
 def _usual(claim: Claim) -> list[Conditions]:
     if is_traced(claim):
         return list(traced_conditions(claim))

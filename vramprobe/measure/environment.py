@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from vramprobe.measure import nvml
 from vramprobe.record import Environment, Isolation
 from vramprobe.spec import CellSpec
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 PACKAGES = ("vramprobe", "torch", "transformers", "peft", "bitsandbytes", "accelerate")
 
 
@@ -118,10 +121,13 @@ def _versions() -> dict[str, str | None]:
 
 @functools.cache
 def _commit() -> tuple[str | None, bool | None]:
-    """(commit, dirty) of the checkout this package runs from; (None, None) for an installed one."""
+    """(commit, dirty) of the checkout this package runs from; for a copy without one, the commit that
+    $VRAMPROBE_COMMIT says it was taken from, if any. (None, None) for an installed package.
+    """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
-        return None, None
+        said = os.environ.get("VRAMPROBE_COMMIT", "")
+        return (said if _COMMIT.fullmatch(said) else None), None
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True).stdout.strip()

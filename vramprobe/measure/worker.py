@@ -197,18 +197,23 @@ def _train(spec: CellSpec, instrument: Any, status: Path | None) -> dict[str, An
     loaded = time.perf_counter()
     with watch_stack(work.model) as stack:
         train_step(work, observer, 1)
+    warm = time.perf_counter()
     for step in range(2, spec.steps + 1):
         train_step(work, observer, step)
     traced = time.perf_counter()
     at_peak = None
     if spec.device == "cuda":
         at_peak = instrument.trace_step(lambda: train_step(work, instrument, spec.steps + 1))
+    told = time.perf_counter()
     observation = instrument.finish()
     if at_peak is not None:
         observation = replace(observation, at_peak=at_peak)
     facts = model_facts(work.model, stack)
     step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps)]
-    timing = {"step_seconds": step_seconds, "load_seconds": loaded - began, "traced_seconds": traced - loaded}
+    timing = {
+        "step_seconds": step_seconds, "load_seconds": loaded - began, "first_step_seconds": warm - loaded,
+        "traced_seconds": traced - loaded, "history_seconds": told - traced if spec.device == "cuda" else None,
+    }  # fmt: skip
     return {"observation": observation, "facts": facts, "timing": timing}
 
 

@@ -63,6 +63,7 @@ def predict_many(
     *,
     gpu: Gpu | None = None,
     model: MemoryModel | None = None,
+    max_processes: int = _MAX_PROCESSES,
 ) -> list[Prediction | str]:
     """One for each spec, in order; text where there is none, and why. In processes of their own, several for many.
 
@@ -71,7 +72,7 @@ def predict_many(
     found: list[Prediction | str] = []
     if not specs:
         return found
-    num_processes = min(_MAX_PROCESSES, os.cpu_count() or 1, -(-len(specs) // _MANY_CELLS))
+    num_processes = min(max_processes, os.cpu_count() or 1, -(-len(specs) // _MANY_CELLS))
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"), initializer=_start) as pool:
         try:
             for outcome in pool.map(partial(_predict, gpu=gpu, model=model), specs):

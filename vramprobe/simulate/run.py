@@ -169,6 +169,10 @@ def _check(spec: CellSpec) -> AllocatorConfig:
         raise NotSimulated("weights pretrained cannot be simulated; use weights random: values do not decide memory")
     if spec.emulate_vram is not None:
         raise NotSimulated("emulate_vram holds a real GPU's memory; leave it out and name the card with --gpu")
+    if spec.torch_compile:
+        raise NotSimulated("torch_compile cannot be simulated: what a compiler fuses is not known; measure the cell")
+    if spec.padding and spec.attn == "flash_attention_2":
+        raise NotSimulated("flash_attention_2 takes the padding out, by values that a simulation lacks; use attn sdpa")
     alloc_conf = parse_alloc_conf(spec.alloc_conf or "")
     if alloc_conf.per_process_memory_fraction < 1:
         raise NotSimulated(
@@ -211,7 +215,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         recorder = Recorder(cuda_scratch, own_kernels, chip.blas_workspace_bytes, on_host)
         state = _rng_state()  # a real tensor: both generators keep their state in the host's memory
         rng_state = lambda: state  # noqa: E731
-    set_autocast_enabled = torch.set_autocast_enabled
+    set_autocast_enabled, rand = torch.set_autocast_enabled, torch.rand
 
     def set_and_tell(device: str, enabled: bool) -> None:
         set_autocast_enabled(device, enabled)
@@ -219,9 +223,15 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         if chip is not None:  # peft asks without naming a device, which means this one
             set_autocast_enabled("cuda", recorder.autocast)
 
+    def no_layer_dropped(*size: Any, **options: Any) -> Any:
+        """transformers 5.17, and no more 5.23, asks of each layer of an OPT whether ``rand([]) < layerdrop``: never."""
+        return 1.0 if size == ([],) else rand(*size, **options)
+
     with (
-        patch.object(masking_utils, "is_tracing", lambda tensor=None: False),  # a cell's masks need no values
+        # A mask's values are not looked at: without padding there is none, and with it none may be left out.
+        patch.object(masking_utils, "is_tracing", lambda tensor=None: spec.padding),
         patch.object(torch.utils, "swap_tensors", _set_data),
+        patch.object(torch, "rand", no_layer_dropped),
         patch.object(torch, "get_rng_state", rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
         patch.object(torch, "set_autocast_enabled", set_and_tell),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vramprobe.architecture import Architecture
+from vramprobe.architecture import Architecture, UnsupportedArchitecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.sizes import OpenSizes, open_sizes
@@ -52,7 +52,13 @@ class Setup:
 
 
 def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) -> Setup:
-    """The Setup of a cell."""
+    """The Setup of a cell.
+
+    Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model.
+    """
+    for option, name in ((spec.padding, "padding masks"), (spec.torch_compile, "compiled models")):
+        if option:
+            raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; measure the cell")
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(

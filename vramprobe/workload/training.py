@@ -21,6 +21,9 @@ from vramprobe.workload.model import TORCH_DTYPES, build_model
 from vramprobe.workload.optimizer import build_optimizer
 from vramprobe.workload.storages import Storages, gradient_storages, optimizer_storages, storages_of, weight_storages
 
+#: One token in so many is padding, rounded up; and the label that the library's losses leave out.
+_PADDED_PART, _NO_LOSS = 8, -100
+
 
 class Observer(Protocol):
     """What the workload tells its instrument: when a phase runs, and which storages stand at this moment."""
@@ -65,6 +68,8 @@ def set_up(spec: CellSpec, observer: Observer) -> Workload:
     with observer.phase("prepare"):
         model = prepare_model(spec, model)
         optimizer = build_optimizer(spec, model)
+        if spec.torch_compile:
+            model.compile()  # in place: names and parameters stay; the first forward compiles
     with observer.phase("batch"):
         batch = _make_batch(spec, model)
     observer.holds("batch", storages_of(batch.values()))
@@ -100,10 +105,13 @@ class StackFacts:
 
 @contextmanager
 def watch_stack(model: nn.Module) -> Iterator[StackFacts]:
-    """While open, notes the facts of the first forward through the longest stack of layers."""
+    """While open, notes the facts of the first forward through the longest stack of layers.
+
+    Not of a compiled one: a hook within it would be compiled too, and break the graph that is measured.
+    """
     facts = StackFacts()
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    if not stacks:
+    if not stacks or getattr(model, "_compiled_call_impl", None) is not None:
         yield facts
         return
 
@@ -146,8 +154,14 @@ def _forward(work: Workload) -> torch.Tensor:
 
 
 def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
-    """Exactly batch × length random tokens and as many labels; no padding mask, which would change the kernel."""
+    """Exactly batch × length random tokens and as many labels; a mask only with padding, for it changes the kernel."""
     shape = (spec.batch_size, spec.seq_len)
     vocab_size = model.config.get_text_config().vocab_size
     input_ids = torch.randint(vocab_size, shape, device=spec.device)
-    return {"input_ids": input_ids, "labels": input_ids.clone()}
+    batch = {"input_ids": input_ids, "labels": input_ids.clone()}
+    if spec.padding:  # as a collator pads: on the right, and no loss there
+        num_padded = -(-spec.seq_len // _PADDED_PART)
+        batch["attention_mask"] = torch.ones_like(input_ids)
+        batch["attention_mask"][:, -num_padded:] = 0
+        batch["labels"][:, -num_padded:] = _NO_LOSS
+    return batch

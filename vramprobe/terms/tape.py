@@ -163,6 +163,8 @@ class Checkpoint:
 class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
+    holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
+
     def __init__(self, covers: Covers = operator.ge) -> None:
         self.live_bytes = dict.fromkeys(CAUSES, 0)
         self.total_bytes = 0

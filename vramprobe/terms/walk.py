@@ -75,16 +75,16 @@ def walk_of(setup: Setup) -> Walk:
     return walk_layers(setup, min(setup.arch.num_layers, 3))
 
 
-def walk_layers(setup: Setup, num_layers: int) -> Walk:
-    """The same by walking so many layers: all that there are, or three.
+def walk_layers(setup: Setup, num_layers: int, tape: Tape | None = None) -> Walk:
+    """The same by walking so many layers: all that there are, or three. ``tape``: another kind than the plain one.
 
     Of several micro-steps a later one is walked: gradients are alive throughout, so the first is nowhere higher.
     """
     num_others, sizes = setup.arch.num_layers - num_layers, setup.sizes
     assert num_others == 0 or num_layers == 3
-    tape = Tape(sizes.covers)
+    tape = tape or Tape(sizes.covers)
     model = Model(tape, setup, num_layers)
-    if setup.accumulates:
+    if setup.accumulates and tape.holds_whole_gradients:
         families.make_gradients(model)
         tape.take_peaks()  # that was no part of the step
     before = tape.total_bytes

@@ -1,13 +1,13 @@
 """Hold the arithmetic of one rank of several against the real thing: ``python benchmarks/sharding.py``.
 
 Each cell is a tiny llama that trains three steps on the CPU as rank 0 of a world that is not there: torch's ``fake``
-process group, whose collectives return at once, under accelerate's own ``fsdp2_prepare_model``, a bare ``fully_shard`` or
-DDP. The cpu instrument sees each allocation. Written: benchmarks/sharding.csv and .md, arithmetic beside observed, in
-bytes; ``--quick`` observes the few cells of tests/test_sharded_ranks.py instead and prints JSON, ``--check`` writes
+process group, whose collectives return at once, under accelerate's own ``fsdp2_prepare_model``, a bare ``fully_shard``
+or DDP. The cpu instrument sees each allocation. Written: benchmarks/sharding.csv and .md, arithmetic beside observed;
+``--quick`` observes the few cells of tests/test_sharded_ranks.py instead and prints JSON, ``--check`` writes
 nothing and fails where a table is stale. Values of gradients are nonsense (nothing was reduced); sizes are not.
 
-Two kernels of the CPU take scratch that CUDA's do not, and are put aside: oneDNN's reordered weights, and ``_chunk_cat``'s
-padded copies.
+Two kernels of the CPU take scratch that CUDA's do not, and are put aside: oneDNN's reordered weights and
+``_chunk_cat``'s padded copies. What differs with one rank already (wrapped by nothing) is no matter of sharding.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from vramprobe.measure.cpu import CpuInstrument
 from vramprobe.measure.observation import Observation
 from vramprobe.spec import CellSpec
 from vramprobe.terms.ranks import rank_moments
+from vramprobe.workload import model as model_module
 from vramprobe.workload import training
 from vramprobe.workload.adapter import prepare_model
 from vramprobe.workload.model import TORCH_DTYPES, build_model
@@ -52,9 +53,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "full, fp32, 2 micro-steps": {"method": "full", "recipe": "fp32", "grad_accum": 2},
     "LoRA, fp32 adapters under bf16 policy": {"method": "lora", "lora_r": 16},
     "LoRA, the same, checkpointing": {"method": "lora", "lora_r": 16, "gradient_checkpointing": True},
+    "QLoRA, nf4 stored as bf16": {"method": "qlora", "quant": "nf4", "kbit_prep": "none"},
 }  # fmt: skip
 #: How the model is wrapped → the kind of sharding, and whether the arithmetic is asked for all in the root's unit.
 WRAPPINGS = {
+    "nothing": ("ddp", False),
     "accelerate, reshard": ("fsdp", False), "accelerate, no reshard": ("fsdp-shard-grad-op", False),
     "fully_shard, layers and root": ("fsdp", True), "DDP": ("ddp", False),
 }  # fmt: skip
@@ -63,6 +66,7 @@ QUICK = [
     ("full, bf16, checkpointing", "accelerate, no reshard", 4), ("LoRA, the same, checkpointing",
     "accelerate, reshard", 8), ("full, bf16", "fully_shard, layers and root", 4),
     ("full, fp32, 2 micro-steps", "accelerate, reshard", 2), ("full, bf16", "DDP", 2),
+    ("QLoRA, nf4 stored as bf16", "accelerate, reshard", 3),
 ]  # fmt: skip
 Case = tuple[str, str, int]  # method, wrapping, world size
 
@@ -79,7 +83,7 @@ def observe(spec: CellSpec, wrapping: str, num_gpus: int) -> dict[str, int]:
     instrument = CpuInstrument()
     try:
         gc.collect()
-        with torch.backends.mkldnn.flags(enabled=False), _copied_without_scratch():
+        with torch.backends.mkldnn.flags(enabled=False), _copied_without_scratch(), _stored_as_floats():
             instrument.start()
             held = _train(spec, wrapping, instrument)
             return held | _peaks(instrument.finish())
@@ -108,11 +112,21 @@ def _train(spec: CellSpec, wrapping: str, instrument: CpuInstrument) -> dict[str
         with instrument.phase("optimizer_step", step):
             optimizer.step()
         state = [value for values in optimizer.state.values() for value in values.values()]
-        held |= {"weights": _held_bytes([*model.parameters(), *model.buffers()]), "optimizer_state": _held_bytes(state)}
+        weights = [*model.parameters(), *model.buffers(), *_scales(model)]
+        held |= {"weights": _held_bytes(weights), "optimizer_state": _held_bytes(state)}
+        del weights
         del state
         with instrument.phase("zero_grad", step):
             optimizer.zero_grad(set_to_none=True)
     return held
+
+
+def _scales(model: nn.Module) -> list[torch.Tensor]:
+    """What bitsandbytes keeps beside packed weights."""
+    states = [module.quant_state for module in model.modules() if getattr(module, "quant_state", None) is not None]
+    states += [state.state2 for state in states if state.nested]
+    offsets = [state.offset for state in states if getattr(state, "offset", None) is not None]
+    return [*(one for state in states for one in (state.absmax, state.code)), *offsets]
 
 
 def _wrapped(spec: CellSpec, model: nn.Module, wrapping: str) -> nn.Module:
@@ -121,6 +135,8 @@ def _wrapped(spec: CellSpec, model: nn.Module, wrapping: str) -> nn.Module:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
+    if wrapping == "nothing":
+        return model
     if wrapping == "DDP":
         replica = DistributedDataParallel(model)
         replica.register_comm_hook(None, _reduced)  # the fake group's all-reduce has no future with a result
@@ -145,8 +161,8 @@ def _wrapped(spec: CellSpec, model: nn.Module, wrapping: str) -> nn.Module:
     return fully_shard(model, mp_policy=policy)
 
 
-def _reduced(state, bucket):  # noqa: ANN001, ANN202 (DDP compares annotations, which are text here)
-    """A bucket as it came, at once."""
+def _reduced(state, bucket):
+    """A bucket as it came, at once. Without annotations: DDP compares them, and they are text here."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
@@ -170,6 +186,20 @@ def _copied_without_scratch() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _stored_as_floats() -> Iterator[None]:
+    """4-bit weights in storage of the compute dtype, as they must be for FSDP to divide them."""
+    asked = model_module.quantization_config
+
+    def config(spec: CellSpec) -> Any:
+        made = asked(spec)
+        made.bnb_4bit_quant_storage = TORCH_DTYPES[spec.dtype]
+        return made
+
+    with patch.object(model_module, "quantization_config", config):
+        yield
+
+
 def _held_bytes(tensors: list[torch.Tensor]) -> int:
     """Bytes of the storages behind what this rank has of them."""
     storages = [getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in tensors]
@@ -189,10 +219,8 @@ def counted(spec: CellSpec, wrapping: str, num_gpus: int) -> dict[str, int]:
     sharding, in_root = WRAPPINGS[wrapping]
     moments = rank_moments(spec, num_gpus, sharding, all_buffers=in_root)
     at_step = moments[-1].terms
-    held = {name: at_step[name] for name in ("gradients", "weights", "optimizer_state")}
-    return held | {
-        name: max(one.total_bytes for one in moments if one.phase == name) for name in PHASES
-    }
+    held = {name: at_step.get(name, 0) for name in ("gradients", "weights", "optimizer_state")}
+    return held | {name: max(one.total_bytes for one in moments if one.phase == name) for name in PHASES}
 
 
 def rows(cases: list[Case]) -> list[dict[str, Any]]:
@@ -209,6 +237,12 @@ def rows(cases: list[Case]) -> list[dict[str, Any]]:
     return found
 
 
+def _all_cases() -> Iterator[Case]:
+    for wrapping, method in itertools.product(WRAPPINGS, METHODS):
+        for num_gpus in (1,) if wrapping == "nothing" else (2, 3, 4, 8):
+            yield method, wrapping, num_gpus
+
+
 def as_csv(found: list[dict[str, Any]]) -> str:
     """The whole table."""
     text = io.StringIO()
@@ -223,9 +257,9 @@ def as_markdown(found: list[dict[str, Any]]) -> str:
     lines = [
         "# One rank of several: arithmetic beside observed",
         "",
-        f"Tiny llama, batch 2 × 32, on the CPU as rank 0 of a fake process group (torch {torch.__version__}); bytes. Held:",
-        "weights with buffers, gradients and optimizer state, observed. Then the peak of each phase, observed, with",
-        "arithmetic less observed behind it. Rebuild: `python benchmarks/sharding.py`.",
+        f"Tiny llama, batch 2 × 32, on the CPU as rank 0 of a fake process group (torch {torch.__version__}).",
+        "Bytes as observed, with arithmetic less observed behind them: what is held (weights with buffers, gradients,",
+        "optimizer state), then the peak of each phase. Rebuild: `python benchmarks/sharding.py`.",
         "",
         "| wrapped by | method | ranks | weights | gradients | state | forward | backward | optimizer step |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -245,8 +279,7 @@ def main() -> None:
     if "--quick" in sys.argv:
         print(json.dumps(rows(QUICK)))
         return
-    cases = [(method, wrapping, num_gpus) for wrapping in WRAPPINGS for method in METHODS for num_gpus in (2, 3, 4, 8)]
-    found = rows(cases)
+    found = rows(list(_all_cases()))
     made = {"sharding.csv": as_csv(found), "sharding.md": as_markdown(found)}
     if "--check" in sys.argv:
         stale = [name for name, text in made.items() if (FOLDER / name).read_text() != text]

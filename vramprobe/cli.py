@@ -375,7 +375,8 @@ def predict(
     largest_model: Annotated[bool, typer.Option("--largest-model", help="The catalog's largest that fits.")] = False,
     min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
     sharding: Annotated[
-        str | None, typer.Option(help="zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic.")
+        str | None,
+        typer.Option(help="ddp | zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic."),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     engine: Annotated[
@@ -429,11 +430,11 @@ def predict(
 
 def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
     """For one kind of sharding, or for each."""
-    from vramprobe.sharding import Sharding
+    from vramprobe.terms.ranks import DIVIDING
 
     if engine == "trace":
         raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
-    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in ([sharding] if sharding else get_args(Sharding))]
+    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in ([sharding] if sharding else DIVIDING)]
 
 
 def _show_min_gpus(found: list[MinGpus], *, as_json: bool) -> None:

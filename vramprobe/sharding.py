@@ -1,8 +1,8 @@
-"""Sharding: a cell on N GPUs under ZeRO or FSDP -> the memory of one rank, by arithmetic; and how many GPUs it takes.
+"""Sharding: a cell on N GPUs under DDP, ZeRO or FSDP -> the memory of one rank, by arithmetic; how many GPUs it takes.
 
 In: a spec (its batch is one rank's), the kind of sharding, a fit or none. Out: a Prediction of the rank that holds the
-most, and the smallest N that fits a GPU. The single GPU's moments are taken term by term: states are divided,
-activations are not, and what is gathered for a moment comes back. Nothing here was measured. Never imports torch.
+most, and the smallest N that fits a GPU. What is counted, what is not, and by whose code, is said in terms/ranks.py.
+Nothing here was measured on a GPU; benchmarks/sharding.md holds it against torch's own FSDP and DDP. No torch here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from vramprobe.errors import SpecError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import HasMemory, Prediction, Verdict, predict_moments, verdict
 from vramprobe.spec import CellSpec
-from vramprobe.terms.ranks import Sharding, rank_moments
+from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
+from vramprobe.units import format_bytes
 
 #: Beyond this many GPUs no answer is sought.
 MAX_GPUS = 4096
+#: The optimizers that stepped on fully_shard's DTensors (tests/test_sharded_ranks.py); the others raised.
+DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
 
 class MinGpus(BaseModel):
@@ -41,17 +44,15 @@ def predict_rank(
 ) -> Prediction:
     """The allocated peak of one rank of ``num_gpus``; ``spec`` has the batch of one rank.
 
-    The interval reaches up to all buckets and prefetched layers at their defaults. On one GPU, nothing is sharded.
+    The interval reaches up to DeepSpeed's buckets and prefetched layers at their defaults, and to FSDP's root as one
+    unit. On one GPU, nothing is sharded. Any number of GPUs will do: shards are padded to it.
 
     Raises SpecError for a kind or number of GPUs that cannot be, and what predict raises.
     """
-    if sharding not in get_args(Sharding):
-        raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(get_args(Sharding))}")
-    if num_gpus < 1:
-        raise SpecError(f"num_gpus: {num_gpus} given; must be at least 1")
+    _check(spec, num_gpus, sharding)
     few, many = (rank_moments(spec, num_gpus, sharding, all_buffers=yes) for yes in (False, True))
     note = f"one rank of {num_gpus} under {sharding}, by arithmetic, per rank, not measured"
-    notes = [note, *_doubts(spec, sharding)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
+    notes = [note, *_doubts(spec, num_gpus, sharding)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
     return predict_moments(
         spec, few, model, allow_extrapolation=allow_extrapolation, at_most=many, notes=notes, num_gpus=num_gpus,
         sharding=sharding,
@@ -66,7 +67,12 @@ def min_gpus(
     *,
     allow_extrapolation: bool = False,
 ) -> MinGpus:
-    """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``."""
+    """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``.
+
+    Raises SpecError for ddp, which divides nothing, and what predict_rank raises.
+    """
+    if sharding == "ddp":
+        raise SpecError(f"sharding: ddp divides nothing, so no number of GPUs makes a cell fit; use {_some(DIVIDING)}")
 
     def judged(num_gpus: int) -> Verdict:
         one = predict_rank(spec, num_gpus, sharding, model, allow_extrapolation=allow_extrapolation)
@@ -88,8 +94,40 @@ def min_gpus(
     return MinGpus(sharding=sharding, num_gpus=many, verdict=found)
 
 
-def _doubts(spec: CellSpec, sharding: Sharding) -> list[str]:
-    """What the arithmetic does not know of the libraries."""
-    if spec.quant == "none" or sharding in ("zero1", "zero2"):
-        return []
-    return [f"whether your libraries can shard {spec.quant} weights under {sharding} is not checked here"]
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
+
+
+def _check(spec: CellSpec, num_gpus: int, sharding: str) -> None:
+    if sharding not in get_args(Sharding):
+        raise SpecError(f"sharding: {sharding!r} given; allowed: {_some(get_args(Sharding))}")
+    if num_gpus < 1:
+        raise SpecError(f"num_gpus: {num_gpus} given; must be at least 1")
+    if spec.quant == "int8" and sharding in FSDP and num_gpus > 1:
+        raise SpecError(
+            f"quant int8 under {sharding}: fully_shard takes away what bitsandbytes keeps on an int8 weight, and the "
+            "first forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
+        )
+
+
+def _doubts(spec: CellSpec, num_gpus: int, sharding: str) -> list[str]:
+    """What the libraries do not do, or not by default, and what the arithmetic does not know of them."""
+    found = []
+    if sharding in FSDP and spec.optim not in DTENSOR_OPTIMIZERS:
+        found.append(
+            f"fully_shard hands the optimizer DTensors, which {spec.optim} does not take (bitsandbytes 0.50, "
+            f"transformers 5.23); those that do: {_some(DTENSOR_OPTIMIZERS)}"
+        )
+    if sharding in FSDP and spec.quant != "none":
+        whole = whole_packed_bytes(spec, num_gpus)
+        found.append(
+            f"4-bit weights are divided only with bnb_4bit_quant_storage {spec.dtype}; as uint8, its default, "
+            f"accelerate leaves them whole on each rank: {format_bytes(whole)} more"
+        )
+    if sharding == "zero3" and spec.quant != "none":
+        found.append(f"whether your libraries can shard {spec.quant} weights under {sharding} is not checked here")
+    if sharding in FSDP and spec.grad_accum > 1:
+        found.append(
+            "gradients are reduced in every micro-step, as fully_shard does; a trainer's no_sync keeps them whole"
+        )
+    return found

@@ -1,7 +1,7 @@
 """A tape on which one rank gathers and reduces as ``fully_shard`` does: FSDP2's collectives over the same walk.
 
 In: the units that are gathered at once, with their bytes. Out: the Walk of one rank, whose causes count in addition
-``gathered_weights`` and ``gradient_buckets``, and whose gradients are shards once they are reduced. Never imports torch.
+``gathered_weights`` and ``gradient_buckets``, and whose gradients are shards once they are reduced. No torch here.
 
 The order of events is that of torch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py: ``unshard``,
 ``wait_for_unshard``, ``pre_backward``, ``post_backward``; _fsdp_collectives.py: ``foreach_all_gather``,
@@ -45,7 +45,7 @@ class Units(NamedTuple):
     reshards: bool = True  # False: a layer stays gathered from its forward to its backward
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def rank_walk(setup: Setup, units: Units) -> Walk:
     """The Walk of one rank."""
     tape = RankTape(setup.sizes.covers, units, min(setup.arch.num_layers, 3), accumulates=setup.accumulates)

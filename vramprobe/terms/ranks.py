@@ -1,7 +1,7 @@
 """Ranks: a cell on N GPUs under FSDP, ZeRO or DDP -> the moments of the rank that holds the most, by arithmetic.
 
 In: a spec (its batch is one rank's), the kind of sharding and N. Out: Moments as ``terms`` has them for one GPU, with
-``gathered_weights`` and ``gradient_buckets`` beside the other causes. Activations are never divided. Never imports torch.
+``gathered_weights`` and ``gradient_buckets`` beside the other causes. Activations are never divided. No torch here.
 
 What is counted, and where the rule stands in the libraries' code:
 
@@ -23,9 +23,9 @@ bytes, what a trainer's ``no_sync`` keeps whole when gradients are accumulated, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from vramprobe.architecture import Architecture, architecture
+from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments, optimizer, parameters
 from vramprobe.terms.parameters import Tensor
@@ -36,6 +36,9 @@ from vramprobe.terms.walk import walk_of
 
 #: DDP; DeepSpeed's stages; FSDP's FULL_SHARD and SHARD_GRAD_OP (accelerate's and torch's names).
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op"]
+FSDP = ("fsdp", "fsdp-shard-grad-op")
+#: Those under which a rank holds less than a single GPU.
+DIVIDING: tuple[Sharding, ...] = get_args(Sharding)[1:]
 #: DeepSpeed's defaults in elements: reduce_bucket_size and allgather_bucket_size (two are alive with overlap_comm), and
 #: stage3_max_live_parameters (deepspeed/runtime/zero/config.py).
 BUCKET_ELEMENTS = 500_000_000
@@ -45,14 +48,14 @@ MAX_LIVE_ELEMENTS = 1_000_000_000
 def rank_moments(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool) -> list[Moment]:
     """The moments of a step on the rank that holds the most, in the order of the step.
 
-    ``all_buffers``: of DeepSpeed, its buckets are full and its prefetched layers there, as by its defaults; without, one
-    layer at a time. Of FSDP, the embedding, last norm and head are one unit with the root, as without accelerate.
+    ``all_buffers``: of DeepSpeed, its buckets are full and its prefetched layers there, as by its defaults; without,
+    one layer at a time. Of FSDP, the embedding, last norm and head are one unit with the root, as without accelerate.
     """
     if num_gpus == 1:
         return moments(spec)
     if sharding == "ddp":
         return [_with_buckets(moment, spec) for moment in moments(spec)]
-    if sharding in ("fsdp", "fsdp-shard-grad-op"):
+    if sharding in FSDP:
         return _fsdp(spec, num_gpus, reshards=sharding == "fsdp", apart=not all_buffers)
     return _zero(spec, num_gpus, sharding, all_buffers=all_buffers)
 
@@ -83,6 +86,15 @@ def _quantised_parts(spec: CellSpec, tensor: Tensor) -> tuple[int, int]:
     whole = parameters.quantised_bytes(tensor, spec.quant)
     packed = tensor.numel if spec.quant == "int8" else -(-tensor.numel // 2)
     return packed, whole - packed
+
+
+def whole_packed_bytes(spec: CellSpec, num_gpus: int) -> int:
+    """What a rank of FSDP holds more of quantised weights where they are not divided."""
+    quantised = [tensor for tensor in _stored(spec) if tensor.quantised]
+    return sum(
+        (_quantised_parts(spec, tensor)[0] - _share(spec, tensor, num_gpus, by_rows=True).weights) * tensor.num_copies
+        for tensor in quantised
+    )
 
 
 class _Share(NamedTuple):

@@ -51,6 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "full, bf16, checkpointing": {"method": "full", "recipe": "all-bf16", "gradient_checkpointing": True},
     "full, fp32 under bf16 policy": {"method": "full", "recipe": "mixed"},
     "full, fp32, 2 micro-steps": {"method": "full", "recipe": "fp32", "grad_accum": 2},
+    "full, bf16, 6 layers": {"method": "full", "recipe": "all-bf16", "num_layers": 6},
     "LoRA, fp32 adapters under bf16 policy": {"method": "lora", "lora_r": 16},
     "LoRA, the same, checkpointing": {"method": "lora", "lora_r": 16, "gradient_checkpointing": True},
     "QLoRA, nf4 stored as bf16": {"method": "qlora", "quant": "nf4", "kbit_prep": "none"},
@@ -66,7 +67,8 @@ QUICK = [
     ("full, bf16, checkpointing", "accelerate, no reshard", 4), ("LoRA, the same, checkpointing",
     "accelerate, reshard", 8), ("full, bf16", "fully_shard, layers and root", 4),
     ("full, fp32, 2 micro-steps", "accelerate, reshard", 2), ("full, bf16", "DDP", 2),
-    ("QLoRA, nf4 stored as bf16", "accelerate, reshard", 3),
+    ("QLoRA, nf4 stored as bf16", "accelerate, reshard", 3), ("full, bf16, 6 layers", "accelerate, reshard", 4),
+    ("full, bf16, 6 layers", "accelerate, no reshard", 2),
 ]  # fmt: skip
 Case = tuple[str, str, int]  # method, wrapping, world size
 
@@ -74,7 +76,10 @@ Case = tuple[str, str, int]  # method, wrapping, world size
 def cell(method: str) -> CellSpec:
     """The tiny cell of a method."""
     words = {"model": str(MODEL), "device": "cpu", "batch_size": 2, "seq_len": 32, "optim": "adamw_torch_fused"}
-    return api.cell(**words, **METHODS[method])
+    more = dict(METHODS[method])
+    depth = more.pop("num_layers", None)
+    spec = api.cell(**words, **more)
+    return spec.model_copy(update={"architecture": spec.architecture | {"num_hidden_layers": depth}}) if depth else spec
 
 
 def observe(spec: CellSpec, wrapping: str, num_gpus: int) -> dict[str, int]:

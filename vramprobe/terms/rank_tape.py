@@ -107,9 +107,8 @@ class RankTape(Tape):
         if not self._by_name[name].gathered:
             return
         sent = self._send(name)
-        self._last_sent = None
         self._gathered[name] = self._bytes(self._by_name[name].gathered, "gathered_weights")
-        self._last_sent = sent
+        self._last_sent = sent  # wait_for_unshard's own variable holds the one before until it has copied out
 
     def _send(self, name: str) -> Value:
         """An all-gather's flat output; what is cast is copied beside it before it is sent."""

@@ -34,4 +34,6 @@ def test_peaks_are_torchs_but_for_what_one_rank_alone_differs_in(rows: list[dict
     """Gathering, prefetching and reducing to the byte: left are the loss's padded labels (528 B) and the mesh."""
     peaks = [row for row in rows if row["number"] not in HELD]
     assert len(peaks) == 3 * 10
-    assert [row for row in peaks if not 0 <= -row["difference_bytes"] <= 700] == []
+    # bitsandbytes makes its code books once a process, 1.3 KB that belong to no model
+    limits = [2000 if row["method"].startswith("QLoRA") else 700 for row in peaks]
+    assert [row for row, limit in zip(peaks, limits, strict=True) if not 0 <= -row["difference_bytes"] <= limit] == []

@@ -429,12 +429,16 @@ def predict(
 
 
 def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
-    """For one kind of sharding, or for each."""
+    """For one kind of sharding, or for each that the libraries can do with this cell."""
+    from vramprobe.sharding import cannot_shard
     from vramprobe.terms.ranks import DIVIDING
 
     if engine == "trace":
         raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
-    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in ([sharding] if sharding else DIVIDING)]
+    if sharding:
+        return [api.min_gpus(gpu=gpu, sharding=sharding, **cell)]
+    spec = api.cell(**{name: value for name, value in cell.items() if name not in ("fit", "allow_extrapolation")})
+    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in DIVIDING if not cannot_shard(spec, kind)]
 
 
 def _show_min_gpus(found: list[MinGpus], *, as_json: bool) -> None:

@@ -103,11 +103,18 @@ def _check(spec: CellSpec, num_gpus: int, sharding: str) -> None:
         raise SpecError(f"sharding: {sharding!r} given; allowed: {_some(get_args(Sharding))}")
     if num_gpus < 1:
         raise SpecError(f"num_gpus: {num_gpus} given; must be at least 1")
-    if spec.quant == "int8" and sharding in FSDP and num_gpus > 1:
-        raise SpecError(
+    if num_gpus > 1 and (reason := cannot_shard(spec, sharding)):
+        raise SpecError(reason)
+
+
+def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
+    """Why the libraries cannot run the cell so at all, and what to do; None where they can, or nobody knows."""
+    if spec.quant == "int8" and sharding in FSDP:
+        return (
             f"quant int8 under {sharding}: fully_shard takes away what bitsandbytes keeps on an int8 weight, and the "
             "first forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
         )
+    return None
 
 
 def _doubts(spec: CellSpec, num_gpus: int, sharding: str) -> list[str]:

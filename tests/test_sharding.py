@@ -121,10 +121,11 @@ def test_mixed_precision_computes_in_16_bit_and_keeps_a_divided_fp32_copy(shardi
 
 @pytest.mark.parametrize("sharding", get_args(Sharding))
 def test_activations_are_not_divided(sharding: Sharding) -> None:
-    whole, ranks = moments(tiny()), rank_moments(tiny(), 8, sharding, all_buffers=False)
+    in_one_unit = sharding.startswith("fsdp")  # else a rank's loss may be highest where its head is gathered
+    whole, ranks = moments(tiny()), rank_moments(tiny(), 8, sharding, all_buffers=in_one_unit)
     assert [(one.phase, one.label) for one in ranks] == [(one.phase, one.label) for one in whole]
     for before, after in zip(whole, ranks, strict=True):
-        if (after.phase, after.label) == ("forward", "loss") or not sharding.startswith("fsdp"):
+        if (after.phase, after.label) == ("forward", "loss") or not in_one_unit:
             for cause in ("saved_activations", "logits", "temporaries", "batch"):
                 assert after.terms.get(cause) == before.terms.get(cause)
 

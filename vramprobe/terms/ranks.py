@@ -17,7 +17,10 @@ What is counted, and where the rule stands in the libraries' code:
 * ``ddp``: all is whole, and DDP's buckets hold the gradients a second time (``gradient_as_bucket_view`` is off).
 
 What is not counted: NCCL's buffers and the CUDA context (predict.py sets both aside in a verdict), rounding to 512
-bytes, what a trainer's ``no_sync`` keeps whole when gradients are accumulated, offloading to the host.
+bytes, what a trainer's ``no_sync`` keeps whole when gradients are accumulated, offloading to the host. Nor FSDP1, whose
+flat parameters are copied less often, but which with torch 2.4 and reentrant checkpointing kept every layer's input and
+its gradient to the end of backward: 14 to 30 % of published LoRA peaks (benchmarks/published_ranks.md). DeepSpeed's
+engine was read, not run.
 """
 
 from __future__ import annotations

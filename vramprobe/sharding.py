@@ -20,7 +20,7 @@ from vramprobe.units import format_bytes
 
 #: Beyond this many GPUs no answer is sought.
 MAX_GPUS = 4096
-#: The optimizers that stepped on fully_shard's DTensors (tests/test_sharded_ranks.py); the others raised.
+#: The optimizers that stepped on fully_shard's DTensors here (torch 2.13); adafactor and bitsandbytes' own raised.
 DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
 

@@ -256,6 +256,14 @@ def test_a_verdict_of_does_not_fit_says_how_many_gpus_would_do() -> None:
     assert "zero3" in vramprobe(*words).stdout
 
 
+def test_how_many_gpus_is_answered_for_the_kinds_that_the_libraries_can_do() -> None:
+    words = ["predict", "--model", "llama-3.1-70b", "--method", "qlora", "--quant", "int8", "--kbit-prep", "none",
+             "--batch-size", "1", "--seq-len", "64", *CARD, "--min-gpus", "--json"]  # fmt: skip
+    assert [one["sharding"] for one in json.loads(vramprobe(*words).stdout)] == ["zero1", "zero2", "zero3"]
+    refused = vramprobe(*words, "--sharding", "fsdp")
+    assert (refused.returncode, "the first forward fails" in " ".join(refused.stderr.split())) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -266,7 +274,9 @@ def test_a_verdict_of_does_not_fit_says_how_many_gpus_would_do() -> None:
         (["--seq-len", "8", "--batch-size", "1", "--largest-model", *CARD], 2, "so drop --model"),
         (["--seq-len", "8", "--batch-size", "1", "--min-gpus", "--num-gpus", "2", *CARD], 2, "so drop --num-gpus"),
         (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero3"], 1, "give both or neither"),
-        (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero9", "--num-gpus", "2"], 1, "allowed: zero1, zero2"),
+        (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero9", "--num-gpus", "2"], 1, "allowed: ddp, zero1"),
+        (["--seq-len", "8", "--batch-size", "1", "--sharding", "fsdp", "--num-gpus", "0"], 1, "must be at least 1"),
+        (["--seq-len", "8", "--batch-size", "1", "--min-gpus", "--sharding", "ddp", *CARD], 1, "ddp divides nothing"),
         (["--seq-len", "900000", "--max-batch", *CARD], 1, "not even batch_size 1 with seq_len 900000 fits"),
     ],
 )

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from vramprobe.plan import Plan, Policy, TraceEngine
     from vramprobe.predict import Engine, Prediction
     from vramprobe.record import RunRecord
-    from vramprobe.sharding import MinGpus, Sharding
+    from vramprobe.sharding import MinGpus
     from vramprobe.simulate.run import Simulation
+    from vramprobe.terms.ranks import Sharding
 
 #: Whether cells without arithmetic are simulated where a sweep is planned.
 PlanEngine = Literal["auto", "formula"]

@@ -377,7 +377,8 @@ def predict(
     largest_model: Annotated[bool, typer.Option("--largest-model", help="The catalog's largest that fits.")] = False,
     min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
     sharding: Annotated[
-        str | None, typer.Option(help="zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic.")
+        str | None,
+        typer.Option(help="ddp | zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic."),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     engine: Annotated[
@@ -430,12 +431,16 @@ def predict(
 
 
 def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
-    """For one kind of sharding, or for each."""
-    from vramprobe.sharding import Sharding
+    """For one kind of sharding, or for each that the libraries can do with this cell."""
+    from vramprobe.sharding import cannot_shard
+    from vramprobe.terms.ranks import DIVIDING
 
     if engine == "trace":
         raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
-    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in ([sharding] if sharding else get_args(Sharding))]
+    if sharding:
+        return [api.min_gpus(gpu=gpu, sharding=sharding, **cell)]
+    spec = api.cell(**{name: value for name, value in cell.items() if name not in ("fit", "allow_extrapolation")})
+    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in DIVIDING if not cannot_shard(spec, kind)]
 
 
 def _show_min_gpus(found: list[MinGpus], *, as_json: bool) -> None:

@@ -1,34 +1,27 @@
-"""Sharding: a cell on N GPUs under ZeRO or FSDP -> the memory of one rank, by arithmetic; and how many GPUs it takes.
+"""Sharding: a cell on N GPUs under DDP, ZeRO or FSDP -> the memory of one rank, by arithmetic; how many GPUs it takes.
 
 In: a spec (its batch is one rank's), the kind of sharding, a fit or none. Out: a Prediction of the rank that holds the
-most, and the smallest N that fits a GPU. The single GPU's moments are taken term by term: states are divided,
-activations are not, and what is gathered for a moment comes back. Nothing here was measured. Never imports torch.
+most, and the smallest N that fits a GPU. What is counted, what is not, and by whose code, is said in terms/ranks.py.
+Nothing here was measured on a GPU; benchmarks/sharding.md holds it against torch's own FSDP and DDP. No torch here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from vramprobe.architecture import architecture
 from vramprobe.errors import SpecError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import HasMemory, Prediction, Verdict, predict_moments, verdict
 from vramprobe.spec import CellSpec
-from vramprobe.terms import Moment, moments, optimizer, parameters
-from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.tape import ITEMSIZE_BYTES
+from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
+from vramprobe.units import format_bytes
 
-#: DeepSpeed's stages, and FSDP's FULL_SHARD and SHARD_GRAD_OP (accelerate's and torch's names).
-Sharding = Literal["zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op"]
-#: DeepSpeed's defaults in elements: reduce_bucket_size and allgather_bucket_size (two are alive with overlap_comm), and
-#: stage3_max_live_parameters (deepspeed/runtime/zero/config.py).
-BUCKET_ELEMENTS = 500_000_000
-MAX_LIVE_ELEMENTS = 1_000_000_000
 #: Beyond this many GPUs no answer is sought.
 MAX_GPUS = 4096
+#: The optimizers that stepped on fully_shard's DTensors here (torch 2.13); adafactor and bitsandbytes' own raised.
+DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
 
 class MinGpus(BaseModel):
@@ -41,13 +34,6 @@ class MinGpus(BaseModel):
     verdict: Verdict  # of one rank
 
 
-class _Unit(NamedTuple):
-    """Bytes of a stretch of the model that is gathered at once: its weights as stored, and its gradients."""
-
-    weights: int
-    gradients: int
-
-
 def predict_rank(
     spec: CellSpec,
     num_gpus: int,
@@ -58,17 +44,15 @@ def predict_rank(
 ) -> Prediction:
     """The allocated peak of one rank of ``num_gpus``; ``spec`` has the batch of one rank.
 
-    The interval reaches up to all buckets and prefetched layers at their defaults. On one GPU, nothing is sharded.
+    The interval reaches up to DeepSpeed's buckets and prefetched layers at their defaults, and to FSDP's root as one
+    unit. On one GPU, nothing is sharded. Any number of GPUs will do: shards are padded to it.
 
     Raises SpecError for a kind or number of GPUs that cannot be, and what predict raises.
     """
-    if sharding not in get_args(Sharding):
-        raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(get_args(Sharding))}")
-    if num_gpus < 1:
-        raise SpecError(f"num_gpus: {num_gpus} given; must be at least 1")
+    _check(spec, num_gpus, sharding)
     few, many = (rank_moments(spec, num_gpus, sharding, all_buffers=yes) for yes in (False, True))
     note = f"one rank of {num_gpus} under {sharding}, by arithmetic, per rank, not measured"
-    notes = [note, *_doubts(spec, sharding)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
+    notes = [note, *_doubts(spec, num_gpus, sharding)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
     return predict_moments(
         spec, few, model, allow_extrapolation=allow_extrapolation, at_most=many, notes=notes, num_gpus=num_gpus,
         sharding=sharding,
@@ -83,7 +67,12 @@ def min_gpus(
     *,
     allow_extrapolation: bool = False,
 ) -> MinGpus:
-    """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``."""
+    """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``.
+
+    Raises SpecError for ddp, which divides nothing, and what predict_rank raises.
+    """
+    if sharding == "ddp":
+        raise SpecError(f"sharding: ddp divides nothing, so no number of GPUs makes a cell fit; use {_some(DIVIDING)}")
 
     def judged(num_gpus: int) -> Verdict:
         one = predict_rank(spec, num_gpus, sharding, model, allow_extrapolation=allow_extrapolation)
@@ -105,97 +94,47 @@ def min_gpus(
     return MinGpus(sharding=sharding, num_gpus=many, verdict=found)
 
 
-def rank_moments(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool) -> list[Moment]:
-    """The moments of a step on the rank that holds the most, in the order of the step.
-
-    Without ``all_buffers`` one unit is gathered at a time and reduced at once; with them, the libraries' buckets are
-    full and the next layer is there already.
-    """
-    whole = moments(spec)
-    if num_gpus == 1:
-        return whole
-    arch = architecture(spec.architecture)
-    tensors = parameters.tensors(spec, arch)
-    trained = [_shard(tensor, num_gpus, sharding) for tensor in tensors if tensor.trained]
-    layer, root, largest = _units(spec, tensors)
-    total = _unit(spec, tensors)
-    state = optimizer.allocated_state_bytes(spec, trained)
-    temporaries = optimizer.temporaries_bytes(spec, trained)
-    trained_bytes = sum(tensor.num_bytes * tensor.num_copies for tensor in trained)
-    weights = sum(_shard_bytes(spec, tensor, num_gpus, sharding) * tensor.num_copies for tensor in tensors)
-    bucket = 2 * BUCKET_ELEMENTS * max(ITEMSIZE_BYTES[tensor.dtype] for tensor in trained)
-    made = []
-    for moment in whole:
-        terms = dict(moment.terms)
-        in_step = moment.phase == "optimizer_step"
-        terms["optimizer_state"] = state
-        if in_step:
-            terms["optimizer_temporaries"] = temporaries
-        gradients = terms.get("gradients", 0)
-        if sharding != "zero1":
-            terms["gradients"] = -(-gradients * trained_bytes // total.gradients)
-        gathered = reduced = 0
-        match sharding:
-            case "zero1" | "zero2":
-                if all_buffers:
-                    gathered = min(total.gradients, bucket) if in_step else 0  # the trained weights, from all ranks
-                    reduced = bucket
-                elif sharding == "zero2":
-                    reduced = largest.gradients
-            case "zero3":
-                terms["weights"] += weights - total.weights
-                gathered, reduced = largest.weights, largest.gradients
-                if all_buffers:
-                    live = MAX_LIVE_ELEMENTS * ITEMSIZE_BYTES[spec.dtype]
-                    gathered, reduced = max(gathered, min(live, total.weights)), max(reduced, bucket)
-            case "fsdp" | "fsdp-shard-grad-op":
-                # The root's own parameters (embedding, head, last norm) stay whole from the start of forward to the end
-                # of backward; of the layers one, or with SHARD_GRAD_OP all. At most the next layer is there as well,
-                # and the flat buffer it is copied out of; gradients are reduced from a second copy.
-                terms["weights"] += weights - total.weights
-                gathered = root.weights + layer.weights if sharding == "fsdp" else total.weights
-                reduced = root.gradients + layer.gradients
-                if all_buffers:
-                    gathered, reduced = gathered + 2 * layer.weights, reduced + 2 * layer.gradients
-        if in_step and sharding not in ("zero1", "zero2"):
-            gathered = 0
-        terms["gathered_weights"] = gathered
-        terms["gradient_buckets"] = min(reduced, gradients) if moment.phase == "backward" else 0
-        made.append(Moment(moment.phase, moment.label, {cause: size for cause, size in terms.items() if size}))
-    return made
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
 
 
-def _shard(tensor: Tensor, num_gpus: int, sharding: Sharding) -> Tensor:
-    """The largest shard: FSDP cuts the first dimension (fully_shard), ZeRO the flattened tensor."""
-    if sharding.startswith("fsdp"):
-        return tensor._replace(shape=(-(-tensor.shape[0] // num_gpus), *tensor.shape[1:]))
-    return tensor._replace(shape=(-(-tensor.numel // num_gpus),))
+def _check(spec: CellSpec, num_gpus: int, sharding: str) -> None:
+    if sharding not in get_args(Sharding):
+        raise SpecError(f"sharding: {sharding!r} given; allowed: {_some(get_args(Sharding))}")
+    if num_gpus < 1:
+        raise SpecError(f"num_gpus: {num_gpus} given; must be at least 1")
+    if num_gpus > 1 and (reason := cannot_shard(spec, sharding)):
+        raise SpecError(reason)
 
 
-def _shard_bytes(spec: CellSpec, tensor: Tensor, num_gpus: int, sharding: Sharding) -> int:
-    if tensor.quantised:
-        return -(-parameters.quantised_bytes(tensor, spec.quant) // num_gpus)
-    return _shard(tensor, num_gpus, sharding).num_bytes
+def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
+    """Why the libraries cannot run the cell so at all, and what to do; None where they can, or nobody knows."""
+    if spec.quant == "int8" and sharding in FSDP:
+        return (
+            f"quant int8 under {sharding}: fully_shard takes away what bitsandbytes keeps on an int8 weight, and the "
+            "first forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
+        )
+    return None
 
 
-def _unit(spec: CellSpec, tensors: Sequence[Tensor]) -> _Unit:
-    return _Unit(
-        parameters.weights_bytes(tensors, spec.quant),
-        sum(tensor.num_bytes * tensor.num_copies for tensor in tensors if tensor.trained),
-    )
-
-
-def _units(spec: CellSpec, tensors: Sequence[Tensor]) -> tuple[_Unit, _Unit, _Unit]:
-    """(one layer, all that is in no layer, the largest of a layer and of each tensor in none)."""
-    layer = _unit(spec, [tensor._replace(num_copies=1) for tensor in tensors if tensor.per_layer])
-    outside = [tensor for tensor in tensors if not tensor.per_layer]
-    single = [_unit(spec, [tensor]) for tensor in outside]
-    largest = _Unit(max(unit.weights for unit in [layer, *single]), max(unit.gradients for unit in [layer, *single]))
-    return layer, _unit(spec, outside), largest
-
-
-def _doubts(spec: CellSpec, sharding: Sharding) -> list[str]:
-    """What the arithmetic does not know of the libraries."""
-    if spec.quant == "none" or sharding in ("zero1", "zero2"):
-        return []
-    return [f"whether your libraries can shard {spec.quant} weights under {sharding} is not checked here"]
+def _doubts(spec: CellSpec, num_gpus: int, sharding: str) -> list[str]:
+    """What the libraries do not do, or not by default, and what the arithmetic does not know of them."""
+    found = []
+    if sharding in FSDP and spec.optim not in DTENSOR_OPTIMIZERS:
+        found.append(
+            f"fully_shard hands the optimizer DTensors, which {spec.optim} does not take (bitsandbytes 0.50, "
+            f"transformers 5.23); those that do: {_some(DTENSOR_OPTIMIZERS)}"
+        )
+    if sharding in FSDP and spec.quant != "none":
+        whole = whole_packed_bytes(spec, num_gpus)
+        found.append(
+            f"4-bit weights are divided only with bnb_4bit_quant_storage {spec.dtype}; as uint8, its default, "
+            f"accelerate leaves them whole on each rank: {format_bytes(whole)} more"
+        )
+    if sharding == "zero3" and spec.quant != "none":
+        found.append(f"whether your libraries can shard {spec.quant} weights under {sharding} is not checked here")
+    if sharding in FSDP and spec.grad_accum > 1:
+        found.append(
+            "gradients are reduced in every micro-step, as fully_shard does; a trainer's no_sync keeps them whole"
+        )
+    return found

@@ -18,14 +18,15 @@ from vramprobe.architecture import Architecture, architecture
 from vramprobe.errors import VramprobeError
 from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
 from vramprobe.record import RunRecord
+from vramprobe.sharding import predict_rank
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments, parameters
+from vramprobe.terms.ranks import Sharding
 
 Options = Mapping[str, Any]
 STATES = ("weights", "gradients", "optimizer_state")
-#: What a rank of a sharded job does not hold whole: its states are divided, and of the copies that autocast makes it
-#: has those of the layer at hand, which is cast as it is gathered. A foreach step's copy is one of its own share.
-DIVIDED = (*STATES, "cast_copies", "optimizer_temporaries")
+#: What is no activation: the states, the copies that autocast makes of them, and an optimizer's working space.
+NO_ACTIVATIONS = (*STATES, "cast_copies", "optimizer_temporaries")
 #: Fields of a cell that do not decide the memory of its steps, or only its name.
 _NO_MATTER = {"model", "steps", "timing_steps", "seed", "weights", "trust_remote_code"}
 _NAMES = {"__builtins__": {}, "ceil": math.ceil, "log2": math.log2, "max": max}
@@ -124,14 +125,15 @@ class Cells:
             return Peak(source=source, low=found.allocated_bytes, high=high, engine=engine)
         if not is_formula(spec):
             return _traced(spec, options)
-        predicted = self._predicted(options)
-        interval = predicted.peak_allocated_bytes
-        source = Source(command=command_of("predict", options), reads="peak_allocated_bytes.value",
-                        value=interval.value)  # fmt: skip
-        # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
-        counted = sum(predicted.terms.get(name, 0) for name in STATES)
-        low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
-        return Peak(source=source, low=low, high=interval.high + CONTEXT_ALLOWANCE_BYTES, engine="formula")
+        return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
+
+    def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> Peak:
+        """The allocated peak of one rank of several, as :func:`vramprobe.sharding.predict_rank` counts it."""
+        key = (*sorted(options.items()), ("sharding", sharding), ("num_gpus", num_gpus))
+        if key not in self._predictions:
+            self._predictions[key] = predict_rank(self.spec(options), num_gpus, sharding)
+        asked = {**options, "sharding": sharding, "num_gpus": num_gpus}
+        return _peak_of(self._predictions[key], asked, aside_bytes=0)
 
     def term(self, options: Options, name: str) -> Source:
         """Bytes of one term at the peak; 0 where it is not alive then."""
@@ -139,15 +141,15 @@ class Cells:
         return Source(command=command_of("predict", options), reads=f"terms.{name}", value=value)
 
     def beside_states(self, options: Options) -> Source:
-        """The most bytes that a moment of the step holds beside what a sharded job divides."""
+        """The most bytes that a moment of the step holds beside the states: no one moment's number in predict."""
         value = max(
-            sum(size for name, size in moment.terms.items() if name not in DIVIDED)
+            sum(size for name, size in moment.terms.items() if name not in NO_ACTIVATIONS)
             for moment in moments(self.spec(options))
         )
         words = ", ".join(f"{name}={value!r}" for name, value in options.items())
         code = (
-            f"from vramprobe import api, terms; print(max(sum(n for k, n in m.terms.items() if k not in {DIVIDED}) "
-            f"for m in terms.moments(api.cell(device='cuda', {words}))))"
+            f"from vramprobe import api, terms; print(max(sum(n for k, n in m.terms.items() "
+            f"if k not in {NO_ACTIVATIONS}) for m in terms.moments(api.cell(device='cuda', {words}))))"
         )
         return Source(command=f'python -c "{code}"', reads=None, value=value)
 
@@ -162,6 +164,15 @@ class Cells:
         if key not in self._predictions:
             self._predictions[key] = predict(self.spec(options))
         return self._predictions[key]
+
+
+def _peak_of(predicted: Prediction, options: Options, *, aside_bytes: int) -> Peak:
+    interval = predicted.peak_allocated_bytes
+    source = Source(command=command_of("predict", options), reads="peak_allocated_bytes.value", value=interval.value)
+    # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
+    counted = sum(predicted.terms.get(name, 0) for name in STATES)
+    low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
+    return Peak(source=source, low=low, high=interval.high + aside_bytes, engine="formula")
 
 
 def command_of(verb: str, options: Options) -> str:

@@ -1,32 +1,31 @@
 """Readings of claims about peaks, what fits, and how many GPUs it takes.
 
-In: a claim and the cells. Out: its Reading. A job over several GPUs is arithmetic per rank: weights, gradients and
-optimizer state divided, as ZeRO-3 and FSDP do, activations not.
+In: a claim and the cells. Out: its Reading. A job over several GPUs is one rank of it, as vramprobe.sharding counts it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
 from vramprobe.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
-from vramprobe.claims.figures import Cells, Figure, Options, Source, figure, is_formula
+from vramprobe.claims.figures import Cells, Figure, Source, evaluate, figure, is_formula
 from vramprobe.claims.judge import Case, Reading
-from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, usable_bytes
+from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
+from vramprobe.terms.ranks import Sharding
 
-_LOW, _HIGH = ARITHMETIC_SPREAD["cuda"]
-#: A rank also holds what it has gathered to compute with: a layer, and the next one on its way, in 16 bit.
-_GATHERED_LAYERS = 2
 _FLOORS = {
     "full": "Weights and optimizer state alone take",
     "lora": "The frozen 16-bit weights alone take",
     "qlora": "The 4-bit weights with 16-bit embeddings and head take",
 }
 PER_RANK = (
-    "Arithmetic per rank: weights, gradients and optimizer state divided, activations not; from usable memory, "
-    "1 GiB of the card's reported size set aside for the context."
+    "One rank of several, by arithmetic: states divided, activations not, and what is gathered to compute with; from "
+    "usable memory, 1 GiB of the card's reported size is set aside for the context and 0.5 GiB for NCCL."
 )
 
 
@@ -132,7 +131,7 @@ def fits_reading(claim: Claim, cells: Cells) -> Reading:
     num_gpus = claim.num_gpus or 1
     if num_gpus > 1:
         cases = [
-            Case(one.words | _gpu_words(claim, gpu), _rank_share(one, gpu, num_gpus, cells))
+            Case(one.words | _gpu_words(claim, gpu), _rank_share(one, gpu, num_gpus, _sharding(claim), cells))
             for gpu in claim.gpus
             for one in usual(claim)
         ]
@@ -170,10 +169,11 @@ def _gpu_words(claim: Claim, gpu: Gpu) -> dict[str, str]:
     return {"GPU": gpu.short_name} if len(claim.gpus) > 1 else {}
 
 
-def usable(gpu: Gpu) -> str:
+def usable(gpu: Gpu, num_gpus: int = 1) -> str:
     """The usable bytes of a card as an expression."""
     assert gpu.total_bytes is not None
-    return f"({gpu.total_bytes:_} - {CONTEXT_ALLOWANCE_BYTES:_})"
+    nccl = f" - {NCCL_ALLOWANCE_BYTES:_}" if num_gpus > 1 else ""
+    return f"({gpu.total_bytes:_} - {CONTEXT_ALLOWANCE_BYTES:_}{nccl})"
 
 
 def _share(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
@@ -188,51 +188,77 @@ def _floor_share(floor: Figure, gpu: Gpu) -> Figure:
     return figure("bool", f"{floor.arithmetic.removesuffix(' / 1e9')} / {usable(gpu)}")
 
 
-def _rank_share(one: Conditions, gpu: Gpu, num_gpus: int, cells: Cells) -> Figure:
-    states, sources = _states(one, cells)
-    beside = cells.beside_states(one.options)
-    whole = figure("B", states).value
-    low = whole / num_gpus + _LOW * beside.value
-    high = whole / num_gpus + _HIGH * beside.value + _gathered_bytes(one.options, cells)
-    room = usable_bytes(gpu, device_is_known=False)
-    return figure("bool", f"(({states}) / {num_gpus} + {beside}) / {usable(gpu)}", [*sources, beside],
-                  low=low / room, high=high / room)  # fmt: skip
+def _sharding(claim: Claim) -> Sharding:
+    """What the statement names; FSDP where it leaves it open, as its rank is what was held against the real thing."""
+    return "zero3" if "ZeRO-3" in claim.statement and "FSDP" not in claim.statement else "fsdp"
 
 
-def _states(one: Conditions, cells: Cells) -> tuple[str, list[Source]]:
-    """Bytes of weights, gradients and optimizer state together, as an expression."""
-    if one.recipe is not None:
-        return f"{one.recipe.states} * {num_params(one.options['model']):_}", []
-    weights, state = cells.term(one.options, "weights"), cells.term(one.options, "optimizer_state")
-    width = 2 if one.options.get("kbit_prep") == "trl" else 4
-    return f"{weights} + {state} + {width} * {cells.lora_params(one.options):_}", [weights, state]
+@dataclass(frozen=True)
+class _Rank:
+    """What one rank needs: in words, and in bytes from ``low`` to ``high``."""
+
+    text: str
+    source: Source
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        return evaluate(self.text)
 
 
-def _gathered_bytes(options: Options, cells: Cells) -> int:
-    arch = cells.architecture(options["model"])
-    layer = sum(parameter.numel for parameter in arch.parameters if parameter.per_layer)
-    width = 0.516 if options["method"] == "qlora" else 2
-    return round(_GATHERED_LAYERS * layer * width)
+def _rank(one: Conditions, num_gpus: int, sharding: Sharding, cells: Cells) -> _Rank:
+    """The peak of one rank; what the recipe holds beyond its cell (an engine's fp32 copies) is divided."""
+    peak = cells.rank(one.options, num_gpus, sharding)
+    extra = one.recipe.extra if one.recipe else 0
+    if not extra:
+        return _Rank(str(peak.source), peak.source, peak.low, peak.high)
+    count = num_params(one.options["model"])
+    share = extra * count / num_gpus
+    text = f"({peak.source} + {extra} * {count:_} / {num_gpus})"
+    return _Rank(text, peak.source, peak.low + share, peak.high + share)
+
+
+def _rank_share(one: Conditions, gpu: Gpu, num_gpus: int, sharding: Sharding, cells: Cells) -> Figure:
+    rank, room = _rank(one, num_gpus, sharding, cells), usable_bytes(gpu, device_is_known=False, num_gpus=num_gpus)
+    return figure("bool", f"{rank.text} / {usable(gpu, num_gpus)}", [rank.source], low=rank.low / room,
+                  high=rank.high / room)  # fmt: skip
 
 
 def min_gpus_reading(claim: Claim, cells: Cells) -> Reading:
     """The least number of GPUs on which a rank's share fits; with checkpointing, as anyone short of memory would."""
     cases = [
-        Case(one.words | _gpu_words(claim, gpu), _num_gpus(one, gpu, cells))
+        Case(one.words | _gpu_words(claim, gpu), _num_gpus(one, gpu, _sharding(claim), cells))
         for gpu in claim.gpus
         for one in usual(claim, checkpointing=(True,))
     ]
     return Reading(cases=tuple(cases), note=f"{PER_RANK} Checkpointing on.")
 
 
-def _num_gpus(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
-    states, sources = _states(one, cells)
-    beside = cells.beside_states(one.options)
-    whole, room = figure("B", states).value, usable_bytes(gpu, device_is_known=False)
-    low = math.ceil(whole / (room - _LOW * beside.value))
-    tight = room - _HIGH * beside.value - _gathered_bytes(one.options, cells)
-    high = math.ceil(whole / tight) if tight > 0 else math.inf
-    return figure("GPUs", f"ceil(({states}) / ({usable(gpu)} - {beside}))", [*sources, beside], low=low, high=high)
+def _num_gpus(one: Conditions, gpu: Gpu, sharding: Sharding, cells: Cells) -> Figure:
+    """The number whose rank fits while that of one fewer does not, written as what is true of both."""
+
+    def fewest(need: Callable[[_Rank], float]) -> float:
+        def fits(num_gpus: int) -> bool:
+            room = usable_bytes(gpu, device_is_known=False, num_gpus=num_gpus)
+            return need(_rank(one, num_gpus, sharding, cells)) <= room
+
+        many = next((2**power for power in range(13) if fits(2**power)), math.inf)
+        if many in (1, math.inf):
+            return many
+        return bisect_left(range(int(many)), True, lo=int(many) // 2 + 1, key=fits)
+
+    found = fewest(lambda rank: rank.value)
+    if found == math.inf:
+        return figure("GPUs", "1e999")
+    many = int(found)
+    enough = _rank(one, many, sharding, cells)
+    text, sources = f"{enough.text} <= {usable(gpu, many)}", [enough.source]
+    if many > 1:
+        fewer = _rank(one, many - 1, sharding, cells)
+        text, sources = f"{text}) * ({fewer.text} > {usable(gpu, many - 1)}", [*sources, fewer.source]
+    return figure("GPUs", f"{many} * ({text})", sources, low=fewest(lambda rank: rank.low),
+                  high=fewest(lambda rank: rank.high))  # fmt: skip
 
 
 def num_params(model: str) -> int:

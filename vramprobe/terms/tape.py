@@ -167,8 +167,11 @@ class Checkpoint:
 class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
+    causes = CAUSES
+    holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
+
     def __init__(self, covers: Covers = operator.ge) -> None:
-        self.live_bytes = dict.fromkeys(CAUSES, 0)
+        self.live_bytes = dict.fromkeys(self.causes, 0)
         self.total_bytes = 0
         self.place: Place = ("forward", "start")
         #: By place: what of each middle layer's was alive when the step last came there, by its own place's name and by
@@ -227,9 +230,13 @@ class Tape:
         self._look()
         self.place, self._middle_layer_bytes = place, None
         if place[1].startswith(MIDDLE_LAYER):
-            self._middle_layer_bytes = self._middle_layers.setdefault(place[1], dict.fromkeys(CAUSES, 0))
+            self._middle_layer_bytes = self._account_of(place[1])
         self._peaks_here = self._peaks.get(place, [])
         self.middle_layer_held[place] = {name: held.copy() for name, held in self._middle_layers.items()}
+
+    def _account_of(self, middle_layer: str) -> dict[str, int]:
+        """What is alive of this middle layer's, by cause."""
+        return self._middle_layers.setdefault(middle_layer, dict.fromkeys(self.causes, 0))
 
     @contextmanager
     def cause(self, name: str, saved: str | None = None) -> Iterator[None]:

@@ -77,10 +77,10 @@ class Walk:
 @lru_cache(maxsize=512)
 def walk_of(setup: Setup) -> Walk:
     """The Walk of a model as deep as it is."""
-    return walk_layers(setup, _one_of_each_kind(setup.arch))
+    return walk_layers(setup, one_of_each_kind(setup.arch))
 
 
-def _one_of_each_kind(arch: Architecture) -> list[int]:
+def one_of_each_kind(arch: Architecture) -> list[int]:
     """The first layer of each place: all of a shallow model."""
     found: dict[str, int] = {}
     for layer in range(arch.num_layers):
@@ -88,15 +88,15 @@ def _one_of_each_kind(arch: Architecture) -> list[int]:
     return sorted(found.values())
 
 
-def walk_layers(setup: Setup, layers: Sequence[int]) -> Walk:
-    """The same by walking these layers: all that there are, or one of each kind.
+def walk_layers(setup: Setup, layers: Sequence[int], tape: Tape | None = None) -> Walk:
+    """The same by walking these layers: all that there are, or one of each kind. ``tape``: another than the plain one.
 
     Of several micro-steps a later one is walked: gradients are alive throughout, so the first is nowhere higher.
     """
     sizes = setup.sizes
-    tape = Tape(sizes.covers)
+    tape = tape or Tape(sizes.covers)
     model = Model(tape, setup, layers)
-    if setup.accumulates:
+    if setup.accumulates and tape.holds_whole_gradients:
         families.make_gradients(model)
         tape.take_peaks()  # that was no part of the step
     before = tape.total_bytes

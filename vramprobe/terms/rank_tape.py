@@ -1,0 +1,201 @@
+"""A tape on which one rank gathers and reduces as ``fully_shard`` does: FSDP2's collectives over the same walk.
+
+In: the units that are gathered at once, with their bytes. Out: the Walk of one rank, whose causes count in addition
+``gathered_weights`` and ``gradient_buckets``, and whose gradients are shards once they are reduced. No torch here.
+
+The order of events is that of torch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py: ``unshard``,
+``wait_for_unshard``, ``pre_backward``, ``post_backward``; _fsdp_collectives.py: ``foreach_all_gather``,
+``foreach_reduce``), and tests/test_sharded_ranks.py holds it against the real thing. Not counted: NCCL's own buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from vramprobe.terms.families import layer_place
+from vramprobe.terms.setup import Setup
+from vramprobe.terms.tape import CAUSES, MIDDLE_LAYER, Covers, Edge, Leaf, Place, Tape, Value
+from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
+
+#: Causes that only a rank of several has.
+RANK_CAUSES = ("gathered_weights", "gradient_buckets")
+_ROOT = "root"
+
+
+class Unit(NamedTuple):
+    """Bytes of what is gathered by one collective; padded, so that every rank's share is as large."""
+
+    gathered: int = 0  # weights, whole, in the dtype they are gathered in
+    cast: int = 0  # this rank's share of those that are cast before they are sent
+    reduced: int = 0  # gradients, whole, in the dtype they are reduced in
+    reduced_share: int = 0  # this rank's share of them
+    shard: int = 0  # the same in the dtype of the stored weights, as the optimizer gets it
+
+
+class Units(NamedTuple):
+    """The units of a model by where its forward first uses them; a root's stay gathered until backward has ended."""
+
+    layer: Unit
+    root: Unit
+    embedding: Unit = Unit()  # null: in the root
+    tail: Unit = Unit()  # the last norm and the head, kept from forward to backward
+    apart: bool = False  # whether the head's own hook starts the backward's gathering, and not the loss's
+    reshards: bool = True  # False: a layer stays gathered from its forward to its backward
+
+
+@lru_cache(maxsize=2048)
+def rank_walk(setup: Setup, units: Units) -> Walk:
+    """The Walk of one rank."""
+    layers = one_of_each_kind(setup.arch)
+    places = [layer_place(setup.arch, layer) for layer in layers]
+    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, accumulates=setup.accumulates))
+
+
+class RankTape(Tape):
+    """A Tape whose weights are gathered on coming to a place and whose gradients are reduced on leaving it."""
+
+    causes = (*CAUSES, *RANK_CAUSES)
+    holds_whole_gradients = False
+
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], *, accumulates: bool) -> None:
+        super().__init__(covers)
+        self._units = units
+        self._by_name = {
+            "embedding": units.embedding, **dict.fromkeys(layers, units.layer), "loss": units.tail, _ROOT: units.root,
+        }  # fmt: skip
+        self._names = ["embedding", *layers, "loss"]  # in the order of forward
+        self._accumulates = accumulates
+        self._gathered: dict[str, Value] = {}
+        self._sent: dict[str, Value] = {}  # all-gathers under way: flat outputs that are still to be copied out
+        self._last_sent: Value | None = None  # forward keeps the newest until the next one was sent
+        self._reducing: Value | None = None  # the newest reduce-scatter's input, kept until the next one
+        self._shards: list[Value] = []
+        self._leaves: dict[str, list[Leaf]] = {name: [] for name in self._by_name}
+        self._head: Any = None  # the node of the head's product
+
+    # -- forward ----------------------------------------------------------------------------------------------------
+
+    def _go_to(self, place: Place) -> None:
+        phase, name = self.place
+        if phase == "backward" and name in self._by_name and name != "embedding":
+            self._reduce(name)
+        elif phase == "forward" and self._units.reshards and name in self._names[:-1]:
+            self._gathered.pop(name, None)
+        if phase != place[0]:
+            self._last_sent = None
+        if place == ("backward", "end"):
+            self._finish()
+        super()._go_to(place)
+        self._enter(*place)
+
+    def _enter(self, phase: str, name: str) -> None:
+        if phase == "forward":
+            if name == "embedding":
+                if self._accumulates:
+                    self._hold_shards()
+                self._gather_in_forward(_ROOT)
+            self._gather_in_forward(name)
+        elif name == "loss" and not self._units.apart:
+            self._send_before("loss")
+        elif name in self._names and name != "loss":
+            self._gather_in_backward(name)
+
+    def _gather_in_forward(self, name: str) -> None:
+        if not self._by_name[name].gathered:
+            return
+        sent = self._send(name)
+        self._gathered[name] = self._bytes(self._by_name[name].gathered, "gathered_weights")
+        self._last_sent = sent  # wait_for_unshard's own variable holds the one before until it has copied out
+
+    def _send(self, name: str) -> Value:
+        """An all-gather's flat output; what is cast is copied beside it before it is sent."""
+        unit = self._by_name[name]
+        copied = self._bytes(unit.cast, "gathered_weights")
+        sent = self._bytes(unit.gathered, "gathered_weights")
+        del copied
+        return sent
+
+    def _bytes(self, num_bytes: int, cause: str) -> Value:
+        return self.new(num_bytes, "int8", cause)
+
+    def _hold_shards(self) -> None:
+        """What the micro-steps before have reduced."""
+        before = self._middle_layer_bytes
+        for name, unit in self._by_name.items():
+            self._middle_layer_bytes = self._account_of(name) if name.startswith(MIDDLE_LAYER) else None
+            self._shards.append(self._bytes(unit.shard, "gradients"))
+        self._middle_layer_bytes = before
+
+    def constant(self, numel: int, dtype: str, *, trained: bool = False) -> Value:
+        """A weight: of the unit that is gathered here, or of the root."""
+        value = super().constant(numel, dtype, trained=trained)
+        if trained:
+            name = self.place[1]
+            owner = name if self._by_name.get(name, Unit()).gathered else _ROOT
+            self._leaves[owner].append(value.node)
+        return value
+
+    # -- backward ---------------------------------------------------------------------------------------------------
+
+    def record(self, *arguments: Any, **options: Any) -> Edge | None:
+        """As a Tape does; remembers which node is the head's product, whose output has the tail's hook."""
+        edge = super().record(*arguments, **options)
+        if edge is not None and self._head is None and self._cause == "logits":
+            self._head = edge[0]
+        return edge
+
+    def _hand_on(self, made: list[Value | None], edges: list[Edge | None]) -> None:
+        super()._hand_on(made, edges)
+        if self._units.apart and any(edge is not None and edge[0] is self._head for edge in edges):
+            self._send_before("loss")
+
+    def _gather_in_backward(self, name: str) -> None:
+        """Copy out what was sent ahead, then send the next one ahead."""
+        if name not in self._gathered and self._by_name[name].gathered:
+            sent = self._sent.pop(name, None) or self._send(name)
+            self._gathered[name] = self._bytes(self._by_name[name].gathered, "gathered_weights")
+            del sent
+        self._send_before(name)
+
+    def _send_before(self, name: str) -> None:
+        index = self._names.index(name) - 1
+        before = self._names[max(index, 0)]
+        if index >= 0 and self._by_name[before].gathered and before not in self._gathered:
+            self._sent[before] = self._send(before)
+
+    def _accumulate(self, leaf: Leaf) -> None:
+        """A whole gradient, until its unit's are reduced."""
+        leaf.gradient = None
+        super()._accumulate(leaf)
+
+    def _reduce(self, name: str) -> None:
+        """Free the unit's weights, copy its gradients into one buffer, and keep this rank's share."""
+        unit = self._by_name[name]
+        self._gathered.pop(name, None)
+        self._reducing = None
+        if not unit.reduced:
+            return
+        buffer = self._bytes(unit.reduced, "gradient_buckets")
+        for leaf in self._leaves[name]:
+            leaf.gradient = None
+        shard = self._bytes(unit.reduced_share, "gradients")
+        if unit.shard != unit.reduced_share:  # cast to the stored weights' dtype
+            shard = self._bytes(unit.shard, "gradients")
+        if not self._accumulates:
+            self._shards.append(shard)
+        del shard
+        self._reducing = buffer
+
+    def _finish(self) -> None:
+        """The end of backward: what has no input that needs a gradient is reduced, and all buffers go."""
+        for name in (_ROOT, "embedding"):
+            self._reduce(name)
+        self._sent.clear()
+        self._reducing = None
+
+
+def rank_units(units: Sequence[Unit]) -> Unit:
+    """Several units as one."""
+    return Unit(*(sum(sizes) for sizes in zip(*units, strict=True))) if units else Unit()

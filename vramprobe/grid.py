@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import (
+    ARITHMETIC_SPREAD,
     FAR,
+    LARGEST_GROWTH,
     LIMIT_NAMES,
     TIGHT_SHARE,
     HasMemory,
     bounds,
-    spread,
     unseen_choices,
     usable_bytes,
     widening_of,
@@ -150,7 +151,7 @@ def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, m
     constant = model.constant_bytes if model else 0
     value = total + constant
     doublings, widening, is_far = _outside(spec, course, batch, length, model)
-    low, high = bounds(spec.device, model, doublings, widening, np.maximum)
+    low, high = bounds(spec.device, _half_width(model, value, doublings) if model else None, widening, np.maximum)
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
@@ -250,8 +251,21 @@ def _outside(
     for name in unseen:
         widening += widening_of(name, model)
     if spec.device != model.device:
-        widening += spread(spec.device, None)[1] - 1
+        widening += ARITHMETIC_SPREAD[spec.device][1] - 1
     return doublings, widening, is_far | refused
+
+
+def _half_width(model: MemoryModel, value: NDArray, doublings: NDArray) -> NDArray:
+    """predict.half_width of each cell."""
+    import numpy as np
+
+    width = model.interval
+    grown = 1 + width.growth_per_doubling * doublings
+    if width.power:
+        times = np.maximum(value / width.from_bytes, 1.0).tolist()
+        # Python's power, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
+        grown = np.array([one**width.power for one in times]) * grown
+    return width.half_width * np.minimum(grown, LARGEST_GROWTH)
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Intervals) -> tuple[Intervals | None, Intervals | None]:

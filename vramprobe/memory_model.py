@@ -18,7 +18,8 @@ from vramprobe.catalog import Gpu
 from vramprobe.errors import FitError, UnknownName
 from vramprobe.terms import CAUSES, Moment
 
-FORMAT = 1
+#: 2: ``interval``, whose half-width grows with the peak; 1 had a constant share and a growth beside it.
+FORMAT = 2
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
 
@@ -59,12 +60,24 @@ class ErrorSummary(_Frozen):
 
 
 class LeaveOneModelOut(_Frozen):
-    """Errors on each model by a fit that has not seen it; nine in ten of measured / predicted are in low to high."""
+    """Errors on each model by a fit that has not seen it."""
 
     overall: ErrorSummary
     by_model: dict[str, ErrorSummary]
-    low: Annotated[float, Field(gt=0, le=1)]
-    high: Annotated[float, Field(ge=1, le=1e6)]
+
+
+class IntervalWidth(_Frozen):
+    """How far a measured peak may be from the predicted one, as a share of the predicted; predict.half_width uses it.
+
+    ``half_width`` · max(1, peak / ``from_bytes``) ^ ``power`` · (1 + ``growth_per_doubling`` · doublings beyond the
+    ranges), + ``unseen_family`` for a family that was never seen.
+    """
+
+    half_width: RelativeError
+    from_bytes: Size
+    power: Annotated[float, Field(ge=0, le=1)]
+    growth_per_doubling: Annotated[float, Field(ge=0, le=1e3)]
+    unseen_family: RelativeError
 
 
 class Ranges(_Frozen):
@@ -87,7 +100,7 @@ class Ranges(_Frozen):
 class MemoryModel(_Frozen):
     """peak allocated = max over moments of Σ coefficient × term, + a constant; sizes in bytes."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     instrument: str
     device: str
     device_name: str
@@ -102,10 +115,7 @@ class MemoryModel(_Frozen):
     constant_bytes: Count
     residuals: dict[str, ErrorSummary]  # "overall", "method full", "phase backward", …
     leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
-    #: By how much of itself an interval grows with each doubling beyond the ranges; 1 where too few sizes were seen.
-    growth_per_doubling: Annotated[float, Field(ge=0, le=1e3)] = 1.0
-    #: What a family never seen adds to the half-width, as a share of the value; from families left out in turn.
-    unseen_family: RelativeError = 0.02
+    interval: IntervalWidth  # learnt from what was left out
     reserved_over_allocated: Spread | None = None  # a ratio, so positive
     device_over_reserved_bytes: Spread | None = None
     versions: dict[str, str | None]

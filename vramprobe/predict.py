@@ -34,6 +34,8 @@ RESERVED_SPREAD = (0.95, 1.08)
 #: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
 #: all that ran before. The CPU's allocator hands out what was asked for.
 MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
+#: An interval grows no further: it says nothing by then, and stays in the range of floats.
+LARGEST_GROWTH = 1e6
 #: A number beyond the fitted range by this factor is refused.
 FAR = 30.0
 #: The numbers that are refused so far out; others only widen.
@@ -153,7 +155,7 @@ def predict_moments(
     value = moment.total_bytes + constant
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
-    low, high = bounds(spec.device, model, doublings, widening)
+    low, high = bounds(spec.device, half_width(model, value, doublings) if model else None, widening)
     allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
@@ -268,7 +270,7 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
 
 def widening_of(choice: str, model: MemoryModel) -> float:
     """What a value of ``choice`` that the fit has not seen adds to the half-width, as a share of the value."""
-    return model.unseen_family if choice == "model_type" else WIDENING
+    return model.interval.unseen_family if choice == "model_type" else WIDENING
 
 
 def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], bool]:
@@ -281,28 +283,26 @@ def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], 
     return found, "method" in found
 
 
-def spread(device: str, model: MemoryModel | None) -> tuple[float, float]:
-    """(low, high) of measured / predicted, inside the fitted range."""
-    if model is None:
-        return ARITHMETIC_SPREAD[device]
-    if model.leave_one_model_out is not None:
-        return model.leave_one_model_out.low, model.leave_one_model_out.high
-    worst = 2 * model.residuals["overall"].worst_absolute
-    return 1 - worst, 1 + worst  # one model only: its own residuals say little about another, so they count twice
+def half_width(model: MemoryModel, value: int, doublings: float) -> float:
+    """How far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
 
-
-def bounds(
-    device: str, model: MemoryModel | None, doublings: Any, widening: float, larger: Callable[..., Any] = max
-) -> tuple[Any, Any]:
-    """(low, high) of measured / predicted so far outside the fitted range; of arrays with ``larger`` NumPy's maximum.
-
-    What models left out of the fit show grows with each doubling beyond the range, as the fit has learnt from larger
-    models left out of smaller ones; ``widening`` is a share of the value.
+    What models left out of the fit show, times a power of the peak that they show, too; and growing with each doubling
+    beyond the range, as larger models left out of smaller ones show (interval.py).
     """
-    low, high = spread(device, model)
-    times = 1 + (model.growth_per_doubling if model else 0.0) * doublings
-    least = MIN_HALF_WIDTH[device] if model else 0.0
-    return 1 - larger((1 - low) * times, least) - widening, 1 + larger((high - 1) * times, least) + widening
+    width = model.interval
+    grown = max(value / width.from_bytes, 1.0) ** width.power * (1 + width.growth_per_doubling * doublings)
+    return width.half_width * min(grown, LARGEST_GROWTH)
+
+
+def bounds(device: str, half_width: Any, widening: float, larger: Callable[..., Any] = max) -> tuple[Any, Any]:
+    """(low, high) of measured / predicted; of arrays with ``larger`` NumPy's maximum. Without a fit ``half_width`` is
+    None, and ARITHMETIC_SPREAD holds; ``widening`` is a share of the value.
+    """
+    if half_width is None:
+        low, high = ARITHMETIC_SPREAD[device]
+        return low - widening, high + widening
+    half = larger(half_width, MIN_HALF_WIDTH[device]) + widening
+    return 1 - half, 1 + half
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Interval) -> tuple[Interval | None, Interval | None]:

@@ -1,0 +1,195 @@
+"""Regression: the arithmetic of records as arrays -> coefficients near 1 and a constant, by robust least squares.
+
+In: Observations. Out: Estimates, and their errors on any records. What the records do not decide is exactly the
+physics: its coefficient is 1. Out-of-memory records only raise. No torch; numpy and scipy only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from vramprobe.record import RunRecord
+from vramprobe.terms import Moment
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: A coefficient outside these is no longer the physics it stands for.
+COEFFICIENT_BOUNDS = (0.8, 1.25)
+#: What a coefficient's distance from 1 costs, as relative error of one record: 10 % off costs like 0.1 % on one record.
+PRIOR_WEIGHT = 0.01
+#: The same for the constant, per hundredth of the median peak.
+CONSTANT_PRIOR_WEIGHT = 0.001
+#: Relative error from which the loss stops growing with the square.
+ROBUST_SCALE = 0.02
+#: Digits kept of a coefficient: 1e-9 of 16 GiB is 17 bytes.
+NUM_DIGITS = 9
+_MAX_STEPS, _SMALLEST_STEP, _STEP_SHARES = 100, 1e-13, (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
+
+
+class Observation(NamedTuple):
+    """A record with its moments; ``bytes`` is its peak, or its lower bound where the device ran out of memory."""
+
+    record: RunRecord
+    moments: list[Moment]
+    bytes: int
+    censored: bool
+
+
+class Design(NamedTuple):
+    """The records as arrays: ``terms`` is records × moments × causes in bytes, padded with zero rows.
+
+    Moments that another one of the record covers in every term are left out: they are no peak, whatever is learnt.
+    """
+
+    terms: np.ndarray
+    observed: np.ndarray
+    censored: np.ndarray
+    causes: list[str]
+
+
+class Estimate(NamedTuple):
+    """What was learnt: a coefficient by cause, and a constant in bytes."""
+
+    coefficients: dict[str, float]
+    constant_bytes: int
+
+
+def design_of(observations: Sequence[Observation]) -> Design:
+    """The observations as arrays, in their order."""
+    import numpy as np
+
+    causes = sorted({cause for one in observations for moment in one.moments for cause in moment.terms})
+    num_moments = max(len(one.moments) for one in observations)
+    empty = [0] * len(causes)
+    terms = np.array([
+        [[moment.terms.get(cause, 0) for cause in causes] for moment in one.moments]
+        + [empty] * (num_moments - len(one.moments))
+        for one in observations
+    ], float)  # fmt: skip
+    observed = np.array([float(one.bytes) for one in observations])
+    return Design(_without_covered(terms), observed, np.array([one.censored for one in observations]), causes)
+
+
+def _without_covered(terms: np.ndarray) -> np.ndarray:
+    """The same with fewer moments: without those that another one covers; of equal ones the first stays."""
+    import numpy as np
+
+    num_moments = terms.shape[1]
+    covered = np.zeros(terms.shape[:2], bool)
+    for one in range(num_moments):
+        for other in range(num_moments):
+            at_least = (terms[:, other] >= terms[:, one]).all(axis=1)
+            if other < one:
+                covered[:, one] |= at_least
+            elif other > one:
+                covered[:, one] |= at_least & (terms[:, other] > terms[:, one]).any(axis=1)
+    first = np.argsort(covered, axis=1, kind="stable")[:, : int((~covered).sum(axis=1).max())]
+    return np.take_along_axis(np.where(covered[..., None], 0.0, terms), first[..., None], axis=1)
+
+
+def rows_of(design: Design, wanted: np.ndarray) -> Design:
+    """These records of a design, and the causes that they have."""
+    terms = design.terms[wanted]
+    present = terms.any(axis=(0, 1))
+    causes = [cause for cause, has in zip(design.causes, present, strict=True) if has]
+    return Design(terms[..., present], design.observed[wanted], design.censored[wanted], causes)
+
+
+def relative_errors(design: Design, estimate: Estimate) -> np.ndarray:
+    """(predicted − measured) / measured of each record, as memory_model.peak_moment predicts it."""
+    import numpy as np
+
+    scale = np.array([estimate.coefficients.get(cause, 1.0) for cause in design.causes])
+    predicted = np.rint(design.terms * scale).sum(axis=2).max(axis=1) + estimate.constant_bytes
+    return (predicted - design.observed) / design.observed
+
+
+def solve(design: Design) -> Estimate:
+    """Robust relative least squares around the physics, constant not negative.
+
+    Unknowns are the coefficients' distances from 1, and the constant in hundredths of the median peak. First those of
+    the records that finished; then each out-of-memory record alone may raise them, never lower one, and the largest of
+    each counts. So no out-of-memory record ever lowers a prediction, whatever came before it.
+    """
+    import numpy as np
+
+    exact = ~design.censored
+    unit = 0.01 * float(np.median(design.observed[exact] if exact.any() else design.observed))
+    low, high = COEFFICIENT_BOUNDS
+    num_causes = len(design.causes)
+    least, most = np.array([low - 1] * num_causes + [0.0]), np.array([high - 1] * num_causes + [np.inf])
+    problem = _Problem(design, unit)
+    unknowns = problem.minimised(exact, np.zeros(num_causes + 1), least, most)
+    raised = [unknowns]
+    for number in np.flatnonzero(design.censored & (problem.errors(unknowns)[0] < 0)):
+        exact[number] = True
+        raised.append(problem.minimised(exact, unknowns, unknowns, np.maximum(most, unknowns + _SMALLEST_STEP)))
+        exact[number] = False
+    unknowns = np.max(raised, axis=0)
+    coefficients = {
+        cause: round(1 + float(value), NUM_DIGITS) for cause, value in zip(design.causes, unknowns, strict=False)
+    }
+    return Estimate(coefficients, round(unit * float(unknowns[-1])))
+
+
+class _Problem:
+    """Sum of robust squares of relative errors, and of distances from the physics."""
+
+    def __init__(self, design: Design, unit: float) -> None:
+        import numpy as np
+
+        self.shares = np.ascontiguousarray(design.terms.transpose(1, 0, 2)) / design.observed[:, None]
+        self.at_one = self.shares.sum(axis=2) - 1.0
+        self.unit_shares = unit / design.observed
+        self.censored = design.censored
+        self.prior = np.array([PRIOR_WEIGHT] * len(design.causes) + [CONSTANT_PRIOR_WEIGHT])
+
+    def errors(self, unknowns: np.ndarray, wanted: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """(predicted − observed) / observed of each record, and which moment is its peak."""
+        import numpy as np
+
+        by_moment = self.at_one[:, wanted] + self.shares[:, wanted] @ unknowns[:-1]
+        peak = by_moment.argmax(axis=0)
+        relative = np.take_along_axis(by_moment, peak[None], axis=0)[0]
+        return relative + self.unit_shares[wanted] * unknowns[-1], peak
+
+    def cost(self, unknowns: np.ndarray, wanted: np.ndarray) -> float:
+        """What is minimised: soft L1 of the errors (SciPy's ``soft_l1``), squares of the unknowns."""
+        import numpy as np
+
+        relative, _ = self.errors(unknowns, wanted)
+        relative[self.censored[wanted]] = np.minimum(relative[self.censored[wanted]], 0.0)
+        robust = 2 * ROBUST_SCALE**2 * (np.sqrt(1 + (relative / ROBUST_SCALE) ** 2) - 1)
+        return float(robust.sum() + ((self.prior * unknowns) ** 2).sum())
+
+    def minimised(self, wanted: np.ndarray, start: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
+        """Gauss-Newton with reweighting, each step solved exactly within the bounds (BVLS), halved until it helps.
+
+        Exactly solved, a direction that no record decides stays where the prior has it: at the physics.
+        """
+        import numpy as np
+        from scipy.optimize import lsq_linear
+
+        unknowns, cost = start, self.cost(start, wanted)
+        for _ in range(_MAX_STEPS):
+            relative, peak = self.errors(unknowns, wanted)
+            rows = np.column_stack([self.shares[:, wanted][peak, np.arange(peak.size)], self.unit_shares[wanted]])
+            weight = (1 + (relative / ROBUST_SCALE) ** 2) ** -0.5
+            weight[self.censored[wanted] & (relative > 0)] = 0.0  # above a lower bound is no error
+            normal = (rows * weight[:, None]).T @ rows + np.diag(self.prior**2)
+            pull = rows.T @ (weight * (rows @ unknowns - relative))
+            root = np.linalg.cholesky(normal)
+            best = lsq_linear(root.T, np.linalg.solve(root, pull), bounds=(least, most), method="bvls").x
+            for share in _STEP_SHARES:
+                tried = unknowns + share * (best - unknowns)
+                if (found := self.cost(tried, wanted)) < cost:
+                    break
+            else:
+                break
+            step = float(np.abs(tried - unknowns).max())
+            unknowns, cost = tried, found
+            if step < _SMALLEST_STEP:
+                break
+        return unknowns

@@ -31,8 +31,7 @@ def test_an_exact_world_leaves_every_number_exactly_where_physics_has_it() -> No
 
 
 def test_what_no_record_decides_stays_exactly_at_one() -> None:
-    """Two cells whose peaks hold no recomputed layer, one of them a tenth of a percent off: all that is in the peaks may
-    move, and nothing else does."""
+    """Records a tenth of a percent off: what is in their peaks may move, and nothing else does."""
     some = [spec for spec in specs(models=("pythia-70m", "smollm2-135m")) if spec.method == "full"]
     model = fit([synthetic(spec, {}, noise=0.001 * (number % 2)) for number, spec in enumerate(some)])
     at_peaks = {cause for spec in some for cause, size in peak_moment(moments(spec), {}).terms.items() if size}
@@ -107,7 +106,7 @@ def test_an_added_out_of_memory_record_never_lowers_a_prediction(seed: int, nois
 
 
 def test_a_bound_that_no_record_contradicts_is_reached() -> None:
-    """Only fits of LoRA: what a full one needs beside is raised until it covers most of what was seen to be too little."""
+    """After LoRA alone, what a full cell needs beside is raised until it covers what was seen to be too little."""
     lora = [synthetic(spec, {}) for spec in specs() if spec.method == "lora"]
     full = specs()[0]
     without = fit(lora)

@@ -1,7 +1,7 @@
 """Cross-validation: the errors of fits on records that they have not seen: a model, a family, all larger models.
 
-In: observations and their design. Out: LeftOut, an error per record and fold, and summaries. What an interval makes of
-them is interval.py's. No torch; numpy only inside functions.
+In: observations and their design. Out: Folds, each with an error per record left out, and summaries. What an interval
+makes of them is interval.py's. No torch; numpy only inside functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.architecture import architecture
 from vramprobe.memory_model import ErrorSummary, LeaveOneModelOut
-from vramprobe.regression import Design, Observation, relative_errors, rows_of, solve
+from vramprobe.regression import Design, Observation, Solution, relative_errors, rows_of, solution_of
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
@@ -24,14 +24,18 @@ MIN_DOUBLINGS = 0.5
 _MAX_SIZE_STEPS = 8
 
 
-class LeftOut(NamedTuple):
-    """One of each per left-out record: (predicted − measured) / measured by a fit without its fold, the predicted
-    bytes, the name of the fold, and how many doublings of parameters it is above that fit.
+class Fold(NamedTuple):
+    """What a fit without these records says of them, one of each per record.
+
+    ``errors``: (predicted − measured) / measured; ``shares``: of the predicted bytes, by unknown, as regression.shares
+    has them; ``doublings``: of parameters, above the largest model that the fit has seen.
     """
 
+    name: str
+    rest: Solution
     errors: np.ndarray
     predicted_bytes: np.ndarray
-    folds: np.ndarray
+    shares: np.ndarray
     doublings: np.ndarray
 
     @property
@@ -40,23 +44,23 @@ class LeftOut(NamedTuple):
         return 1 / (1 + self.errors) - 1
 
 
-def leave_out(observations: Sequence[Observation], design: Design, key: Callable[[CellSpec], str]) -> LeftOut | None:
-    """Each group in turn predicted by a fit of the others; None where there are no others."""
+def leave_out(observations: Sequence[Observation], design: Design, key: Callable[[CellSpec], str]) -> list[Fold]:
+    """Each group in turn predicted by a fit of the others; empty where there are no others."""
     import numpy as np
 
     groups = np.array([key(one.record.spec) for one in observations])
-    parts = []
+    folds = []
     for group in dict.fromkeys(groups.tolist()):
         held_out, rest = (groups == group) & ~design.censored, groups != group
         if held_out.any() and (rest & ~design.censored).any():
-            parts.append(_fold(design, rest, held_out, group, np.zeros(held_out.sum())))
-    return _joined(parts)
+            folds.append(_fold(design, rest, held_out, group, np.zeros(held_out.sum())))
+    return folds
 
 
-def leave_larger_out(observations: Sequence[Observation], design: Design) -> LeftOut | None:
+def leave_larger_out(observations: Sequence[Observation], design: Design) -> list[Fold]:
     """The larger models predicted by fits of the smaller ones, as they are used: MIN_DOUBLINGS above or more.
 
-    None where no size has MIN_SMALLER_MODELS at or below it and a model so far above.
+    Empty where no size has MIN_SMALLER_MODELS at or below it and a model so far above.
     """
     import numpy as np
 
@@ -68,17 +72,21 @@ def leave_larger_out(observations: Sequence[Observation], design: Design) -> Lef
         if len(set(models[exact & (sizes <= largest)].tolist())) >= MIN_SMALLER_MODELS
         and (sizes[exact] >= largest * 2**MIN_DOUBLINGS).any()
     ]  # fmt: skip
-    parts = []
+    folds = []
     for largest in steps[:: -(-len(steps) // _MAX_SIZE_STEPS) or 1]:
         larger = exact & (sizes >= largest * 2**MIN_DOUBLINGS)
-        parts.append(_fold(design, sizes <= largest, larger, f"above {largest}", np.log2(sizes[larger] / largest)))
-    return _joined(parts)
+        folds.append(_fold(design, sizes <= largest, larger, f"above {largest}", np.log2(sizes[larger] / largest)))
+    return folds
 
 
-def leave_one_model_out(found: LeftOut) -> LeaveOneModelOut:
+def leave_one_model_out(folds: Sequence[Fold]) -> LeaveOneModelOut:
     """The summaries of models left out in turn."""
-    by_model = {str(name): summary(found.errors[found.folds == name]) for name in sorted(set(found.folds.tolist()))}
-    return LeaveOneModelOut(overall=summary(found.errors), by_model=by_model)
+    import numpy as np
+
+    return LeaveOneModelOut(
+        overall=summary(np.concatenate([fold.errors for fold in folds])),
+        by_model={fold.name: summary(fold.errors) for fold in sorted(folds, key=lambda fold: fold.name)},
+    )
 
 
 def summary(errors: np.ndarray) -> ErrorSummary:
@@ -90,15 +98,9 @@ def summary(errors: np.ndarray) -> ErrorSummary:
     )  # fmt: skip
 
 
-def _fold(design: Design, rest: np.ndarray, held_out: np.ndarray, name: str, doublings: np.ndarray) -> LeftOut:
-    import numpy as np
-
-    unseen = rows_of(design, held_out)
-    errors = relative_errors(unseen, solve(rows_of(design, rest)))
-    return LeftOut(errors, (1 + errors) * unseen.observed, np.full(errors.size, name), doublings)
-
-
-def _joined(parts: Sequence[LeftOut]) -> LeftOut | None:
-    import numpy as np
-
-    return LeftOut(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
+def _fold(design: Design, rest: np.ndarray, held_out: np.ndarray, name: str, doublings: np.ndarray) -> Fold:
+    fitted, unseen = rows_of(design, rest), rows_of(design, held_out)
+    solution = solution_of(fitted)
+    errors = relative_errors(unseen, solution.estimate)
+    predicted = (1 + errors) * unseen.observed
+    return Fold(name, solution, errors, predicted, solution.shares(unseen, predicted), doublings)

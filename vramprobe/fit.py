@@ -19,7 +19,7 @@ from vramprobe.errors import FitError
 from vramprobe.interval import interval_width
 from vramprobe.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
 from vramprobe.record import TRAINING_PHASES, RunRecord
-from vramprobe.regression import Observation, design_of, relative_errors, solve
+from vramprobe.regression import Observation, design_of, relative_errors, solution_of
 from vramprobe.spec import CellSpec
 from vramprobe.table import require_comparable
 from vramprobe.terms import moments
@@ -49,7 +49,8 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         )
     require_comparable([one.record for one in observations])
     design = design_of(observations)
-    estimate = solve(design)
+    solution = solution_of(design)
+    estimate = solution.estimate
     residuals = _residuals(observations, relative_errors(design, estimate))
     models = leave_out(observations, design, lambda spec: spec.model)
     first = exact[0].record
@@ -69,11 +70,12 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         residuals=residuals,
         leave_one_model_out=leave_one_model_out(models) if models else None,
         interval=interval_width(
+            solution,
+            design.causes,
             models,
-            leave_larger_out(observations, design),
-            leave_out(observations, design, lambda spec: spec.model_type),
-            residuals["overall"].worst_absolute,
-            min(one.bytes for one in exact),
+            larger=leave_larger_out(observations, design),
+            families=leave_out(observations, design, lambda spec: spec.model_type),
+            worst_residual=residuals["overall"].worst_absolute,
         ),
         reserved_over_allocated=_reserved_gap([one.record for one in exact]),
         device_over_reserved_bytes=_device_gap([one.record for one in exact]),

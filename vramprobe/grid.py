@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.errors import VramprobeError
-from vramprobe.memory_model import MemoryModel
+from vramprobe.memory_model import CONSTANT, MemoryModel
 from vramprobe.predict import (
     ARITHMETIC_SPREAD,
     FAR,
-    LARGEST_GROWTH,
+    LARGEST_HALF_WIDTH,
     LIMIT_NAMES,
     TIGHT_SHARE,
     HasMemory,
     bounds,
+    noise_share,
     unseen_choices,
+    unsure_share,
     usable_bytes,
     widening_of,
 )
@@ -151,7 +153,13 @@ def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, m
     constant = model.constant_bytes if model else 0
     value = total + constant
     doublings, widening, is_far = _outside(spec, course, batch, length, model)
-    low, high = bounds(spec.device, _half_width(model, value, doublings) if model else None, widening, np.maximum)
+    half = None
+    if model:
+        half = np.empty(batch.size)
+        for start in range(0, batch.size, _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            half[chunk] = _half_width(model, value[chunk], moments.causes, terms[:, chunk], doublings[chunk])
+    low, high = bounds(spec.device, half, widening, np.maximum)
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
@@ -255,17 +263,20 @@ def _outside(
     return doublings, widening, is_far | refused
 
 
-def _half_width(model: MemoryModel, value: NDArray, doublings: NDArray) -> NDArray:
-    """predict.half_width of each cell."""
+def _half_width(
+    model: MemoryModel, value: NDArray, causes: Sequence[str], terms: NDArray, doublings: NDArray
+) -> NDArray:
+    """predict.half_width of each cell; ``terms`` is causes × cells."""
     import numpy as np
 
     width = model.interval
-    grown = 1 + width.growth_per_doubling * doublings
+    shares = dict(zip(causes, terms / value, strict=True)) | {CONSTANT: width.from_bytes / value}
+    noise = np.full(value.size, width.half_width)
     if width.power:
-        times = np.maximum(value / width.from_bytes, 1.0).tolist()
         # Python's power, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
-        grown = np.array([one**width.power for one in times]) * grown
-    return width.half_width * np.minimum(grown, LARGEST_GROWTH)
+        noise *= [noise_share(one, width.power) for one in (value / width.from_bytes).tolist()]
+    grown = np.sqrt(noise * noise + np.maximum(unsure_share(width, shares), 0.0))
+    return np.minimum(grown * (1 + width.growth_per_doubling * doublings), LARGEST_HALF_WIDTH)
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Intervals) -> tuple[Intervals | None, Intervals | None]:

@@ -1,17 +1,19 @@
 """Interval: errors on what was left out -> how wide 90 % intervals must be, and how they grow beyond what was fitted.
 
-In: LeftOut errors of cross_validation.py. Out: an IntervalWidth, whose formula is predict.half_width. Split conformal
-prediction with scores relative to a scale that is itself learnt. No torch; numpy and scipy only inside functions.
+In: Folds of cross_validation.py. Out: an IntervalWidth, whose formula is predict.half_width. Split conformal prediction
+(Lei et al., JASA 113, 2018) with residuals relative to their standard error: a record's own noise, as a power of its
+peak, and what the coefficients are unsure of. No torch; numpy and scipy only inside functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vramprobe.cross_validation import LeftOut
-from vramprobe.memory_model import IntervalWidth
+from vramprobe.cross_validation import Fold
+from vramprobe.memory_model import CONSTANT, IntervalWidth
+from vramprobe.regression import Solution
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,56 +27,104 @@ LEAST_GROWTH = 0.05
 DEFAULT_GROWTH = 1.0
 #: What a family never seen adds where only one was seen, as a share of the value.
 DEFAULT_UNSEEN_FAMILY = 0.02
-#: The powers of the peak that are tried: from a constant relative error to one that grows as the peak itself. Not
-#: below: what a wrong coefficient costs is a constant share, and errors in range do not show how little of them it is.
-POWERS = tuple(number / 20 for number in range(21))
+#: The powers of the peak that are tried for the noise, as a share: from constant bytes to a share that grows as the
+#: peak itself.
+POWERS = tuple(number / 10 for number in range(-10, 11))
+#: Digits kept of a covariance.
+_NUM_DIGITS = 6
 
 
 def interval_width(
-    models: LeftOut | None, larger: LeftOut | None, families: LeftOut | None, worst_residual: float, least_bytes: int
+    solution: Solution,
+    causes: Sequence[str],
+    models: Sequence[Fold],
+    larger: Sequence[Fold],
+    families: Sequence[Fold],
+    worst_residual: float,
 ) -> IntervalWidth:
     """From models, all larger models and families left out; with one model only, from ``worst_residual`` in the fit.
 
-    ``least_bytes`` is the smallest measured peak, below which the half-width stays. Residuals in the fit say little of
-    another model, so they count twice.
-    """
-    if models is None:
-        return IntervalWidth(
-            half_width=2 * worst_residual, from_bytes=least_bytes, power=0.0, growth_per_doubling=DEFAULT_GROWTH,
-            unseen_family=DEFAULT_UNSEEN_FAMILY,
-        )  # fmt: skip
-    power = likeliest_power(abs(models.residuals), _relative_size(models, least_bytes))
-    scores = models.residuals / _relative_size(models, least_bytes) ** power
-    half_width = conformal_quantile(abs(scores)) * few_models_factor(scores, models.folds)
-    growth, unseen = LEAST_GROWTH, DEFAULT_UNSEEN_FAMILY
-    if larger is not None and half_width > 0:
-        inside = half_width * _relative_size(larger, least_bytes) ** power
-        growth = max(conformal_quantile((abs(larger.residuals) / inside - 1) / larger.doublings), LEAST_GROWTH)
-    if families is not None:
-        inside = half_width * _relative_size(families, least_bytes) ** power
-        unseen = max(conformal_quantile(abs(families.residuals) - inside), 0.0)
-    return IntervalWidth(
-        half_width=half_width, from_bytes=least_bytes, power=power, growth_per_doubling=round(growth, 4),
-        unseen_family=unseen,
-    )  # fmt: skip
-
-
-def likeliest_power(sizes: np.ndarray, relative_size: np.ndarray) -> float:
-    """The power of the peak with which errors of these sizes grow, one of POWERS, by maximum likelihood.
-
-    Laplace's distribution, whose likelihood one wild record does not rule; the smallest power of equals, and 0 where
-    nothing was off.
+    Residuals in the fit say little of another model, so they count twice.
     """
     import numpy as np
 
+    least_bytes = int(solution.fitted_bytes.min())
+    if not models:
+        return IntervalWidth(
+            half_width=2 * worst_residual, from_bytes=least_bytes, power=0.0, covariance={},
+            growth_per_doubling=DEFAULT_GROWTH, unseen_family=DEFAULT_UNSEEN_FAMILY,
+        )  # fmt: skip
+    power = likeliest_power(models, least_bytes)
+    scores = [fold.residuals / standard_errors(fold, power, least_bytes) for fold in models]
+    half_width = conformal_quantile(abs(np.concatenate(scores))) * few_models_factor(scores)
+    growth, unseen = LEAST_GROWTH, DEFAULT_UNSEEN_FAMILY
+    if larger and half_width > 0:
+        excess = [
+            (abs(fold.residuals) / (half_width * standard_errors(fold, power, least_bytes)) - 1) / fold.doublings
+            for fold in larger
+        ]
+        growth = max(conformal_quantile(np.concatenate(excess)), LEAST_GROWTH)
+    if families:
+        excess = [abs(fold.residuals) - half_width * standard_errors(fold, power, least_bytes) for fold in families]
+        unseen = max(conformal_quantile(np.concatenate(excess)), 0.0)
+    return IntervalWidth(
+        half_width=half_width, from_bytes=least_bytes, power=power,
+        covariance=_by_cause(solution, causes, half_width, power, least_bytes),
+        growth_per_doubling=round(growth, 4), unseen_family=unseen,
+    )  # fmt: skip
+
+
+def standard_errors(fold: Fold, power: float, least_bytes: int) -> np.ndarray:
+    """Of each left-out record as a share, up to a factor: its own noise, and what the fold's unknowns are unsure of."""
+    import numpy as np
+
+    unsure = fold.rest.covariance(lambda size: noise_share(size / least_bytes, power))
+    variance = noise_share(fold.predicted_bytes / least_bytes, power) ** 2
+    return np.sqrt(variance + np.maximum(((fold.shares @ unsure) * fold.shares).sum(axis=1), 0.0))
+
+
+def noise_share(relative_size: np.ndarray, power: float) -> np.ndarray:
+    """As predict.noise_share, of many."""
+    import numpy as np
+
+    return (np.maximum(relative_size, 1.0) if power > 0 else relative_size) ** power
+
+
+def likeliest_power(folds: Sequence[Fold], least_bytes: int) -> float:
+    """The power of the peak with which noise grows, one of POWERS, by maximum likelihood of the left-out residuals.
+
+    Laplace's distribution, whose likelihood one wild record does not rule; 0 where nothing was off.
+    """
+    import numpy as np
+
+    sizes = abs(np.concatenate([fold.residuals for fold in folds]))
     if not sizes.any():
         return 0.0
-    log_size = np.log(relative_size)
-    costs = [math.log((sizes / relative_size**power).mean()) + power * log_size.mean() for power in POWERS]
+    costs = []
+    for power in POWERS:
+        scale = np.concatenate([standard_errors(fold, power, least_bytes) for fold in folds])
+        costs.append(math.log((sizes / scale).mean()) + np.log(scale).mean())
     return POWERS[int(np.argmin(costs))]
 
 
-def few_models_factor(scores: np.ndarray, folds: np.ndarray) -> float:
+def _by_cause(
+    solution: Solution, causes: Sequence[str], half_width: float, power: float, least_bytes: int
+) -> dict[str, dict[str, float]]:
+    """The unknowns' covariance in squares of half-widths, as predict.half_width takes it: of scaled terms, by cause."""
+    import numpy as np
+
+    unsure = solution.covariance(lambda size: noise_share(size / least_bytes, power)) * half_width**2
+    units = [solution.estimate.coefficients[cause] for cause in causes] + [least_bytes / solution.unit_bytes]
+    unsure = unsure / np.outer(units, units)
+    names = [*causes, CONSTANT]
+    kept = [index for index in range(len(names)) if unsure[index, index] > 0]
+    return {
+        names[row]: {names[column]: float(f"{unsure[row, column]:.{_NUM_DIGITS}g}") for column in kept if column <= row}
+        for row in kept
+    }
+
+
+def few_models_factor(by_model: Sequence[np.ndarray]) -> float:
     """By how much a quantile must grow as its records are few: Student's t over the normal's, 1 for many.
 
     Records of one model share what is wrong with it, so they count as fewer: by Kish's design effect, from the
@@ -83,11 +133,11 @@ def few_models_factor(scores: np.ndarray, folds: np.ndarray) -> float:
     import numpy as np
     from scipy.special import ndtri, stdtrit
 
-    names, counts = np.unique(folds, return_counts=True)
-    means = np.array([scores[folds == name].mean() for name in names])
-    num_records, num_models = scores.size, names.size
+    scores, counts = np.concatenate(by_model), np.array([len(one) for one in by_model])
+    num_records, num_models = scores.size, counts.size
+    means = np.array([one.mean() for one in by_model])
     between = float((counts * (means - scores.mean()) ** 2).sum()) / max(num_models - 1, 1)
-    within = float(sum(((scores[folds == name] - mean) ** 2).sum() for name, mean in zip(names, means, strict=True)))
+    within = float(sum(((one - mean) ** 2).sum() for one, mean in zip(by_model, means, strict=True)))
     within /= max(num_records - num_models, 1)
     typical = (num_records - (counts**2).sum() / num_records) / max(num_models - 1, 1)
     spread = between + (typical - 1) * within
@@ -104,9 +154,3 @@ def conformal_quantile(values: Iterable[float]) -> float:
     """
     ordered = sorted(map(float, values))
     return ordered[min(len(ordered), math.ceil((len(ordered) + 1) * COVERAGE)) - 1]
-
-
-def _relative_size(found: LeftOut, least_bytes: int) -> np.ndarray:
-    import numpy as np
-
-    return np.maximum(found.predicted_bytes / least_bytes, 1.0)

@@ -20,6 +20,8 @@ from vramprobe.terms import CAUSES, Moment
 
 #: 2: ``interval``, whose half-width grows with the peak; 1 had a constant share and a growth beside it.
 FORMAT = 2
+#: The name of the constant beside those of the causes.
+CONSTANT = "constant"
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
 
@@ -67,17 +69,26 @@ class LeaveOneModelOut(_Frozen):
 
 
 class IntervalWidth(_Frozen):
-    """How far a measured peak may be from the predicted one, as a share of the predicted; predict.half_width uses it.
+    """How far a measured peak may be from the predicted one, as a share of it; predict.half_width has the formula.
 
-    ``half_width`` · max(1, peak / ``from_bytes``) ^ ``power`` · (1 + ``growth_per_doubling`` · doublings beyond the
-    ranges), + ``unseen_family`` for a family that was never seen.
+    ``half_width`` is the noise of a peak of ``from_bytes``, which goes with the peak's ``power``. ``covariance``
+    [row][column], a lower triangle, is how far the coefficients may be off together, relative to themselves: the square
+    root of weights/weights is the half-width of that coefficient; CONSTANT is that of the constant, in ``from_bytes``.
     """
 
     half_width: RelativeError
     from_bytes: Size
-    power: Annotated[float, Field(ge=0, le=1)]
+    power: Annotated[float, Field(ge=-1, le=1)]
+    covariance: dict[str, dict[str, Annotated[float, Field(ge=-1e12, le=1e12)]]]
     growth_per_doubling: Annotated[float, Field(ge=0, le=1e3)]
-    unseen_family: RelativeError
+    unseen_family: RelativeError  # what a family never seen adds
+
+    @model_validator(mode="after")
+    def _of_known_causes(self) -> Self:
+        names = {*self.covariance, *(name for row in self.covariance.values() for name in row)}
+        if unknown := sorted(names - {*CAUSES, CONSTANT}):
+            raise ValueError(f"covariance of unknown causes: {', '.join(unknown)}")
+        return self
 
 
 class Ranges(_Frozen):

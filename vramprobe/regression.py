@@ -6,7 +6,7 @@ physics: its coefficient is 1. Out-of-memory records only raise. No torch; numpy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.record import RunRecord
@@ -56,6 +56,34 @@ class Estimate(NamedTuple):
     constant_bytes: int
 
 
+class Solution(NamedTuple):
+    """An estimate, and what is needed to say how sure it is.
+
+    The unknowns are the coefficients in the order of the design's causes, then the constant in ``unit_bytes``.
+    ``fitted_shares`` and ``fitted_bytes`` are of the records that finished.
+    """
+
+    estimate: Estimate
+    unit_bytes: float
+    fitted_shares: np.ndarray
+    fitted_bytes: np.ndarray
+
+    def shares(self, design: Design, of_bytes: np.ndarray) -> np.ndarray:
+        """What each unknown's term is of ``of_bytes``, at the predicted peak: records × unknowns."""
+        return _shares(design, self.estimate, self.unit_bytes, of_bytes)
+
+    def covariance(self, noise: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Of the unknowns, where ``noise`` says how large a share the error of a peak of so many bytes is.
+
+        The sandwich: White, Econometrica 48 (1980), for ridge regression. Unknowns that no record decides have none.
+        """
+        import numpy as np
+
+        rows, scale = self.fitted_shares, noise(self.fitted_bytes)
+        inverse = np.linalg.inv(rows.T @ rows + np.diag(_prior(rows.shape[1]) ** 2))
+        return inverse @ ((rows * scale[:, None] ** 2).T @ rows) @ inverse
+
+
 def design_of(observations: Sequence[Observation]) -> Design:
     """The observations as arrays, in their order."""
     import numpy as np
@@ -90,11 +118,8 @@ def _without_covered(terms: np.ndarray) -> np.ndarray:
 
 
 def rows_of(design: Design, wanted: np.ndarray) -> Design:
-    """These records of a design, and the causes that they have."""
-    terms = design.terms[wanted]
-    present = terms.any(axis=(0, 1))
-    causes = [cause for cause, has in zip(design.causes, present, strict=True) if has]
-    return Design(terms[..., present], design.observed[wanted], design.censored[wanted], causes)
+    """These records of a design. A cause that none of them has decides nothing, and stays at the physics."""
+    return Design(design.terms[wanted], design.observed[wanted], design.censored[wanted], design.causes)
 
 
 def relative_errors(design: Design, estimate: Estimate) -> np.ndarray:
@@ -104,6 +129,12 @@ def relative_errors(design: Design, estimate: Estimate) -> np.ndarray:
     scale = np.array([estimate.coefficients.get(cause, 1.0) for cause in design.causes])
     predicted = np.rint(design.terms * scale).sum(axis=2).max(axis=1) + estimate.constant_bytes
     return (predicted - design.observed) / design.observed
+
+
+def solution_of(design: Design) -> Solution:
+    """:func:`solve`, with what is needed to say how sure it is."""
+    estimate, unit, fitted = solve(design), _unit_bytes(design), rows_of(design, ~design.censored)
+    return Solution(estimate, unit, _shares(fitted, estimate, unit, fitted.observed), fitted.observed)
 
 
 def solve(design: Design) -> Estimate:
@@ -116,7 +147,7 @@ def solve(design: Design) -> Estimate:
     import numpy as np
 
     exact = ~design.censored
-    unit = 0.01 * float(np.median(design.observed[exact] if exact.any() else design.observed))
+    unit = _unit_bytes(design)
     low, high = COEFFICIENT_BOUNDS
     num_causes = len(design.causes)
     least, most = np.array([low - 1] * num_causes + [0.0]), np.array([high - 1] * num_causes + [np.inf])
@@ -134,6 +165,28 @@ def solve(design: Design) -> Estimate:
     return Estimate(coefficients, round(unit * float(unknowns[-1])))
 
 
+def _unit_bytes(design: Design) -> float:
+    """A hundredth of the median peak: in it the constant is a number of the coefficients' size."""
+    import numpy as np
+
+    return 0.01 * float(np.median(design.observed[~design.censored]))
+
+
+def _prior(num_unknowns: int) -> np.ndarray:
+    import numpy as np
+
+    return np.array([PRIOR_WEIGHT] * (num_unknowns - 1) + [CONSTANT_PRIOR_WEIGHT])
+
+
+def _shares(design: Design, estimate: Estimate, unit_bytes: float, of_bytes: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    scale = np.array([estimate.coefficients[cause] for cause in design.causes])
+    peak = (design.terms @ scale).argmax(axis=1)
+    at_peak = design.terms[np.arange(peak.size), peak]
+    return np.column_stack([at_peak, np.full(peak.size, unit_bytes)]) / of_bytes[:, None]
+
+
 class _Problem:
     """Sum of robust squares of relative errors, and of distances from the physics."""
 
@@ -144,7 +197,7 @@ class _Problem:
         self.at_one = self.shares.sum(axis=2) - 1.0
         self.unit_shares = unit / design.observed
         self.censored = design.censored
-        self.prior = np.array([PRIOR_WEIGHT] * len(design.causes) + [CONSTANT_PRIOR_WEIGHT])
+        self.prior = _prior(len(design.causes) + 1)
 
     def errors(self, unknowns: np.ndarray, wanted: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """(predicted − observed) / observed of each record, and which moment is its peak."""

@@ -21,7 +21,7 @@ from vramprobe.interval import (
     few_models_factor,
     likeliest_power,
 )
-from vramprobe.memory_model import CONSTANT, MemoryModel, peak_moment
+from vramprobe.memory_model import MemoryModel, constant_name, peak_moment
 from vramprobe.predict import LARGEST_HALF_WIDTH, MIN_HALF_WIDTH, bounds, half_width, predict_moments
 from vramprobe.record import Peak, RunRecord
 from vramprobe.regression import Estimate, Solution
@@ -38,7 +38,7 @@ def test_the_conformal_quantile_is_the_ceil_of_n_plus_one_times_coverage() -> No
 
 def fold(residuals: np.ndarray, predicted_bytes: np.ndarray) -> Fold:
     """Of a fit that is sure of all that it learnt."""
-    sure = Solution(Estimate({}, 0), 1.0, np.zeros((1, 1)), np.ones(1))
+    sure = Solution(Estimate({}, {}), 1.0, np.zeros((1, 1)), np.ones(1), np.ones(1))
     return Fold("one", sure, 1 / (1 + residuals) - 1, predicted_bytes, np.zeros((residuals.size, 1)), 0 * residuals)
 
 
@@ -87,7 +87,7 @@ def test_an_interval_grows_as_larger_models_left_out_of_smaller_ones_show() -> N
         def terms(times: int) -> dict[str, int]:
             return {"weights": times * largest // 2, "gradients": times * largest // 2}
 
-        return half_width(model, 4 * largest, terms(4), 2.0) / half_width(model, largest, terms(1), 0.0)
+        return half_width(model, 4 * largest, terms(4), "full", 2.0) / half_width(model, largest, terms(1), "full", 0.0)
 
     assert 1 < growth(even) < 1.5 < growth(drifting)
 
@@ -134,23 +134,28 @@ def test_the_noise_goes_with_the_peak(
     value: int, power: float, doublings: float, expected: float, model: MemoryModel
 ) -> None:
     model = model.model_copy(update={"interval": model.interval.model_copy(update={"power": power})})
-    assert half_width(model, value, {}, doublings) == pytest.approx(expected, rel=1e-12)
+    assert half_width(model, value, {}, "full", doublings) == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_the_coefficients_are_unsure_of_adds_to_it(model: MemoryModel) -> None:
     """By hand: shares 0.6 and 0.4 of the peak, the constant's unit a quarter of it."""
+    constant = constant_name("lora")
     covariance = {"logits": {"logits": 4e-4}, "weights": {"logits": -1e-4, "weights": 1e-4},
-                  CONSTANT: {"logits": 0.0, "weights": 2e-5, CONSTANT: 3e-4}}  # fmt: skip
+                  constant: {"logits": 0.0, "weights": 2e-5, constant: 3e-4}}  # fmt: skip
     width = model.interval.model_copy(update={"covariance": covariance})
     found = half_width(
-        model.model_copy(update={"interval": width}), 4 * 10**9, {"weights": 24 * 10**8, "logits": 16 * 10**8}, 0.0
+        model.model_copy(update={"interval": width}),
+        4 * 10**9,
+        {"weights": 24 * 10**8, "logits": 16 * 10**8},
+        "lora",
+        0.0,
     )
     unsure = 0.16 * 4e-4 + 0.36 * 1e-4 - 2 * 0.24 * 1e-4 + 0.0625 * 3e-4 + 2 * 0.6 * 0.25 * 2e-5
     assert found == pytest.approx((0.008**2 + unsure) ** 0.5, rel=1e-12)
 
 
 def test_a_half_width_stays_a_number_and_on_cuda_above_the_floor(model: MemoryModel) -> None:
-    assert half_width(model, 10**300, {}, 3000.0) == LARGEST_HALF_WIDTH
+    assert half_width(model, 10**300, {}, "full", 3000.0) == LARGEST_HALF_WIDTH
     assert MIN_HALF_WIDTH["cuda"] == 0.005
     assert bounds("cuda", 1e-9, 0.0) == (0.995, 1.005)
     assert bounds("cuda", 0.02, 0.0) == (0.98, 1.02)

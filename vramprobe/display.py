@@ -286,7 +286,8 @@ def print_fit(model: MemoryModel, path: Path) -> None:
         table.add_row(name, str(errors.num_records), f"{errors.mean_absolute:.3%}", f"{errors.worst_absolute:.3%}")
     console.print(table)
     coefficients = ", ".join(f"{term} {value:.4f}" for term, value in model.coefficients.items())
-    console.print(f"coefficients: {coefficients}; constant {format_bytes(model.constant_bytes)}", soft_wrap=True)
+    constants = ", ".join(f"{method} {format_bytes(size)}" for method, size in model.constant_bytes.items())
+    console.print(f"coefficients: {coefficients}; constants: {constants}", soft_wrap=True)
     for warning in model.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     console.print(f"written to {escape(str(path))}", soft_wrap=True)

@@ -71,7 +71,6 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         leave_one_model_out=leave_one_model_out(models) if models else None,
         interval=interval_width(
             solution,
-            design.causes,
             models,
             larger=leave_larger_out(observations, design),
             families=leave_out(observations, design, lambda spec: spec.model_type),

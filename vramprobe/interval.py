@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vramprobe.cross_validation import Fold
-from vramprobe.memory_model import CONSTANT, IntervalWidth
+from vramprobe.memory_model import IntervalWidth, constant_name
 from vramprobe.regression import Solution
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _NUM_DIGITS = 6
 
 def interval_width(
     solution: Solution,
-    causes: Sequence[str],
     models: Sequence[Fold],
     larger: Sequence[Fold],
     families: Sequence[Fold],
@@ -69,7 +68,7 @@ def interval_width(
         unseen = max(conformal_quantile(np.concatenate(excess)), 0.0)
     return IntervalWidth(
         half_width=half_width, from_bytes=least_bytes, power=power,
-        covariance=_by_cause(solution, causes, half_width, power, least_bytes),
+        covariance=_by_name(solution, half_width, power, least_bytes),
         growth_per_doubling=round(growth, 4), unseen_family=unseen,
     )  # fmt: skip
 
@@ -107,16 +106,15 @@ def likeliest_power(folds: Sequence[Fold], least_bytes: int) -> float:
     return POWERS[int(np.argmin(costs))]
 
 
-def _by_cause(
-    solution: Solution, causes: Sequence[str], half_width: float, power: float, least_bytes: int
-) -> dict[str, dict[str, float]]:
-    """The unknowns' covariance in squares of half-widths, as predict.half_width takes it: of scaled terms, by cause."""
+def _by_name(solution: Solution, half_width: float, power: float, least_bytes: int) -> dict[str, dict[str, float]]:
+    """The unknowns' covariance in squares of half-widths, as predict.half_width takes it: of the scaled terms."""
     import numpy as np
 
     unsure = solution.covariance(lambda size: noise_share(size / least_bytes, power)) * half_width**2
-    units = [solution.estimate.coefficients[cause] for cause in causes] + [least_bytes / solution.unit_bytes]
+    coefficients, constants = solution.estimate
+    units = [*coefficients.values(), *[least_bytes / solution.unit_bytes] * len(constants)]
     unsure = unsure / np.outer(units, units)
-    names = [*causes, CONSTANT]
+    names = [*coefficients, *map(constant_name, constants)]
     kept = [index for index in range(len(names)) if unsure[index, index] > 0]
     return {
         names[row]: {names[column]: float(f"{unsure[row, column]:.{_NUM_DIGITS}g}") for column in kept if column <= row}

@@ -9,19 +9,19 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import FitError, UnknownName
+from vramprobe.spec import Method
 from vramprobe.terms import CAUSES, Moment
 
-#: 2: ``interval``, whose half-width grows with the peak; 1 had a constant share and a growth beside it.
+#: 2: ``interval``, from noise and from what the coefficients are unsure of, and a constant for each method; 1 had a
+#: half-width that was a share of the peak, and one constant.
 FORMAT = 2
-#: The name of the constant beside those of the causes.
-CONSTANT = "constant"
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
 
@@ -68,12 +68,17 @@ class LeaveOneModelOut(_Frozen):
     by_model: dict[str, ErrorSummary]
 
 
+def constant_name(method: str) -> str:
+    """What a method's constant is called beside the causes."""
+    return f"constant {method}"
+
+
 class IntervalWidth(_Frozen):
     """How far a measured peak may be from the predicted one, as a share of it; predict.half_width has the formula.
 
     ``half_width`` is the noise of a peak of ``from_bytes``, which goes with the peak's ``power``. ``covariance``
     [row][column], a lower triangle, is how far the coefficients may be off together, relative to themselves: the square
-    root of weights/weights is the half-width of that coefficient; CONSTANT is that of the constant, in ``from_bytes``.
+    root of weights/weights is the half-width of that coefficient; constants (constant_name) are in ``from_bytes``.
     """
 
     half_width: RelativeError
@@ -86,7 +91,7 @@ class IntervalWidth(_Frozen):
     @model_validator(mode="after")
     def _of_known_causes(self) -> Self:
         names = {*self.covariance, *(name for row in self.covariance.values() for name in row)}
-        if unknown := sorted(names - {*CAUSES, CONSTANT}):
+        if unknown := sorted(names - {*CAUSES, *map(constant_name, get_args(Method))}):
             raise ValueError(f"covariance of unknown causes: {', '.join(unknown)}")
         return self
 
@@ -109,7 +114,7 @@ class Ranges(_Frozen):
 
 
 class MemoryModel(_Frozen):
-    """peak allocated = max over moments of Σ coefficient × term, + a constant; sizes in bytes."""
+    """peak allocated = max over moments of Σ coefficient × term, + the method's constant; sizes in bytes."""
 
     format: Literal[2] = FORMAT
     instrument: str
@@ -123,7 +128,7 @@ class MemoryModel(_Frozen):
     models: list[str]
     ranges: Ranges
     coefficients: dict[str, Coefficient]
-    constant_bytes: Count
+    constant_bytes: dict[str, Count]  # by method
     residuals: dict[str, ErrorSummary]  # "overall", "method full", "phase backward", …
     leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
     interval: IntervalWidth  # learnt from what was left out
@@ -132,6 +137,10 @@ class MemoryModel(_Frozen):
     versions: dict[str, str | None]
     vramprobe_version: str
     warnings: list[str] = []
+
+    def constant_of(self, method: str) -> int:
+        """Bytes beside the terms; of a method that was never fitted the most that another has."""
+        return self.constant_bytes.get(method, max(self.constant_bytes.values(), default=0))
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.memory_model import CHOICES, CONSTANT, IntervalWidth, MemoryModel, Spread, peak_moment
+from vramprobe.memory_model import CHOICES, IntervalWidth, MemoryModel, Spread, constant_name, peak_moment
 from vramprobe.record import PhaseName, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.table import describe_outcome
@@ -151,11 +151,13 @@ def predict_moments(
     coefficients = model.coefficients if model else {}
     moment = peak_moment(found, coefficients)
     room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
-    constant = model.constant_bytes if model else 0
+    constant = model.constant_of(spec.method) if model else 0
     value = moment.total_bytes + constant
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
-    low, high = bounds(spec.device, half_width(model, value, moment.terms, doublings) if model else None, widening)
+    low, high = bounds(
+        spec.device, half_width(model, value, moment.terms, spec.method, doublings) if model else None, widening
+    )
     allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
@@ -283,14 +285,14 @@ def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], 
     return found, "method" in found
 
 
-def half_width(model: MemoryModel, value: int, terms: dict[str, int], doublings: float) -> float:
+def half_width(model: MemoryModel, value: int, terms: dict[str, int], method: str, doublings: float) -> float:
     """How far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
 
     sqrt((half_width · noise_share)² + unsure_share) · (1 + growth_per_doubling · doublings); ``terms`` are the scaled
     ones at the peak. All of it is learnt from what was left out of the fit (interval.py).
     """
     width = model.interval
-    shares = {cause: size / value for cause, size in terms.items()} | {CONSTANT: width.from_bytes / value}
+    shares = {cause: size / value for cause, size in terms.items()} | {constant_name(method): width.from_bytes / value}
     noise = width.half_width * noise_share(value / width.from_bytes, width.power)
     grown = math.sqrt(noise * noise + max(unsure_share(width, shares), 0.0))
     return min(grown * (1 + width.growth_per_doubling * doublings), LARGEST_HALF_WIDTH)

@@ -1,4 +1,4 @@
-"""Regression: the arithmetic of records as arrays -> coefficients near 1 and a constant, by robust least squares.
+"""Regression: the arithmetic of records as arrays -> coefficients near 1 and constants, by robust least squares.
 
 In: Observations. Out: Estimates, and their errors on any records. What the records do not decide is exactly the
 physics: its coefficient is 1. Out-of-memory records only raise. No torch; numpy and scipy only inside functions.
@@ -38,7 +38,8 @@ class Observation(NamedTuple):
 
 
 class Design(NamedTuple):
-    """The records as arrays: ``terms`` is records × moments × causes in bytes, padded with zero rows.
+    """The records as arrays: ``terms`` is records × moments × causes in bytes, padded with zero rows; ``is_method`` is
+    records × methods, 1.0 for a record's own.
 
     Moments that another one of the record covers in every term are left out: they are no peak, whatever is learnt.
     """
@@ -47,26 +48,29 @@ class Design(NamedTuple):
     observed: np.ndarray
     censored: np.ndarray
     causes: list[str]
+    is_method: np.ndarray
+    methods: list[str]
 
 
 class Estimate(NamedTuple):
-    """What was learnt: a coefficient by cause, and a constant in bytes."""
+    """What was learnt: a coefficient by cause, and a constant in bytes by method."""
 
     coefficients: dict[str, float]
-    constant_bytes: int
+    constant_bytes: dict[str, int]
 
 
 class Solution(NamedTuple):
     """An estimate, and what is needed to say how sure it is.
 
-    The unknowns are the coefficients in the order of the design's causes, then the constant in ``unit_bytes``.
-    ``fitted_shares`` and ``fitted_bytes`` are of the records that finished.
+    The unknowns are the coefficients in the order of the design's causes, then the methods' constants in
+    ``unit_bytes``. ``fitted_shares`` and ``fitted_bytes`` are of the records that finished.
     """
 
     estimate: Estimate
     unit_bytes: float
     fitted_shares: np.ndarray
     fitted_bytes: np.ndarray
+    prior: np.ndarray
 
     def shares(self, design: Design, of_bytes: np.ndarray) -> np.ndarray:
         """What each unknown's term is of ``of_bytes``, at the predicted peak: records × unknowns."""
@@ -80,7 +84,7 @@ class Solution(NamedTuple):
         import numpy as np
 
         rows, scale = self.fitted_shares, noise(self.fitted_bytes)
-        inverse = np.linalg.inv(rows.T @ rows + np.diag(_prior(rows.shape[1]) ** 2))
+        inverse = np.linalg.inv(rows.T @ rows + np.diag(self.prior**2))
         return inverse @ ((rows * scale[:, None] ** 2).T @ rows) @ inverse
 
 
@@ -97,7 +101,10 @@ def design_of(observations: Sequence[Observation]) -> Design:
         for one in observations
     ], float)  # fmt: skip
     observed = np.array([float(one.bytes) for one in observations])
-    return Design(_without_covered(terms), observed, np.array([one.censored for one in observations]), causes)
+    censored = np.array([one.censored for one in observations])
+    methods = sorted({one.record.spec.method for one in observations})
+    is_method = np.array([[float(one.record.spec.method == method) for method in methods] for one in observations])
+    return Design(_without_covered(terms), observed, censored, causes, is_method, methods)
 
 
 def _without_covered(terms: np.ndarray) -> np.ndarray:
@@ -119,7 +126,8 @@ def _without_covered(terms: np.ndarray) -> np.ndarray:
 
 def rows_of(design: Design, wanted: np.ndarray) -> Design:
     """These records of a design. A cause that none of them has decides nothing, and stays at the physics."""
-    return Design(design.terms[wanted], design.observed[wanted], design.censored[wanted], design.causes)
+    terms, observed, censored, causes, is_method, methods = design
+    return Design(terms[wanted], observed[wanted], censored[wanted], causes, is_method[wanted], methods)
 
 
 def relative_errors(design: Design, estimate: Estimate) -> np.ndarray:
@@ -127,20 +135,22 @@ def relative_errors(design: Design, estimate: Estimate) -> np.ndarray:
     import numpy as np
 
     scale = np.array([estimate.coefficients.get(cause, 1.0) for cause in design.causes])
-    predicted = np.rint(design.terms * scale).sum(axis=2).max(axis=1) + estimate.constant_bytes
+    constants = np.array([estimate.constant_bytes.get(method, 0) for method in design.methods])
+    predicted = np.rint(design.terms * scale).sum(axis=2).max(axis=1) + design.is_method @ constants
     return (predicted - design.observed) / design.observed
 
 
 def solution_of(design: Design) -> Solution:
     """:func:`solve`, with what is needed to say how sure it is."""
     estimate, unit, fitted = solve(design), _unit_bytes(design), rows_of(design, ~design.censored)
-    return Solution(estimate, unit, _shares(fitted, estimate, unit, fitted.observed), fitted.observed)
+    return Solution(estimate, unit, _shares(fitted, estimate, unit, fitted.observed), fitted.observed, _prior(design))
 
 
 def solve(design: Design) -> Estimate:
-    """Robust relative least squares around the physics, constant not negative.
+    """Robust relative least squares around the physics, constants not negative.
 
-    Unknowns are the coefficients' distances from 1, and the constant in hundredths of the median peak. First those of
+    Unknowns are the coefficients' distances from 1, and the methods' constants in hundredths of the median peak: what a
+    library holds beside the terms comes with the method (bitsandbytes' code books). First those of
     the records that finished; then each out-of-memory record alone may raise them, never lower one, and the largest of
     each counts. So no out-of-memory record ever lowers a prediction, whatever came before it.
     """
@@ -149,20 +159,22 @@ def solve(design: Design) -> Estimate:
     exact = ~design.censored
     unit = _unit_bytes(design)
     low, high = COEFFICIENT_BOUNDS
-    num_causes = len(design.causes)
-    least, most = np.array([low - 1] * num_causes + [0.0]), np.array([high - 1] * num_causes + [np.inf])
+    num_causes, num_methods = len(design.causes), len(design.methods)
+    least = np.array([low - 1] * num_causes + [0.0] * num_methods)
+    most = np.array([high - 1] * num_causes + [np.inf] * num_methods)
     problem = _Problem(design, unit)
-    unknowns = problem.minimised(exact, np.zeros(num_causes + 1), least, most)
+    unknowns = problem.minimised(exact, 0.0 * least, least, most)
     raised = [unknowns]
     for number in np.flatnonzero(design.censored & (problem.errors(unknowns)[0] < 0)):
         exact[number] = True
         raised.append(problem.minimised(exact, unknowns, unknowns, np.maximum(most, unknowns + _SMALLEST_STEP)))
         exact[number] = False
     unknowns = np.max(raised, axis=0)
-    coefficients = {
-        cause: round(1 + float(value), NUM_DIGITS) for cause, value in zip(design.causes, unknowns, strict=False)
-    }
-    return Estimate(coefficients, round(unit * float(unknowns[-1])))
+    coefficients = [round(1 + one, NUM_DIGITS) for one in unknowns[:num_causes].tolist()]
+    constants = [round(unit * one) for one in unknowns[num_causes:].tolist()]
+    return Estimate(
+        dict(zip(design.causes, coefficients, strict=True)), dict(zip(design.methods, constants, strict=True))
+    )
 
 
 def _unit_bytes(design: Design) -> float:
@@ -172,10 +184,10 @@ def _unit_bytes(design: Design) -> float:
     return 0.01 * float(np.median(design.observed[~design.censored]))
 
 
-def _prior(num_unknowns: int) -> np.ndarray:
+def _prior(design: Design) -> np.ndarray:
     import numpy as np
 
-    return np.array([PRIOR_WEIGHT] * (num_unknowns - 1) + [CONSTANT_PRIOR_WEIGHT])
+    return np.array([PRIOR_WEIGHT] * len(design.causes) + [CONSTANT_PRIOR_WEIGHT] * len(design.methods))
 
 
 def _shares(design: Design, estimate: Estimate, unit_bytes: float, of_bytes: np.ndarray) -> np.ndarray:
@@ -184,7 +196,7 @@ def _shares(design: Design, estimate: Estimate, unit_bytes: float, of_bytes: np.
     scale = np.array([estimate.coefficients[cause] for cause in design.causes])
     peak = (design.terms @ scale).argmax(axis=1)
     at_peak = design.terms[np.arange(peak.size), peak]
-    return np.column_stack([at_peak, np.full(peak.size, unit_bytes)]) / of_bytes[:, None]
+    return np.column_stack([at_peak, unit_bytes * design.is_method]) / of_bytes[:, None]
 
 
 class _Problem:
@@ -195,18 +207,19 @@ class _Problem:
 
         self.shares = np.ascontiguousarray(design.terms.transpose(1, 0, 2)) / design.observed[:, None]
         self.at_one = self.shares.sum(axis=2) - 1.0
-        self.unit_shares = unit / design.observed
+        self.unit_shares = unit * design.is_method / design.observed[:, None]
         self.censored = design.censored
-        self.prior = _prior(len(design.causes) + 1)
+        self.prior = _prior(design)
+        self.num_causes = len(design.causes)
 
     def errors(self, unknowns: np.ndarray, wanted: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """(predicted − observed) / observed of each record, and which moment is its peak."""
         import numpy as np
 
-        by_moment = self.at_one[:, wanted] + self.shares[:, wanted] @ unknowns[:-1]
+        by_moment = self.at_one[:, wanted] + self.shares[:, wanted] @ unknowns[: self.num_causes]
         peak = by_moment.argmax(axis=0)
         relative = np.take_along_axis(by_moment, peak[None], axis=0)[0]
-        return relative + self.unit_shares[wanted] * unknowns[-1], peak
+        return relative + self.unit_shares[wanted] @ unknowns[self.num_causes :], peak
 
     def cost(self, unknowns: np.ndarray, wanted: np.ndarray) -> float:
         """What is minimised: soft L1 of the errors (SciPy's ``soft_l1``), squares of the unknowns."""

@@ -86,7 +86,7 @@ def test_leave_one_model_out_covers_every_model_and_bounds_the_errors() -> None:
     assert held_out is not None
     assert set(held_out.by_model) == set(MODELS)
     assert held_out.overall.num_records == len(specs())
-    assert 0.005 < model.interval.half_width < 0.05
+    assert all(0.005 < width < 0.05 for width in model.interval.half_width.values())
 
 
 def test_left_out_records_are_counted_with_the_reason() -> None:
@@ -202,11 +202,12 @@ def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_
         (("ranges", "batch_size"), [5, 1], "the smallest, 5, is above the largest, 1"),
         (("ranges", "num_tokens"), [1, 10**400], "ranges.num_tokens"),
         (("residuals",), {}, "residuals have no 'overall'"),
-        (("interval", "half_width"), -0.1, "interval.half_width"),
-        (("interval", "half_width"), float("inf"), "interval.half_width"),
+        (("interval", "half_width", "full"), -0.1, "interval.half_width.full"),
+        (("interval", "half_width", "full"), float("inf"), "interval.half_width.full"),
         (("interval", "from_bytes"), 0, "interval.from_bytes"),
         (("interval", "power"), 1.5, "interval.power"),
         (("interval", "growth_per_doubling"), float("nan"), "interval.growth_per_doubling"),
+        (("interval", "covariance"), {"luck": {}}, "covariance of unknown causes: luck"),
         (("interval",), None, "interval"),
         (("residuals", "overall", "worst_absolute"), -1, "residuals.overall.worst_absolute"),
         (("reserved_over_allocated",), {"value": 1.0, "low": 1.1, "high": 1.2}, "must be in this order"),

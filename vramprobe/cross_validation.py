@@ -36,6 +36,7 @@ class Fold(NamedTuple):
     errors: np.ndarray
     predicted_bytes: np.ndarray
     shares: np.ndarray
+    methods: np.ndarray
     doublings: np.ndarray
 
     @property
@@ -99,8 +100,11 @@ def summary(errors: np.ndarray) -> ErrorSummary:
 
 
 def _fold(design: Design, rest: np.ndarray, held_out: np.ndarray, name: str, doublings: np.ndarray) -> Fold:
+    import numpy as np
+
     fitted, unseen = rows_of(design, rest), rows_of(design, held_out)
     solution = solution_of(fitted)
     errors = relative_errors(unseen, solution.estimate)
     predicted = (1 + errors) * unseen.observed
-    return Fold(name, solution, errors, predicted, solution.shares(unseen, predicted), doublings)
+    methods = np.array(unseen.methods)[unseen.is_method.argmax(axis=1)]
+    return Fold(name, solution, errors, predicted, solution.shares(unseen, predicted), methods, doublings)

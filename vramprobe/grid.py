@@ -280,12 +280,11 @@ def _half_width(
     shares = {cause: sizes / value for cause, sizes in terms.items()} | {
         constant_name(method): width.from_bytes / value
     }
-    noise = np.full(value.size, width.half_width)
-    if width.power:
-        # Python's power, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
-        noise *= [noise_share(one, width.power) for one in (value / width.from_bytes).tolist()]
-    grown = np.sqrt(noise * noise + np.maximum(unsure_share(width, shares), 0.0))
-    return np.minimum(grown * (1 + width.growth_per_doubling * doublings), LARGEST_HALF_WIDTH)
+    # Python's power, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
+    noise = np.array([noise_share(one, width.power) for one in (value / width.from_bytes).tolist()])
+    times = np.sqrt(noise * noise + np.maximum(unsure_share(width, shares), 0.0))
+    grown = times * (1 + width.growth_per_doubling * doublings)
+    return np.minimum(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Intervals) -> tuple[Intervals | None, Intervals | None]:

@@ -30,6 +30,8 @@ DEFAULT_UNSEEN_FAMILY = 0.02
 #: The powers of the peak that are tried for the noise, as a share: from constant bytes to a share that grows as the
 #: peak itself.
 POWERS = tuple(number / 10 for number in range(-10, 11))
+#: Records of a method from which its own quantile is taken: from here on nine in ten of them are not all of them.
+LEAST_RECORDS = 9
 #: Digits kept of a covariance.
 _NUM_DIGITS = 6
 
@@ -50,25 +52,30 @@ def interval_width(
     least_bytes = int(solution.fitted_bytes.min())
     if not models:
         return IntervalWidth(
-            half_width=2 * worst_residual, from_bytes=least_bytes, power=0.0, covariance={},
-            growth_per_doubling=DEFAULT_GROWTH, unseen_family=DEFAULT_UNSEEN_FAMILY,
+            half_width=dict.fromkeys(solution.estimate.constant_bytes, 2 * worst_residual), from_bytes=least_bytes,
+            power=0.0, covariance={}, growth_per_doubling=DEFAULT_GROWTH, unseen_family=DEFAULT_UNSEEN_FAMILY,
         )  # fmt: skip
     power = likeliest_power(models, least_bytes)
-    scores = [fold.residuals / standard_errors(fold, power, least_bytes) for fold in models]
-    half_width = conformal_quantile(abs(np.concatenate(scores))) * few_models_factor(scores)
+    by_model = [fold.residuals / standard_errors(fold, power, least_bytes) for fold in models]
+    scores, methods = abs(np.concatenate(by_model)), np.concatenate([fold.methods for fold in models])
+    factor = few_models_factor(by_model)
+    half_width = {
+        method: conformal_quantile(own if (own := scores[methods == method]).size >= LEAST_RECORDS else scores) * factor
+        for method in solution.estimate.constant_bytes
+    }
+
+    def inside(fold: Fold) -> np.ndarray:
+        """The half-widths of what the fold left out."""
+        return standard_errors(fold, power, least_bytes) * [half_width[method] for method in fold.methods.tolist()]
+
     growth, unseen = LEAST_GROWTH, DEFAULT_UNSEEN_FAMILY
-    if larger and half_width > 0:
-        excess = [
-            (abs(fold.residuals) / (half_width * standard_errors(fold, power, least_bytes)) - 1) / fold.doublings
-            for fold in larger
-        ]
+    if larger and all(half_width.values()):
+        excess = [(abs(fold.residuals) / inside(fold) - 1) / fold.doublings for fold in larger]
         growth = max(conformal_quantile(np.concatenate(excess)), LEAST_GROWTH)
     if families:
-        excess = [abs(fold.residuals) - half_width * standard_errors(fold, power, least_bytes) for fold in families]
-        unseen = max(conformal_quantile(np.concatenate(excess)), 0.0)
+        unseen = max(conformal_quantile(np.concatenate([abs(fold.residuals) - inside(fold) for fold in families])), 0.0)
     return IntervalWidth(
-        half_width=half_width, from_bytes=least_bytes, power=power,
-        covariance=_by_name(solution, half_width, power, least_bytes),
+        half_width=half_width, from_bytes=least_bytes, power=power, covariance=_by_name(solution, power, least_bytes),
         growth_per_doubling=round(growth, 4), unseen_family=unseen,
     )  # fmt: skip
 
@@ -106,11 +113,11 @@ def likeliest_power(folds: Sequence[Fold], least_bytes: int) -> float:
     return POWERS[int(np.argmin(costs))]
 
 
-def _by_name(solution: Solution, half_width: float, power: float, least_bytes: int) -> dict[str, dict[str, float]]:
-    """The unknowns' covariance in squares of half-widths, as predict.half_width takes it: of the scaled terms."""
+def _by_name(solution: Solution, power: float, least_bytes: int) -> dict[str, dict[str, float]]:
+    """The unknowns' covariance as predict.half_width takes it: of scaled terms, in squares of the smallest's noise."""
     import numpy as np
 
-    unsure = solution.covariance(lambda size: noise_share(size / least_bytes, power)) * half_width**2
+    unsure = solution.covariance(lambda size: noise_share(size / least_bytes, power))
     coefficients, constants = solution.estimate
     units = [*coefficients.values(), *[least_bytes / solution.unit_bytes] * len(constants)]
     unsure = unsure / np.outer(units, units)

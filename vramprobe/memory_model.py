@@ -76,17 +76,22 @@ def constant_name(method: str) -> str:
 class IntervalWidth(_Frozen):
     """How far a measured peak may be from the predicted one, as a share of it; predict.half_width has the formula.
 
-    ``half_width`` is the noise of a peak of ``from_bytes``, which goes with the peak's ``power``. ``covariance``
-    [row][column], a lower triangle, is how far the coefficients may be off together, relative to themselves: the square
-    root of weights/weights is the half-width of that coefficient; constants (constant_name) are in ``from_bytes``.
+    ``half_width``, by method, is of the noise of a peak of ``from_bytes``; the noise goes with the peak's ``power``.
+    ``covariance`` [row][column], a lower triangle, is how far the coefficients may be off together, relative to
+    themselves and in squares of that noise: half_width · √(weights/weights) is a coefficient's half-width. Those of the
+    constants (constant_name) are in ``from_bytes``.
     """
 
-    half_width: RelativeError
+    half_width: dict[str, RelativeError]
     from_bytes: Size
     power: Annotated[float, Field(ge=-1, le=1)]
     covariance: dict[str, dict[str, Annotated[float, Field(ge=-1e12, le=1e12)]]]
     growth_per_doubling: Annotated[float, Field(ge=0, le=1e3)]
     unseen_family: RelativeError  # what a family never seen adds
+
+    def half_width_of(self, method: str) -> float:
+        """Of a method that was never fitted the widest that another has."""
+        return self.half_width.get(method, max(self.half_width.values(), default=0.0))
 
     @model_validator(mode="after")
     def _of_known_causes(self) -> Self:

@@ -288,14 +288,15 @@ def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], 
 def half_width(model: MemoryModel, value: int, terms: dict[str, int], method: str, doublings: float) -> float:
     """How far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
 
-    sqrt((half_width · noise_share)² + unsure_share) · (1 + growth_per_doubling · doublings); ``terms`` are the scaled
+    half_width · sqrt(noise_share² + unsure_share) · (1 + growth_per_doubling · doublings); ``terms`` are the scaled
     ones at the peak. All of it is learnt from what was left out of the fit (interval.py).
     """
     width = model.interval
     shares = {cause: size / value for cause, size in terms.items()} | {constant_name(method): width.from_bytes / value}
-    noise = width.half_width * noise_share(value / width.from_bytes, width.power)
-    grown = math.sqrt(noise * noise + max(unsure_share(width, shares), 0.0))
-    return min(grown * (1 + width.growth_per_doubling * doublings), LARGEST_HALF_WIDTH)
+    noise = noise_share(value / width.from_bytes, width.power)
+    times = math.sqrt(noise * noise + max(unsure_share(width, shares), 0.0))
+    grown = times * (1 + width.growth_per_doubling * doublings)
+    return min(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)
 
 
 def noise_share(relative_size: float, power: float) -> float:

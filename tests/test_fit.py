@@ -158,7 +158,9 @@ def test_differing_patch_versions_are_a_warning() -> None:
 
 
 def test_too_few_records_say_how_many_and_why() -> None:
-    with pytest.raises(FitError, match=r"at least 4 usable records; of 2 given, 1 are.*outcome timeout"):
+    with pytest.raises(
+        FitError, match=r"at least 4 usable records; of 2 given, 1 are; 1 left out: outcome timeout. Measure"
+    ):
         fit([synthetic(specs()[0], {}), make_record(specs()[1], outcome=Timeout(limit_seconds=1))])
 
 

@@ -132,7 +132,7 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     _print_bars(console, prediction.terms)
     if (fit := prediction.fit) is not None:
         mean = fit.mean_absolute_error
-        error = "" if mean is None else f", {'under 0.001%' if mean < 1e-5 else f'{mean:.3%}'} off on a model left out"
+        error = "" if mean is None else f", {'≤ 0.001%' if mean < 1e-5 else f'{mean:.3%}'} off on a model left out"
         console.print(
             f"fit: {fit.num_records} records of {len(fit.models)} models on {fit.device_name} ({fit.instrument})"
             f"{error}", soft_wrap=True,

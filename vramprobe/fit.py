@@ -43,9 +43,12 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
     observations, left_out = _observations(records)
     exact = [one for one in observations if not one.censored]
     if len(exact) < MIN_RECORDS:
-        reasons = "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items())
+        reasons = [f"{count} left out: {reason}" for reason, count in left_out.items()]
+        if num_bounds := len(observations) - len(exact):
+            reasons.insert(0, f"{num_bounds} ran out of memory, which only bounds a peak from below")
         raise FitError(
-            f"a fit needs at least {MIN_RECORDS} usable records; of {len(records)} given, {len(exact)} are. {reasons}"
+            f"a fit needs at least {MIN_RECORDS} usable records; of {len(records)} given, {len(exact)} are"
+            f"{''.join(f'; {reason}' for reason in reasons)}. Measure more cells: vramprobe run SWEEP --out RESULTS"
         )
     require_comparable([one.record for one in observations])
     design = design_of(observations)
@@ -91,8 +94,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
     found, left_out = [], Counter()
     for record in records:
         size, censored, reason = _observed_bytes(record)
-        if size is None:
-            left_out[reason] += 1
+        if not size:
+            left_out[reason if size is None else "a peak of 0 bytes, which nothing has"] += 1
             continue
         try:
             found.append(Observation(record, moments(record.spec), size, censored))

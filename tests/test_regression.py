@@ -79,7 +79,7 @@ def learnt(records: list[RunRecord]) -> Estimate:
         for one in records
     ]
     return solve(
-        design_of([Observation(one, moments(one.spec), *size) for one, size in zip(records, sizes, strict=True)])
+        design_of([Observation(one, moments(one.spec), *size, 1) for one, size in zip(records, sizes, strict=True)])
     )
 
 

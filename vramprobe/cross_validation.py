@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from vramprobe.architecture import architecture
 from vramprobe.memory_model import ErrorSummary, LeaveOneModelOut
 from vramprobe.regression import Design, Observation, Solution, relative_errors, rows_of, solution_of
 from vramprobe.spec import CellSpec
@@ -65,7 +64,7 @@ def leave_larger_out(observations: Sequence[Observation], design: Design) -> lis
     """
     import numpy as np
 
-    sizes = np.array([architecture(one.record.spec.architecture).num_params for one in observations])
+    sizes = np.array([one.num_params for one in observations])
     models = np.array([one.record.spec.model for one in observations])
     exact = ~design.censored
     steps = [

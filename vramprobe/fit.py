@@ -20,7 +20,6 @@ from vramprobe.interval import interval_width
 from vramprobe.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
 from vramprobe.record import TRAINING_PHASES, RunRecord
 from vramprobe.regression import Observation, design_of, relative_errors, solution_of
-from vramprobe.spec import CellSpec
 from vramprobe.table import require_comparable
 from vramprobe.terms import moments
 
@@ -67,7 +66,7 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
         num_lower_bounds=len(observations) - len(exact),
         left_out=left_out,
         models=sorted({one.record.spec.model for one in exact}),
-        ranges=_ranges([one.record.spec for one in exact]),
+        ranges=_ranges(exact),
         coefficients=estimate.coefficients,
         constant_bytes=estimate.constant_bytes,
         residuals=residuals,
@@ -98,7 +97,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
             left_out[reason if size is None else "a peak of 0 bytes, which nothing has"] += 1
             continue
         try:
-            found.append(Observation(record, moments(record.spec), size, censored))
+            num_params = architecture(record.spec.architecture).num_params
+            found.append(Observation(record, moments(record.spec), size, censored, num_params))
         except UnsupportedArchitecture as error:
             left_out[str(error)] += 1
     return found, dict(left_out)
@@ -133,12 +133,14 @@ def _data_fingerprint(observations: Sequence[Observation]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _ranges(specs: Sequence[CellSpec]) -> Ranges:
+def _ranges(observations: Sequence[Observation]) -> Ranges:
+    specs = [one.record.spec for one in observations]
+
     def span(values: list[int]) -> tuple[int, int]:
         return min(values), max(values)
 
     return Ranges(
-        num_params=span([architecture(spec.architecture).num_params for spec in specs]),
+        num_params=span([one.num_params for one in observations]),
         num_tokens=span([spec.num_tokens for spec in specs]),
         seq_len=span([spec.seq_len for spec in specs]),
         batch_size=span([spec.batch_size for spec in specs]),

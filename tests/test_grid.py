@@ -62,7 +62,7 @@ def same(cells: CellArrays, where: tuple[int, ...], spec: CellSpec, model: Memor
             assert Interval(**{key: int(sizes[where]) for key, sizes in found._asdict().items()}) == expected, name
     assert cells.places[cells.peak_place[where]] == (one.peak_phase, one.peak_label)
     assert cells.peak_phase[where] == one.peak_phase
-    assert cells.constant_bytes == one.constant_bytes
+    assert cells.constant_bytes[where] == one.constant_bytes
     try:
         predict(spec, model)
         assert not cells.is_far[where]
@@ -113,7 +113,7 @@ def test_terms_are_rounded_before_they_are_compared_and_the_first_of_equals_wins
     monkeypatch: pytest.MonkeyPatch, model: MemoryModel
 ) -> None:
     """Halves of 3 and 3 bytes are 2 and 2 bytes, as much as the 4 that half of 7 rounds to, though 3 is below 3.5."""
-    halves = model.model_copy(update={"coefficients": {"weights": 0.5, "gradients": 0.5}, "constant_bytes": 0})
+    halves = model.model_copy(update={"coefficients": {"weights": 0.5, "gradients": 0.5}, "constant_bytes": {}})
     size = dict.fromkeys(("none", "three", "seven"), (0,) * 6) | {"three": (3, *(0,) * 5), "seven": (7, *(0,) * 5)}
     first = (("forward", "first"), [(size["none"], {"weights": size["three"], "gradients": size["three"]})])
     second = (("backward", "second"), [(size["none"], {"weights": size["seven"]})])

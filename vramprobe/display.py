@@ -132,7 +132,7 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     _print_bars(console, prediction.terms)
     if (fit := prediction.fit) is not None:
         mean = fit.mean_absolute_error
-        error = "" if mean is None else f", {'under 0.001%' if mean < 1e-5 else f'{mean:.3%}'} off on a model left out"
+        error = "" if mean is None else f", {_percent(mean)} off on a model left out"
         console.print(
             f"fit: {fit.num_records} records of {len(fit.models)} models on {fit.device_name} ({fit.instrument})"
             f"{error}", soft_wrap=True,
@@ -283,10 +283,11 @@ def print_fit(model: MemoryModel, path: Path) -> None:
     if model.leave_one_model_out is not None:
         groups["on a model left out"] = model.leave_one_model_out.overall
     for name, errors in groups.items():
-        table.add_row(name, str(errors.num_records), f"{errors.mean_absolute:.3%}", f"{errors.worst_absolute:.3%}")
+        table.add_row(name, str(errors.num_records), _percent(errors.mean_absolute), _percent(errors.worst_absolute))
     console.print(table)
     coefficients = ", ".join(f"{term} {value:.4f}" for term, value in model.coefficients.items())
-    console.print(f"coefficients: {coefficients}; constant {format_bytes(model.constant_bytes)}", soft_wrap=True)
+    constants = ", ".join(f"{method} {format_bytes(size)}" for method, size in model.constant_bytes.items())
+    console.print(f"coefficients: {coefficients}; constants: {constants}", soft_wrap=True)
     for warning in model.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     console.print(f"written to {escape(str(path))}", soft_wrap=True)
@@ -450,6 +451,10 @@ def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
         "price_source": plan.rate and plan.rate.source,
         "fit": plan.fit and plan.fit.data_fingerprint,
     } | ({"cells": cells} if with_cells else {})
+
+
+def _percent(share: float) -> str:
+    return f"{share:.3%}" if share >= 1e-5 or share == 0 else "≤ 0.001%"
 
 
 def _print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:

@@ -128,12 +128,9 @@ def evaluate(
     if leave_out is not None and leave_out not in _KEYS:
         raise SpecError(f"leave_out: {leave_out!r} given; allowed: {', '.join(_KEYS)}")
     records = list(latest_by_fingerprint(records).values())
-    measured = [record for record in records if record.is_measured and record.outcome.kind in ("ok", "oom")]
-    left_out = Counter(
-        f"outcome {record.outcome.kind}" if record.is_measured else SIMULATED
-        for record in records
-        if record not in measured
-    )
+    reasons = [_says_nothing(record) for record in records]
+    measured = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
+    left_out = Counter(filter(None, reasons))
     require_comparable(measured)
     folds = _folds(measured, hold_out, leave_out, model)
     scores: list[Score] = []
@@ -157,6 +154,15 @@ def evaluate(
         num_below_bound=sum(found.peak_allocated_bytes.high < _bound(record) for record, found in bounds),
         left_out=dict(left_out),
     )
+
+
+def _says_nothing(record: RunRecord) -> str | None:
+    """Why this record has nothing to judge a prediction by; None where it has."""
+    if not record.is_measured:
+        return SIMULATED
+    if record.outcome.kind not in ("ok", "oom"):
+        return f"outcome {record.outcome.kind}"
+    return "a peak of 0 bytes, which nothing has" if record.peak and not record.peak.allocated_bytes else None
 
 
 # -- what is held out --------------------------------------------------------------------------------------------------

@@ -13,15 +13,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.errors import VramprobeError
-from vramprobe.memory_model import MemoryModel
+from vramprobe.memory_model import MemoryModel, constant_name
 from vramprobe.predict import (
+    ARITHMETIC_SPREAD,
     FAR,
+    LARGEST_HALF_WIDTH,
     LIMIT_NAMES,
     TIGHT_SHARE,
     HasMemory,
     bounds,
-    spread,
+    noise_share,
     unseen_choices,
+    unsure_share,
     usable_bytes,
     widening_of,
 )
@@ -62,7 +65,7 @@ class CellArrays:
     places: tuple[Place, ...]  # (phase, label) of a moment, as ``peak_place`` counts them
     peak_place: Ints
     terms: dict[str, Ints]  # bytes at the peak moment, by cause
-    constant_bytes: int
+    constant_bytes: Ints  # of the cell's method
     reserved_bytes: Intervals | None  # null where the fit has not seen the caching allocator
     device_bytes: Intervals | None  # null where the fit has not seen NVML
     is_far: NDArray[np.bool_]  # so far outside the fitted range that predict refuses
@@ -150,15 +153,28 @@ def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, m
     for start in range(0, batch.size, _CHUNK):
         chunk = slice(start, start + _CHUNK)
         moments.highest(batch[chunk], length[chunk], total[chunk], place[chunk], terms[:, chunk])
-    constant = model.constant_bytes if model else 0
+    constant = model.constant_of(spec.method) if model else 0
     value = total + constant
     doublings, widening, is_far = _outside(spec, course, batch, length, model)
-    low, high = bounds(spec.device, model, doublings, widening, np.maximum)
+    half = None
+    if model:
+        half = np.empty(batch.size)
+        for start in range(0, batch.size, _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            half[chunk] = _half_width(
+                model,
+                value[chunk],
+                dict(zip(moments.causes, terms[:, chunk], strict=True)),
+                spec.method,
+                doublings[chunk],
+            )
+    low, high = bounds(spec.device, half, widening, np.maximum)
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
         batch_size=batch, seq_len=length, peak_allocated_bytes=allocated, places=moments.places, peak_place=place,
-        terms={cause: _whole(row) for cause, row in zip(moments.causes, terms, strict=True)}, constant_bytes=constant,
+        terms={cause: _whole(row) for cause, row in zip(moments.causes, terms, strict=True)},
+        constant_bytes=np.full(batch.size, constant, np.int64),
         reserved_bytes=reserved, device_bytes=device, is_far=is_far,
     )  # fmt: skip
 
@@ -253,8 +269,25 @@ def _outside(
     for name in unseen:
         widening += widening_of(name, model)
     if spec.device != model.device:
-        widening += spread(spec.device, None)[1] - 1
+        widening += ARITHMETIC_SPREAD[spec.device][1] - 1
     return doublings, widening, is_far | refused
+
+
+def _half_width(
+    model: MemoryModel, value: NDArray, terms: dict[str, NDArray], method: str, doublings: NDArray
+) -> NDArray:
+    """predict.half_width of each cell."""
+    import numpy as np
+
+    width = model.interval
+    shares = {cause: sizes / value for cause, sizes in terms.items()} | {
+        constant_name(method): width.from_bytes / value
+    }
+    # Python's power, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
+    noise = np.array([noise_share(one, width.power) for one in (value / width.from_bytes).tolist()])
+    times = np.sqrt(noise * noise + np.maximum(unsure_share(width, shares), 0.0))
+    grown = times * (1 + width.growth_per_doubling * doublings)
+    return np.minimum(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Intervals) -> tuple[Intervals | None, Intervals | None]:
@@ -308,7 +341,7 @@ def _joined(parts: Sequence[tuple[Ints, CellArrays]], num_cells: int, shape: tup
     return CellArrays(
         batch_size=gathered("batch_size"), seq_len=gathered("seq_len"),
         peak_allocated_bytes=intervals("peak_allocated_bytes"), places=places, peak_place=gathered("peak_place"),
-        terms=terms, constant_bytes=renumbered[0][1].constant_bytes, reserved_bytes=intervals("reserved_bytes"),
+        terms=terms, constant_bytes=gathered("constant_bytes"), reserved_bytes=intervals("reserved_bytes"),
         device_bytes=intervals("device_bytes"), is_far=gathered("is_far"),
     )  # fmt: skip
 

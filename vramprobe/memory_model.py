@@ -9,16 +9,19 @@ import json
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import FitError, UnknownName
+from vramprobe.spec import Method
 from vramprobe.terms import CAUSES, Moment
 
-FORMAT = 1
+#: 2: ``interval``, from noise and from what the coefficients are unsure of, and a constant for each method; 1 had a
+#: half-width that was a share of the peak, and one constant.
+FORMAT = 2
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
 
@@ -59,12 +62,43 @@ class ErrorSummary(_Frozen):
 
 
 class LeaveOneModelOut(_Frozen):
-    """Errors on each model by a fit that has not seen it; nine in ten of measured / predicted are in low to high."""
+    """Errors on each model by a fit that has not seen it."""
 
     overall: ErrorSummary
     by_model: dict[str, ErrorSummary]
-    low: Annotated[float, Field(gt=0, le=1)]
-    high: Annotated[float, Field(ge=1, le=1e6)]
+
+
+def constant_name(method: str) -> str:
+    """What a method's constant is called beside the causes."""
+    return f"constant {method}"
+
+
+class IntervalWidth(_Frozen):
+    """How far a measured peak may be from the predicted one, as a share of it; predict.half_width has the formula.
+
+    ``half_width``, by method, is of the noise of a peak of ``from_bytes``; the noise goes with the peak's ``power``.
+    ``covariance`` [row][column], a lower triangle, is how far the coefficients may be off together, relative to
+    themselves and in squares of that noise: half_width · √(weights/weights) is a coefficient's half-width. Those of the
+    constants (constant_name) are in ``from_bytes``.
+    """
+
+    half_width: dict[str, RelativeError]
+    from_bytes: Size
+    power: Annotated[float, Field(ge=-1, le=1)]
+    covariance: dict[str, dict[str, Annotated[float, Field(ge=-1e12, le=1e12)]]]
+    growth_per_doubling: Annotated[float, Field(ge=0, le=1e3)]
+    unseen_family: RelativeError  # what a family never seen adds
+
+    def half_width_of(self, method: str) -> float:
+        """Of a method that was never fitted the widest that another has."""
+        return self.half_width.get(method, max(self.half_width.values(), default=0.0))
+
+    @model_validator(mode="after")
+    def _of_known_causes(self) -> Self:
+        names = {*self.covariance, *(name for row in self.covariance.values() for name in row)}
+        if unknown := sorted(names - {*CAUSES, *map(constant_name, get_args(Method))}):
+            raise ValueError(f"covariance of unknown causes: {', '.join(unknown)}")
+        return self
 
 
 class Ranges(_Frozen):
@@ -85,9 +119,9 @@ class Ranges(_Frozen):
 
 
 class MemoryModel(_Frozen):
-    """peak allocated = max over moments of Σ coefficient × term, + a constant; sizes in bytes."""
+    """peak allocated = max over moments of Σ coefficient × term, + the method's constant; sizes in bytes."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     instrument: str
     device: str
     device_name: str
@@ -99,18 +133,19 @@ class MemoryModel(_Frozen):
     models: list[str]
     ranges: Ranges
     coefficients: dict[str, Coefficient]
-    constant_bytes: Count
+    constant_bytes: dict[str, Count]  # by method
     residuals: dict[str, ErrorSummary]  # "overall", "method full", "phase backward", …
     leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
-    #: By how much of itself an interval grows with each doubling beyond the ranges; 1 where too few sizes were seen.
-    growth_per_doubling: Annotated[float, Field(ge=0, le=1e3)] = 1.0
-    #: What a family never seen adds to the half-width, as a share of the value; from families left out in turn.
-    unseen_family: RelativeError = 0.02
+    interval: IntervalWidth  # learnt from what was left out
     reserved_over_allocated: Spread | None = None  # a ratio, so positive
     device_over_reserved_bytes: Spread | None = None
     versions: dict[str, str | None]
     vramprobe_version: str
     warnings: list[str] = []
+
+    def constant_of(self, method: str) -> int:
+        """Bytes beside the terms; of a method that was never fitted the most that another has."""
+        return self.constant_bytes.get(method, max(self.constant_bytes.values(), default=0))
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.memory_model import CHOICES, MemoryModel, Spread, peak_moment
+from vramprobe.memory_model import CHOICES, IntervalWidth, MemoryModel, Spread, constant_name, peak_moment
 from vramprobe.record import PhaseName, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.table import describe_outcome
@@ -34,6 +34,8 @@ RESERVED_SPREAD = (0.95, 1.08)
 #: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
 #: all that ran before. The CPU's allocator hands out what was asked for.
 MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
+#: An interval grows no further: it says nothing by then, and stays in the range of floats.
+LARGEST_HALF_WIDTH = 1e6
 #: A number beyond the fitted range by this factor is refused.
 FAR = 30.0
 #: The numbers that are refused so far out; others only widen.
@@ -149,11 +151,13 @@ def predict_moments(
     coefficients = model.coefficients if model else {}
     moment = peak_moment(found, coefficients)
     room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
-    constant = model.constant_bytes if model else 0
+    constant = model.constant_of(spec.method) if model else 0
     value = moment.total_bytes + constant
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
-    low, high = bounds(spec.device, model, doublings, widening)
+    low, high = bounds(
+        spec.device, half_width(model, value, moment.terms, spec.method, doublings) if model else None, widening
+    )
     allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
@@ -268,7 +272,7 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
 
 def widening_of(choice: str, model: MemoryModel) -> float:
     """What a value of ``choice`` that the fit has not seen adds to the half-width, as a share of the value."""
-    return model.unseen_family if choice == "model_type" else WIDENING
+    return model.interval.unseen_family if choice == "model_type" else WIDENING
 
 
 def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], bool]:
@@ -281,28 +285,50 @@ def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], 
     return found, "method" in found
 
 
-def spread(device: str, model: MemoryModel | None) -> tuple[float, float]:
-    """(low, high) of measured / predicted, inside the fitted range."""
-    if model is None:
-        return ARITHMETIC_SPREAD[device]
-    if model.leave_one_model_out is not None:
-        return model.leave_one_model_out.low, model.leave_one_model_out.high
-    worst = 2 * model.residuals["overall"].worst_absolute
-    return 1 - worst, 1 + worst  # one model only: its own residuals say little about another, so they count twice
+def half_width(model: MemoryModel, value: int, terms: dict[str, int], method: str, doublings: float) -> float:
+    """How far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
 
-
-def bounds(
-    device: str, model: MemoryModel | None, doublings: Any, widening: float, larger: Callable[..., Any] = max
-) -> tuple[Any, Any]:
-    """(low, high) of measured / predicted so far outside the fitted range; of arrays with ``larger`` NumPy's maximum.
-
-    What models left out of the fit show grows with each doubling beyond the range, as the fit has learnt from larger
-    models left out of smaller ones; ``widening`` is a share of the value.
+    half_width · sqrt(noise_share² + unsure_share) · (1 + growth_per_doubling · doublings); ``terms`` are the scaled
+    ones at the peak. All of it is learnt from what was left out of the fit (interval.py).
     """
-    low, high = spread(device, model)
-    times = 1 + (model.growth_per_doubling if model else 0.0) * doublings
-    least = MIN_HALF_WIDTH[device] if model else 0.0
-    return 1 - larger((1 - low) * times, least) - widening, 1 + larger((high - 1) * times, least) + widening
+    width = model.interval
+    shares = {cause: size / value for cause, size in terms.items()} | {constant_name(method): width.from_bytes / value}
+    noise = noise_share(value / width.from_bytes, width.power)
+    times = math.sqrt(noise * noise + max(unsure_share(width, shares), 0.0))
+    grown = times * (1 + width.growth_per_doubling * doublings)
+    return min(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)
+
+
+def noise_share(relative_size: float, power: float) -> float:
+    """What the noise of a peak is, of that of the smallest fitted, both as shares; below it no smaller."""
+    return (max(relative_size, 1.0) if power > 0 else relative_size) ** power
+
+
+def unsure_share(width: IntervalWidth, shares: dict[str, Any]) -> Any:
+    """Square of what the coefficients' own uncertainty comes to: Σ covariance · share · share, of floats or arrays.
+
+    ``shares`` are of the predicted bytes, by cause; what is not among them is 0.
+    """
+    total: Any = 0.0
+    for row, columns in width.covariance.items():
+        if row in shares:
+            inner: Any = 0.0
+            for column, value in columns.items():
+                if column in shares:
+                    inner = inner + (value if column == row else 2 * value) * shares[column]
+            total = total + shares[row] * inner
+    return total
+
+
+def bounds(device: str, half_width: Any, widening: float, larger: Callable[..., Any] = max) -> tuple[Any, Any]:
+    """(low, high) of measured / predicted; of arrays with ``larger`` NumPy's maximum. Without a fit ``half_width`` is
+    None, and ARITHMETIC_SPREAD holds; ``widening`` is a share of the value.
+    """
+    if half_width is None:
+        low, high = ARITHMETIC_SPREAD[device]
+        return low - widening, high + widening
+    half = larger(half_width, MIN_HALF_WIDTH[device]) + widening
+    return 1 - half, 1 + half
 
 
 def _other_tiers(model: MemoryModel | None, allocated: Interval) -> tuple[Interval | None, Interval | None]:

@@ -13,6 +13,8 @@ from vramprobe.report.plot import predicted_against_measured
 from vramprobe.report.render import Column, to_csv, to_markdown
 from vramprobe.report.rows import Cell
 
+_SMALLEST_PERCENT = 0.0001  # the CSV has all digits
+
 
 def evaluation_page(found: Evaluation, command: str) -> dict[str, bytes]:
     """evaluation.md, evaluation.csv (a row per record and tier) and the plot; the last lines say how to rebuild it."""
@@ -59,21 +61,28 @@ def _cell(score: Score) -> Cell:
     )
 
 
-def percent(value: float) -> str:
-    """A relative number in percent with its sign; what is below a ten-thousandth of a percent is said to be so."""
-    return "0" if value == 0 else f"{'−' if value < 0 else '+'}<0.0001" if abs(value) < 1e-6 else f"{100 * value:+.4f}"
+def percent(share: float, *, signed: bool = True) -> str:
+    """In percent; what is smaller than the last digit is said to be, without a sign that nobody needs."""
+    if share == 0:
+        return "0"
+    value = 100 * share
+    return f"≤ {_SMALLEST_PERCENT}" if abs(value) < _SMALLEST_PERCENT else f"{value:{'+' if signed else ''}.4f}"
 
 
 def _of(name: str) -> Callable[[Any], Any]:
     return lambda row: getattr(row, name)
 
 
+def _unsigned(share: float) -> str:
+    return percent(share, signed=False)
+
+
 SUMMARY_COLUMNS = [
     Column("group", "records", _of("group")),
     Column("tier", "tier", _of("tier")),
     Column("num_records", "n", _of("num_records"), str, is_number=True),
-    Column("mean_absolute", "mean error, %", _of("mean_absolute"), lambda value: percent(value)[1:], is_number=True),
-    Column("worst_absolute", "worst, %", _of("worst_absolute"), lambda value: percent(value)[1:], is_number=True),
+    Column("mean_absolute", "mean error, %", _of("mean_absolute"), _unsigned, is_number=True),
+    Column("worst_absolute", "worst, %", _of("worst_absolute"), _unsigned, is_number=True),
     Column("mean_signed", "mean signed, %", _of("mean_signed"), percent, is_number=True),
     Column("worst_under_prediction", "worst under, %", _of("worst_under_prediction"), percent, is_number=True),
     Column("coverage", "coverage, %", _of("coverage"), lambda value: f"{100 * value:.0f}", is_number=True),

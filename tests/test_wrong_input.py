@@ -1,0 +1,190 @@
+"""Results and fits that are not what they should be: one clear message, exit code 1, no traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_environment, make_oom, make_record, make_spec
+from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+
+from vramprobe import cli
+from vramprobe.fit import fit
+from vramprobe.memory_model import save_fit
+from vramprobe.record import RunRecord
+
+CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "64", "--device", "cpu"]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., str]:
+    """The message with which the command line refuses these words."""
+    monkeypatch.setattr(cli, "signals_that_end", list)
+
+    def run(*words: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["vramprobe", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        told = capsys.readouterr()
+        assert left.value.code == 1, told
+        assert told.out == ""
+        assert told.err.startswith("vramprobe: ")
+        assert told.err.count("\n") == 1
+        assert "Traceback" not in told.err
+        return told.err
+
+    return run
+
+
+def written(folder: Path, records: Iterable[RunRecord], change: Callable[[dict], None] | None = None) -> Path:
+    """These records as a sweep leaves them; ``change`` spoils the last."""
+    contents = [json.loads(record.to_json_line()) for record in records]
+    if change:
+        change(contents[-1])
+    (folder / "records.jsonl").write_text("".join(f"{json.dumps(content)}\n" for content in contents))
+    return folder
+
+
+def made() -> list[RunRecord]:
+    return [synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()[:12]]
+
+
+def elsewhere(**overrides: Any) -> list[RunRecord]:
+    return [synthetic(spec, TRUE, CONSTANT_BYTES, **overrides) for spec in specs()[12:16]]
+
+
+VERBS = [["fit"], ["evaluate", "--leave-out", "length"]]
+
+
+@pytest.mark.parametrize("words", [*VERBS, ["report"], ["calibrate"]], ids=lambda words: words[0])
+def test_an_empty_folder(words: list[str], refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "no .jsonl file in" in refused(*words, tmp_path)
+    (tmp_path / "records.jsonl").write_text("")
+    assert "holds no record; run a sweep first" in refused(*words, tmp_path)
+
+
+@pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"environment": make_environment(device_name="Other CPU")}, "device_name is 'Test CPU"),
+        ({"instrument": "cuda"}, "instrument is 'cpu'"),
+        ({"environment": make_environment(versions={"torch": "2.11.0"})}, "torch is '2.13'"),
+    ],
+    ids=["two devices", "cpu and cuda", "two releases"],
+)
+def test_a_mixed_folder(
+    words: list[str], others: dict[str, Any], message: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    told = refused(*words, written(tmp_path, [*made(), *elsewhere(**others)]))
+    assert "these records must not be mixed" in told
+    assert message in told
+    assert "keep them in folders of their own" in told
+
+
+def test_two_gpus(refused: Callable[..., str], tmp_path: Path) -> None:
+    def on(card: str, some: list) -> list[RunRecord]:
+        return [synthetic(one, TRUE, instrument="cuda", environment=make_environment(device_name=card)) for one in some]
+
+    cells = specs("cuda")
+    folder = written(tmp_path, [*on("NVIDIA A100", cells[:6]), *on("NVIDIA H200", cells[6:12])])
+    told = refused("fit", folder)
+    assert "'NVIDIA A100'" in told
+    assert "'NVIDIA H200'" in told
+
+
+@pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(float("nan"), "peak.allocated_bytes"), (-5, "peak.allocated_bytes"), ("many", "peak.allocated_bytes"),
+     (1.5, "peak.allocated_bytes"), (None, "peak.allocated_bytes")],
+)  # fmt: skip
+def test_a_record_with_bytes_that_cannot_be(
+    words: list[str], value: Any, message: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    def spoil(content: dict) -> None:
+        content["peak"]["allocated_bytes"] = value
+
+    told = refused(*words, written(tmp_path, made(), spoil))
+    assert "records.jsonl, line 12" in told
+    assert message in told
+
+
+def test_peaks_of_no_bytes_are_left_out_by_name(refused: Callable[..., str], tmp_path: Path) -> None:
+    nothing = [one.model_copy(update={"peak": one.peak.model_copy(update={"allocated_bytes": 0})}) for one in made()]
+    assert "of 12 given, 0 are; 12 left out: a peak of 0 bytes" in refused("fit", written(tmp_path, nothing))
+
+
+def test_records_that_all_ran_out_of_memory(refused: Callable[..., str], tmp_path: Path) -> None:
+    folder = written(tmp_path, [make_oom(make_spec(seq_len=length)) for length in range(8, 16)])
+    told = refused("fit", folder)
+    assert "of 8 given, 0 are; 8 ran out of memory, which only bounds a peak from below. Measure more cells" in told
+    assert "needs at least 4 usable records" in refused("evaluate", folder, "--leave-out", "length")
+    assert "nothing is held out" in refused("evaluate", folder)
+
+
+def test_one_record_alone(refused: Callable[..., str], tmp_path: Path) -> None:
+    folder = written(tmp_path, made()[:1])
+    assert "at least 4 usable records; of 1 given, 1 are" in refused("fit", folder)
+    assert "every record is of one model" in refused("evaluate", folder, "--leave-out", "model")
+    assert "nothing is held out" in refused("evaluate", folder)
+
+
+# -- fits --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fitted(tmp_path: Path) -> Path:
+    save_fit(fit(made()), tmp_path / "fit.json")
+    return tmp_path / "fit.json"
+
+
+def test_a_fit_of_another_format(refused: Callable[..., str], fitted: Path) -> None:
+    fitted.write_text(json.dumps(json.loads(fitted.read_text()) | {"format": 1}))
+    told = refused("predict", "--model", "pythia-70m", *CELL, "--fit", fitted)
+    assert "has format 1, this vramprobe reads 2; fit the records again" in told
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "is not JSON"),
+        (lambda text: "[]", "is JSON but no fit"),
+        (lambda text: text.replace('"instrument"', '"instrumnt"'), "is damaged at instrument: Field required"),
+        (lambda text: text.replace('"power": ', '"power": 1'), "is damaged at interval.power"),
+    ],
+    ids=["half", "no fit", "a missing field", "a number out of range"],
+)
+def test_a_damaged_fit(
+    spoilt: Callable[[str], str], message: str, refused: Callable[..., str], fitted: Path, tmp_path: Path
+) -> None:
+    fitted.write_text(spoilt(fitted.read_text()))
+    assert message in refused("predict", "--model", "pythia-70m", *CELL, "--fit", fitted)
+    folder = written(tmp_path, made())
+    assert message in refused("evaluate", folder, "--fit", fitted)
+
+
+def test_a_folder_where_a_fit_is_asked_for(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "cannot read the fit" in refused("predict", "--model", "pythia-70m", *CELL, "--fit", tmp_path)
+
+
+def test_a_model_outside_the_range(refused: Callable[..., str], fitted: Path) -> None:
+    told = refused("predict", "--model", "llama-2-7b", *CELL, "--fit", fitted)
+    assert "num_params 6,738,415,616 is outside the fitted range" in told
+    assert "allow extrapolation" in told
+
+
+def test_a_fit_that_has_seen_every_record(refused: Callable[..., str], fitted: Path, tmp_path: Path) -> None:
+    told = refused("evaluate", written(tmp_path, made()), "--fit", fitted)
+    assert "the fit has seen every record" in told
+
+
+def test_records_are_well_formed_without_being_spoilt(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """That the refusals above are not those of any folder that this file writes."""
+    folder = written(tmp_path, [*made(), make_record(specs()[20], outcome={"kind": "timeout", "limit_seconds": 1})])
+    cli.app(["fit", str(folder), "-o", str(tmp_path / "fit.json")], standalone_mode=False)
+    assert "12 records of 1 models" in capsys.readouterr().out

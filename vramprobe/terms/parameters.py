@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramprobe.architecture import Architecture, Linear, Parameter, UnsupportedArchitecture
+from vramprobe.architecture import Architecture, Linear, Parameter
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, lora_target_names
 from vramprobe.terms.tape import ITEMSIZE_BYTES
@@ -51,7 +51,7 @@ class Tensor(NamedTuple):
 def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
     """All parameters after preparation, adapters last.
 
-    Raises SpecError where a LoRA target names no linear layer, UnsupportedArchitecture for DoRA.
+    Raises SpecError where a LoRA target names no linear layer.
     """
     full = spec.method == "full"
     base = []
@@ -106,14 +106,14 @@ def _matches(linear: Linear, target: str) -> bool:
 
 
 def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
-    if spec.dora:
-        raise UnsupportedArchitecture("the formula engine has no arithmetic for DoRA; measure it, or leave dora off")
     rank, dtype, targets = spec.lora_r or 0, spec.lora_dtype or "fp32", lora_targets(spec, arch)
     made = []
     for linear in arch.linears:
         if linear.name in targets:
             copies = arch.num_layers if linear.per_layer else 1
             shapes = {"lora_A": (rank, linear.num_in), "lora_B": (linear.num_out, rank)}
+            if spec.dora:
+                shapes["lora_magnitude_vector"] = (linear.num_out,)
             made += [Tensor(f"{linear.name}.{part}", shape, dtype, True, False, "adapter", linear.per_layer, copies)
                      for part, shape in shapes.items()]  # fmt: skip
     return made

@@ -13,7 +13,7 @@ import pytest
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe import catalog
-from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.architecture import architecture
 from vramprobe.errors import SpecError
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
@@ -263,11 +263,6 @@ def test_lora_target_that_is_no_linear_layer_is_an_error() -> None:
         ledger_terms(make_spec(method="lora", lora_targets="no_proj"))
 
 
-def test_dora_says_that_it_is_not_covered() -> None:
-    with pytest.raises(UnsupportedArchitecture, match="DoRA"):
-        ledger_terms(make_spec(method="lora", dora=True))
-
-
 @pytest.mark.parametrize(("option", "word"), [("padding", "padding masks"), ("torch_compile", "compiled models")])
 def test_what_bends_the_step_says_that_it_is_not_covered(option: str, word: str) -> None:
     with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for {word}"):
@@ -365,6 +360,10 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"method": "lora", "dtype": "fp32", "autocast": "none", "gradient_checkpointing": True, "batch_size": 1}),
     ("gpt2", {"attn": "eager", "dtype": "fp32", "optim": "adafactor"}),
     ("llama", {"attn": "eager", "gradient_checkpointing": True, "optim": "adamw_torch", "dtype": "fp32"}),
+    ("llama", {"method": "lora", "dora": True}),
+    ("llama", {"method": "qlora", "dora": True, "gradient_checkpointing": True}),
+    ("gpt_neox", {"method": "lora", "dora": True, "dtype": "fp32", "autocast": "none", "lora_dropout": 0.1}),
+    ("gpt_neox", {"method": "qlora", "dora": True, "lora_dropout": 0.1}),
 ]
 
 

@@ -167,6 +167,9 @@ class Model:
         if quantised and setup.quant != "int8":
             result = op.elementwise(result)
         given = op.cast(value, self.tensors[f"{name}.lora_A"].dtype) if converts else value
+        if setup.dora:
+            result = self._with_dora(name, given, result)
+            return op.cast(result, dtype) if converts or not quantised else result
         low = self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank)
         out = self._matmul(low, f"{name}.lora_B", None, self.num_out(name))
         out = op.scaled(out)
@@ -175,6 +178,47 @@ class Model:
         result = op.add(result, out)
         del out
         return op.cast(result, dtype)
+
+    def _with_dora(self, name: str, x: Value, result: Value) -> Value:
+        """peft's DoraLinearLayer: ``result + (m - 1) * base + m * B(A(x)) * scaling``, ``m`` the magnitude over the
+        norm of each row of the adapted weight, which is made anew in each forward, without a gradient.
+
+        Left out: on the CPU a product of two dtypes copies the narrower operand, up to 4 bytes an element of the
+        output, which shows where a recomputed bf16 layer is the peak.
+        """
+        setup, rank, num_out = self.setup, self.tensors[f"{name}.lora_A"].shape[0], self.num_out(name)
+        x = op.dropout(x, setup.lora_dropout, self.device)
+        weight, *others = self._dora_weight(name, x.dtype)
+        scale = op.divided(self.weight(f"{name}.lora_magnitude_vector"), self.tape.new(num_out, x.dtype))
+        low = self._matmul(x, f"{name}.lora_A", None, rank)
+        adapted = self._matmul(low, f"{name}.lora_B", None, num_out)
+        if setup.lora_dropout:  # the layer's own result is of another input
+            dtype = x.dtype if setup.autocast == "none" else setup.autocast
+            base = op.linear(op.cast(x, dtype), op.cast(weight, dtype), None, num_out)
+        else:
+            has_bias = f"{name}.bias" in self.tensors
+            base = op.add(result, self.weight(f"{name}.bias")) if has_bias else result
+        change = op.mul(op.elementwise(scale), base)
+        change = op.add(change, op.scaled(op.mul(scale, adapted)))
+        del weight, others  # its variables go
+        return op.add(result, change)
+
+    def _dora_weight(self, name: str, dtype: str) -> tuple[Value, ...]:
+        """The base weight in ``dtype``, and what else lives as long: B(A(identity)) and what its product saves."""
+        tape, tensor, adapter = self.tape, self.tensors[f"{name}.weight"], self.tensors[f"{name}.lora_A"]
+        rank, num_in = adapter.shape
+        given = self._autocast_weight(f"{name}.lora_A").dtype
+        self._autocast_weight(f"{name}.lora_B")  # autocast keeps both
+        made = tape.new(num_in**2, adapter.dtype)
+        identity = op.cast(made, given)
+        low, product = tape.new(num_in * rank, given), tape.new(tensor.numel, given)
+        del made
+        product = op.cast(product, dtype)
+        base = self._dequantised(tensor, tensor.dtype)[0] if tensor.quantised else self.weight(f"{name}.weight")
+        base = op.cast(base, dtype)
+        scaled, total = op.value_like(product), op.value_like(product)
+        del scaled, total
+        return (base, product) if tape.drops_what_is_saved else (base, product, identity, low)
 
     def rms_norm(self, name: str, value: Value) -> Value:
         """The family's RMSNorm over rows as wide as its weight."""

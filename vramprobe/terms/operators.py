@@ -52,10 +52,9 @@ def _reduced(grad: Value, numel: int, dtype: str) -> Value:
 
 
 def mul(left: Value, right: Value) -> Value:
-    """``left * right``: each side is saved if the other needs a gradient."""
+    """``left * right``: each side is saved, before it runs, if the other needs a gradient."""
     tape = left.tape
     big = left if left.numel >= right.numel else right
-    out = tape.new_like(big, wider(left.dtype, right.dtype))
     wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
@@ -65,7 +64,9 @@ def mul(left: Value, right: Value) -> Value:
     def finish(full: list[Value | None]) -> list[Value | None]:
         return [_summed(full, side, *wanted[side][:2]) for side in (0, 1)]
 
-    tape.record([left, right], [out], saved, backward, finish=finish)
+    edge = tape.record([left, right], [], saved, backward, finish=finish)
+    out = tape.new_like(big, wider(left.dtype, right.dtype))
+    out.edge = edge
     return out
 
 
@@ -74,6 +75,14 @@ def _summed(full: list[Value | None], side: int, numel: int, dtype: str) -> Valu
     if value is not None and numel < value.numel:
         value = value.tape.new(numel, value.dtype)  # and the full one goes before the sum is cast
     return None if value is None else _reduced(value, numel, dtype)
+
+
+def divided(value: Value, by: Value) -> Value:
+    """``value / by`` of a constant: saves that."""
+    out = value.tape.new_like(value, wider(value.dtype, by.dtype))
+    before = value.dtype
+    value.tape.record([value], [out], [by], lambda grads: [cast(value_like(grads[0]), before)])
+    return out
 
 
 def elementwise(value: Value, saves: str = "", dtype: str | None = None) -> Value:

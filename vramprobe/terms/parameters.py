@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramprobe.architecture import Architecture, Parameter, UnsupportedArchitecture
+from vramprobe.architecture import Architecture, Parameter, UnsupportedArchitecture, Wrapped
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, lora_target_names
 from vramprobe.terms.tape import ITEMSIZE_BYTES
@@ -51,7 +51,7 @@ class Tensor(NamedTuple):
 def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
     """All parameters after preparation, adapters last.
 
-    Raises SpecError where a LoRA target names no linear layer, UnsupportedArchitecture for DoRA.
+    Raises SpecError where a LoRA target names no linear layer.
     """
     full = spec.method == "full"
     base = []
@@ -126,29 +126,43 @@ def _matches(name: str, target: str) -> bool:
 
 
 def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
-    if spec.dora:
-        raise UnsupportedArchitecture("the formula engine has no arithmetic for DoRA; measure it, or leave dora off")
     rank, dtype, targets = spec.lora_r or 0, spec.lora_dtype or "fp32", lora_targets(spec, arch)
-    pairs = [
-        (x.name, (rank, x.num_in), (x.num_out, rank), x.per_layer, x.num_copies)
-        for x in arch.linears
-        if x.name in targets
-    ]
     copies = {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters}
+    made = []
+    for linear in arch.linears:
+        if linear.name in targets:
+            shapes = {"lora_A": (rank, linear.num_in), "lora_B": (linear.num_out, rank)}
+            if spec.dora:
+                shapes["lora_magnitude_vector"] = (linear.num_out,)
+            made += [
+                Tensor(
+                    f"{linear.name}.{part}", shape, dtype, True, False, "adapter", linear.per_layer, linear.num_copies
+                )
+                for part, shape in shapes.items()
+            ]
     for wrapped in arch.wrapped:
         if wrapped.name in targets:
-            if spec.lora_dropout:
-                raise SpecError(
-                    f"lora_dropout {spec.lora_dropout}: peft has no dropout on the adapter of a weight that is no "
-                    "linear layer's, such as experts; use lora_dropout 0, or lora_targets without them"
-                )
-            ranks = rank * wrapped.num_experts * len(wrapped.targets)
-            shapes = (ranks, wrapped.num_in), (wrapped.num_out, ranks)
-            pairs.append((wrapped.name, *shapes, True, copies[wrapped.name]))
+            made += _wrapped_adapters(spec, wrapped, rank, dtype, copies[wrapped.name])
+    return made
+
+
+def _wrapped_adapters(spec: CellSpec, wrapped: Wrapped, rank: int, dtype: str, num_copies: int) -> list[Tensor]:
+    """Of a weight that is no linear layer's."""
+    if spec.dora:
+        raise UnsupportedArchitecture(
+            "the formula engine has no arithmetic for DoRA on a weight that is no linear layer's, such as experts; "
+            "measure it, or leave dora off"
+        )
+    if spec.lora_dropout:
+        raise SpecError(
+            f"lora_dropout {spec.lora_dropout}: peft has no dropout on the adapter of a weight that is no linear "
+            "layer's, such as experts; use lora_dropout 0, or lora_targets without them"
+        )
+    ranks = rank * wrapped.num_experts * len(wrapped.targets)
+    shapes = {"lora_A": (ranks, wrapped.num_in), "lora_B": (wrapped.num_out, ranks)}
     return [
-        Tensor(f"{name}.{part}", shape, dtype, True, False, "adapter", per_layer, num_copies)
-        for name, first, second, per_layer, num_copies in pairs
-        for part, shape in (("lora_A", first), ("lora_B", second))
+        Tensor(f"{wrapped.name}.{part}", shape, dtype, True, False, "adapter", True, num_copies)
+        for part, shape in shapes.items()
     ]
 
 

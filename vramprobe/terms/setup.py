@@ -30,6 +30,7 @@ class Setup:
     autocast: str
     attn: str
     lora_dropout: float
+    dora: bool
     gradient_checkpointing: bool
     accumulates: bool  # more than one micro-step per step
     beyond_window: bool  # so long that a sliding window hides something
@@ -63,8 +64,9 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
         arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant, autocast=spec.autocast,
-        attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, gradient_checkpointing=spec.gradient_checkpointing,
-        accumulates=spec.grad_accum > 1, beyond_window=is_beyond_window(arch, spec.seq_len),
+        attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, dora=spec.dora,
+        gradient_checkpointing=spec.gradient_checkpointing, accumulates=spec.grad_accum > 1,
+        beyond_window=is_beyond_window(arch, spec.seq_len),
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 

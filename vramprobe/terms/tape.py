@@ -293,6 +293,11 @@ class Tape:
 
     # -- the graph --------------------------------------------------------------------------------------------------
 
+    @property
+    def drops_what_is_saved(self) -> bool:
+        """Whether a checkpoint's first run is under way, which saves nothing."""
+        return self._checkpoint is not None and self._checkpoint.again is None
+
     def record(
         self,
         inputs: Sequence[Value],

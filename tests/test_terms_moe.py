@@ -8,7 +8,8 @@ import pytest
 from factories import TINY_LLAMA
 from test_terms import LORA, QLORA, cell, closed, measured, setup_for
 
-from vramprobe.architecture import MIXTURES, architecture
+from vramprobe.architecture import MIXTURES, UnsupportedArchitecture, architecture
+from vramprobe.predict import predict
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.terms import ledger_terms, moments
@@ -78,6 +79,24 @@ def test_open_sizes_are_right_at_every_size(batch_size: int, seq_len: int, optio
         open_walk, closed_walk = walk_of(setup_for(spec)), walk_of(closed(spec))
         assert open_walk.saved_bytes(**sizes) == closed_walk.saved_bytes(**sizes)
         assert open_walk.highest(**sizes) == closed_walk.highest(**sizes)
+
+
+@pytest.mark.parametrize(("family", "attn"), [("deepseek_v2", "flash_attention_2"), ("gpt_oss", "flash_attention_2")])
+def test_attention_that_is_not_covered_says_so(family: str, attn: str) -> None:
+    spec = cell(FAMILIES[family], attn=attn, device="cuda")
+    with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for attn {attn} of a {family}; use .*eager"):
+        moments(spec)
+
+
+def test_a_prediction_says_that_experts_are_not_quantised() -> None:
+    def said(family: str, **words: Any) -> list[str]:
+        return [text for text in predict(moe_cell(family, **words)).warnings if "reaches only" in text]
+
+    [text] = said("mixtral", method="qlora")
+    linears, everything = 3 * (2 * 64 * 64 + 2 * 64 * 32), architecture(FAMILIES["mixtral"]).num_params
+    assert text.startswith(f"nf4 reaches only {linears:,} of {everything:,} parameters")
+    assert not said("mixtral", method="lora")
+    assert not [text for text in predict(cell(TINY_LLAMA, method="qlora")).warnings if "reaches only" in text]
 
 
 # -- against the real libraries ----------------------------------------------------------------------------------------

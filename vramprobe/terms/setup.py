@@ -51,8 +51,12 @@ class Setup:
 
 
 def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) -> Setup:
-    """The Setup of a cell. Raises UnsupportedArchitecture where it is longer than a sliding window."""
+    """The Setup of a cell.
+
+    Raises UnsupportedArchitecture where it is longer than a sliding window, or its attention is not covered.
+    """
     require_in_window(arch, spec.seq_len)
+    _require_attention(arch, spec.attn)
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
@@ -60,6 +64,20 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, gradient_checkpointing=spec.gradient_checkpointing,
         accumulates=spec.grad_accum > 1, scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
+
+
+def _require_attention(arch: Architecture, attn: str) -> None:
+    """Raise UnsupportedArchitecture where transformers runs something else for this family than the walk does."""
+    covered = ("sdpa", "eager", "flash_attention_2")
+    if arch.model_type == "gpt_oss":
+        covered = ("eager",)
+    elif arch.value_size is not None:
+        covered = ("sdpa", "eager")  # for flash-attn it pads values to the size of queries
+    if attn not in covered:
+        raise UnsupportedArchitecture(
+            f"the formula engine has no arithmetic for attn {attn} of a {arch.model_type}; use "
+            f"{' or '.join(covered)}, or the trace engine"
+        )
 
 
 def require_in_window(arch: Architecture, seq_len: int) -> None:

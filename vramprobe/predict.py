@@ -134,8 +134,10 @@ def _not_quantised(spec: CellSpec) -> list[str]:
     reached = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
     if 2 * reached >= arch.num_params:
         return []
-    return [f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
-            "alone, and neither embeddings nor experts in one tensor"]  # fmt: skip
+    return [
+        f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers alone, "
+        "and neither embeddings nor experts in one tensor"
+    ]
 
 
 #: Warnings, reasons to refuse, doublings beyond the fitted range, widening as a share of the value.

@@ -135,8 +135,8 @@ def _not_quantised(spec: CellSpec) -> list[str]:
     if 2 * reached >= arch.num_params:
         return []
     return [
-        f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers alone, "
-        "and neither embeddings nor experts in one tensor"
+        f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
+        "alone, and neither embeddings nor experts in one tensor"
     ]
 
 

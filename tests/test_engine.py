@@ -26,7 +26,8 @@ from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec
 
 RESULTS = Path(__file__).parent.parent / "results" / "cpu" / "quickstart"
-MIXTRAL = TINY_LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+#: A family that the formula engine has no arithmetic for.
+UNKNOWN = TINY_LLAMA | {"model_type": "stablelm"}
 
 
 def spec_of(architecture: dict[str, Any], **options: Any) -> CellSpec:
@@ -38,7 +39,7 @@ def resumed_cells(*specs: CellSpec, action: str = "run") -> list[ResumedCell]:
 
 
 def test_a_prediction_is_the_simulated_record_with_an_interval() -> None:
-    spec = spec_of(MIXTRAL)
+    spec = spec_of(UNKNOWN)
     record, found = simulate(spec).record, engine.predict(spec)
     assert found.engine == "trace"
     assert found.peak_allocated_bytes.value == record.peak.allocated_bytes
@@ -59,14 +60,14 @@ def test_both_engines_agree_where_both_can() -> None:
 
 
 def test_what_the_card_and_the_weights_are_does_not_matter() -> None:
-    plain = engine.predict(spec_of(MIXTRAL))
-    emulated = engine.predict(spec_of(MIXTRAL, emulate_vram="24GiB"))
+    plain = engine.predict(spec_of(UNKNOWN))
+    emulated = engine.predict(spec_of(UNKNOWN, emulate_vram="24GiB"))
     assert emulated.peak_allocated_bytes == plain.peak_allocated_bytes
 
 
 def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:
     nonsense = spec_of(TINY_LLAMA | {"model_type": "no-such-model"})
-    specs = [spec_of(MIXTRAL), nonsense, spec_of(MIXTRAL, seq_len=32), spec_of(MIXTRAL, seq_len=64)]
+    specs = [spec_of(UNKNOWN), nonsense, spec_of(UNKNOWN, seq_len=32), spec_of(UNKNOWN, seq_len=64)]
     asked: list[int] = []
 
     def stop() -> bool:
@@ -85,24 +86,24 @@ def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:
 
 
 def test_a_plan_asks_for_what_has_no_arithmetic_only() -> None:
-    llama, mixtral, refused = spec_of(TINY_LLAMA), spec_of(MIXTRAL), spec_of(MIXTRAL, seq_len=64)
+    llama, stablelm, refused = spec_of(TINY_LLAMA), spec_of(UNKNOWN), spec_of(UNKNOWN, seq_len=64)
     asked: list[CellSpec] = []
 
     def trace(specs: Sequence[CellSpec], stop: Callable[[], bool]) -> list[Prediction | str]:
         asked.extend(specs)
         return [predict(llama).model_copy(update={"engine": "trace"}), "it exploded"]
 
-    plan = make_plan(resumed_cells(llama, mixtral, refused), card=card_named("RTX-4090"), trace=trace)
+    plan = make_plan(resumed_cells(llama, stablelm, refused), card=card_named("RTX-4090"), trace=trace)
     rows = {row.spec.fingerprint: row for row in plan.rows}
-    assert asked == [mixtral, refused]
+    assert asked == [stablelm, refused]
     assert rows[llama.fingerprint].prediction.engine == "formula"
-    assert rows[mixtral.fingerprint].verdict == "fits"
+    assert rows[stablelm.fingerprint].verdict == "fits"
     assert (rows[refused.fingerprint].verdict, rows[refused.fingerprint].note) == ("unknown", "it exploded")
     assert "(1 cell by simulation)" in plan_in_words(plan)
 
 
 def test_what_is_kept_is_not_simulated() -> None:
-    make_plan(resumed_cells(spec_of(MIXTRAL), action="kept"), card=None, trace=lambda specs, stop: pytest.fail("asked"))
+    make_plan(resumed_cells(spec_of(UNKNOWN), action="kept"), card=None, trace=lambda specs, stop: pytest.fail("asked"))
 
 
 WORDS = {"method": "lora", "batch_size": 1, "seq_len": 16, "num_layers": 2}
@@ -110,11 +111,11 @@ WORDS = {"method": "lora", "batch_size": 1, "seq_len": 16, "num_layers": 2}
 
 def test_the_engine_is_chosen_by_the_user_or_by_the_architecture(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(MIXTRAL))
+    config.write_text(json.dumps(UNKNOWN))
     words = WORDS | {"model": str(config)}
     assert api.predict(**words).engine == "trace"
     assert api.predict(**words, engine="trace", device="cpu").engine == "trace"
-    with pytest.raises(UnsupportedArchitecture, match="mixtral"):
+    with pytest.raises(UnsupportedArchitecture, match="stablelm"):
         api.predict(**words, engine="formula")
     config.write_text(json.dumps(TINY_LLAMA))
     assert api.predict(**words).engine == "formula"
@@ -132,7 +133,7 @@ def test_the_kernels_are_those_of_the_gpu() -> None:
 def test_a_fit_adds_what_it_knows_beyond_the_allocator() -> None:
     gap = {"device": "cuda", "device_over_reserved_bytes": Spread(value=500, low=400, high=600)}
     model = fit(store.read(RESULTS).records).model_copy(update=gap)
-    spec = spec_of(MIXTRAL)
+    spec = spec_of(UNKNOWN)
     record = simulate(spec).record
     record = record.model_copy(update={"peak": record.peak.model_copy(update={"reserved_bytes": 1_000_000})})
     found = engine.prediction_of(record, spec, model)

@@ -124,7 +124,22 @@ def predict(spec: CellSpec, model: MemoryModel | None = None, *, allow_extrapola
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
-    return predict_moments(spec, moments(spec), model, allow_extrapolation=allow_extrapolation)
+    found, notes = moments(spec), _not_quantised(spec)
+    return predict_moments(spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes)
+
+
+def _not_quantised(spec: CellSpec) -> list[str]:
+    """What is said where quantisation reaches less than half of the parameters, as of a mixture of experts."""
+    if spec.quant == "none":
+        return []
+    arch = architecture(spec.architecture)
+    reached = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
+    if 2 * reached >= arch.num_params:
+        return []
+    return [
+        f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
+        "alone, and neither embeddings nor experts in one tensor"
+    ]
 
 
 #: Warnings, reasons to refuse, doublings beyond the fitted range, widening as a share of the value.

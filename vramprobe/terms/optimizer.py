@@ -86,6 +86,9 @@ def temporaries_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
         return 0  # one kernel in place, torch's or bitsandbytes'
     # One tensor after the other; some loops hold a result of the tensor before while they work on the next.
     pairs = _in_order(trained)
+    if spec.optim == "adafactor":  # what it holds goes before the factors of the new update are made
+        return max(_working_bytes(spec, now) + max(_held_bytes(spec, before), _factors_bytes(now))
+                   for before, now in pairs)  # fmt: skip
     return max(_held_bytes(spec, before) + _working_bytes(spec, now) for before, now in pairs)
 
 
@@ -109,10 +112,8 @@ def _working_bytes(spec: CellSpec, tensor: Tensor) -> int:
         case "adagrad" | "rmsprop":
             return tensor.num_bytes
         case "adafactor":
-            # grad² and its sum with eps, or the new update and its factors; a 16-bit tensor is raised first, and its
-            # gradient.
-            factors = 4 * _adafactor_elements(tensor) if len(tensor.shape) > 1 else 0
-            return (2 if is_fp32 else 4) * fp32_bytes + factors
+            # grad² and its sum with eps, or that and the new update; a 16-bit tensor is raised first, and its gradient.
+            return (2 if is_fp32 else 4) * fp32_bytes
     # bitsandbytes' CPU code (backends/cpu/ops.py): the scaled gradient, and two copies of the update (sqrt and
     # quotient; Lion: the mixed moment and its sign); the parameter too where it is 16 bit. An 8-bit state is
     # dequantised beside them, and Lion's 8-bit update has three copies: both scaled terms and their sum.
@@ -120,6 +121,11 @@ def _working_bytes(spec: CellSpec, tensor: Tensor) -> int:
     if _is_8bit(spec, tensor):
         copies += 2  # AdamW: two states; Lion: one state, and one copy more
     return copies * fp32_bytes
+
+
+def _factors_bytes(tensor: Tensor) -> int:
+    """Adafactor's inverse roots of rows' and columns' means, from which it makes a matrix's update."""
+    return 4 * _adafactor_elements(tensor) if len(tensor.shape) > 1 else 0
 
 
 def _held_bytes(spec: CellSpec, before: Tensor | None) -> int:

@@ -55,11 +55,17 @@ class Setup:
 def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) -> Setup:
     """The Setup of a cell.
 
-    Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model.
+    Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model, some attention.
     """
     for option, name in ((spec.padding, "padding masks"), (spec.torch_compile, "compiled models")):
         if option:
             raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; measure the cell")
+    if arch.value_size is not None and spec.attn == "flash_attention_2":
+        # For flash-attn transformers pads values to the size of queries.
+        raise UnsupportedArchitecture(
+            f"the formula engine has no arithmetic for attn flash_attention_2 of a {arch.model_type}; use sdpa or "
+            "eager, or the trace engine"
+        )
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from factories import make_environment, make_record, make_spec
+from vramprobe.report.rows import cells_of, summaries
 
 from vramprobe import store
 from vramprobe.errors import FitError, IncomparableRecords, OutOfRange, StoreError
 from vramprobe.record import Oom, Peak, RunRecord, Timeout
 from vramprobe.report import pages, render, report
-from vramprobe.report.rows import cells_of, summaries
 from vramprobe.spec import CellSpec
 from vramprobe.units import GIB, MIB
 

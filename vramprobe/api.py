@@ -457,24 +457,26 @@ def evaluate(
     leave_out: LeaveOut | None = None,
     fit: str | Path | MemoryModel | None = None,
     out: str | Path | None = None,
+    check: bool = False,
 ) -> Evaluation:
     """How far predictions are from the records under ``results`` that their fit has not seen; a page of it in ``out``.
 
     ``hold_out`` is a condition such as ``params>3e9``; ``leave_out`` takes each model, family or length out in turn;
-    ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out.
+    ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out. ``check``: write
+    nothing, and raise StaleReport where ``out`` holds other files.
     """
     from vramprobe.evaluate import evaluate as evaluate_records
 
     found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=_model(fit))
     if out is not None:
-        from vramprobe.report import write_files
+        from vramprobe.report import publish
         from vramprobe.report.evaluation import evaluation_page
 
         words = ["vramprobe", "evaluate", str(results), "-o", str(out)]
         words += ["--hold-out", hold_out] if hold_out else []
         words += ["--leave-out", leave_out] if leave_out else []
         words += ["--fit", str(fit) if isinstance(fit, str | Path) else "FIT.json"] if fit is not None else []
-        write_files(Path(out), evaluation_page(found, shlex.join(words)))
+        publish(Path(out), evaluation_page(found, shlex.join(words)), check=check)
     return found
 
 
@@ -492,30 +494,58 @@ def claims(
     gpu: str | None = None,
     results: str | Path | None = None,
     out: str | Path | None = None,
+    check: bool = False,
 ) -> list[Judgement]:
     """The published claims with these ids, of these topics or on this GPU, judged; all 135 unless told.
 
-    Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for Markdown, CSV and JSON.
+    Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for the tables and JSON; with
+    ``check`` nothing is written, and StaleReport raised where it holds other files.
     """
     from vramprobe.claims import judge_claims
 
     records = store.read(results, allow_empty=True).records if results is not None else ()
     judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
     if out is not None:
-        from vramprobe.report import write_files
+        from vramprobe.report import publish
         from vramprobe.report.claims import text_files
 
         words = [*(f"--id {name}" for name in ids), *(f"--topic {name}" for name in topics)]
         words += [f"--gpu {gpu}"] * bool(gpu) + [f"--results {results}"] * bool(results)
-        write_files(Path(out), text_files(judged, " ".join(["vramprobe claims", *words, f"-o {out}"])))
+        files = text_files(judged, " ".join(["vramprobe claims", *words, f"-o {out}"]))
+        publish(Path(out), files, check=check)
     return judged
 
 
-def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:
-    """Write tables and a plot from the records under ``results``, with predictions where a fit is given."""
-    from vramprobe.report import report as write_report
+def report(
+    results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None, check: bool = False
+) -> list[Path]:
+    """Write tables and plots from the records under ``results``, with predictions where a fit is given.
 
-    return write_report(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    With ``check`` nothing is written: raises StaleReport, naming each file of ``out`` that is missing or different.
+    """
+    from vramprobe.report import build, publish
+
+    files = build(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    return publish(Path(out), files, check=check)
+
+
+def dataset(results: str | Path, out: str | Path, *, push: str | None = None, check: bool = False) -> list[Path]:
+    """Write all records under ``results`` as Parquet with a card, and ``push`` both to this data set of the hub.
+
+    ``check`` is :func:`report`'s. Raises MissingDependency for pushing without a token, VramprobeError where the hub
+    refuses; what was written stays.
+    """
+    from vramprobe.report import dataset as data_set
+    from vramprobe.report import publish
+    from vramprobe.report.dataset import push as hub
+
+    if push is not None:
+        hub.require_name(push)
+    files = data_set.build(results, out)
+    written = publish(Path(out), files, check=check)
+    if push is not None:
+        hub.push(files, push)
+    return written
 
 
 def models() -> list[catalog.ModelEntry]:

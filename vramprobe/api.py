@@ -55,21 +55,39 @@ def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosi
     return diagnose(device, Path(results))
 
 
-def measure(*, timeout_seconds: float | None = None, save: str | Path | None = None, **options: Any) -> RunRecord:
-    """Run one cell in a process of its own; the record, also appended to ``save`` where that is given."""
+def measure(
+    *,
+    timeout_seconds: float | None = None,
+    save: str | Path | None = None,
+    snapshot: str | Path | None = None,
+    **options: Any,
+) -> RunRecord:
+    """Run one cell in a process of its own; the record, also appended to ``save`` where that is given.
+
+    ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
+    did not get so far there is none, and the record says why.
+    """
     from vramprobe.measure import runner
     from vramprobe.measure.limits import limits
 
     one = cell(**options)
     limit = limits(timeout_seconds=timeout_seconds).timeout_seconds
-    if save is not None:
-        store.require_writable(save)
+    if snapshot is not None and one.device != "cuda":
+        raise SpecError(
+            "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
+            "or draw what it would do there with `vramprobe simulate --timeline FILE.html`"
+        )
+    for path in (save, snapshot):
+        if path is not None:
+            store.require_writable(path)
     handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
     os.close(handle)
     log = Path(name)
     record = None
     try:
-        record = runner.measure(one, log=log, timeout_seconds=limit)
+        record = runner.measure(
+            one, log=log, timeout_seconds=limit, snapshot=None if snapshot is None else Path(snapshot).resolve()
+        )
     finally:
         if record is None or record.outcome.kind == "ok":  # a failure's record names its log
             log.unlink(missing_ok=True)

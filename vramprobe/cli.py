@@ -99,15 +99,19 @@ def measure(
     cell: dict[str, Any],
     timeout: Timeout = None,
     save: Annotated[Path | None, typer.Option(help="Append the record to this .jsonl file.")] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Write one step's history for PyTorch's memory_viz: FILE.pickle (GPU alone).")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Run one cell for a few steps in its own process and show where its memory went."""
     with display.working("measuring in a worker process"):
-        record = api.measure(timeout_seconds=timeout, save=save, **cell)
+        record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, **cell)
     if json_output:
         print(record.to_json_line())
     else:
         display.print_record(record)
+        display.print_snapshot(record, snapshot)
     raise typer.Exit(0 if record.outcome.kind in ("ok", "oom") else 1)
 
 

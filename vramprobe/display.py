@@ -101,6 +101,20 @@ def print_record(record: RunRecord) -> None:
     console.print()
 
 
+def print_snapshot(record: RunRecord, snapshot: Path | None) -> None:
+    """Where the snapshot is and what opens it, or why there is none."""
+    if snapshot is None:
+        return
+    console = Console(highlight=False)
+    why = [warning for warning in record.warnings if warning.startswith("no snapshot:")]
+    if record.outcome.kind not in ("ok", "invalid"):
+        why.append(f"no snapshot: the cell ended as {record.outcome.kind} before that step")
+    for text in why:
+        console.print(f"[yellow]note[/]: {escape(text)}", soft_wrap=True)
+    if not why:
+        console.print(f"snapshot written to {escape(str(snapshot))}; open it at pytorch.org/memory_viz", soft_wrap=True)
+
+
 def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path | None = None) -> None:
     """A simulated record, its warnings, the verdict for a GPU, a timeline's place; how long it took is for stderr."""
     print_record(record)

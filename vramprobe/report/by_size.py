@@ -172,8 +172,9 @@ class _Setting:
 
 
 def params_in_words(count: int) -> str:
-    """``162M``, ``1.24B``."""
-    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
+    """``119K``, ``162M``, ``1.24B``."""
+    size, letter = next(((size, letter) for size, letter in ((1e9, "B"), (1e6, "M")) if count >= size), (1e3, "K"))
+    return f"{count / size:.3g}{letter}"
 
 
 def _column(way: _Way, heading: str, unit: Unit) -> Column:

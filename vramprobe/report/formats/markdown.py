@@ -9,7 +9,8 @@ import re
 
 from vramprobe.report.definition import Document, Table
 
-_SPECIAL = re.compile(r"[\\`*\[\]|]")
+#: An underscore within a word is one; ``$`` begins a formula on GitHub.
+_SPECIAL = re.compile(r"[\\`*\[\]|$~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 

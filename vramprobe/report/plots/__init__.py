@@ -60,6 +60,8 @@ def images(kinds: Sequence[str], size: tuple[float, float], draw: Callable[[Any]
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, for all kinds alike
         for kind in kinds:
             buffer = io.BytesIO()
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}

@@ -84,7 +84,7 @@ def _draw(figure: Any, cells: Sequence[Cell]) -> None:
     axes.set_yticks(places, [cell.record.spec.method for cell in cells], fontsize=8)
     _name_models(axes, cells, places)
     axes.set(
-        ylim=(places[-1] + 0.7, places[0] - 0.7), xlim=(0, 1.28 * max(left)), xlabel=f"alive at the peak, {unit.name}"
+        ylim=(places[-1] + 0.7, places[0] - 0.7), xlim=(0, 1.32 * max(left)), xlabel=f"alive at the peak, {unit.name}"
     )
     axes.tick_params(axis="y", length=0)
     ways = dict.fromkeys(map(_way, cells))

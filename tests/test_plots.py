@@ -75,6 +75,15 @@ def test_a_bar_is_as_long_as_the_measured_peak(cells: list[Cell]) -> None:
     assert sorted(ends.values()) == pytest.approx(sorted(one.measured_bytes / GIB for one in chosen), rel=0.005)
 
 
+def test_bars_are_of_each_methods_most_usual_way() -> None:
+    """A cell of another recipe has no bar beside two of the usual one, though it comes first of its model."""
+    usual = [make_record(make_spec(num_layers=depth, dtype="fp32")) for depth in (1, 2)]
+    odd = make_record(make_spec(num_layers=2, dtype="bf16"))
+    cells = cells_of([*usual, odd], None)
+    assert [one.record.spec.dtype for one in cells] == ["fp32", "bf16", "fp32"]
+    assert [one.record for one in terms.choose(cells)] == usual
+
+
 def test_no_two_terms_or_methods_look_alike_without_colour() -> None:
     hatches = [hatch for name, (_, hatch) in LOOKS.items() if name not in ("batch", "weights")]
     assert len(set(hatches)) == len(hatches)

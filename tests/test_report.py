@@ -484,11 +484,26 @@ def test_cuda_records_bring_the_claims_they_judge(monkeypatch: pytest.MonkeyPatc
     assert seen == [record]
 
 
+def test_the_terminal_shows_the_held_out_cells_and_one_line_per_page(
+    tmp_path: Path, predictor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vramprobe.display import print_report
+
+    results, model = example(tmp_path, predictor)
+    print_report(report(results, tmp_path / "out", model=model))
+    shown = capsys.readouterr().out
+    assert "## Held out of the fit" in shown
+    assert "## In the fit" not in shown
+    assert shown.count(str(tmp_path / "out")) == 5
+    assert f"{tmp_path / 'out' / 'by_size'}  .md .csv .tex .html\n" in shown
+
+
 def test_reporting_needs_no_torch(tmp_path: Path) -> None:
     results = save(tmp_path / "results", [make_record()])
+    heavy = ("torch", "transformers", "pandas", "huggingface_hub", "pyarrow")
     code = (
         "import sys; from vramprobe import api; api.report(sys.argv[1], sys.argv[2]);"
-        "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'pyarrow') if name in sys.modules])"
+        f"print([name for name in {heavy} if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(results), str(tmp_path / "out")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -290,14 +290,17 @@ def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = (), *, width
     terminal.show(tables, remarks, Console(highlight=False, width=width))
 
 
-def print_report(paths: Iterable[Path]) -> None:
+def print_report(paths: Sequence[Path]) -> None:
     """The head of the report's first page, up to the cells that the fit has seen, and the files written."""
     console = Console(highlight=False, markup=False)
+    written: dict[Path, list[str]] = {}
     for path in paths:
+        written.setdefault(path.with_suffix(""), []).append(path.suffix)
         if path.name == "measured.md":
-            console.print(path.read_text().split("\n## In the fit\n")[0].split("\n---\n")[0], soft_wrap=True)
-    for path in paths:
-        console.print(str(path), soft_wrap=True)
+            head = path.read_text().split("\n## In the fit\n")[0].split("\n---\n")[0]
+            console.print("".join(line for line in head.splitlines(True) if not line.startswith("![")), soft_wrap=True)
+    for stem, suffixes in written.items():
+        console.print(f"{stem}  {' '.join(suffixes)}", soft_wrap=True)
 
 
 def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) -> None:

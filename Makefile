@@ -1,6 +1,6 @@
 # make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
 # make test   sets itself up and passes the tests
-# make readme rebuilds the generated blocks of README.md and of the sweep files
+# make readme rebuilds what is published: fits, reports, the generated blocks of README.md and of the sweep files
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -21,6 +21,7 @@ test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu
 
 readme: $(VENV)/.ready
+	$(BIN)/python benchmarks/reports.py
 	$(BIN)/python benchmarks/planned.py
 	$(BIN)/python benchmarks/readme.py
 
@@ -34,7 +35,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,hub,test]'
 	@touch $@
 
 clean:

@@ -1,24 +1,21 @@
-"""Rebuild results/claims and what it takes from the simulation: ``python benchmarks/claims.py``.
+"""Rebuild data/claim_traces.csv, what the claims take from the simulation: ``python benchmarks/claims.py``.
 
-First data/claim_traces.csv: the cells of claims whose family has no arithmetic, simulated (half a minute, with torch);
-``--tables`` leaves it. Then the published tables. ``--check`` changes nothing and fails when a table is stale.
+The cells of claims whose family has no arithmetic, simulated (half a minute, with torch). What is published of the
+claims is rebuilt with the other reports: ``python benchmarks/reports.py``.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import os
-import sys
-import tempfile
 from pathlib import Path
 
-from vramprobe import api, catalog
+from vramprobe import catalog
 from vramprobe.claims.figures import Cells, is_formula
 from vramprobe.claims.memory import is_traced, traced_conditions
 
 ROOT = Path(__file__).resolve().parents[1]
-TRACES, TABLES = ROOT / "vramprobe" / "data" / "claim_traces.csv", "results/claims"
+TRACES = ROOT / "vramprobe" / "data" / "claim_traces.csv"
 COLUMNS = ("fingerprint", "cell_id", "peak_allocated_bytes", "low_bytes", "high_bytes")
 
 
@@ -41,18 +38,7 @@ def traces() -> str:
 
 
 def main() -> None:
-    os.chdir(ROOT)
-    if "--check" in sys.argv:
-        with tempfile.TemporaryDirectory() as folder:
-            api.claims(results="results", out=folder)
-            stale = [
-                path.name for path in sorted(Path(folder).iterdir())
-                if path.read_text().replace(folder, TABLES) != (ROOT / TABLES / path.name).read_text()
-            ]  # fmt: skip
-        sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/claims.py" if stale else 0)
-    if "--tables" not in sys.argv:
-        TRACES.write_text(traces())
-    api.claims(results="results", out=TABLES)
+    TRACES.write_text(traces())
 
 
 if __name__ == "__main__":

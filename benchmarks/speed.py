@@ -8,8 +8,12 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = f"report {ROOT}/results/cpu/sizes --fit {ROOT}/vramprobe/data/fits/cpu.json"
 PREDICT = "predict --model llama-3.1-70b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing"
 
 
@@ -26,6 +30,10 @@ def seconds_of(command: str, *, times: int = 7) -> float:
 def main() -> None:
     for command in ("--help", PREDICT, "models --json"):
         print(f"{seconds_of(command):8.3f} s  vramprobe {command}")
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = seconds_of(f"{REPORT} -o {folder}", times=3)
+        num_files = len(list(Path(folder).iterdir()))
+    print(f"{seconds:8.3f} s  vramprobe {REPORT.replace(f'{ROOT}/', '')}  ({num_files} files, 93 records)")
 
 
 if __name__ == "__main__":

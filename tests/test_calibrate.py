@@ -20,7 +20,7 @@ from vramprobe.formulas import FORMULAS, facts_of
 from vramprobe.memory_model import load_fit
 from vramprobe.recalibrate import Constant
 from vramprobe.record import Invalid, Ledger, ModelFacts, Peak, RunRecord, Timeout
-from vramprobe.report.calibration import said, sections
+from vramprobe.report.calibration import calibration_document, said
 from vramprobe.spec import CellSpec, resolve
 
 QUICKSTART = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
@@ -296,7 +296,7 @@ def test_a_formulas_overhead_counts_against_the_device_only() -> None:
     one = score(calibrate(records[:1]), "gpu_poor", "all", "device")
     assert one.mean_signed == pytest.approx(answer.total_bytes / records[0].peak.device_bytes - 1)
     assert score(found, "gpu_poor", "all", "device").ours_mean_absolute is None  # arithmetic knows no context
-    assert any(section.title.startswith("Peak of the device") for section in sections(found))
+    assert any(one.title.startswith("Peak of the device") for one in calibration_document(found).tables)
     assert {one.quantity for one in calibrate([synthetic(cells()[0])]).scores} == {"peak", "saved"}
 
 
@@ -322,10 +322,15 @@ def test_the_verb_prints_tables_and_json(tmp_path: Path) -> None:
     assert Calibration.model_validate(found).num_rows == 1
 
 
-def test_sections_have_rows_as_wide_as_their_headings(quickstart: Calibration) -> None:
-    for section in sections(quickstart):
-        assert section.rows
-        assert all(len(row) == len(section.headings) for row in section.rows)
+def test_the_page_has_every_formula_score_and_constant(quickstart: Calibration) -> None:
+    document = calibration_document(quickstart)
+    peaks, *others = document.tables
+    assert {row[0] for row in peaks.texts()} >= {formula.name for formula in FORMULAS if formula.predicts == "peak"}
+    silent = next(row for row in peaks.texts() if row[0] == "unsloth-table")
+    assert silent[1:] == ["0", *["–"] * (len(silent) - 2)]
+    measured = [table for table in others if table.title.startswith("Measured ")]
+    assert sum(len(table.rows) for table in measured) == len(quickstart.constants)
+    assert list(document.data.rows) == quickstart.scores
 
 
 def test_what_formulas_say_is_grouped_by_value() -> None:

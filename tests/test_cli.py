@@ -20,7 +20,7 @@ from factories import TINY_LLAMA_PATH, make_record, make_spec
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from vramprobe import api, cli, spec, store
+from vramprobe import api, cli, cli_options, spec, store
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.record import record_from_json
 
@@ -30,6 +30,7 @@ TAKES_A_CELL = ("measure", "simulate", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
 TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]
 QUICKSTART = str(Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.yaml")
+RESULTS = str(Path(__file__).parents[1] / "results" / "cpu" / "quickstart")
 
 
 def vramprobe(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -38,7 +39,7 @@ def vramprobe(*words: str, cwd: Path | None = None) -> subprocess.CompletedProce
 
 
 def test_cell_options_are_the_specs_words() -> None:
-    assert sorted(cli.CELL_OPTIONS) == spec.option_names()
+    assert sorted(cli_options.CELL_OPTIONS) == spec.option_names()
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -52,7 +53,7 @@ def test_every_verb_has_json_and_help_for_each_option(verb: str) -> None:
 @pytest.mark.parametrize("verb", TAKES_A_CELL)
 def test_verbs_with_a_cell_take_every_cell_option(verb: str) -> None:
     options = {option for parameter in VERBS[verb].params for option in parameter.opts}
-    assert {f"--{name.replace('_', '-')}" for name in cli.CELL_OPTIONS} <= options
+    assert {f"--{name.replace('_', '-')}" for name in cli_options.CELL_OPTIONS} <= options
 
 
 def test_what_is_planned_can_be_run_with_the_same_words() -> None:
@@ -209,7 +210,7 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     (["measure", *TINY, "--lora-targets", "a/b"], "module names"),
     (["measure", *TINY[:-1], "gpu"], "Nearest: cpu"),
     (["measure", *TINY, "--quant", "int8", "--dora", "--method", "qlora"], "DoRA cannot"),
-    (["simulate", *TINY, "--timeline", "a.svg"], "must end in .html or .png"),
+    (["simulate", *TINY, "--timeline", "a.pdf"], "must end in .html, .png or .svg"),
     (["simulate", *TINY, "--timeline", "/proc/no/a.png"], "/proc/no/a.png"),
     (["simulate", *TINY, "--save", "."], "a folder has that name"),
     (["simulate", *TINY, "--depth", "half"], "use auto or full"),
@@ -237,6 +238,11 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     (["fit", "nowhere"], "nowhere"),
     (["check", "nowhere"], "nowhere"),
     (["report", "nowhere"], "nowhere"),
+    (["report", RESULTS, "--fit", "nowhere.json"], "nowhere.json"),
+    (["report", RESULTS, "--check", "-o", "nowhere"], "by_size.md is missing"),
+    (["evaluate", RESULTS, "--check", "-o", "nowhere"], "evaluation.md is missing"),
+    (["report", RESULTS, "--dataset", "d", "--push", "name"], "write NAMESPACE/NAME"),
+    (["measure", *TINY, "--snapshot", "a.pickle"], "measure it on a GPU"),
 ], ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "")  # fmt: skip
 def test_a_users_error_is_one_clear_line(words: list[str], said: str, tmp_path: Path) -> None:
     if "cuda" in words:

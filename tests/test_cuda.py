@@ -322,3 +322,24 @@ def test_the_replay_takes_the_segments_that_torch_took(alloc_conf: str) -> None:
     environment = os.environ | {"PYTORCH_ALLOC_CONF": alloc_conf, "PYTORCH_CUDA_ALLOC_CONF": alloc_conf}
     done = subprocess.run([sys.executable, "-c", SNAPSHOT], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_snapshot_is_of_one_steady_step_and_moves_no_number(tmp_path: Path) -> None:
+    """What memory_viz opens: this model's code in the stacks, and the peak that the counters saw."""
+    import pickle
+
+    from vramprobe.simulate.against_snapshot import compare
+    from vramprobe.simulate.snapshot import read_snapshot
+
+    spec = make_spec(device="cuda", timing_steps=1)
+    plain = runner.measure(spec, log=tmp_path / "log")
+    record = runner.measure(spec, log=tmp_path / "log", snapshot=tmp_path / "step.pickle")
+    assert record.warnings == plain.warnings
+    assert (record.peak.allocated_bytes, record.ledger) == (plain.peak.allocated_bytes, plain.ledger)
+    with open(tmp_path / "step.pickle", "rb") as file:
+        written = pickle.load(file)
+    frames = {frame["filename"] for entry in written["device_traces"][0] for frame in entry["frames"]}
+    assert any("modeling_llama" in name for name in frames)
+    found = compare(read_snapshot(written))
+    assert found.num_events > 0
+    assert found.reserved_peak_torch <= record.peak.reserved_bytes

@@ -210,7 +210,7 @@ def test_the_page_has_every_score_and_the_command(records: list[RunRecord]) -> N
     files = evaluation_page(found, "vramprobe evaluate X")
     text = files["evaluation.md"].decode()
     assert "vramprobe evaluate X" in text
-    assert text.count("\n| ") == len(found.scores) + len(found.summaries) + len(found.cards) + 3 * 2
+    assert text.count("\n| ") == len(found.scores) + len(found.summaries) + 2 * 2  # no GPU on which a verdict fails
     rows = list(csv.DictReader(io.StringIO(files["evaluation.csv"].decode())))
     assert [int(row["measured_bytes"]) for row in rows] == [score.measured_bytes for score in found.scores]
     assert files["predicted_vs_measured.png"].startswith(b"\x89PNG")

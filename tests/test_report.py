@@ -1,24 +1,25 @@
-"""The report: each measured cell is shown once, predictions beside it; the same results give the same bytes."""
+"""The report's pages: each measured cell is shown once, predictions beside it, and where nobody measured."""
 
 from __future__ import annotations
 
 import csv
-import shutil
 import subprocess
 import sys
-import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_environment, make_record, make_spec
+from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec
 
 from vramprobe import store
-from vramprobe.errors import FitError, IncomparableRecords, OutOfRange, StoreError
+from vramprobe.errors import FitError, IncomparableRecords, OutOfRange, StaleReport, StoreError
 from vramprobe.record import Oom, Peak, RunRecord, Timeout
-from vramprobe.report import pages, render, report
-from vramprobe.report.rows import cells_of, summaries
+from vramprobe.report import Material, build, documents, gather, publish
+from vramprobe.report.by_size import LADDER, by_size, params_in_words
+from vramprobe.report.cells import cells_of, summaries
+from vramprobe.report.formats import files_of
+from vramprobe.report.speed import rate_of, speed
 from vramprobe.spec import CellSpec
 from vramprobe.units import GIB, MIB
 
@@ -33,11 +34,14 @@ class FakeRange:
 @dataclass(frozen=True)
 class FakePrediction:
     peak_allocated_bytes: FakeRange
+    peak_phase: str = "backward"
+    device_bytes: None = None
 
 
 @dataclass(frozen=True)
 class FakeModel:
     fingerprints: tuple[str, ...]
+    data_fingerprint: str = "made up"
 
 
 def test_the_stand_ins_have_the_real_shape() -> None:
@@ -46,7 +50,15 @@ def test_the_stand_ins_have_the_real_shape() -> None:
 
     assert Prediction.model_fields["peak_allocated_bytes"].annotation is Interval
     assert set(FakeRange.__dataclass_fields__) <= set(Interval.model_fields)
+    assert set(FakePrediction.__dataclass_fields__) <= set(Prediction.model_fields)
     assert set(FakeModel.__dataclass_fields__) <= set(MemoryModel.model_fields)
+
+
+def report(results: Path, out: Path, *, model: FakeModel | None = None, fit_path: str | None = None) -> list[Path]:
+    """The pages alone, written: the plots have tests of their own (test_plots.py)."""
+    material = gather(results, out, model, fit_path)
+    files = {name: content for document in documents(material) for name, content in files_of(document).items()}
+    return publish(out, files)
 
 
 def with_peak(spec: CellSpec, allocated_bytes: int, **overrides: Any) -> RunRecord:
@@ -56,18 +68,23 @@ def with_peak(spec: CellSpec, allocated_bytes: int, **overrides: Any) -> RunReco
 
 @pytest.fixture
 def predictor(monkeypatch: pytest.MonkeyPatch) -> dict[int, object]:
-    """A stand-in for vramprobe.predict: predictions (or errors to raise) by the cell's seq_len."""
-    answers: dict[int, object] = {}
+    """A stand-in for predict with a fit: predictions (or errors to raise) by the cell's seq_len."""
+    from vramprobe import calibrate
+    from vramprobe import predict as module
 
-    def predict(spec: CellSpec, model: object) -> object:
+    answers: dict[int, object] = {}
+    real = module.predict
+
+    def predict(spec: CellSpec, model: object = None, **options: object) -> object:
+        if model is None:
+            return real(spec)
         answer = answers[spec.seq_len]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    fake = types.ModuleType("vramprobe.predict")
-    fake.predict = predict
-    monkeypatch.setitem(sys.modules, "vramprobe.predict", fake)
+    monkeypatch.setattr(module, "predict", predict)
+    monkeypatch.setattr(calibrate, "predict", predict)
     return answers
 
 
@@ -111,13 +128,15 @@ def section(text: str, title: str) -> str:
 def test_without_a_fit_every_cell_is_listed_and_nothing_is_predicted(tmp_path: Path) -> None:
     records = [make_record(), make_record(make_spec(method="qlora", seq_len=32))]
     written = report(save(tmp_path / "results", records), tmp_path / "out")
-    assert [path.name for path in written] == ["measured.md", "measured.csv", "by_term.md", "by_term.csv"]
+    kinds = ("md", "csv", "tex", "html")
+    pages = ("by_size", "measured", "by_term", "speed", "formulas")
+    assert [path.name for path in written] == [f"{name}.{kind}" for name in pages for kind in kinds]
     text = (tmp_path / "out" / "measured.md").read_text()
     assert (
-        "| model | method | precision | optimizer | batch × length | checkpointing | peak phase | measured, MiB |"
-        in text
-    )
-    assert "| tiny-llama | full | bf16 | adamw_torch_fused | 2 × 16 | no | backward |" in text
+        "In every row: optimizer adamw_torch_fused; checkpointing no.\n\n"
+        "| model | method | precision | batch × length | peak phase | measured, MiB |"
+    ) in text
+    assert "| tiny-llama | full | bf16 | 2 × 16 | backward |" in text
     assert "| qlora nf4, peft prep, r 16, all-linear | bf16 + bf16 (fp32) |" in text
     assert "predicted" not in text
     assert "Summary" not in text
@@ -126,7 +145,7 @@ def test_without_a_fit_every_cell_is_listed_and_nothing_is_predicted(tmp_path: P
 def test_predictions_stand_beside_measurements_and_held_out_cells_apart(tmp_path: Path, predictor) -> None:
     results, model = example(tmp_path, predictor)
     written = report(results, tmp_path / "out", model=model, fit_path="fit.json")
-    assert [path.suffix for path in written] == [".md", ".csv", ".md", ".csv", ".svg", ".png"]
+    assert {path.name for path in written} >= {"by_size.md", "measured.tex", "by_term.html", "formulas.csv"}
     text = (tmp_path / "out" / "measured.md").read_text()
     held_out, in_fit = section(text, "Held out of the fit"), section(text, "In the fit")
     heading = "| measured, MiB | predicted, MiB | at least, MiB | at most, MiB | error, % |"
@@ -134,6 +153,7 @@ def test_predictions_stand_beside_measurements_and_held_out_cells_apart(tmp_path
     assert heading in in_fit
     assert "| 2 × 16 | no | backward | 100.0 | 98.0 | 97.0 | 99.0 | -2.00 |" in held_out
     assert "| 2 × 64 | yes | backward | 100.0 | 90.0 | 80.0 | 100.0 | -10.00 |" in held_out
+    assert "In every row: optimizer adamw_torch_fused." in held_out
     assert "| 2 × 8 | no | backward | 100.0 | 103.0 | 90.0 | 110.0 | +3.00 |" in in_fit
     assert "2 × 16 " not in in_fit
 
@@ -155,10 +175,12 @@ def test_the_summary_is_right(tmp_path: Path, predictor) -> None:
 def test_failures_are_shown(tmp_path: Path, predictor) -> None:
     results, model = example(tmp_path, predictor)
     report(results, tmp_path / "out", model=model)
-    rows = section((tmp_path / "out" / "measured.md").read_text(), "Cells without a result").strip().splitlines()[2:]
-    assert len(rows) == 2
-    assert rows[0].endswith("| 2 × 128 | no | oom | in backward: 1.00 GiB requested |")
-    assert rows[1].endswith("| 2 × 256 | no | timeout | no end after 60 s |")
+    found = section((tmp_path / "out" / "measured.md").read_text(), "Cells without a result")
+    assert "In every row: precision bf16; optimizer adamw_torch_fused; checkpointing no." in found
+    assert [line for line in found.splitlines() if line.startswith("| tiny")] == [
+        "| tiny-llama | full | 2 × 128 | oom | in backward: 1.00 GiB requested |",
+        "| tiny-llama | full | 2 × 256 | timeout | no end after 60 s |",
+    ]
 
 
 def test_only_failures_make_a_report_too(tmp_path: Path) -> None:
@@ -168,13 +190,6 @@ def test_only_failures_make_a_report_too(tmp_path: Path) -> None:
     assert "No cell finished; see below." in text
     assert "no end after 60 s" in text
     assert "No cell was traced." in (tmp_path / "out" / "by_term.md").read_text()
-
-
-def test_predictions_without_any_measurement_make_no_plot(tmp_path: Path, predictor) -> None:
-    predictor[16] = prediction(1, 1, 1)
-    results = save(tmp_path / "results", [make_record(outcome=Timeout(limit_seconds=60))])
-    written = report(results, tmp_path / "out", model=FakeModel(fingerprints=()))
-    assert {path.suffix for path in written} == {".md", ".csv"}
 
 
 def test_the_csv_has_every_cell_with_exact_values(tmp_path: Path, predictor) -> None:
@@ -252,7 +267,7 @@ def test_the_footer_says_where_it_comes_from_and_how_to_rebuild_it(tmp_path: Pat
     report(results, tmp_path / "out", model=model, fit_path="my fit.json")
     for name in ("measured.md", "by_term.md"):
         text = (tmp_path / "out" / name).read_text()
-        assert "- instrument `cpu`\n- device Test CPU @ 2.00GHz\n- python 3.11.9, accelerate 1.15.0," in text
+        assert "- instrument cpu\n- device Test CPU @ 2.00GHz\n- python 3.11.9, accelerate 1.15.0," in text
         assert "torch 2.13.0+cpu" in text
         assert "6 records of 6 cells" in text
         assert f"```\nvramprobe report {results} -o {tmp_path}/out --fit 'my fit.json'\n```\n" in text
@@ -267,44 +282,6 @@ def test_a_torn_line_and_mixed_versions_are_said(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "measured.md").read_text()
     assert "half-written line of 10 bytes" in text
     assert "torch 2.13.0+cpu and 2.13.1" in text
-
-
-def test_the_same_results_give_the_same_bytes(tmp_path: Path, predictor) -> None:
-    results, model = example(tmp_path, predictor)
-    written = report(results, tmp_path / "out", model=model)
-    before = [path.read_bytes() for path in written]
-    shutil.rmtree(tmp_path / "out")
-    assert [path.read_bytes() for path in report(results, tmp_path / "out", model=model)] == before
-    svg = (tmp_path / "out" / "predicted_vs_measured.svg").read_text()
-    assert "<dc:date>" not in svg
-    assert before[-1].startswith(b"\x89PNG")
-
-
-def test_the_plot_has_a_legend_entry_per_method_and_set(tmp_path: Path, predictor) -> None:
-    from matplotlib.figure import Figure
-
-    from vramprobe.report import plot
-
-    results, model = example(tmp_path, predictor)
-    cells = [cell for cell in cells_of(store.read(results).records, model) if cell.error_percent is not None]
-    upper, lower = Figure().subplots(2)
-    plot._draw(upper, lower, cells)
-    labels = [text.get_text() for text in upper.get_legend().get_texts()]
-    assert labels == ["equal", "full, in the fit", "full, held out", "lora, in the fit", "lora, held out"]
-    heights = [float(bars[0].get_ydata()[0]) for bars in lower.containers]
-    assert heights == pytest.approx([3, -2, 1, -10])  # the errors, in percent
-
-
-def test_markdown_cells_cannot_break_the_page() -> None:
-    columns = [render.Column("a", "x|y", lambda row: row), render.Column("b", None, lambda row: 1)]
-    text = render.to_markdown(columns, ["a|b <script>\n*c* `d` [e](f) & \\|", "", None])
-    assert text.splitlines() == [
-        r"| x\|y |",
-        "| --- |",
-        r"| a\|b &lt;script&gt; \*c\* \`d\` \[e\](f) &amp; \\\| |",
-        "| – |",
-        "| – |",
-    ]
 
 
 def test_a_long_failure_is_shortened_only_in_markdown(tmp_path: Path) -> None:
@@ -325,6 +302,10 @@ def test_what_cannot_be_reported(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     (tmp_path / "file").touch()
     good = save(tmp_path / "good", [make_record()])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "records.jsonl").touch()
+    with pytest.raises(StoreError, match="holds no record"):
+        report(tmp_path / "empty", tmp_path / "out")
     with pytest.raises(StoreError, match=r"cannot write the report to .*file: .*choose another folder"):
         report(good, tmp_path / "file")
 
@@ -349,18 +330,180 @@ def test_summaries_without_predictions_are_none() -> None:
     assert summaries(cells_of([make_record()], None)) == []
 
 
-def test_each_table_has_unique_column_names() -> None:
-    unit = pages._unit([1])
-    for columns in (pages._measured_columns(unit, is_predicted=True), pages._failure_columns(), pages._SUMMARY_COLUMNS):
-        names = [column.name for column in columns]
-        assert len(names) == len(set(names))
+def material(records: list[RunRecord], model: Any = None) -> Material:
+    return Material(
+        cells=cells_of(records, model), records=records, model=model, origin=["instrument cpu"], command="x"
+    )
+
+
+def test_each_table_has_unique_column_names(tmp_path: Path, predictor) -> None:
+    results, model = example(tmp_path, predictor)
+    for document in documents(gather(results, tmp_path, model, None)):
+        for table in (*document.tables, document.data):
+            names = [column.name for column in table.columns]
+            assert len(names) == len(set(names)), (document.name, table.title)
+
+
+# -- by size and method ------------------------------------------------------------------------------------------------
+
+
+def test_sizes_stand_in_rows_and_methods_in_columns() -> None:
+    """A method that one model was measured with is no column among those that compare models."""
+    records = [with_peak(make_spec(num_layers=depth), 1000 * depth * MIB) for depth in (1, 2)]
+    records += [with_peak(make_spec(method="lora", num_layers=1), MIB)]
+    (table,) = by_size(cells_of(records, None), None, [], "x").tables
+    assert table.title == "2 × 16 tokens, checkpointing off"
+    assert [column.heading for column in table.shown] == ["model", "parameters", "full, GiB"]
+    assert [row[::2] for row in table.texts()] == [["tiny-llama@1layers", "0.98"], ["tiny-llama@2layers", "1.95"]]
+    assert table.caption == "full: bf16, adamw_torch_fused."
+
+
+def test_a_method_of_one_model_is_shown_where_there_is_no_other() -> None:
+    records = [with_peak(make_spec(method="lora"), MIB)]
+    (table,) = by_size(cells_of(records, None), None, [], "x").tables
+    assert [column.heading for column in table.shown][2:] == ["lora, MiB"]
+    assert table.caption == "lora: r 16, all-linear, bf16 + bf16 (fp32), adamw_torch_fused."
+
+
+def test_what_the_fit_predicts_is_marked_and_what_it_refuses_is_not_printed(predictor) -> None:
+    predictor[16] = prediction(2048, 1024, 4096)
+    model = FakeModel(fingerprints=())
+    records = [with_peak(make_spec(num_layers=depth), GIB) for depth in (1, 2)]
+    records += [with_peak(make_spec(method="lora", model=model), GIB) for model in ("pythia-70m", "gpt2")]
+    document = by_size(cells_of(records, None), model, [], "x")
+    shown = {row[0]: row[2:] for row in document.tables[0].texts()}
+    assert shown["tiny-llama@2layers"] == ["1.00", "≈ 2.00"]
+    assert shown["gpt2"] == ["≈ 2.00", "1.00"]
+    assert list(shown)[-len(LADDER) :] == list(LADDER)
+    assert shown[LADDER[-1]] == ["≈ 2.00", "≈ 2.00"]
+    lines = list(csv.DictReader(files_of(document)["by_size.csv"].decode().splitlines()))
+    measured = [line for line in lines if line["is_measured"] == "true"]
+    assert {line["low_bytes"] for line in measured} == {""}
+    assert len(measured) == 4
+    assert {line["peak_allocated_bytes"] for line in lines if line["is_measured"] == "false"} == {str(2 * GIB)}
+    predictor[16] = OutOfRange("far", prediction(1, 1, 1))
+    shown = {row[0]: row[2:] for row in by_size(cells_of(records, None), model, [], "x").tables[0].texts()}
+    assert shown["gpt2"] == ["–", "1.00"]
+    assert LADDER[-1] not in shown
+
+
+def test_columns_with_one_method_say_what_sets_them_apart() -> None:
+    options = ({"dtype": "bf16"}, {"dtype": "fp32"}, {"dtype": "fp32", "optim": "adamw_torch"})
+    records = [with_peak(make_spec(num_layers=depth, **one), MIB) for depth in (1, 2) for one in options]
+    (table,) = by_size(cells_of(records, None), None, [], "x").tables
+    assert {column.heading for column in table.shown[2:]} == {
+        "full bf16, MiB", "full fp32 adamw_torch_fused, MiB", "full fp32 adamw_torch, MiB",
+    }  # fmt: skip
+
+
+def test_params_are_written_as_guides_do() -> None:
+    counts = (TINY_LLAMA_PARAMS, 70_400_000, 1_235_814_400, 70_553_706_496)
+    assert [params_in_words(count) for count in counts] == ["125K", "70.4M", "1.24B", "70.6B"]
+
+
+# -- speed and cost ----------------------------------------------------------------------------------------------------
+
+
+def test_speed_is_tokens_over_the_median_step(tmp_path: Path) -> None:
+    """20.5 ms for two micro-batches of 2 × 16 tokens; a CPU has no price."""
+    document = speed(material([make_record(make_spec(grad_accum=2))]).cells, [], "x")
+    (row,) = csv.DictReader(files_of(document)["speed.csv"].decode().splitlines())
+    assert float(row["tokens_per_second"]) == pytest.approx(2 * 2 * 16 / 0.0205)
+    assert "usd_per_billion_tokens" not in row
+    assert "On the CPU, 2 threads." in files_of(document)["speed.md"].decode()
+    untimed = make_record(timing=make_record().timing.model_copy(update={"step_seconds": []}))
+    assert speed(material([untimed]).cells, [], "x") is None
+
+
+def test_a_measured_gpu_has_its_price() -> None:
+    from vramprobe import catalog
+
+    there = make_environment(device_name="NVIDIA H100 80GB HBM3", num_threads=None)
+    record = make_record(make_spec(device="cuda"), instrument="cuda", environment=there)
+    document = speed(material([record]).cells, [], "x")
+    offers = [one for one in catalog.list_prices("H100-SXM") if one.terms == "on-demand"]
+    hourly = min(one.usd_per_gpu_hour for one in offers)
+    (row,) = csv.DictReader(files_of(document)["speed.csv"].decode().splitlines())
+    assert float(row["usd_per_billion_tokens"]) == pytest.approx(hourly * 1e9 / (2 * 16 / 0.0205) / 3600)
+    assert f"At ${hourly:.2f} per hour (" in document.tables[0].caption
+    assert rate_of(make_record(instrument="cuda")) is None  # a GPU that the catalog does not know
+    assert rate_of(make_record(environment=there)) is None  # not measured on it
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_the_same_each_time_and_a_check_names_what_is_not(tmp_path: Path) -> None:
+    results = save(tmp_path / "results", [make_record(), make_record(make_spec(method="lora"))])
+    out = tmp_path / "out"
+    files = build(results, out)
+    assert {"peak_by_term.svg", "peak_by_term.png", "by_size.md", "formulas.tex"} <= set(files)
+    with pytest.raises(StaleReport, match=f"{len(files)} of {len(files)} files are stale"):
+        publish(out, files, check=True)
+    assert not out.exists()
+    publish(out, files)
+    assert publish(out, build(results, out), check=True) == [out / name for name in files]
+    (out / "by_term.csv").unlink()
+    (out / "measured.md").write_text("x")
+    with pytest.raises(StaleReport) as caught:
+        publish(out, files, check=True)
+    assert str(caught.value).splitlines() == [
+        f"2 of {len(files)} files are stale:",
+        f"  {out / 'measured.md'} differs from what the records give",
+        f"  {out / 'by_term.csv'} is missing",
+    ]
+    assert (out / "measured.md").read_text() == "x"
+
+
+def test_a_models_name_or_a_message_is_only_text_everywhere(tmp_path: Path) -> None:
+    """HTML, LaTeX and Markdown in a name, and in what an error said."""
+    evil = "<b onclick=x>_$x^2$|&\\`*[a](b)"
+    named = make_record(make_spec().model_copy(update={"model": evil}))
+    failed = make_record(make_spec(seq_len=8), outcome=Oom(phase="load", message=f"no room for {evil}"))
+    files = build(save(tmp_path / "results", [named, failed]), "out")
+    texts = {name: content.decode() for name, content in files.items() if not name.endswith((".png", ".svg"))}
+    in_html, in_markdown = (
+        "&lt;b onclick=x&gt;_$x^2$|&amp;\\`*[a](b)",
+        r"&lt;b onclick=x&gt;\_\$x^2\$\|&amp;\\\`\*\[a\](b)",
+    )
+    in_latex = r"\ensuremath{<}b onclick=x\ensuremath{>}\_\$x\textasciicircum{}2\$\ensuremath{|}\&\textbackslash{}"
+    for page, count in (("by_size", 1), ("by_term", 1), ("measured", 2)):
+        assert [texts[f"{page}.{kind}"].count("<b onclick") for kind in ("md", "html", "tex")] == [0, 0, 0]
+        assert texts[f"{page}.html"].count(in_html) == texts[f"{page}.md"].count(in_markdown) == count
+        assert texts[f"{page}.tex"].replace(r"\allowbreak{}", "").count(in_latex) == count
+    assert evil in texts["measured.csv"]
+
+
+def test_cuda_records_bring_the_claims_they_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramprobe import claims
+
+    seen: list[RunRecord] = []
+    monkeypatch.setattr(claims, "judge_claims", lambda records: seen.extend(records) or [])
+    record = make_record(make_spec(device="cuda"), instrument="cuda")
+    assert [one.name for one in documents(material([record]))][-1] == "claims"
+    assert seen == [record]
+
+
+def test_the_terminal_shows_the_held_out_cells_and_one_line_per_page(
+    tmp_path: Path, predictor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vramprobe.display import print_report
+
+    results, model = example(tmp_path, predictor)
+    print_report(report(results, tmp_path / "out", model=model))
+    shown = capsys.readouterr().out
+    assert "## Held out of the fit" in shown
+    assert "## In the fit" not in shown
+    assert shown.count(str(tmp_path / "out")) == 5
+    assert f"{tmp_path / 'out' / 'by_size'}  .md .csv .tex .html\n" in shown
 
 
 def test_reporting_needs_no_torch(tmp_path: Path) -> None:
     results = save(tmp_path / "results", [make_record()])
+    heavy = ("torch", "transformers", "pandas", "huggingface_hub", "pyarrow")
     code = (
-        "import sys; from vramprobe.report import report; report(sys.argv[1], sys.argv[2]);"
-        "print([name for name in ('torch', 'transformers', 'pandas', 'matplotlib') if name in sys.modules])"
+        "import sys; from vramprobe import api; api.report(sys.argv[1], sys.argv[2]);"
+        f"print([name for name in {heavy} if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(results), str(tmp_path / "out")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

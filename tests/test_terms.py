@@ -13,7 +13,7 @@ import pytest
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe import catalog
-from vramprobe.architecture import architecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import SpecError
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec, resolve

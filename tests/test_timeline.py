@@ -238,7 +238,7 @@ def test_what_others_wrote_is_text_and_never_markup(monkeypatch: pytest.MonkeyPa
     plain, odd = Reader(page(timeline())), Reader(page(timeline(cell_id=evil)))
     assert odd.tags == plain.tags
     assert odd.texts["h1"] == evil
-    assert picture(timeline(cell_id=evil)).startswith(b"\x89PNG")
+    assert picture(timeline(cell_id=evil), "png").startswith(b"\x89PNG")
     monkeypatch.setattr(timeline_page, "phase_name", lambda phase: evil)  # of no user's making today
     odd = Reader(page(timeline()))
     assert odd.tags == plain.tags
@@ -265,8 +265,9 @@ def test_reserved_memory_is_drawn_where_it_is_known() -> None:
     assert "3.00 GiB" in page(known)
     assert (known.tier, unknown.tier) == ("requested", "allocated")
     assert "With the allocator&#x27;s rounding 1 B allocated." in page(known)
-    assert imread(io.BytesIO(picture(known))).shape == imread(io.BytesIO(picture(unknown))).shape == (630, 1125, 4)
-    assert picture(known) != picture(unknown)
+    drawn = [imread(io.BytesIO(picture(one, "png"))) for one in (known, unknown)]
+    assert [one.shape for one in drawn] == [(630, 1125, 4)] * 2
+    assert picture(known, "png") != picture(unknown, "png")
 
 
 @pytest.mark.parametrize("peak_bytes", [700, 3 * MIB, 999 * MIB, GIB, 79 * GIB, 900 * GIB])
@@ -281,7 +282,7 @@ def test_the_scale_has_a_few_round_amounts(peak_bytes: int) -> None:
 
 def test_files_by_their_names(tmp_path: Path) -> None:
     one = timeline(cell_id=r"模型 $\frac{$")  # no formula, and no glyphs for it in matplotlib's own font
-    for name, beginning in (("a.html", b"<!doctype html>"), ("b.PNG", b"\x89PNG")):
+    for name, beginning in (("a.html", b"<!doctype html>"), ("b.PNG", b"\x89PNG"), ("c.svg", b"<?xml")):
         path = tmp_path / name
         timeline_file.require_writable(path)
         assert not path.exists()
@@ -299,8 +300,8 @@ def test_what_cannot_be_written_is_refused_before_anything_is_simulated(
     monkeypatch.setattr(api, "_simulated", None)
     (tmp_path / "file").touch()
     cell = {"model": "gpt2", "method": "lora", "batch_size": 1, "seq_len": 8, "device": "cpu"}
-    for name in ("a.svg", "a", "html"):
-        with pytest.raises(SpecError, match=r"must end in \.html or \.png"):
+    for name in ("a.pdf", "a", "html"):
+        with pytest.raises(SpecError, match=r"must end in \.html, \.png or \.svg"):
             api.simulate(timeline=tmp_path / name, **cell)
     for path in (tmp_path / "file" / "a.html", tmp_path / "folder.png"):
         (tmp_path / "folder.png").mkdir(exist_ok=True)

@@ -7,46 +7,36 @@ in the worker's process only, simulating in this one.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from vramprobe import catalog, spec, store, sweep
+from vramprobe import catalog, spec, store
 from vramprobe.errors import SpecError, StoreError, VramprobeError
+from vramprobe.jobs import PlanEngine, default_results, job_of
+from vramprobe.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
 
 if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
-    from vramprobe.card import Card, Rate
     from vramprobe.check import CheckReport
     from vramprobe.claims import Judgement
     from vramprobe.evaluate import Evaluation, LeaveOut
-    from vramprobe.largest import Judge, Largest
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.runner import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
-    from vramprobe.plan import Plan, Policy, TraceEngine
-    from vramprobe.predict import Engine, Prediction
+    from vramprobe.plan import Plan, Policy
     from vramprobe.record import RunRecord
-    from vramprobe.sharding import MinGpus
     from vramprobe.simulate.run import Simulation
-    from vramprobe.terms.ranks import Sharding
 
-#: Whether cells without arithmetic are simulated where a sweep is planned.
-PlanEngine = Literal["auto", "formula"]
-
-
-def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
-    """A resolved cell from its words; ``device`` auto is CUDA where a GPU is visible, else the CPU."""
-    if device == "auto":
-        from vramprobe.measure.environment import device_to_use
-
-        device = device_to_use(device)
-    return spec.resolve(device=device, **options)
+__all__ = [
+    "calibrate", "cell", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit", "gpus",
+    "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict", "report",
+    "run", "simulate",
+]  # fmt: skip
 
 
 def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:
@@ -56,21 +46,39 @@ def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosi
     return diagnose(device, Path(results))
 
 
-def measure(*, timeout_seconds: float | None = None, save: str | Path | None = None, **options: Any) -> RunRecord:
-    """Run one cell in a process of its own; the record, also appended to ``save`` where that is given."""
+def measure(
+    *,
+    timeout_seconds: float | None = None,
+    save: str | Path | None = None,
+    snapshot: str | Path | None = None,
+    **options: Any,
+) -> RunRecord:
+    """Run one cell in a process of its own; the record, also appended to ``save`` where that is given.
+
+    ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
+    did not get so far there is none, and the record says why.
+    """
     from vramprobe.measure import runner
     from vramprobe.measure.limits import limits
 
     one = cell(**options)
     limit = limits(timeout_seconds=timeout_seconds).timeout_seconds
-    if save is not None:
-        store.require_writable(save)
+    if snapshot is not None and one.device != "cuda":
+        raise SpecError(
+            "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
+            "or draw what it would do there with `vramprobe simulate --timeline FILE.html`"
+        )
+    for path in (save, snapshot):
+        if path is not None:
+            store.require_writable(path)
     handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
     os.close(handle)
     log = Path(name)
     record = None
     try:
-        record = runner.measure(one, log=log, timeout_seconds=limit)
+        record = runner.measure(
+            one, log=log, timeout_seconds=limit, snapshot=None if snapshot is None else Path(snapshot).resolve()
+        )
     finally:
         if record is None or record.outcome.kind == "ok":  # a failure's record names its log
             log.unlink(missing_ok=True)
@@ -168,7 +176,7 @@ def plan(
     from vramprobe.plan import plan_sweep
     from vramprobe.resume import open_journal
 
-    job = _job(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides)
+    job = job_of(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides)
     journal = open_journal(job.folder / runner.JOURNAL)
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
@@ -205,7 +213,7 @@ def run(
     from vramprobe.measure import runner
     from vramprobe.measure.limits import limits
 
-    job = _job(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
+    job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(
         job.sweep, job.folder, card=job.card, fit=job.fit, rate=job.rate, policy=policy, on_event=on_event,
         trace=job.trace(engine),
@@ -214,62 +222,6 @@ def run(
     )  # fmt: skip
     summary.notes[:0] = job.sweep.notes
     return summary
-
-
-class _Job(NamedTuple):
-    """A sweep with everything that planning and running it need."""
-
-    sweep: sweep.Sweep
-    folder: Path
-    card: Card | None
-    fit: MemoryModel | None
-    rate: Rate | None
-
-    def trace(self, engine: PlanEngine) -> TraceEngine | None:
-        """The simulation on this card, for cells without arithmetic; None where only arithmetic is wanted."""
-        from vramprobe.simulate.engine import predict_many
-
-        if engine not in get_args(PlanEngine):
-            raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(PlanEngine))}")
-        if engine == "formula":
-            return None
-        return functools.partial(predict_many, gpu=self.card and self.card.gpu, model=self.fit)
-
-
-def _job(
-    path: str | Path, out: str | Path | None, device: str, gpu: str | None, fit: str | Path | MemoryModel | None,
-    usd_per_hour: float | None, provider: str | None, only: str | Sequence[str], skip: str | Sequence[str],
-    shard: str | None, overrides: dict[str, Any],
-) -> _Job:  # fmt: skip
-    from vramprobe.card import card_named, hourly_rate
-    from vramprobe.measure.environment import device_to_use
-
-    if gpu and device == "cpu":
-        raise SpecError(f"a plan for {gpu} is one for device cuda, and cpu was given; drop one of them")
-    device = "cuda" if gpu else device_to_use(device)
-    chosen = sweep.select(sweep.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard)
-    card = card_named(gpu) if gpu else _card_here(chosen)
-    folder = Path(out) if out is not None else default_results(chosen.name, device, card)
-    beside = folder / "fit.json"
-    model = _model(beside if fit is None and beside.exists() else fit)
-    return _Job(chosen, folder, card, model, hourly_rate(card, usd_per_hour, provider))
-
-
-def _card_here(chosen: sweep.Sweep) -> Card | None:
-    """The GPU that the sweep will use; None where its cells are for the CPU, or where there is no GPU to be seen."""
-    from vramprobe.card import card_seen
-    from vramprobe.measure import nvml
-
-    gpu = nvml.first_visible_gpu() if any(one.device == "cuda" for one in chosen.cells) else None
-    watched = nvml.open_device(gpu[0]) if gpu else None
-    total_bytes = watched.total_bytes() if watched else None
-    return card_seen(gpu[1], total_bytes) if gpu and total_bytes else None
-
-
-def default_results(sweep_name: str, device: str, card: Card | None = None) -> Path:
-    """results/<device>/<sweep>: the GPU's short name in lower case, or cpu."""
-    name = device if card is None else card.gpu.short_name if card.gpu else card.name.removeprefix("NVIDIA ")
-    return Path("results") / name.lower().replace(" ", "-") / sweep_name
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:
@@ -286,170 +238,6 @@ def fit(results: str | Path) -> MemoryModel:
     return fit_records(store.latest_by_fingerprint(store.read(results).records).values())
 
 
-def predict(
-    *,
-    fit: str | Path | MemoryModel | None = None,
-    device: str | None = None,
-    engine: Engine | Literal["auto"] = "auto",
-    gpu: str | None = None,
-    sharding: Sharding | None = None,
-    num_gpus: int | None = None,
-    allow_extrapolation: bool = False,
-    **options: Any,
-) -> Prediction:
-    """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
-
-    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
-    for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
-    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's.
-    """
-    from vramprobe.errors import OutOfRange
-    from vramprobe.memory_model import shipped_fit
-
-    model = _model(None if str(fit) == "none" else fit)
-    spec = cell(device=device or (model.device if model else "cuda"), **options)
-    if fit is None and sharding is None:
-        model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu else None)
-    try:
-        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
-    except OutOfRange as error:
-        if fit is not None:
-            raise
-        alone = _engine(None, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
-        note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
-        return alone.model_copy(update={"warnings": [*alone.warnings, note]})
-
-
-def _engine(
-    model: MemoryModel | None, engine: str, gpu: str | None, sharding: Sharding | None, num_gpus: int | None,
-    allow_extrapolation: bool,
-) -> Callable[[spec.CellSpec], Prediction]:  # fmt: skip
-    """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation."""
-    from vramprobe.architecture import UnsupportedArchitecture
-    from vramprobe.predict import Engine
-    from vramprobe.predict import predict as predict_cell
-    from vramprobe.sharding import predict_rank
-
-    if engine not in (known := ("auto", *get_args(Engine))):
-        raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    if (sharding is None) != (num_gpus is None):
-        raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
-    if sharding is not None and engine == "trace":
-        raise SpecError("sharding is by arithmetic, and the trace engine simulates one GPU; use engine formula")
-    extra = {"allow_extrapolation": allow_extrapolation}
-
-    def predict_one(one: spec.CellSpec) -> Prediction:
-        if engine != "trace":
-            try:
-                if sharding is not None and num_gpus is not None:
-                    return predict_rank(one, num_gpus, sharding, model, **extra)
-                return predict_cell(one, model, **extra)
-            except UnsupportedArchitecture:
-                if engine == "formula" or sharding is not None:
-                    raise
-        from vramprobe.simulate import engine as trace  # loads torch
-
-        return trace.predict(one, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
-
-    return predict_one
-
-
-def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
-    """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
-
-    Exact, by bisection. Raises VramprobeError where not even 1 fits. Without arithmetic for the architecture it asks
-    for ``engine="trace"``, which takes about a dozen simulations of some seconds each.
-    """
-    return _largest_count("batch_size", gpu, seq_len=seq_len, batch_size=1, **options)
-
-
-def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
-    """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`."""
-    return _largest_count("seq_len", gpu, seq_len=1, batch_size=batch_size, **options)
-
-
-def largest_model(*, gpu: str, **options: Any) -> Largest:
-    """The largest model of the catalog that fits on ``gpu``; ``options`` are those of :func:`predict` but the model.
-
-    Models without arithmetic are named and not judged.
-    """
-    from vramprobe import largest
-
-    _, words, judge = _judge(gpu, options, engine="formula")
-    device = words.pop("device", None) or "cuda"
-
-    def named(slug: str) -> spec.CellSpec | str:
-        try:
-            return cell(model=slug, device=device, **words)
-        except SpecError as error:
-            return str(error)
-
-    cells = [(entry.name, named(entry.name)) for entry in models()]
-    if all(isinstance(one, str) for _, one in cells):
-        raise SpecError(str(cells[0][1]))
-    return largest.largest_model(cells, judge, catalog.find_gpu(gpu).name)
-
-
-def min_gpus(
-    *,
-    gpu: str,
-    sharding: Sharding,
-    fit: str | Path | MemoryModel | None = None,
-    allow_extrapolation: bool = False,
-    **options: Any,
-) -> MinGpus:
-    """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, by arithmetic, not measured."""
-    from vramprobe import sharding as ranks
-
-    one = cell(device=options.pop("device", None) or "cuda", **options)
-    card = catalog.find_gpu(gpu)
-    return ranks.min_gpus(one, card, sharding, _model(fit), allow_extrapolation=allow_extrapolation)
-
-
-def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:
-    from vramprobe import largest
-    from vramprobe.architecture import UnsupportedArchitecture, architecture
-
-    allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
-    # An inverse question of the simulation takes a minute, so nobody falls into it by chance.
-    model, words, judge = _judge(gpu, options, engine="trace" if engine == "trace" else "formula")
-    one = cell(device=words.pop("device", None) or "cuda", **words)
-    if engine != "trace":
-        try:
-            architecture(one.architecture)
-        except UnsupportedArchitecture as error:
-            raise UnsupportedArchitecture(
-                f"{error}. The trace engine can answer, by about a dozen simulations of some seconds each: engine trace"
-            ) from None
-    return largest.largest_count(
-        question, one, judge, model=None if engine == "trace" else model, allow_extrapolation=allow,
-    )  # fmt: skip
-
-
-def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel | None, dict[str, Any], Judge]:
-    """(the fit, the words of the cell, what judges a cell on ``gpu``) from predict's options."""
-    from vramprobe.errors import OutOfRange
-    from vramprobe.largest import Judged
-    from vramprobe.predict import verdict
-
-    words = dict(options)
-    model, card = _model(words.pop("fit", None)), catalog.find_gpu(gpu)
-    words.pop("engine", None)
-    predict_one = _engine(
-        model, engine, gpu, words.pop("sharding", None), words.pop("num_gpus", None),
-        words.pop("allow_extrapolation", False),
-    )  # fmt: skip
-
-    def judge(one: spec.CellSpec) -> Judged:
-        try:
-            prediction, refusal = predict_one(one), None
-        except OutOfRange as error:
-            prediction, refusal = error.prediction, error
-        return Judged(prediction, verdict(prediction, card), refusal)
-
-    return model, words, judge
-
-
 def evaluate(
     results: str | Path,
     *,
@@ -457,24 +245,26 @@ def evaluate(
     leave_out: LeaveOut | None = None,
     fit: str | Path | MemoryModel | None = None,
     out: str | Path | None = None,
+    check: bool = False,
 ) -> Evaluation:
     """How far predictions are from the records under ``results`` that their fit has not seen; a page of it in ``out``.
 
     ``hold_out`` is a condition such as ``params>3e9``; ``leave_out`` takes each model, family or length out in turn;
-    ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out.
+    ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out. ``check``: write
+    nothing, and raise StaleReport where ``out`` holds other files.
     """
     from vramprobe.evaluate import evaluate as evaluate_records
 
-    found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=_model(fit))
+    found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
     if out is not None:
-        from vramprobe.report import write_files
+        from vramprobe.report import publish
         from vramprobe.report.evaluation import evaluation_page
 
         words = ["vramprobe", "evaluate", str(results), "-o", str(out)]
         words += ["--hold-out", hold_out] if hold_out else []
         words += ["--leave-out", leave_out] if leave_out else []
         words += ["--fit", str(fit) if isinstance(fit, str | Path) else "FIT.json"] if fit is not None else []
-        write_files(Path(out), evaluation_page(found, shlex.join(words)))
+        publish(Path(out), evaluation_page(found, shlex.join(words)), check=check)
     return found
 
 
@@ -482,7 +272,7 @@ def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = Non
     """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
     from vramprobe.calibrate import calibrate as calibrate_records
 
-    return calibrate_records(store.read(results).records, _model(fit))
+    return calibrate_records(store.read(results).records, given_fit(fit))
 
 
 def claims(
@@ -492,30 +282,58 @@ def claims(
     gpu: str | None = None,
     results: str | Path | None = None,
     out: str | Path | None = None,
+    check: bool = False,
 ) -> list[Judgement]:
     """The published claims with these ids, of these topics or on this GPU, judged; all 135 unless told.
 
-    Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for Markdown, CSV and JSON.
+    Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for the tables and JSON; with
+    ``check`` nothing is written, and StaleReport raised where it holds other files.
     """
     from vramprobe.claims import judge_claims
 
     records = store.read(results, allow_empty=True).records if results is not None else ()
     judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
     if out is not None:
-        from vramprobe.report import write_files
+        from vramprobe.report import publish
         from vramprobe.report.claims import text_files
 
         words = [*(f"--id {name}" for name in ids), *(f"--topic {name}" for name in topics)]
         words += [f"--gpu {gpu}"] * bool(gpu) + [f"--results {results}"] * bool(results)
-        write_files(Path(out), text_files(judged, " ".join(["vramprobe claims", *words, f"-o {out}"])))
+        files = text_files(judged, " ".join(["vramprobe claims", *words, f"-o {out}"]))
+        publish(Path(out), files, check=check)
     return judged
 
 
-def report(results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None) -> list[Path]:
-    """Write tables and a plot from the records under ``results``, with predictions where a fit is given."""
-    from vramprobe.report import report as write_report
+def report(
+    results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None, check: bool = False
+) -> list[Path]:
+    """Write tables and plots from the records under ``results``, with predictions where a fit is given.
 
-    return write_report(results, out, model=_model(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    With ``check`` nothing is written: raises StaleReport, naming each file of ``out`` that is missing or different.
+    """
+    from vramprobe.report import build, publish
+
+    files = build(results, out, model=given_fit(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    return publish(Path(out), files, check=check)
+
+
+def dataset(results: str | Path, out: str | Path, *, push: str | None = None, check: bool = False) -> list[Path]:
+    """Write all records under ``results`` as Parquet with a card, and ``push`` both to this data set of the hub.
+
+    ``check`` is :func:`report`'s. Raises MissingDependency for pushing without a token, VramprobeError where the hub
+    refuses; what was written stays.
+    """
+    from vramprobe.report import dataset as data_set
+    from vramprobe.report import publish
+    from vramprobe.report.dataset import push as hub
+
+    if push is not None:
+        hub.require_name(push)
+    files = data_set.build(results, out)
+    written = publish(Path(out), files, check=check)
+    if push is not None:
+        hub.push(files, push)
+    return written
 
 
 def models() -> list[catalog.ModelEntry]:
@@ -526,11 +344,3 @@ def models() -> list[catalog.ModelEntry]:
 def gpus() -> list[catalog.Gpu]:
     """The GPUs that ship with vramprobe."""
     return catalog.list_gpus()
-
-
-def _model(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
-    if isinstance(fit, str | Path):
-        from vramprobe.memory_model import load_fit
-
-        return load_fit(fit)
-    return fit

@@ -1,35 +1,31 @@
 """The command line: words in, text or JSON out. The only module that prints and exits.
 
-Every verb that takes a cell takes the same options, made here from the spec's own words. Exit codes: 0 done, 1 a user's
+Every verb that takes a cell or a sweep takes the same options (cli_options.py). Exit codes: 0 done, 1 a user's
 error, a cell that failed or records that break a rule, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when
-the terminal went). Long because every verb's options, with their help, stand here in plain sight.
+the terminal went).
 """
 
 from __future__ import annotations
 
 import errno
-import functools
-import inspect
 import json
 import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import vramprobe
-from vramprobe import api, display, live, spec
+from vramprobe import api, display, live
+from vramprobe.cli_options import takes_a_cell, takes_a_sweep
 from vramprobe.errors import VramprobeError
 from vramprobe.measure.signals import signals_that_end
-from vramprobe.units import parse_duration, parse_share
+from vramprobe.units import parse_duration
 
 if TYPE_CHECKING:
-    from vramprobe.plan import Policy
     from vramprobe.sharding import MinGpus
 
 app = typer.Typer(
@@ -45,116 +41,14 @@ Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe f
 PredictFit = Annotated[
     Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`, or none (what ships for the device, if any).")
 ]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Write nothing; exit code 1 naming each file of -o that is missing or different."),
+]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
 
 SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Results folder (results/<device>/<sweep>).")]
 SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
-SweepFit = Annotated[Path | None, typer.Option("--fit", help="What predicts (the folder's fit.json, else arithmetic).")]
-Price = Annotated[float | None, typer.Option(help="Dollars per hour of the GPU (the catalog's cheapest on demand).")]
-Provider = Annotated[str | None, typer.Option(help="Take the price of this provider from the catalog.")]
-PlanEngine = Annotated[
-    str | None, typer.Option(help="auto: simulate cells without arithmetic (plan, dry run) | formula: do not (run).")
-]
-Only = Annotated[list[str] | None, typer.Option(help="Only cells whose id has this in it, or fits it with * and ?.")]
-Skip = Annotated[list[str] | None, typer.Option(help="No cell whose id has this in it, or fits it with * and ?.")]
-Shard = Annotated[str | None, typer.Option(help="i/n: every n-th cell from the i-th on, to share a sweep.")]
-EmulateVram = Annotated[str | None, typer.Option(help="Hold the rest of the card: 24GiB, or a GPU such as RTX-4090.")]
-Audit = Annotated[str, typer.Option(help="Share of the cells to skip that are run all the same.")]
-NoSkip = Annotated[bool, typer.Option("--no-skip", help="Run cells that would certainly run out of memory, too.")]
-Replicate = Annotated[str, typer.Option(help="Share of the cells that are measured a second time, to compare.")]
-RetryQuarantined = Annotated[bool, typer.Option("--retry-quarantined", help="Run cells that never ended, too.")]
-
-
-def _choices(kind: Any) -> str:
-    return " | ".join(get_args(kind))
-
-
-#: Option → (type, help). The names are spec.option_names(); a test holds the two together.
-CELL_OPTIONS: dict[str, tuple[Any, str]] = {
-    "model": (str, "A slug of `vramprobe models`, a path to a config.json or checkpoint folder, or a hub id."),
-    "method": (str, _choices(spec.Method)),
-    "batch_size": (int, "Sequences per micro-batch."),
-    "seq_len": (int, "Tokens per sequence."),
-    "recipe": (str, f"Names dtype and autocast together: {' | '.join(spec.RECIPES)}."),
-    "dtype": (str, f"Of the weights as loaded: {_choices(spec.Dtype)} (bf16 unless told)."),
-    "autocast": (str, f"{_choices(spec.Autocast)} (none for full, else bf16)."),
-    "quant": (str, f"{_choices(spec.Quant)} (nf4 for qlora)."),
-    "kbit_prep": (str, f"How a quantised model is prepared: {_choices(spec.KbitPrep)} (peft for qlora)."),
-    "optim": (str, f"{_choices(spec.Optim)} (adamw_torch_fused)."),
-    "gradient_checkpointing": (bool, "Recompute each layer in backward instead of keeping it."),
-    "grad_accum": (int, "Micro-batches per optimizer step (1)."),
-    "attn": (str, f"{_choices(spec.Attention)} (sdpa where transformers has it for the family)."),
-    "padding": (bool, "Pad an eighth of each sequence, so that the model is passed a mask."),
-    "torch_compile": (bool, "Compile the model with torch.compile."),
-    "lora_r": (int, "Rank (16)."),
-    "lora_alpha": (float, "Scale (2 × rank)."),
-    "lora_dropout": (float, "In [0, 1) (0)."),
-    "lora_targets": (str, "all-linear | q_v | names such as q_proj,v_proj (all-linear)."),
-    "lora_dtype": (str, f"Of the adapters: {_choices(spec.Dtype)} (fp32; bf16 under kbit-prep trl)."),
-    "dora": (bool, "Weight-decomposed adapters (DoRA)."),
-    "num_layers": (int, "Cut the architecture to its first layers; the record says so."),
-    "weights": (str, f"{_choices(spec.Weights)} (random: memory does not depend on the values)."),
-    "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
-    "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
-    "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
-    "emulate_vram": (str, "Hold the rest of the card: a size such as 24GiB, or a GPU such as RTX-4090."),
-    "steps": (int, "Traced steps, at least 3 (3)."),
-    "timing_steps": (int, "Further steps, timed and not traced (2)."),
-    "seed": (int, "Of weights and tokens (0)."),
-}
-_REQUIRED = ("model", "method", "batch_size", "seq_len")
-
-
-def _takes_a_cell(
-    command: Callable[..., None] | None = None, *, asks: Mapping[str, str] = MappingProxyType({})
-) -> Callable[..., Any]:
-    """Give ``command(cell_options, …)`` every option of a cell, as ``--batch-size`` and so on.
-
-    ``asks``: flag of the command → the option that it asks for, which cannot be given with it.
-    """
-    if command is None:
-        return functools.partial(_takes_a_cell, asks=asks)
-    own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "cell"]
-
-    def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
-        flag = f"--{name.replace('_', '-')}"
-        flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,)
-        required = name in _REQUIRED and name not in asks.values()
-        if name in asks.values():
-            text += f" Not with {next(_flag(asking) for asking, asked in asks.items() if asked == name)}."
-        annotation = Annotated[kind if required else kind | None, typer.Option(*flags, help=text, show_default=False)]
-        default = inspect.Parameter.empty if required else None
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-    @functools.wraps(command)
-    def with_options(**values: Any) -> None:
-        cell = {name: values.pop(name) for name in CELL_OPTIONS}
-        _require_one_question(cell, [name for name in asks if values[name]], asks)
-        command({name: value for name, value in cell.items() if value is not None}, **values)
-
-    options = [parameter(name, kind, text) for name, (kind, text) in CELL_OPTIONS.items()]
-    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    with_options.__signature__ = inspect.Signature([*options, *keyword_only])
-    with_options.__annotations__ = {p.name: p.annotation for p in [*options, *keyword_only]}
-    return with_options
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _require_one_question(cell: dict[str, Any], asking: list[str], asks: Mapping[str, str]) -> None:
-    """Raise wrong usage for two questions at once, for one whose answer is given, and for what neither gives."""
-    if len(asking) > 1:
-        raise typer.BadParameter(f"{' and '.join(map(_flag, asking))} are different questions; ask one at a time.")
-    open_option = asks[asking[0]] if asking else None
-    for name in asks.values():
-        if name == open_option and cell[name] is not None:
-            raise typer.BadParameter(f"{_flag(asking[0])} asks for the {_flag(name)} that fits, so drop {_flag(name)}.")
-        if name != open_option and cell[name] is None:
-            asker = next(_flag(asking) for asking, asked in asks.items() if asked == name)
-            raise typer.BadParameter(f"Missing option '{_flag(name)}'; or ask for it: {asker} --gpu GPU.")
 
 
 @app.command()
@@ -200,25 +94,29 @@ def gpus(json_output: Json = False) -> None:
 
 
 @app.command()
-@_takes_a_cell
+@takes_a_cell
 def measure(
     cell: dict[str, Any],
     timeout: Timeout = None,
     save: Annotated[Path | None, typer.Option(help="Append the record to this .jsonl file.")] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Write one step's history for PyTorch's memory_viz: FILE.pickle (GPU alone).")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Run one cell for a few steps in its own process and show where its memory went."""
     with display.working("measuring in a worker process"):
-        record = api.measure(timeout_seconds=timeout, save=save, **cell)
+        record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, **cell)
     if json_output:
         print(record.to_json_line())
     else:
         display.print_record(record)
+        display.print_snapshot(record, snapshot)
     raise typer.Exit(0 if record.outcome.kind in ("ok", "oom") else 1)
 
 
 @app.command()
-@_takes_a_cell
+@takes_a_cell
 def simulate(
     cell: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
@@ -248,51 +146,22 @@ def simulate(
 
 
 @app.command()
+@takes_a_sweep
 def plan(
     sweep: SweepFile,
+    job: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="Plan for this GPU of `vramprobe gpus`, wherever you are.")] = None,
-    out: Out = None,
-    device: SweepDevice = "auto",
-    fit: SweepFit = None,
-    price: Price = None,
-    provider: Provider = None,
-    only: Only = None,
-    skip: Skip = None,
-    shard: Shard = None,
-    emulate_vram: EmulateVram = None,
-    engine: PlanEngine = None,
-    audit: Audit = "5%",
-    no_skip: NoSkip = False,
-    replicate: Replicate = "0%",
-    retry_quarantined: RetryQuarantined = False,
     json_output: Json = False,
 ) -> None:
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
-    planned = api.plan(
-        sweep, gpu=gpu, out=out, device=device, fit=fit, usd_per_hour=price, provider=provider, only=only or (),
-        skip=skip or (), shard=shard, emulate_vram=emulate_vram, engine=engine or "auto",
-        policy=_policy(audit, no_skip, replicate, retry_quarantined),
-    )  # fmt: skip
-    display.print_plan(planned, as_json=json_output)
+    display.print_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
 
 
 @app.command()
+@takes_a_sweep
 def run(
     sweep: SweepFile,
-    out: Out = None,
-    device: SweepDevice = "auto",
-    fit: SweepFit = None,
-    price: Price = None,
-    provider: Provider = None,
-    only: Only = None,
-    skip: Skip = None,
-    shard: Shard = None,
-    emulate_vram: EmulateVram = None,
-    engine: PlanEngine = None,
-    audit: Audit = "5%",
-    no_skip: NoSkip = False,
-    replicate: Replicate = "0%",
-    retry_quarantined: RetryQuarantined = False,
+    job: dict[str, Any],
     timeout: Timeout = None,
     max_time: Annotated[str | None, typer.Option(help="Stop before this is over, e.g. 9m; the rest stays.")] = None,
     budget: Annotated[float | None, typer.Option(help="Stop before more dollars than this are spent.")] = None,
@@ -303,35 +172,21 @@ def run(
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
     from vramprobe.measure.limits import limits as check_limits
 
-    job = {
-        "out": out, "device": device, "fit": fit, "usd_per_hour": price, "provider": provider, "only": only or (),
-        "skip": skip or (), "shard": shard, "policy": _policy(audit, no_skip, replicate, retry_quarantined),
-        "emulate_vram": emulate_vram,
-    }  # fmt: skip
     limits = {
         "timeout_seconds": timeout, "max_seconds": math.inf if max_time is None else parse_duration(max_time),
         "max_dollars": budget, "max_cells": limit,
     }  # fmt: skip
     if dry_run:
-        planned = api.plan(sweep, **job, engine=engine or "auto")
+        planned = api.plan(sweep, **job)
         check_limits(planned.rate, **limits)
         display.print_plan(planned, as_json=json_output)
         return
     with live.sweep_progress(as_json=json_output) as on_event:
-        summary = api.run(sweep, **job, **limits, engine=engine or "formula", on_event=on_event)
+        summary = api.run(sweep, **job, **limits, on_event=on_event)
     live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])
     raise typer.Exit(1 if summary.failed() else 0)
-
-
-def _policy(audit: str, no_skip: bool, replicate: str, retry_quarantined: bool) -> Policy:
-    from vramprobe.plan import Policy
-
-    return Policy(
-        skip=not no_skip, audit_share=parse_share(audit), replicate_share=parse_share(replicate),
-        retry_quarantined=retry_quarantined,
-    )  # fmt: skip
 
 
 @app.command()
@@ -367,7 +222,7 @@ def fit(
 
 
 @app.command()
-@_takes_a_cell(asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"})
+@takes_a_cell(asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"})
 def predict(
     cell: dict[str, Any],
     fit: PredictFit = None,
@@ -459,12 +314,15 @@ def evaluate(
     leave_out: Annotated[str | None, typer.Option(help="model | family | length: leave each out in turn.")] = None,
     fit: Annotated[Path | None, typer.Option("--fit", help="Judge this fit by what it has not seen.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write tables and a plot into this folder.")] = None,
+    check: Check = False,
     json_output: Json = False,
 ) -> None:
     """Show how far predictions are from measurements that their fit has not seen."""
-    found = api.evaluate(results, hold_out=hold_out, leave_out=leave_out, fit=fit, out=out)
+    found = api.evaluate(results, hold_out=hold_out, leave_out=leave_out, fit=fit, out=out, check=check)
     if json_output:
-        _print_json(display.evaluation_as_json(found))
+        from vramprobe.report.evaluation import as_json as evaluation_as_json
+
+        _print_json(evaluation_as_json(found))
     else:
         display.print_evaluation(found)
 
@@ -489,25 +347,42 @@ def claims(
     topic: Annotated[list[str] | None, typer.Option(help="Only claims of this topic, such as memory.")] = None,
     gpu: Annotated[str | None, typer.Option(help="Only claims that name this GPU.")] = None,
     results: Annotated[Path | None, typer.Option(help="Records that go before predictions where comparable.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for claims.md, .csv and .json.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write tables and JSON into this folder.")] = None,
+    check: Check = False,
     json_output: Json = False,
 ) -> None:
     """Give each published claim a verdict, with our figure and the command that reproduces it."""
-    judged = api.claims(ids or (), topics=topic or (), gpu=gpu, results=results, out=out)
+    judged = api.claims(ids or (), topics=topic or (), gpu=gpu, results=results, out=out, check=check)
     display.print_claims(judged, out, as_json=json_output)
 
 
 @app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables and the plot.")] = Path("out/report"),
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for tables and plots (out/report).")] = None,
     fit: Fit = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Write all records as Parquet with a card into this folder, instead or too (-o)."),
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option(help="Upload --dataset to NAMESPACE/NAME of the Hugging Face hub.")
+    ] = None,
+    check: Check = False,
     json_output: Json = False,
 ) -> None:
-    """Write tables (Markdown and CSV) and a plot from records, with predictions where a fit is given."""
-    written = api.report(results, out, fit=fit)
+    """Write tables (Markdown, CSV, LaTeX, HTML) and plots from records, with predictions where a fit is given."""
+    if push is not None and (dataset is None or check):
+        raise typer.BadParameter("--push uploads what --dataset writes: give --dataset DIR, and no --check.")
+    written = []
+    if dataset is not None:
+        written += api.dataset(results, dataset, push=push, check=check)
+    if out is not None or dataset is None:
+        written += api.report(results, out or Path("out/report"), fit=fit, check=check)
     if json_output:
         _print_json([str(path) for path in written])
+    elif check:
+        print(f"fresh: {len(written)} files are what the records give")
     else:
         display.print_report(written)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from vramprobe import catalog
 from vramprobe.resume import NO_ATTEMPT_YET
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vramprobe.plan import Plan, Row
     from vramprobe.predict import Prediction, Verdict
     from vramprobe.record import RunRecord
+    from vramprobe.report.definition import Table
     from vramprobe.sharding import MinGpus
 
 _BAR_WIDTH = 36
@@ -98,6 +99,20 @@ def print_record(record: RunRecord) -> None:
     if record.timing and record.timing.step_seconds:
         console.print(f", step {statistics.median(record.timing.step_seconds):.2f} s untraced", end="")
     console.print()
+
+
+def print_snapshot(record: RunRecord, snapshot: Path | None) -> None:
+    """Where the snapshot is and what opens it, or why there is none."""
+    if snapshot is None:
+        return
+    console = Console(highlight=False)
+    why = [warning for warning in record.warnings if warning.startswith("no snapshot:")]
+    if record.outcome.kind not in ("ok", "invalid"):
+        why.append(f"no snapshot: the cell ended as {record.outcome.kind} before that step")
+    for text in why:
+        console.print(f"[yellow]note[/]: {escape(text)}", soft_wrap=True)
+    if not why:
+        console.print(f"snapshot written to {escape(str(snapshot))}; open it at pytorch.org/memory_viz", soft_wrap=True)
 
 
 def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path | None = None) -> None:
@@ -186,46 +201,11 @@ def print_min_gpus(found: Iterable[MinGpus]) -> None:
 
 
 def print_evaluation(found: Evaluation) -> None:
-    """Errors by group, verdicts by GPU where one of them can fail, and what says nothing."""
-    from vramprobe.report.evaluation import CARD_COLUMNS, SUMMARY_COLUMNS, remarks
+    """Errors by group, verdicts by GPU where one can fail, and what says nothing; not every record."""
+    from vramprobe.report import evaluation
 
-    console = Console(highlight=False)
-    wrong = [card for card in found.cards if card.num_tight or card.num_false_fits or card.num_false_refusals]
-    for columns, rows in ((SUMMARY_COLUMNS, found.summaries), (CARD_COLUMNS, wrong)):
-        if rows:
-            table = Table(box=None, pad_edge=False)
-            for column in columns:
-                table.add_column(column.heading, justify="right" if column.is_number else "left")
-            for row in rows:
-                values = [(column, column.value(row)) for column in columns]
-                table.add_row(*("–" if value is None else column.text(value) for column, value in values))
-            console.print(table)
-    if num_right := len(found.cards) - len(wrong):
-        console.print(
-            f"every verdict is right for {_plural(num_right, 'size')} of GPU, {found.cards[0].gpu} the smallest"
-        )
-    for line in remarks(found):
-        console.print(escape(line), soft_wrap=True)
-
-
-def evaluation_as_json(found: Evaluation) -> dict[str, Any]:
-    """Everything, for machines: errors and coverage are shares of one, sizes are bytes."""
-    return {
-        "folds": list(found.folds),
-        "summaries": [vars(one) for one in found.summaries],
-        "gpus": [vars(one) for one in found.cards],
-        "records": [
-            {
-                "fingerprint": score.record.fingerprint, "cell_id": score.record.cell_id, "fold": score.fold,
-                "tier": score.tier, "measured_bytes": score.measured_bytes, "predicted_bytes": score.predicted.value,
-                "low_bytes": score.predicted.low, "high_bytes": score.predicted.high, "error": score.error,
-                "is_extrapolated": score.is_extrapolated,
-            }
-            for score in found.scores
-        ],
-        "num_lower_bounds": found.num_lower_bounds, "num_below_bound": found.num_below_bound,
-        "left_out": found.left_out,
-    }  # fmt: skip
+    document = evaluation.evaluation_document(found)
+    _print_tables(document.tables[:-1], document.remarks)
 
 
 def print_check(report: CheckReport) -> None:
@@ -276,7 +256,7 @@ def print_fit(model: MemoryModel, path: Path) -> None:
         console.print(f"{model.num_lower_bounds} out-of-memory records as lower bounds")
     for reason, count in model.left_out.items():
         console.print(f"[yellow]left out[/] {count}: {escape(reason)}", soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
+    table = RichTable(box=None, pad_edge=False)
     for title in ("relative error", "records", "mean", "worst"):
         table.add_column(title, justify="left" if title == "relative error" else "right")
     groups = dict(model.residuals)
@@ -295,35 +275,33 @@ def print_fit(model: MemoryModel, path: Path) -> None:
 
 def print_calibration(calibration: Calibration) -> None:
     """A table of errors for each quantity, one of measured values for each constant, and what was left out."""
-    from vramprobe.report import calibration as tables
+    from vramprobe.report.calibration import calibration_document
 
-    console = Console(highlight=False, width=_NO_WIDTH)
+    document = calibration_document(calibration)
     where = f"{calibration.instrument} instrument, {calibration.device_name}"
-    console.print(f"{_plural(calibration.num_rows, 'measured cell')}, {escape(where)}")
-    for reason, count in calibration.left_out.items():
-        console.print(f"[yellow]left out[/] {count}: {escape(reason)}")
-    for section in tables.sections(calibration):
-        console.print(f"\n[bold]{escape(section.title)}[/]")
-        table = Table(box=None, pad_edge=False)
-        for number, heading in enumerate(section.headings):
-            is_text = number in (0, len(section.headings) - 1)
-            table.add_column(escape(heading), justify="left" if is_text else "right")
-        for row in section.rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-        if section.note:
-            console.print(escape(section.note))
-    console.print("\n--json has each formula's source, the recipe it stands for, what it leaves out, and more groups")
+    Console(highlight=False).print(
+        f"{_plural(calibration.num_rows, 'measured cell')}, {escape(where)}\n", soft_wrap=True
+    )
+    _print_tables(document.tables, document.remarks, width=_NO_WIDTH)
 
 
-def print_report(paths: Iterable[Path]) -> None:
+def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = (), *, width: int | None = None) -> None:
+    from vramprobe.report.formats import terminal
+
+    terminal.show(tables, remarks, Console(highlight=False, width=width))
+
+
+def print_report(paths: Sequence[Path]) -> None:
     """The head of the report's first page, up to the cells that the fit has seen, and the files written."""
     console = Console(highlight=False, markup=False)
+    written: dict[Path, list[str]] = {}
     for path in paths:
+        written.setdefault(path.with_suffix(""), []).append(path.suffix)
         if path.name == "measured.md":
-            console.print(path.read_text().split("\n## In the fit\n")[0].split("\n---\n")[0], soft_wrap=True)
-    for path in paths:
-        console.print(str(path), soft_wrap=True)
+            head = path.read_text().split("\n## In the fit\n")[0].split("\n---\n")[0]
+            console.print("".join(line for line in head.splitlines(True) if not line.startswith("![")), soft_wrap=True)
+    for stem, suffixes in written.items():
+        console.print(f"{stem}  {' '.join(suffixes)}", soft_wrap=True)
 
 
 def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) -> None:
@@ -333,33 +311,40 @@ def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) ->
     if as_json:
         print(claims.as_json(judged))
         return
-    console = Console(highlight=False)
-    console.print(claims.table(judged))
-    console.print(claims.in_words(judged), soft_wrap=True)
+    _print_tables([claims.for_terminal(judged)], [claims.in_words(judged)])
     if out is not None:
-        console.print(f"written to {escape(str(out))}", soft_wrap=True)
+        Console(highlight=False).print(f"written to {escape(str(out))}", soft_wrap=True)
 
 
-def print_models(entries: Iterable[catalog.ModelEntry]) -> None:
+def print_models(entries: Sequence[catalog.ModelEntry]) -> None:
     """The catalog's models."""
-    table = Table(box=None, pad_edge=False)
-    for title, justify in (("model", "left"), ("parameters", "right"), ("type", "left"), ("hub id", "left")):
-        table.add_column(title, justify=justify)
-    for entry in entries:
-        table.add_row(entry.name, f"{entry.n_params:,}", entry.model_type, entry.hf_id)
-    Console(highlight=False).print(table)
+    from vramprobe.report.definition import Column, Table
+
+    columns = [
+        Column("model", "model", lambda entry: entry.name),
+        Column("num_params", "parameters", lambda entry: entry.n_params, "{:,}".format, is_number=True),
+        Column("model_type", "type", lambda entry: entry.model_type),
+        Column("hf_id", "hub id", lambda entry: entry.hf_id),
+    ]
+    _print_tables([Table(title="Models", columns=columns, rows=entries)])
 
 
-def print_gpus(gpus: Iterable[catalog.Gpu]) -> None:
+def print_gpus(gpus: Sequence[catalog.Gpu]) -> None:
     """The catalog's GPUs with the cheapest on-demand price of one."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("gpu", "short name", "reported", "architecture", "from $/h"):
-        table.add_column(title, justify="right" if title in ("reported", "from $/h") else "left")
-    for gpu in gpus:
-        hourly = [price.usd_per_gpu_hour for price in catalog.list_prices(gpu.short_name) if price.terms == "on-demand"]
-        cheapest = f"{min(hourly):.2f}" if hourly else "-"
-        table.add_row(gpu.name, gpu.short_name, format_bytes(gpu.total_bytes), gpu.arch, cheapest)
-    Console(highlight=False).print(table)
+    from vramprobe.report.definition import Column, Table
+
+    def cheapest(gpu: catalog.Gpu) -> float | None:
+        offers = [price for price in catalog.list_prices(gpu.short_name) if price.terms == "on-demand"]
+        return min((price.usd_per_gpu_hour for price in offers), default=None)
+
+    columns = [
+        Column("gpu", "gpu", lambda gpu: gpu.name),
+        Column("short_name", "short name", lambda gpu: gpu.short_name),
+        Column("total_bytes", "reported", lambda gpu: gpu.total_bytes, format_bytes, is_number=True),
+        Column("arch", "architecture", lambda gpu: gpu.arch),
+        Column("usd_per_hour", "from $/h", cheapest, "{:.2f}".format, is_number=True),
+    ]
+    _print_tables([Table(title="GPUs", columns=columns, rows=gpus)])
 
 
 def print_plan(plan: Plan, *, as_json: bool) -> None:
@@ -368,7 +353,7 @@ def print_plan(plan: Plan, *, as_json: bool) -> None:
         print(json.dumps(plan_as_json(plan, with_cells=True), indent=2))
         return
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
+    table = RichTable(box=None, pad_edge=False)
     for title in ("", "verdict", "predicted peak", "from", "to", "about", "cell"):
         table.add_column(title, justify="right" if title in ("predicted peak", "from", "to", "about") else "left")
     for row in plan.rows:

@@ -36,6 +36,10 @@ class StoreError(VramprobeError):
     """A results file that cannot be read or written; nothing already written is touched."""
 
 
+class StaleReport(VramprobeError):
+    """Published files that are not what the records give; the message names each."""
+
+
 class IncomparableRecords(VramprobeError):
     """Records that must not be mixed in one table or fit; the message names the key and both values."""
 

@@ -242,7 +242,7 @@ def _cannot_write(path: Path, error: OSError, rescued: str = "") -> StoreError:
         case errno.EACCES | errno.EPERM | errno.EROFS:
             todo = "no permission to write there: choose another folder or change its permissions"
         case errno.EISDIR:
-            todo = "a folder has that name: name a .jsonl file"
+            todo = "a folder has that name: name a file"
         case errno.ENOTDIR | errno.EEXIST:
             todo = "a file stands where a folder is needed: choose another path"
         case _:

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 
 import psutil
 import torch
@@ -125,6 +126,23 @@ class CudaInstrument:
             alive = alive or self._composition(events, resident_bytes, peak_bytes, self._phases[first_new:])
         del self._phases[first_new:]
         return alive
+
+    def snapshot_step(self, step: Callable[[], None], path: Path) -> None:
+        """One more steady step, nothing of it measured, whose history with Python's stacks goes to ``path``.
+
+        The file is what torch's memory_viz opens. Where that fails, the record has a warning and stays as it is.
+        """
+        try:
+            torch.cuda.memory._record_memory_history(
+                enabled="all", context="all", stacks="python", max_entries=_MAX_HISTORY, clear_history=True
+            )
+            step()
+            torch.cuda.synchronize()
+            torch.cuda.memory._dump_snapshot(str(path))
+        except Exception as error:
+            self.warnings.append(f"no snapshot: {type(error).__name__}: {error}")
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def _composition(
         self, events: list[Event], resident_bytes: int, peak_bytes: int, phases: list[PhaseMemory]

@@ -40,11 +40,15 @@ _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 @dataclass(frozen=True)
 class Ticket:
-    """One attempt about to be made: its id, its beginning, and the folder where its worker leaves word."""
+    """One attempt about to be made: its id, its beginning, and the folder where its worker leaves word.
+
+    ``snapshot``: where the worker leaves the allocator's history of one step, if anywhere.
+    """
 
     folder: Path
     attempt_id: str
     started_at: datetime
+    snapshot: Path | None = None
 
     @property
     def record(self) -> Path:
@@ -93,9 +97,9 @@ def read_phase(status: Path) -> tuple[PhaseName, int | None] | None:
     return None
 
 
-def new_ticket(folder: Path) -> Ticket:
+def new_ticket(folder: Path, snapshot: Path | None = None) -> Ticket:
     """A ticket for an attempt that begins now."""
-    return Ticket(folder, new_attempt_id(), datetime.now(UTC))
+    return Ticket(folder, new_attempt_id(), datetime.now(UTC), snapshot)
 
 
 def run_isolated(
@@ -110,6 +114,7 @@ def run_isolated(
         "spec": spec.model_dump_json(), "attempt_id": ticket.attempt_id, "isolation": launcher.isolation,
         "isolation_reason": launcher.isolation_reason,
         "record": str(ticket.record), "status": str(ticket.status), "log": str(log),
+        "snapshot": str(ticket.snapshot or ""),
     }  # fmt: skip
     status = launcher.run(request, timeout_seconds)
     record = record_left(ticket, spec)

@@ -101,13 +101,15 @@ class RunSummary:
         return found
 
 
-def measure(spec: CellSpec, *, log: Path, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> RunRecord:
-    """Run one cell in a process of its own and return its record; nothing is stored."""
+def measure(
+    spec: CellSpec, *, log: Path, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, snapshot: Path | None = None
+) -> RunRecord:
+    """Run one cell in a process of its own and return its record; nothing is stored but a ``snapshot`` (cuda only)."""
     require_packages([spec])
     launcher = Spawner(worker_environment(), log)
     with scratch_folder() as folder:
         try:
-            return run_isolated(spec, launcher, new_ticket(folder), log, timeout_seconds)
+            return run_isolated(spec, launcher, new_ticket(folder, snapshot), log, timeout_seconds)
         finally:
             launcher.close()
 

@@ -63,10 +63,12 @@ def run_cell(
     isolation_reason: str | None = None,
     attempt_id: str | None = None,
     status: Path | None = None,
+    snapshot: Path | None = None,
 ) -> RunRecord:
     """Run one cell in this process and describe it. Never raises for what the cell does; failures are outcomes.
 
-    The running phase is written to ``status`` for whoever waits.
+    The running phase is written to ``status`` for whoever waits, the allocator's history of a further step to
+    ``snapshot`` (cuda only).
     """
     began, started_at = time.perf_counter(), datetime.now(UTC)
     fields: dict[str, Any] = {}
@@ -76,7 +78,7 @@ def run_cell(
         load_libraries(spec)
         gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
-        fields = _train(spec, instrument, status)
+        fields = _train(spec, instrument, status, snapshot)
         observation = fields.pop("observation")
         ledger = ledger_of(observation)
         doubts = reasons_not_to_believe(observation, ledger)
@@ -138,7 +140,7 @@ def work(request: dict[str, str]) -> None:
     """Run the cell and leave its record at the path that is asked for, whole or not at all.
 
     ``request``: the spec as JSON under ``spec``; ``attempt_id``, ``isolation``, ``isolation_reason``; the paths
-    ``record``, ``status`` and ``log``.
+    ``record``, ``status`` and ``log``, and ``snapshot``, empty where none is asked for.
     """
     _be_the_first_to_go()
     record = run_cell(
@@ -147,6 +149,7 @@ def work(request: dict[str, str]) -> None:
         isolation_reason=request["isolation_reason"],
         attempt_id=request["attempt_id"],
         status=Path(request["status"]),
+        snapshot=Path(request["snapshot"]) if request["snapshot"] else None,
     )
     if isinstance(record.outcome, Error):  # on stderr, which is the cell's log
         sys.stderr.write(f"{record.outcome.traceback or record.outcome.message}\n")
@@ -186,7 +189,7 @@ def load_libraries(spec: CellSpec) -> None:
         import transformers.integrations.bitsandbytes  # noqa: F401
 
 
-def _train(spec: CellSpec, instrument: Any, status: Path | None) -> dict[str, Any]:
+def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None) -> dict[str, Any]:
     """Load, train the traced steps, then the timed ones; what was seen, by the record's names."""
     from vramprobe.workload.training import NOBODY, set_up, train_step, watch_stack
 
@@ -210,6 +213,8 @@ def _train(spec: CellSpec, instrument: Any, status: Path | None) -> dict[str, An
         observation = replace(observation, at_peak=at_peak)
     facts = model_facts(work.model, stack)
     step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps)]
+    if snapshot is not None:
+        instrument.snapshot_step(lambda: train_step(work, NOBODY, 0), snapshot)
     timing = {
         "step_seconds": step_seconds, "load_seconds": loaded - began, "first_step_seconds": warm - loaded,
         "traced_seconds": traced - loaded, "history_seconds": told - traced if spec.device == "cuda" else None,

@@ -1,4 +1,4 @@
-"""Results, and a fit when there is one → tables (Markdown and CSV) and a plot, the same bytes each time.
+"""Results, and a fit when there is one → tables (Markdown, CSV, LaTeX, HTML) and plots, the same bytes each time.
 
 In: a results file or folder, and a MemoryModel. Out: files in a folder, each with the command that rebuilds it.
 Never measures or fits, needs no GPU and no torch, and hides nothing measured: failures have their own table. What was
@@ -7,31 +7,66 @@ simulated is no measurement and is left out, with a count.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vramprobe import store, table
-from vramprobe.errors import StoreError
+from vramprobe.errors import StaleReport, StoreError
 
 if TYPE_CHECKING:
     from vramprobe.memory_model import MemoryModel
+    from vramprobe.record import RunRecord
+    from vramprobe.report.cells import Cell
+    from vramprobe.report.definition import Document
 
 
-def report(
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What every part of a report is made of; ``cells`` are in reading order, small models first."""
+
+    cells: Sequence[Cell]
+    records: Sequence[RunRecord]  # measured ones, every attempt
+    model: MemoryModel | None
+    origin: Sequence[str]
+    command: str
+
+
+def build(
     results_path: str | Path,
     out_dir: str | Path,
     *,
     model: MemoryModel | None = None,
     fit_path: str | Path | None = None,
-) -> list[Path]:
-    """Write the tables and, with a ``model``, predictions beside the measurements; the files written, in order.
+) -> dict[str, bytes]:
+    """File name → content, predictions beside the measurements where there is a ``model``; writes nothing.
 
-    ``fit_path`` is where ``model`` came from, for the command in the footer. Raises StoreError (nothing measured, or a
-    folder that cannot be written) and IncomparableRecords (results of several devices or instruments).
+    ``out_dir`` and ``fit_path`` (where ``model`` came from) are for the command at the foot of each page. Raises
+    StoreError where nothing was measured, IncomparableRecords for results of several devices or instruments.
     """
-    from vramprobe.report import pages, plot, rows
+    from vramprobe.report import plots
+    from vramprobe.report.formats import files_of
+
+    material = gather(results_path, out_dir, model, fit_path)
+    drawn = drawings(material)
+    files: dict[str, bytes] = {}
+    for document in documents(material):
+        pictures = [plots.PICTURES[name] for name in drawn if plots.ON_PAGE[name] == document.name]
+        files |= files_of(document.with_pictures(*pictures))
+    for images in drawn.values():
+        files |= images
+    return files
+
+
+def gather(
+    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None, fit_path: str | Path | None
+) -> Material:
+    """What the parts are made of; raises as :func:`build` does."""
+    from vramprobe.report.cells import cells_of
+    from vramprobe.report.columns import provenance
 
     contents = store.read(results_path)
     measured = [record for record in contents.records if record.is_measured]
@@ -41,22 +76,78 @@ def report(
             "is of measurements; run the cells first"
         )
     table.require_comparable(measured)
-    cells = rows.cells_of(contents.records, model)
-    command = ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
-    command += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
-    footer = pages.footer(contents, shlex.join(command))
-    files: dict[str, bytes] = pages.measured(cells, footer) | pages.by_term(cells, footer)
-    if any(cell.error_percent is not None for cell in cells):
-        files |= plot.predicted_against_measured(cells)
-    return write_files(Path(out_dir), files)
+    words = ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
+    words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
+    num_simulated = len(contents.records) - len(measured)
+    origin = provenance(measured)
+    origin += [f"left out: {num_simulated} simulated records (predicted, not measured)"] if num_simulated else []
+    origin += [contents.torn_tail] if contents.torn_tail else []
+    cells = cells_of(contents.records, model)
+    return Material(cells=cells, records=measured, model=model, origin=origin, command=shlex.join(words))
 
 
-def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write file name → content into ``folder``, made where it is missing. Raises StoreError where that fails."""
+def documents(material: Material) -> list[Document]:
+    """Every page of tables, in the order of reading; claims where there are CUDA records to judge them by."""
+    from vramprobe.calibrate import calibrate
+    from vramprobe.claims import judge_claims
+    from vramprobe.errors import FitError
+    from vramprobe.report.by_size import by_size
+    from vramprobe.report.by_term import by_term
+    from vramprobe.report.calibration import calibration_document
+    from vramprobe.report.claims import claims_document
+    from vramprobe.report.measured import measured
+    from vramprobe.report.speed import speed
+
+    cells, where = material.cells, (material.origin, material.command)
+    found = [by_size(cells, material.model, *where), measured(cells, *where), by_term(cells, *where)]
+    timed = speed(cells, *where)
+    found += [timed] if timed else []
+    with contextlib.suppress(FitError):  # no cell has all that a formula is scored on; the other pages say why
+        found.append(calibration_document(calibrate(material.records, material.model), *where))
+    if material.records[0].instrument == "cuda":
+        latest = store.latest_by_fingerprint(material.records).values()
+        found.append(claims_document(judge_claims(records=latest), material.command))
+    return found
+
+
+def drawings(material: Material) -> dict[str, dict[str, bytes]]:
+    """Name of a plot → its files; only those that have something to show."""
+    from vramprobe.report.plots import errors, length, predicted, terms
+
+    drawn = {"peak_by_term": terms.plot(material.cells)}
+    if any(cell.error_percent is not None for cell in material.cells):
+        drawn["predicted_vs_measured"] = predicted.plot(material.cells)
+        drawn["error_by_size"] = errors.plot(material.cells)
+    if material.model is not None:
+        drawn["peak_by_length"] = length.plot(material.cells, material.model)
+    return {name: images for name, images in drawn.items() if images}
+
+
+def publish(folder: Path, files: Mapping[str, bytes], *, check: bool = False) -> list[Path]:
+    """Write file name → content into ``folder``, made where it is missing; the paths, in order.
+
+    With ``check`` nothing is written: raises StaleReport, naming each file that is missing or different. Raises
+    StoreError where the folder cannot be written.
+    """
+    paths = [folder / name for name in files]
+    if check:
+        stale = {path: _what_is_wrong(path, content) for path, content in zip(paths, files.values(), strict=True)}
+        if found := [f"{path} {wrong}" for path, wrong in stale.items() if wrong]:
+            raise StaleReport("\n  ".join([f"{len(found)} of {len(files)} files are stale:", *found]))
+        return paths
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)
     except OSError as error:
         raise StoreError(f"cannot write the report to {folder}: {error.strerror}; choose another folder") from error
-    return [folder / name for name in files]
+    return paths
+
+
+def _what_is_wrong(path: Path, content: bytes) -> str | None:
+    try:
+        return None if path.read_bytes() == content else "differs from what the records give"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"

@@ -1,47 +1,52 @@
-"""A Calibration → the cells of its tables: scores by method, and constants beside what the formulas say.
+"""A Calibration → its tables: formulas scored by method, and their constants as measured beside what they say.
 
-In: a frozen Calibration. Out: (headings, rows of text). Never computes an error itself.
+In: a frozen Calibration. Out: a Document. Never computes an error itself.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 from vramprobe.calibrate import Calibration, Constant, Quantity, Score
+from vramprobe.report.definition import Column, Document, Table
 from vramprobe.spec import Method
 
 #: Beyond this mean error a formula is near in no recipe.
 NEAR_SHARE = 0.10
 _SMALLEST_PERCENT = 0.01
 _QUANTITIES: dict[Quantity, str] = {
-    "peak": "Allocated peak: (said − measured) / measured, mean and worst",
-    "device": "Peak of the device, with the formulas' own overhead: (said − measured) / measured, mean and worst",
-    "saved": "Kept for backward when forward ends: (said − measured) / measured, mean and worst",
+    "peak": "Allocated peak",
+    "device": "Peak of the device, with the formulas' own overhead",
+    "saved": "Kept for backward when forward ends",
 }
+_ERRORS = "(said − measured) / measured, mean and worst."
+_MORE = (
+    "vramprobe calibrate --json has each formula's source, the recipe it stands for, what it leaves out, more groups."
+)
+
+_Groups = Mapping[str, Score]  # of one formula: group → score
 
 
-@dataclass(frozen=True)
-class Section:
-    """One table: its first and its last column are words, the others numbers."""
-
-    title: str
-    headings: list[str]
-    rows: list[list[str]]
-    note: str = ""
-
-
-def sections(calibration: Calibration) -> list[Section]:
-    """A table of scores for each quantity, then one for each constant, with what the formulas say below it."""
+def calibration_document(calibration: Calibration, origin: Sequence[str] = (), command: str = "") -> Document:
+    """formulas: a table of scores for each quantity, then one for each constant; the CSV has every score."""
     scored = {score.quantity for score in calibration.scores}
-    scores = [_scores(calibration, quantity, title) for quantity, title in _QUANTITIES.items() if quantity in scored]
+    tables = [_scores(calibration, quantity, title) for quantity, title in _QUANTITIES.items() if quantity in scored]
     names = dict.fromkeys(constant.name for constant in calibration.constants)
-    return [*scores, *[_constants([one for one in calibration.constants if one.name == name]) for name in names]]
+    tables += [_constants([one for one in calibration.constants if one.name == name]) for name in names]
+    about = (
+        f"Published formulas and ours on the same {calibration.num_rows} measured cells. A formula is scored where it "
+        "says something of the cell; ours stands beside it on those alone."
+    )
+    return Document(
+        name="formulas", title="Formulas that everybody quotes, scored", about=[about], tables=tables,
+        data=Table(title="Scores", columns=_SCORE_COLUMNS, rows=calibration.scores), origin=origin, command=command,
+        remarks=[*(f"Left out: {count}, {reason}." for reason, count in calibration.left_out.items()), _MORE],
+    )  # fmt: skip
 
 
-def _scores(calibration: Calibration, quantity: Quantity, title: str) -> Section:
+def _scores(calibration: Calibration, quantity: Quantity, title: str) -> Table:
     """One row per formula, ours first: errors by method, ours on the same rows, and the recipe where it is nearest.
 
     A formula that says nothing of any cell has a row of dashes among the peaks, so that none is missing.
@@ -51,33 +56,36 @@ def _scores(calibration: Calibration, quantity: Quantity, title: str) -> Section
         if score.quantity == quantity:
             found[score.formula][score.group] = score
     methods = [name for name in get_args(Method) if any(f"method {name}" in groups for groups in found.values())]
-    rows = [
-        [name, str(groups["all"].num_rows), *[_errors(groups.get(f"method {method}")) for method in methods],
-         _ours(groups["all"]), _nearest(groups)]
-        for name, groups in found.items()
-    ]  # fmt: skip
     if quantity == "peak":
         spoken = {score.formula for score in calibration.scores}
-        silent = [one.name for one in calibration.formulas if one.name not in spoken]
-        rows += [[name, "0", *["–" for _ in methods], "–", ""] for name in silent]
-    return Section(title, ["formula", "cells", *methods, "ours on these", "nearest in"], rows)
+        found |= {one.name: {} for one in calibration.formulas if one.name not in spoken}
+    columns = [
+        Column("formula", "formula", lambda row: row[0]),
+        Column("cells", "cells", lambda row: row[1]["all"].num_rows if row[1] else 0, is_number=True),
+        *(Column(method, method, lambda row, name=f"method {method}": row[1].get(name), _errors, is_number=True)
+          for method in methods),
+        Column("ours", "ours on these", _ours,
+               lambda share: percent(share, signed=False), is_number=True),
+        Column("nearest", "nearest in", lambda row: _nearest(row[1])),
+    ]  # fmt: skip
+    return Table(title=title, columns=columns, rows=list(found.items()), note=_ERRORS)
 
 
-def _constants(found: list[Constant]) -> Section:
+def _constants(found: list[Constant]) -> Table:
     says: dict[str, tuple[float, float]] = {}
     for constant in found:
         for formula, (low, high) in constant.says.items():
             lowest, highest = says.get(formula, (low, high))
             says[formula] = min(low, lowest), max(high, highest)
-    rows = [
-        [one.group, str(one.num_rows), "–" if one.measured is None else f"{one.measured:.4f}",
-         "–" if one.standard_error is None else f"± {one.standard_error:.4f}", one.problem or ""]
-        for one in found
-    ]  # fmt: skip
+    columns = [
+        Column("group", "in", lambda one: one.group),
+        Column("num_rows", "rows", lambda one: one.num_rows, is_number=True),
+        Column("measured", "measured", lambda one: one.measured, "{:.4f}".format, is_number=True),
+        Column("standard_error", "standard error", lambda one: one.standard_error, "± {:.4f}".format, is_number=True),
+        Column("problem", "remark", lambda one: one.problem),
+    ]
     title = f"Measured {found[0].name.replace('_', ' ')}: {found[0].unit}"
-    return Section(
-        title, ["in", "rows", "measured", "standard error", ""], rows, f"formulas say {said(says) or 'nothing'}"
-    )
+    return Table(title=title, columns=columns, rows=found, note=f"Formulas say {said(says) or 'nothing'}.")
 
 
 def percent(share: float, *, signed: bool = True) -> str:
@@ -99,18 +107,25 @@ def said(says: Mapping[str, tuple[float, float]]) -> str:
     )
 
 
-def _ours(score: Score) -> str:
-    return "–" if score.ours_mean_absolute is None else percent(score.ours_mean_absolute, signed=False)
+def _ours(row: tuple[str, _Groups]) -> float | None:
+    return row[1]["all"].ours_mean_absolute if row[1] else None
 
 
-def _errors(score: Score | None) -> str:
-    return "–" if score is None else f"{percent(score.mean_signed)}, {percent(score.worst_signed)}"
+def _errors(score: Score) -> str:
+    return f"{percent(score.mean_signed)}, {percent(score.worst_signed)}"
 
 
-def _nearest(found: Mapping[str, Score]) -> str:
+def _nearest(found: _Groups) -> str | None:
     """The recipe with the smallest mean error, where that is small."""
     recipes = [score for group, score in found.items() if group.startswith("recipe ")]
-    best = min(recipes, key=lambda score: score.mean_absolute)
-    if best.mean_absolute > NEAR_SHARE:
-        return ""
+    best = min(recipes, key=lambda score: score.mean_absolute, default=None)
+    if best is None or best.mean_absolute > NEAR_SHARE:
+        return None
     return f"{best.group.removeprefix('recipe ')} ({percent(best.mean_absolute, signed=False)})"
+
+
+def _of(name: str) -> Any:
+    return lambda score: getattr(score, name)
+
+
+_SCORE_COLUMNS = [Column(name, None, _of(name)) for name in Score.model_fields]

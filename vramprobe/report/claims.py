@@ -1,6 +1,6 @@
-"""Judged claims → Markdown, CSV and JSON, the same bytes each time, and a table for the terminal.
+"""Judged claims → a Document (a table per source), and JSON; how each figure is made stands below the Markdown.
 
-In: Judgements. Out: file name → content, or a rich table. Rounds and words; judges nothing.
+In: Judgements. Out: file name → content, or a Document. Rounds and words; judges nothing.
 """
 
 from __future__ import annotations
@@ -11,44 +11,66 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from vramprobe.catalog import Claim
 from vramprobe.claims import VERDICTS, Judgement
 from vramprobe.claims.judge import TOLERANCE, Case, amount, text_of
-from vramprobe.report.render import Column, to_csv, to_markdown
+from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.formats import files_of, markdown
 
-_STYLES = {"holds": "green", "depends": "yellow", "understates": "red", "overstates": "red", "impossible": "bold red"}
-_ABOUT = f"""Each figure that guides print, with a verdict that is worked out anew whenever this page is made:
+_ABOUT = (
+    "Each figure that guides print, with a verdict that is worked out anew whenever this page is made.",
+    "Usual conditions: the models a size stands for, 512 to 4,096 tokens, one sequence, checkpointing on and off, five "
+    "recipes of full fine-tuning, three k-bit preparations; what a claim states is kept. A claim agrees where its "
+    f"range meets ours within {TOLERANCE:.0%} (rounding), read as GB or as GiB. Ours goes from what tensors take to "
+    'what nvidia-smi may show. "The card" is its usable memory: what it reports, less 1 GiB for the context. Nothing '
+    "here was measured unless it comes from cuda.",
+)
+_MEANINGS = {
+    "holds": "under every usual set of conditions that the claim leaves open",
+    "depends": "under some of them; the column says on what, and how many agree",
+    "understates": "under none: ours is higher",
+    "overstates": "under none: ours is lower",
+    "impossible": "below what the weights alone take, or beyond the card's peak rate",
+    "not about memory": "a rate or a share of time, which arithmetic cannot settle",
+}
 
-- **holds**: under every usual set of conditions that the claim leaves open
-- **depends**: under some; the column says on what, and how many agree
-- **understates**, **overstates**: under none, ours being higher or lower
-- **impossible**: below what the weights alone take, or beyond the card's peak rate
-- **not about memory**: a rate or a share of time, which arithmetic cannot settle
 
-Usual conditions: the models a size stands for, 512 to 4,096 tokens, one sequence, checkpointing on and off, five
-recipes of full fine-tuning, three k-bit preparations; what a claim states is kept. A claim agrees where its range meets
-ours within {TOLERANCE:.0%} (rounding), read as GB or as GiB. Ours goes from what tensors take to what nvidia-smi may
-show. "The card" is its usable memory: what it reports, less 1 GiB for the context. Nothing here was measured unless the
-engine is `cuda`.
-"""
+def claims_document(judgements: Sequence[Judgement], command: str = "") -> Document:
+    """claims: how many got each verdict, then a table per source."""
+    counts = Counter(one.verdict for one in judgements)
+    verdicts = Table(
+        title="Verdicts",
+        columns=[
+            Column("verdict", "verdict", lambda verdict: verdict),
+            Column("num_claims", "claims", lambda verdict: counts[verdict], is_number=True),
+            Column("means", "means: the claim holds", lambda verdict: _MEANINGS[verdict], is_prose=True),
+        ],
+        rows=VERDICTS,
+    )
+    tables = [verdicts]
+    for source in dict.fromkeys(one.claim.source for one in judgements):
+        rows = [one for one in judgements if one.claim.source == source]
+        tables.append(Table(title=source, columns=_COLUMNS, rows=rows))
+    return Document(
+        name="claims", title="Published claims, checked", about=[*_ABOUT, f"{in_words(judgements)}."], tables=tables,
+        data=Table(title="Claims", columns=_COLUMNS, rows=judgements), command=command,
+    )  # fmt: skip
 
 
 def text_files(judgements: Sequence[Judgement], command: str) -> dict[str, bytes]:
-    """claims.md, claims.csv and claims.json; ``command`` rebuilds them."""
-    parts = ["# Published claims, checked\n", _ABOUT, f"{in_words(judgements)}.\n"]
-    for source in dict.fromkeys(one.claim.source for one in judgements):
-        rows = [one for one in judgements if one.claim.source == source]
-        parts += [f"## {source}\n", to_markdown(_COLUMNS, rows)]
-    parts += ["## How each figure is made\n", *(_details(one) for one in judgements)]
-    footer = f"---\n\nRebuild this page:\n\n```\n{command}\n```\n"
-    return {
-        "claims.md": "\n".join([*parts, footer]).encode(),
-        "claims.csv": to_csv(_COLUMNS, judgements).encode(),
+    """claims in every format, and claims.json; ``command`` rebuilds them."""
+    document = claims_document(judgements, command)
+    details = "\n".join(["## How each figure is made\n", *(_details(one) for one in judgements)])
+    return files_of(document) | {
+        "claims.md": markdown.page(document, details).encode(),
         "claims.json": (as_json(judgements) + "\n").encode(),
     }
+
+
+def for_terminal(judgements: Sequence[Judgement]) -> Table:
+    """One table of all: what is said, the verdict, our figure and the sentence why."""
+    names = ("id", "statement", "claimed", "verdict_in_words", "ours_in_words", "reason")
+    return Table(title="Claims", columns=[_COLUMN[name] for name in names], rows=judgements)
 
 
 def as_json(judgements: Sequence[Judgement]) -> str:
@@ -67,19 +89,6 @@ def in_words(judgements: Sequence[Judgement]) -> str:
     counts = Counter(one.verdict for one in judgements)
     kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return f"{len(judgements)} claim{'s' if len(judgements) != 1 else ''}: {kinds or 'none'}"
-
-
-def table(judgements: Sequence[Judgement]) -> Table:
-    """For the terminal: what is said, the verdict, our figure and the sentence why."""
-    shown = Table(box=None, pad_edge=False)
-    for title in ("id", "claim", "says", "verdict", "ours", "why"):
-        shown.add_column(title, overflow="fold", no_wrap=title == "id", ratio=2 if title in ("claim", "why") else None)
-    for one in judgements:
-        style = _STYLES.get(one.verdict, "dim")
-        words = (one.claim.statement, says(one.claim), _verdict(one), _ours(one), one.reason)
-        claim, said, verdict, ours, why = (escape(text) for text in words)
-        shown.add_row(one.claim.id, claim, said, f"[{style}]{verdict}[/]", ours, why)
-    return shown
 
 
 def says(claim: Claim) -> str:
@@ -179,7 +188,7 @@ _COLUMNS = [
     Column("id", "id", _of_claim("id")),
     Column("source", None, _of_claim("source")),
     Column("topic", None, _of_claim("topic")),
-    Column("statement", "claim", _of_claim("statement")),
+    Column("statement", "claim", _of_claim("statement"), is_prose=True),
     Column("quantity", None, _of_claim("quantity")),
     Column("claimed", "says", lambda one: says(one.claim)),
     Column("verdict", None, lambda one: one.verdict),
@@ -198,8 +207,9 @@ _COLUMNS = [
     Column("most_conditions", None, _end("most", words=True)),
     Column("engine", "from", _of_figure("engine")),
     Column("holds_under", None, lambda one: one.holds_under),
-    Column("reason", "why", lambda one: one.reason),
+    Column("reason", "why", lambda one: one.reason, is_prose=True),
     Column("note", None, lambda one: one.note),
     Column("arithmetic", None, _of_figure("arithmetic")),
     Column("commands", None, lambda one: " && ".join(source.command for source in one.sources) or None),
 ]
+_COLUMN = {column.name: column for column in _COLUMNS}

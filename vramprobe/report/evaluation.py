@@ -1,6 +1,6 @@
-"""An Evaluation → its page: errors by group, verdicts by GPU, every held-out record, and the plot.
+"""An Evaluation → its page: errors by group, verdicts by GPU where one can fail, every held-out record, and the plot.
 
-In: an Evaluation. Out: file name → content. Never evaluates anything.
+In: an Evaluation. Out: a Document, or file name → content. Never evaluates anything.
 """
 
 from __future__ import annotations
@@ -8,40 +8,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vramprobe.evaluate import Evaluation, Score
-from vramprobe.report.plot import predicted_against_measured
-from vramprobe.report.render import Column, to_csv, to_markdown
-from vramprobe.report.rows import Cell
+from vramprobe.evaluate import CardScore, Evaluation, Score
+from vramprobe.report.cells import Cell
+from vramprobe.report.columns import provenance
+from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.formats import files_of
+from vramprobe.report.plots import PICTURES, predicted
 
 _SMALLEST_PERCENT = 0.0001  # the CSV has all digits
 
 
 def evaluation_page(found: Evaluation, command: str) -> dict[str, bytes]:
-    """evaluation.md, evaluation.csv (a row per record and tier) and the plot; the last lines say how to rebuild it."""
-    parts = [
-        "# Predictions of what the fit has not seen\n",
-        f"{len(found.folds)} fold{'s' if len(found.folds) > 1 else ''}: {'; '.join(found.folds)}. Error is predicted "
-        "less measured, of the measured; coverage is the share of measured values inside their interval.\n",
-        to_markdown(SUMMARY_COLUMNS, found.summaries),
-    ]
-    if found.cards:
-        parts += ["## Verdicts by GPU\n", to_markdown(CARD_COLUMNS, found.cards)]
-    parts += [f"{line}\n" for line in remarks(found)]
-    parts += ["## Records\n", to_markdown(_SCORE_COLUMNS, found.scores), f"Rebuild: `{command}`\n"]
-    files = {
-        "evaluation.md": "\n".join(parts).encode(),
-        "evaluation.csv": to_csv(_SCORE_COLUMNS, found.scores).encode(),
-    }
+    """evaluation in every format (the CSV has a row per record and tier), and the plot."""
+    document = evaluation_document(found, command)
     cells = [_cell(score) for score in found.scores if score.tier == "allocated"]
-    return files | (predicted_against_measured(cells) if cells else {})
+    if not cells:
+        return files_of(document)
+    return files_of(document.with_pictures(PICTURES["predicted_vs_measured"])) | predicted.plot(cells)
+
+
+def evaluation_document(found: Evaluation, command: str = "") -> Document:
+    """Errors by group first, every record last."""
+    wrong = [card for card in found.cards if _is_wrong(card)]
+    records = Table(title="Records", columns=_SCORE_COLUMNS, rows=found.scores)
+    tables = [Table(title="Errors by group", columns=SUMMARY_COLUMNS, rows=found.summaries)]
+    tables += [Table(title="Verdicts by GPU", columns=CARD_COLUMNS, rows=wrong)] if wrong else []
+    about = (
+        f"{len(found.folds)} fold{'s' if len(found.folds) > 1 else ''}: {'; '.join(found.folds)}. Error is predicted "
+        "less measured, of the measured; coverage is the share of measured values inside their interval."
+    )
+    return Document(
+        name="evaluation", title="Predictions of what the fit has not seen", about=[about], tables=[*tables, records],
+        data=records, remarks=remarks(found), command=command,
+        origin=provenance([score.record for score in found.scores if score.tier == "allocated"]),
+    )  # fmt: skip
 
 
 def remarks(found: Evaluation) -> list[str]:
-    """What the tables do not show: extrapolation, lower bounds, and records that say nothing."""
+    """What the tables do not show: verdicts that are right, extrapolation, lower bounds, what says nothing."""
     lines = []
+    if right := [card for card in found.cards if not _is_wrong(card)]:
+        sizes = f"{len(right)} size{'s' if len(right) > 1 else ''} of GPU"
+        lines.append(f"Every verdict is right for {sizes}, {right[0].gpu} the smallest.")
     num_extrapolated = sum(score.is_extrapolated and score.tier == "allocated" for score in found.scores)
     if num_extrapolated:
-        lines.append(f"{num_extrapolated} are so far outside their fit that `predict` would refuse them unless told.")
+        lines.append(f"{num_extrapolated} are so far outside their fit that predict would refuse them unless told.")
     if found.num_lower_bounds:
         lines.append(
             f"{found.num_lower_bounds} held-out cells ran out of memory; {found.num_below_bound} of them were "
@@ -49,6 +60,30 @@ def remarks(found: Evaluation) -> list[str]:
         )
     lines += [f"Left out: {count}, {reason}." for reason, count in sorted(found.left_out.items())]
     return lines
+
+
+def as_json(found: Evaluation) -> dict[str, Any]:
+    """Everything, for machines: errors and coverage are shares of one, sizes are bytes."""
+    return {
+        "folds": list(found.folds),
+        "summaries": [vars(one) for one in found.summaries],
+        "gpus": [vars(one) for one in found.cards],
+        "records": [
+            {
+                "fingerprint": score.record.fingerprint, "cell_id": score.record.cell_id, "fold": score.fold,
+                "tier": score.tier, "measured_bytes": score.measured_bytes, "predicted_bytes": score.predicted.value,
+                "low_bytes": score.predicted.low, "high_bytes": score.predicted.high, "error": score.error,
+                "is_extrapolated": score.is_extrapolated,
+            }
+            for score in found.scores
+        ],
+        "num_lower_bounds": found.num_lower_bounds, "num_below_bound": found.num_below_bound,
+        "left_out": found.left_out,
+    }  # fmt: skip
+
+
+def _is_wrong(card: CardScore) -> bool:
+    return bool(card.num_tight or card.num_false_fits or card.num_false_refusals)
 
 
 def _cell(score: Score) -> Cell:

@@ -1,4 +1,4 @@
-"""A Timeline → a file: a page (.html) or a picture (.png), by its name.
+"""A Timeline → a file: a page (.html) or a picture (.png, .svg), by its name.
 
 In: a Timeline and a path. Out: the file, the same bytes each time.
 """
@@ -10,28 +10,31 @@ from pathlib import Path
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.report.timeline import Timeline
 
-SUFFIXES = (".html", ".png")
+SUFFIXES = (".html", ".png", ".svg")
 
 
 def kind_of(path: str | Path) -> str:
-    """``.html`` or ``.png``. Raises SpecError for another file name."""
+    """``.html``, ``.png`` or ``.svg``. Raises SpecError for another file name."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        raise SpecError(f"a timeline is a page or a picture: {path} must end in {' or '.join(SUFFIXES)}")
+        raise SpecError(
+            f"a timeline is a page or a picture: {path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        )
     return suffix
 
 
 def write(timeline: Timeline, path: str | Path) -> None:
     """Write the page or the picture, by the file name. Raises SpecError for another, StoreError where that fails."""
     path = Path(path)
-    if kind_of(path) == ".html":
+    kind = kind_of(path)
+    if kind == ".html":
         from vramprobe.report.timeline_page import page
 
         content = page(timeline).encode()
     else:
         from vramprobe.report.timeline_picture import picture
 
-        content = picture(timeline)
+        content = picture(timeline, kind[1:])
     try:
         path.write_bytes(content)
     except OSError as error:

@@ -1,47 +1,24 @@
-"""A Timeline → a PNG that comes out the same each time; readable in black and white by its hatches.
+"""A Timeline → a PNG or an SVG that comes out the same each time; readable in black and white by its hatches.
 
 In: a Timeline. Out: the image's bytes.
 """
 
 from __future__ import annotations
 
-import io
-import warnings
 from typing import Any
 
+from vramprobe.report.plots import LOOKS, images
 from vramprobe.report.timeline import Timeline
 from vramprobe.report.timeline_page import phase_name, ticks
 from vramprobe.units import format_bytes, unit_of
 
-_STYLE = {"font.size": 9, "hatch.linewidth": 0.5}
-#: Cause → colour (Okabe and Ito's, told apart by the colour-blind) and hatch, as on the page.
-_LOOKS = {
-    "weights": ("#0072b2", ""),
-    "optimizer_state": ("#e69f00", "////"),
-    "batch": ("#4d4d4d", ""),
-    "other": ("#b3b3b3", "|||"),
-    "gradients": ("#d55e00", "xxxx"),
-    "saved_activations": ("#009e73", "---"),
-    "temporaries": ("#e3a5c7", "..."),
-}
 _NARROW = 0.16  # of the width: below it a phase's name is written aslant
 _UNNAMED = 0.03  # below it, not at all
 
 
-def picture(timeline: Timeline) -> bytes:
-    """The picture, 7.5 × 4.2 inches at 150 dpi."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a model may have any name
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        _draw(figure, figure.subplots(), timeline)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()
+def picture(timeline: Timeline, kind: str) -> bytes:
+    """The picture, ``png`` or ``svg``, 7.5 × 4.2 inches."""
+    return images([kind], (7.5, 4.2), lambda figure: _draw(figure, figure.subplots(), timeline))[kind]
 
 
 def _draw(figure: Any, axes: Any, timeline: Timeline) -> None:
@@ -53,7 +30,7 @@ def _draw(figure: Any, axes: Any, timeline: Timeline) -> None:
     tops = timeline.live_bytes.cumsum(axis=1) / unit_bytes
     handles = []
     for index, cause in enumerate(timeline.causes):
-        colour, hatch = _LOOKS[cause]
+        colour, hatch = LOOKS[cause]
         below = tops[:, index - 1] if index else 0
         handles.append(
             axes.stairs(tops[:, index], timeline.edges, baseline=below, fill=True, facecolor=colour, hatch=hatch,

@@ -1,45 +1,38 @@
-"""Cells with predictions → one plot, predicted against measured, as SVG and PNG that come out the same each time.
+"""Cells with predictions → one plot, predicted against measured, and below it the error of each.
 
-In: cells. Out: file name → image bytes. Readable in black and white: a marker per method, filled where held out.
+In: cells. Out: file name → image bytes. A marker and a colour per method, filled where held out of the fit.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from vramprobe.report.rows import Cell
+from vramprobe.report.cells import Cell
+from vramprobe.report.plots import METHODS, files
 from vramprobe.spec import Method
 from vramprobe.units import GIB
 
-_MARKERS = {"full": "o", "lora": "s", "qlora": "^"}
-_STYLE = {"svg.hashsalt": "vramprobe", "svg.fonttype": "path", "font.size": 9}
 
-
-def predicted_against_measured(cells: Sequence[Cell]) -> dict[str, bytes]:
+def plot(cells: Sequence[Cell]) -> dict[str, bytes]:
     """predicted_vs_measured.svg and .png: a mark per cell with its interval, in GiB; below, the same as error in %."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown = [cell for cell in cells if cell.error_percent is not None]
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}):
-        figure = Figure(figsize=(5.5, 6.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        _draw(*figure.subplots(2, sharex=True, height_ratios=(3, 1)), shown)
-        return {
-            "predicted_vs_measured.svg": _image(figure, "svg", {"Date": None, "Creator": None}),
-            "predicted_vs_measured.png": _image(figure, "png", {"Software": None}),
-        }
+
+    def draw(figure: Any) -> None:
+        draw_on(*figure.subplots(2, sharex=True, height_ratios=(3, 1)), shown)
+
+    return files("predicted_vs_measured", (5.5, 6.5), draw)
 
 
-def _draw(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
+def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
+    """Both panels."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     amounts = [amount / GIB for cell in cells for amount in (cell.measured_bytes, cell.predicted_bytes)]
     low, high = 0.8 * min(amounts), 1.25 * max(amounts)
-    upper.plot([low, high], [low, high], color="0.6", linewidth=0.8, zorder=0, label="equal")
+    upper.plot([low, high], [low, high], color="0.6", linewidth=0.8, zorder=0)
+    upper.annotate("predicted = measured", (high, high), xytext=(-4, -14), textcoords="offset points", ha="right",
+                   va="top", fontsize=8, color="0.35", rotation=45, rotation_mode="anchor")  # fmt: skip
     lower.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     for method in get_args(Method):
         for held_out in (False, True):
@@ -50,9 +43,10 @@ def _draw(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
                 _marks(lower, group, _error_percent, label)
     upper.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel="predicted peak, GiB allocated")
     lower.set(xlabel="measured peak, GiB allocated", ylabel="error, %")
+    subs = (1, 1.5) if high < 20 * low else (1,)
     for axis in (upper.xaxis, upper.yaxis):
-        axis.set_major_locator(LogLocator(base=2, subs=(1, 1.5)))
-        axis.set_major_formatter("{x:g}")
+        axis.set_major_locator(LogLocator(base=2, subs=subs))
+        axis.set_major_formatter("{x:.3g}")
         axis.set_minor_locator(NullLocator())
     upper.legend(frameon=False, loc="upper left")
 
@@ -62,13 +56,14 @@ def _marks(axes: Any, cells: Sequence[Cell], height: Callable[[Cell, int], float
     at = [height(cell, cell.predicted_bytes) for cell in cells]
     below = [height(cell, cell.predicted_bytes) - height(cell, cell.low_bytes) for cell in cells]
     above = [height(cell, cell.high_bytes) - height(cell, cell.predicted_bytes) for cell in cells]
+    marker, colour = METHODS[cells[0].record.spec.method]
     axes.errorbar(
         [cell.measured_bytes / GIB for cell in cells],
         at,
         yerr=[below, above],
-        fmt=_MARKERS[cells[0].record.spec.method],
-        color="black",
-        markerfacecolor="black" if cells[0].held_out else "white",
+        fmt=marker,
+        color=colour,
+        markerfacecolor=colour if cells[0].held_out else "white",
         markersize=5,
         elinewidth=0.8,
         label=label,
@@ -77,9 +72,3 @@ def _marks(axes: Any, cells: Sequence[Cell], height: Callable[[Cell, int], float
 
 def _error_percent(cell: Cell, amount: int) -> float:
     return 100 * (amount - cell.measured_bytes) / cell.measured_bytes
-
-
-def _image(figure: Any, kind: str, metadata: dict[str, None]) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
-    return buffer.getvalue()

@@ -1,0 +1,175 @@
+"""The plots show what was measured, say it without colour, and come out the same each time."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_record, make_spec
+
+from vramprobe import store
+from vramprobe.errors import OutOfRange
+from vramprobe.memory_model import load_fit
+from vramprobe.record import Peak
+from vramprobe.report.cells import Cell, cells_of
+from vramprobe.report.plots import LOOKS, METHODS, errors, files, label_ends, length, predicted, spread, terms
+from vramprobe.units import GIB, MIB
+
+QUICKSTART = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    return cells_of(store.read(QUICKSTART).records, load_fit(QUICKSTART / "fit.json"))
+
+
+def with_errors() -> list[Cell]:
+    """Four cells of 100 MiB: (method, held out, error in percent) as in ERRORS."""
+    peak = Peak(phase="backward", step=2, allocated_bytes=100 * MIB, load_allocated_bytes=1)
+    return [
+        Cell(record=make_record(make_spec(method=method), peak=peak), held_out=held_out, low_bytes=90 * MIB,
+             predicted_bytes=(100 + error) * MIB, high_bytes=120 * MIB)
+        for method, held_out, error in ERRORS
+    ]  # fmt: skip
+
+
+ERRORS = [("full", False, 3), ("full", True, -2), ("lora", False, 1), ("lora", True, -10)]
+
+
+def figure() -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(layout="constrained")
+
+
+def test_predicted_against_measured_names_each_method_and_set() -> None:
+    upper, lower = figure().subplots(2)
+    predicted.draw_on(upper, lower, with_errors())
+    labels = [text.get_text() for text in upper.get_legend().get_texts()]
+    assert labels == ["full, in the fit", "full, held out", "lora, in the fit", "lora, held out"]
+    heights = [float(bars[0].get_ydata()[0]) for bars in lower.containers]
+    assert heights == pytest.approx([3, -2, 1, -10])  # the errors, in percent
+
+
+def test_each_plot_is_the_same_each_time(cells: list[Cell]) -> None:
+    once = terms.plot(cells)
+    assert list(once) == ["peak_by_term.svg", "peak_by_term.png"]
+    assert once == terms.plot(cells)
+    assert once["peak_by_term.png"].startswith(b"\x89PNG")
+    assert b"<dc:date>" not in once["peak_by_term.svg"]
+
+
+def test_a_bar_is_as_long_as_the_measured_peak(cells: list[Cell]) -> None:
+    chosen = terms.choose(terms.traced(cells))
+    assert len({(one.record.spec.batch_size, one.record.spec.seq_len) for one in chosen}) == 1
+    assert len({(one.record.spec.model, one.record.spec.method) for one in chosen}) == len(chosen)
+    drawn = figure()
+    terms._draw(drawn, chosen)
+    (axes,) = drawn.axes
+    ends: dict[float, float] = {}
+    for patch in axes.patches:
+        ends[round(patch.get_y(), 3)] = max(ends.get(round(patch.get_y(), 3), 0.0), patch.get_x() + patch.get_width())
+    assert sorted(ends.values()) == pytest.approx(sorted(one.measured_bytes / GIB for one in chosen), rel=0.005)
+
+
+def test_bars_are_of_each_methods_most_usual_way() -> None:
+    """A cell of another recipe has no bar beside two of the usual one, though it comes first of its model."""
+    usual = [make_record(make_spec(num_layers=depth, dtype="fp32")) for depth in (1, 2)]
+    odd = make_record(make_spec(num_layers=2, dtype="bf16"))
+    cells = cells_of([*usual, odd], None)
+    assert [one.record.spec.dtype for one in cells] == ["fp32", "bf16", "fp32"]
+    assert [one.record for one in terms.choose(cells)] == usual
+
+
+def test_no_two_terms_or_methods_look_alike_without_colour() -> None:
+    hatches = [hatch for name, (_, hatch) in LOOKS.items() if name not in ("batch", "weights")]
+    assert len(set(hatches)) == len(hatches)
+    assert len({marker for marker, _ in METHODS.values()}) == len(METHODS)
+
+
+def test_nothing_traced_makes_no_plot_of_terms() -> None:
+    ledger = make_record().ledger.model_copy(update={"at_peak": None})
+    assert terms.plot(cells_of([make_record(ledger=ledger)], None)) == {}
+
+
+def test_the_lengths_are_of_the_largest_model_with_most_methods(cells: list[Cell]) -> None:
+    model = load_fit(QUICKSTART / "fit.json")
+    lines = length.lines_of(cells, model)
+    assert {line.spec.model for line in lines} == {"smollm2-360m"}
+    assert [(line.spec.method, line.spec.gradient_checkpointing) for line in lines] == [
+        ("full", False), ("lora", False), ("lora", True), ("qlora", False), ("qlora", True),
+    ]  # fmt: skip
+    for line in lines:
+        ((at, size, phase),) = line.measured
+        assert [point[1:] for point in line.predicted if point[0] == at] == [(pytest.approx(size, rel=1e-3), phase)]
+        assert [size for _, size, _ in line.predicted] == sorted(size for _, size, _ in line.predicted)
+
+
+def test_a_line_ends_where_the_fit_does(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramprobe import predict as module
+
+    real = module.predict
+
+    def predict(spec: Any, model: Any) -> Any:
+        if spec.seq_len > 100:
+            raise OutOfRange("far", None)
+        return real(spec, model)
+
+    monkeypatch.setattr(module, "predict", predict)
+    lines = length.lines_of(cells, load_fit(QUICKSTART / "fit.json"))
+    assert {max(at for at, *_ in line.predicted) for line in lines} == {64}
+
+
+def test_positions_that_a_model_has_not_are_not_drawn() -> None:
+    model = load_fit(QUICKSTART / "fit.json")
+    gpt2 = [cell for cell in cells_of(store.read(QUICKSTART).records, model) if cell.record.spec.model == "gpt2"]
+    assert max(at for line in length.lines_of(gpt2, model) for at, *_ in line.predicted) == 1024
+
+
+def test_errors_are_of_what_the_fit_has_not_seen() -> None:
+    judged = errors.judged_cells(with_errors())
+    assert [cell.error_percent for cell in judged] == pytest.approx([-2, -10])
+    found = errors.curves(judged, "full")
+    assert found[errors.OURS] == [(pytest.approx(make_record().facts.num_params / 1e9), pytest.approx(-2))]
+    params, (expected,) = make_record().facts.num_params, found["16-bytes, 16-bytes-fp32, guide-lyceum, zero-paper"]
+    assert expected[1] == pytest.approx(100 * (16 * params - 100 * MIB) / (100 * MIB), rel=1e-3)
+    assert errors.curves(judged, "qlora") == {}
+
+
+def test_formulas_that_say_the_same_share_a_line() -> None:
+    found = errors.merged(
+        {errors.OURS: [(1, 0.0)], "a": [(1, 0.0)], "b": [(1, 0.01)], "c": [(1, 5.0)], "d": [(2, 5.0)]}
+    )
+    assert list(found) == [errors.OURS, "a, b", "c", "d"]
+
+
+@pytest.mark.parametrize("wanted", [[0.5, 0.5, 0.5], [0.0, 0.0, 0.01], [0.99, 1.0, 1.0], [0.1, 0.2, 0.9], []])
+def test_labels_never_overlap(wanted: list[float]) -> None:
+    places = spread(wanted, 0.1)
+    assert all(later - earlier >= 0.1 - 1e-9 for earlier, later in pairwise(places))
+    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
+    if wanted == [0.1, 0.2, 0.9]:
+        assert places == pytest.approx(wanted)
+
+
+def test_a_label_stands_beside_the_end_of_its_line() -> None:
+    axes = figure().subplots()
+    axes.set(xlim=(0, 10), ylim=(0, 10))
+    label_ends(axes, [("low_$x$", 10, 1, "black"), ("high", 10, 9, "black")], least_gap=0.05, right=1.05)
+    assert [(text.get_text(), text.get_position()[1]) for text in axes.texts] == [
+        ("low_$x$", pytest.approx(0.1)), ("high", pytest.approx(0.9)),
+    ]  # fmt: skip
+
+
+def test_any_model_name_can_be_drawn() -> None:
+    """No mathematics in a name, and a script that the font has not."""
+    spec = make_spec().model_copy(update={"model": "$\\frac$_模型"})
+    drawn = terms.plot(cells_of([make_record(spec)], None))
+    assert re.match(rb"\x89PNG", drawn["peak_by_term.png"])
+
+
+def test_files_are_named_by_the_plot() -> None:
+    assert list(files("name", (1, 1), lambda drawn: None)) == ["name.svg", "name.png"]

@@ -1,0 +1,80 @@
+"""A sweep file and what is asked of it → a Job: the cells chosen, the folder, the GPU, the fit and the price.
+
+In: the words of api.plan and api.run. Out: a Job. Plans nothing and runs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from vramprobe import sweep
+from vramprobe.errors import SpecError
+from vramprobe.questions import given_fit
+
+if TYPE_CHECKING:
+    from vramprobe.card import Card, Rate
+    from vramprobe.memory_model import MemoryModel
+    from vramprobe.plan import TraceEngine
+
+#: Whether cells without arithmetic are simulated where a sweep is planned.
+PlanEngine = Literal["auto", "formula"]
+
+
+class Job(NamedTuple):
+    """A sweep with everything that planning and running it need."""
+
+    sweep: sweep.Sweep
+    folder: Path
+    card: Card | None
+    fit: MemoryModel | None
+    rate: Rate | None
+
+    def trace(self, engine: PlanEngine) -> TraceEngine | None:
+        """The simulation on this card, for cells without arithmetic; None where only arithmetic is wanted."""
+        from vramprobe.simulate.engine import predict_many
+
+        if engine not in get_args(PlanEngine):
+            raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(PlanEngine))}")
+        if engine == "formula":
+            return None
+        return functools.partial(predict_many, gpu=self.card and self.card.gpu, model=self.fit)
+
+
+def job_of(
+    path: str | Path, out: str | Path | None, device: str, gpu: str | None, fit: str | Path | MemoryModel | None,
+    usd_per_hour: float | None, provider: str | None, only: str | Sequence[str], skip: str | Sequence[str],
+    shard: str | None, overrides: dict[str, Any],
+) -> Job:  # fmt: skip
+    """The sweep of a file as it is to be planned or run; the arguments are those of api.plan."""
+    from vramprobe.card import card_named, hourly_rate
+    from vramprobe.measure.environment import device_to_use
+
+    if gpu and device == "cpu":
+        raise SpecError(f"a plan for {gpu} is one for device cuda, and cpu was given; drop one of them")
+    device = "cuda" if gpu else device_to_use(device)
+    chosen = sweep.select(sweep.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard)
+    card = card_named(gpu) if gpu else _card_here(chosen)
+    folder = Path(out) if out is not None else default_results(chosen.name, device, card)
+    beside = folder / "fit.json"
+    model = given_fit(beside if fit is None and beside.exists() else fit)
+    return Job(chosen, folder, card, model, hourly_rate(card, usd_per_hour, provider))
+
+
+def _card_here(chosen: sweep.Sweep) -> Card | None:
+    """The GPU that the sweep will use; None where its cells are for the CPU, or where there is no GPU to be seen."""
+    from vramprobe.card import card_seen
+    from vramprobe.measure import nvml
+
+    gpu = nvml.first_visible_gpu() if any(one.device == "cuda" for one in chosen.cells) else None
+    watched = nvml.open_device(gpu[0]) if gpu else None
+    total_bytes = watched.total_bytes() if watched else None
+    return card_seen(gpu[1], total_bytes) if gpu and total_bytes else None
+
+
+def default_results(sweep_name: str, device: str, card: Card | None = None) -> Path:
+    """results/<device>/<sweep>: the GPU's short name in lower case, or cpu."""
+    name = device if card is None else card.gpu.short_name if card.gpu else card.name.removeprefix("NVIDIA ")
+    return Path("results") / name.lower().replace(" ", "-") / sweep_name

@@ -1,0 +1,201 @@
+"""What a cell needs, and what fits a GPU: predict, and its inverse questions, for cells in words.
+
+In: a cell's words (spec.option_names()), a fit, a GPU. Out: a Prediction, a Largest, a MinGpus. By arithmetic, or by
+simulation where that is asked for or a family has no arithmetic. Imports no torch until it simulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from vramprobe import catalog, spec
+from vramprobe.errors import OutOfRange, SpecError
+
+if TYPE_CHECKING:
+    from vramprobe.largest import Judge, Largest
+    from vramprobe.memory_model import MemoryModel
+    from vramprobe.predict import Engine, Prediction
+    from vramprobe.sharding import MinGpus
+    from vramprobe.terms.ranks import Sharding
+
+
+def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
+    """A resolved cell from its words; ``device`` auto is CUDA where a GPU is visible, else the CPU."""
+    if device == "auto":
+        from vramprobe.measure.environment import device_to_use
+
+        device = device_to_use(device)
+    return spec.resolve(device=device, **options)
+
+
+def given_fit(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
+    """The fit that is meant: a file is read, None stays None. Raises FitError for a file that is none."""
+    if isinstance(fit, str | Path):
+        from vramprobe.memory_model import load_fit
+
+        return load_fit(fit)
+    return fit
+
+
+def predict(
+    *,
+    fit: str | Path | MemoryModel | None = None,
+    device: str | None = None,
+    engine: Engine | Literal["auto"] = "auto",
+    gpu: str | None = None,
+    sharding: Sharding | None = None,
+    num_gpus: int | None = None,
+    allow_extrapolation: bool = False,
+    **options: Any,
+) -> Prediction:
+    """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
+
+    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
+    for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
+    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's.
+    """
+    from vramprobe.memory_model import shipped_fit
+
+    model = given_fit(None if str(fit) == "none" else fit)
+    spec = cell(device=device or (model.device if model else "cuda"), **options)
+    if fit is None and sharding is None:
+        model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu else None)
+    try:
+        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+    except OutOfRange as error:
+        if fit is not None:
+            raise
+        alone = _engine(None, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
+        return alone.model_copy(update={"warnings": [*alone.warnings, note]})
+
+
+def _engine(
+    model: MemoryModel | None, engine: str, gpu: str | None, sharding: Sharding | None, num_gpus: int | None,
+    allow_extrapolation: bool,
+) -> Callable[[spec.CellSpec], Prediction]:  # fmt: skip
+    """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation."""
+    from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.predict import Engine
+    from vramprobe.predict import predict as predict_cell
+    from vramprobe.sharding import predict_rank
+
+    if engine not in (known := ("auto", *get_args(Engine))):
+        raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
+    if (sharding is None) != (num_gpus is None):
+        raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
+    if sharding is not None and engine == "trace":
+        raise SpecError("sharding is by arithmetic, and the trace engine simulates one GPU; use engine formula")
+    extra = {"allow_extrapolation": allow_extrapolation}
+
+    def predict_one(one: spec.CellSpec) -> Prediction:
+        if engine != "trace":
+            try:
+                if sharding is not None and num_gpus is not None:
+                    return predict_rank(one, num_gpus, sharding, model, **extra)
+                return predict_cell(one, model, **extra)
+            except UnsupportedArchitecture:
+                if engine == "formula" or sharding is not None:
+                    raise
+        from vramprobe.simulate import engine as trace  # loads torch
+
+        return trace.predict(one, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
+
+    return predict_one
+
+
+def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
+    """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
+
+    Exact, by bisection. Raises VramprobeError where not even 1 fits. Without arithmetic for the architecture it asks
+    for ``engine="trace"``, which takes about a dozen simulations of some seconds each.
+    """
+    return _largest_count("batch_size", gpu, seq_len=seq_len, batch_size=1, **options)
+
+
+def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
+    """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`."""
+    return _largest_count("seq_len", gpu, seq_len=1, batch_size=batch_size, **options)
+
+
+def largest_model(*, gpu: str, **options: Any) -> Largest:
+    """The largest model of the catalog that fits on ``gpu``; ``options`` are those of :func:`predict` but the model.
+
+    Models without arithmetic are named and not judged.
+    """
+    from vramprobe import largest
+
+    _, words, judge = _judge(gpu, options, engine="formula")
+    device = words.pop("device", None) or "cuda"
+
+    def named(slug: str) -> spec.CellSpec | str:
+        try:
+            return cell(model=slug, device=device, **words)
+        except SpecError as error:
+            return str(error)
+
+    cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
+    if all(isinstance(one, str) for _, one in cells):
+        raise SpecError(str(cells[0][1]))
+    return largest.largest_model(cells, judge, catalog.find_gpu(gpu).name)
+
+
+def min_gpus(
+    *,
+    gpu: str,
+    sharding: Sharding,
+    fit: str | Path | MemoryModel | None = None,
+    allow_extrapolation: bool = False,
+    **options: Any,
+) -> MinGpus:
+    """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, by arithmetic, not measured."""
+    from vramprobe import sharding as ranks
+
+    one = cell(device=options.pop("device", None) or "cuda", **options)
+    card = catalog.find_gpu(gpu)
+    return ranks.min_gpus(one, card, sharding, given_fit(fit), allow_extrapolation=allow_extrapolation)
+
+
+def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:
+    from vramprobe import largest
+    from vramprobe.architecture import UnsupportedArchitecture, architecture
+
+    allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
+    # An inverse question of the simulation takes a minute, so nobody falls into it by chance.
+    model, words, judge = _judge(gpu, options, engine="trace" if engine == "trace" else "formula")
+    one = cell(device=words.pop("device", None) or "cuda", **words)
+    if engine != "trace":
+        try:
+            architecture(one.architecture)
+        except UnsupportedArchitecture as error:
+            raise UnsupportedArchitecture(
+                f"{error}. The trace engine can answer, by about a dozen simulations of some seconds each: engine trace"
+            ) from None
+    return largest.largest_count(
+        question, one, judge, model=None if engine == "trace" else model, allow_extrapolation=allow,
+    )  # fmt: skip
+
+
+def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel | None, dict[str, Any], Judge]:
+    """(the fit, the words of the cell, what judges a cell on ``gpu``) from predict's options."""
+    from vramprobe.largest import Judged
+    from vramprobe.predict import verdict
+
+    words = dict(options)
+    model, card = given_fit(words.pop("fit", None)), catalog.find_gpu(gpu)
+    words.pop("engine", None)
+    predict_one = _engine(
+        model, engine, gpu, words.pop("sharding", None), words.pop("num_gpus", None),
+        words.pop("allow_extrapolation", False),
+    )  # fmt: skip
+
+    def judge(one: spec.CellSpec) -> Judged:
+        try:
+            prediction, refusal = predict_one(one), None
+        except OutOfRange as error:
+            prediction, refusal = error.prediction, error
+        return Judged(prediction, verdict(prediction, card), refusal)
+
+    return model, words, judge

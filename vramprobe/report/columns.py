@@ -1,0 +1,135 @@
+"""The columns that several tables share: what a cell is, amounts in one unit, and errors in percent.
+
+In: cells of a report. Out: Columns, with the exact value and its text. Never computes what a stage should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vramprobe.record import RunRecord
+from vramprobe.report.cells import Cell
+from vramprobe.report.definition import Column
+from vramprobe.spec import CellSpec
+from vramprobe.table import to_row
+from vramprobe.units import GIB, MIB
+
+_SMALLEST_PERCENT = 0.01  # an error below it is said to be below it; the CSV has all digits
+_LONGEST_DETAIL = 200  # characters of a failure or a remark for people; the CSV has all
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of one table, so that its numbers compare."""
+
+    name: str
+    num_bytes: int
+    num_decimals: int
+
+    def text(self, value: float) -> str:
+        """The number alone; the heading says the unit."""
+        return f"{value / self.num_bytes:.{self.num_decimals}f}"
+
+    def amount(self, name: str, heading: str | None, value: Callable[[Any], Any]) -> Column:
+        """A column of bytes: exact in the CSV, in this unit for people."""
+        return Column(name, heading and f"{heading}, {self.name}", value, self.text, is_number=True)
+
+
+def unit_for(amounts: Iterable[int | None]) -> Unit:
+    """GiB where the smallest of these bytes fills one, else MiB."""
+    known = [amount for amount in amounts if amount is not None]
+    return Unit("GiB", GIB, 2) if min(known, default=0) >= GIB else Unit("MiB", MIB, 1)
+
+
+def of_row(name: str) -> Callable[[Cell], Any]:
+    """What table.py says of the cell's record."""
+    return lambda cell: to_row(cell.record)[name]
+
+
+def of_spec(name: str) -> Callable[[Cell], Any]:
+    """A property of the cell's spec."""
+    return lambda cell: getattr(cell.record.spec, name)
+
+
+def method_in_words(spec: CellSpec) -> str:
+    """``full``, ``lora, r 16, all-linear``, ``qlora nf4, peft prep, r 16, q_v``."""
+    if spec.method == "full":
+        return "full"
+    kind = "lora" if spec.method == "lora" else f"qlora {spec.quant}, {spec.kbit_prep} prep"
+    targets = spec.lora_targets if isinstance(spec.lora_targets, str) else "+".join(spec.lora_targets)
+    return f"{kind}, r {spec.lora_r}, {targets}{', DoRA' if spec.dora else ''}"
+
+
+def precision_in_words(spec: CellSpec) -> str:
+    """The weights' dtype, ``+`` autocast, the adapters' own dtype in brackets."""
+    base = spec.dtype if spec.autocast == "none" else f"{spec.dtype} + {spec.autocast}"
+    return base if spec.lora_dtype is None else f"{base} ({spec.lora_dtype})"
+
+
+def size_in_words(spec: CellSpec) -> str:
+    """``2 × 512``, sequences by tokens, and how many such are accumulated."""
+    steps = "" if spec.grad_accum == 1 else f", {spec.grad_accum} accumulated"
+    return f"{spec.batch_size} × {spec.seq_len}{steps}"
+
+
+def cell_columns() -> list[Column]:
+    """The configuration. What all rows of a table share moves to its caption."""
+    return [
+        Column("fingerprint", None, of_row("fingerprint")),
+        Column("cell_id", None, of_row("cell_id")),
+        Column("model", "model", of_spec("model_label")),
+        Column("method", "method", lambda cell: method_in_words(cell.record.spec)),
+        Column("precision", "precision", lambda cell: precision_in_words(cell.record.spec), is_condition=True),
+        Column("optimizer", "optimizer", of_spec("optim"), is_condition=True),
+        Column("batch_by_length", "batch × length", lambda cell: size_in_words(cell.record.spec), is_number=True,
+               is_condition=True),
+        Column("gradient_checkpointing", "checkpointing", of_spec("gradient_checkpointing"), yes_no, is_condition=True),
+    ]  # fmt: skip
+
+
+def provenance(records: Sequence[RunRecord]) -> list[str]:
+    """Lines on where measured, comparable records come from: instrument, device, versions, how many, when."""
+    if not records:
+        return []
+    attempts, cells = len(records), len({record.fingerprint for record in records})
+    days = sorted({record.started_at[:10] for record in records})
+    return [
+        f"instrument {records[0].instrument}",
+        f"device {records[0].environment.device_name}",
+        _versions(records),
+        f"{attempts} records of {cells} cells"
+        + (f"; of {attempts - cells} more attempts only the one that counts is shown" if attempts > cells else ""),
+        f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""),
+    ]
+
+
+def _versions(records: Sequence[RunRecord]) -> str:
+    packages = sorted({package for record in records for package in record.environment.versions})
+    known = []
+    for package in packages:
+        seen = dict.fromkeys(record.environment.versions.get(package) for record in records)
+        known.append(f"{package} {' and '.join(version for version in seen if version) or 'absent'}")
+    python = sorted({record.environment.python for record in records})
+    return f"python {' and '.join(python)}, {', '.join(known)}"
+
+
+def yes_no(value: bool) -> str:
+    """A flag for people."""
+    return "yes" if value else "no"
+
+
+def signed_percent(value: float) -> str:
+    """An error in percent with its sign; what is smaller than a hundredth is said to be."""
+    return f"{value:+.2f}" if abs(value) >= _SMALLEST_PERCENT else f"≤ {_SMALLEST_PERCENT}"
+
+
+def unsigned_percent(value: float) -> str:
+    """The size of an error in percent."""
+    return f"{value:.2f}" if value >= _SMALLEST_PERCENT else f"≤ {_SMALLEST_PERCENT}"
+
+
+def shortened(text: str) -> str:
+    """Others' words, at a length that a table bears."""
+    return text if len(text) <= _LONGEST_DETAIL else text[: _LONGEST_DETAIL - 1] + "…"

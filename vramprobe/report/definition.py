@@ -1,0 +1,98 @@
+"""What a table is, defined once: columns over rows, a caption with its conditions; a Document is a page of tables.
+
+In: values of any kind. Out: frozen Tables and Documents, which formats/ turns into Markdown, CSV, LaTeX, HTML and a
+terminal's text. All texts here are plain: each format escapes for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """``value`` gives the exact value (CSV, under ``name``); ``text`` writes it for people, under ``heading``."""
+
+    name: str  # the unit is its last word
+    heading: str | None  # null: in the CSV only
+    value: Callable[[Any], Any]
+    text: Callable[[Any], str] = str
+    is_number: bool = False
+    is_condition: bool = False  # said in the caption where it is the same in every row
+    is_prose: bool = False  # sentences, which wrap
+
+    def shown(self, row: Any) -> str:
+        """The cell for people: one line, a dash where the value is not known."""
+        value = self.value(row)
+        return UNKNOWN if value is None or value == "" else " ".join(self.text(value).split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """``note`` says further conditions; ``otherwise`` is said instead of a table without rows."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    note: str = ""
+    otherwise: str = ""
+
+    @property
+    def shown(self) -> list[Column]:
+        """The columns for people: those of the CSV alone and conditions that all rows share are left out."""
+        common = {column.name for column in self._common()}
+        return [column for column in self.columns if column.heading is not None and column.name not in common]
+
+    @property
+    def caption(self) -> str:
+        """The conditions: what all rows share, then the note."""
+        shared = [f"{column.heading} {column.shown(self.rows[0])}" for column in self._common()]
+        said = [f"In every row: {'; '.join(shared)}."] if shared else []
+        return " ".join([*said, *([self.note] if self.note else [])])
+
+    def texts(self) -> list[list[str]]:
+        """The shown cells, row by row."""
+        columns = self.shown
+        return [[column.shown(row) for column in columns] for row in self.rows]
+
+    def _common(self) -> list[Column]:
+        if len(self.rows) < 2:
+            return []
+        return [
+            column for column in self.columns
+            if column.is_condition and column.heading is not None and len({column.shown(row) for row in self.rows}) == 1
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot beside the page, as FILE.svg and FILE.png; ``says`` is its text for who cannot see it."""
+
+    file: str
+    says: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One page. ``data`` are the rows of its CSV, all columns; ``origin`` are lines on where the numbers come from.
+
+    ``name`` is that of its files, without an ending; ``command`` rebuilds them.
+    """
+
+    name: str
+    title: str
+    about: Sequence[str]  # paragraphs
+    tables: Sequence[Table]
+    data: Table
+    command: str
+    origin: Sequence[str] = ()
+    remarks: Sequence[str] = ()  # paragraphs below the tables
+    pictures: Sequence[Picture] = ()
+
+    def with_pictures(self, *pictures: Picture) -> Document:
+        """The same with these plots shown on it."""
+        return replace(self, pictures=(*self.pictures, *pictures))

@@ -1,0 +1,126 @@
+"""Cells and a fit → one plot, the peak against the sequence length, each point marked with the phase that is the peak.
+
+In: cells, a MemoryModel. Out: file name → image bytes, or none where no cell was measured that the fit can follow.
+Lines are predicted, as far as the fit reaches; filled marks are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vramprobe.errors import VramprobeError
+from vramprobe.report.cells import Cell
+from vramprobe.report.plots import METHODS, files, label_ends
+from vramprobe.spec import CellSpec
+from vramprobe.units import unit_of
+
+if TYPE_CHECKING:
+    from vramprobe.memory_model import MemoryModel
+
+LENGTHS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_PHASES = {"forward": "v", "backward": "o", "optimizer_step": "s", "zero_grad": "D"}
+_MOST_LINES = 6
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method of one model: (length, bytes, phase), predicted and measured."""
+
+    spec: CellSpec
+    predicted: list[tuple[int, int, str]]
+    measured: list[tuple[int, int, str]]
+
+
+def plot(cells: Sequence[Cell], model: MemoryModel) -> dict[str, bytes]:
+    """peak_by_length.svg and .png: the largest model that was measured with most methods, at the batch of its cells."""
+    lines = lines_of(cells, model)
+    if not lines:
+        return {}
+    return files("peak_by_length", (7.0, 4.2), lambda figure: _draw(figure, lines))
+
+
+def lines_of(cells: Sequence[Cell], model: MemoryModel) -> list[Line]:
+    """A line for each way in which the model was measured that arithmetic can follow, full fine-tuning first."""
+    known = [cell for cell in cells if cell.predicted_bytes is not None and cell.measured_bytes is not None]
+    of_model: dict[str, list[Cell]] = {}
+    for cell in known:
+        of_model.setdefault(cell.record.spec.model_label, []).append(cell)
+    if not of_model:
+        return []
+    # The cells come small models first, so that of equals the last is the largest.
+    chosen = max(
+        of_model.values(), key=lambda found: (len({one.record.spec.method for one in found}), _params(found[0]))
+    )
+    ways: dict[tuple, list[Cell]] = {}
+    for cell in sorted(chosen, key=lambda cell: (list(METHODS).index(cell.record.spec.method), cell.record.cell_id)):
+        spec = cell.record.spec
+        ways.setdefault((spec.method, spec.gradient_checkpointing), []).append(cell)
+    found = [_line(group, model) for group in ways.values()]
+    return [line for line in found if len(line.predicted) > 2][:_MOST_LINES]
+
+
+def _line(cells: Sequence[Cell], model: MemoryModel) -> Line:
+    """The first cell's spec at every length; of the others those that differ from it in their length alone."""
+    from vramprobe.predict import predict
+
+    spec = cells[0].record.spec
+    longest = spec.learned_positions or max(LENGTHS)
+    predicted = []
+    for length in LENGTHS:
+        if length <= longest:
+            try:
+                found = predict(spec.model_copy(update={"seq_len": length}), model)
+            except VramprobeError:
+                continue
+            predicted.append((length, found.peak_allocated_bytes.value, found.peak_phase))
+    alike = [cell for cell in cells if cell.record.spec.model_copy(update={"seq_len": spec.seq_len}) == spec]
+    measured = [(c.record.spec.seq_len, c.measured_bytes, c.record.peak.phase) for c in alike]
+    return Line(spec, predicted, sorted(measured))
+
+
+def _draw(figure: Any, lines: Sequence[Line]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes = figure.subplots()
+    unit, unit_bytes = unit_of(max(size for line in lines for _, size, _ in line.predicted))
+    ends = []
+    for line in lines:
+        colour = METHODS[line.spec.method][1]
+        style = "--" if line.spec.gradient_checkpointing else "-"
+        lengths, sizes = [at for at, *_ in line.predicted], [size / unit_bytes for _, size, _ in line.predicted]
+        axes.plot(lengths, sizes, color=colour, linestyle=style, linewidth=1.3)
+        for points, is_measured in ((line.predicted, False), (line.measured, True)):
+            for at, size, phase in points:
+                axes.plot([at], [size / unit_bytes], marker=_PHASES[phase], color=colour, linestyle="",
+                          markersize=8 if is_measured else 4.5,
+                          markerfacecolor=colour if is_measured else "white")  # fmt: skip
+        ends.append((_label(line.spec), lengths[-1], sizes[-1], colour))
+    first = lines[0].spec
+    axes.set(xscale="log", yscale="log", xlabel="sequence length, tokens", ylabel=f"peak, {unit} allocated")
+    axes.set_title(f"{first.model_label}: predicted, measured where filled", loc="left", fontsize=9, parse_math=False)
+    shown = [
+        length for length in LENGTHS if length & (length - 1) == 0 and length <= max(p[0] for p in lines[0].predicted)
+    ]
+    axes.set_xticks(shown, [f"{length:,}" for length in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(base=2))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    seen = {phase for line in lines for _, _, phase in (*line.predicted, *line.measured)}
+    handles = [Line2D([], [], marker=_PHASES[name], color="black", markerfacecolor="white", linestyle="", markersize=6,
+                      label=name.replace("_", " ")) for name in _PHASES if name in seen]  # fmt: skip
+    axes.legend(handles=handles, title="the peak is in", frameon=False, loc="upper left", alignment="left")
+    label_ends(axes, ends, least_gap=0.06, right=1.04)
+
+
+def _label(spec: CellSpec) -> str:
+    checkpointing = ", checkpointing" if spec.gradient_checkpointing else ""
+    return f"{spec.method}{checkpointing}, batch {spec.batch_size}"
+
+
+def _params(cell: Cell) -> int:
+    return cell.record.facts.num_params if cell.record.facts else 0

@@ -1,0 +1,66 @@
+"""Cells → the page of speed and cost: seconds per step, tokens per second, dollars per billion tokens where known.
+
+In: cells, where they come from and the command. Out: a Document, or None where no step was timed. A price is put
+only on what was measured on that very GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vramprobe.card import Rate, card_seen, hourly_rate
+from vramprobe.record import RunRecord
+from vramprobe.report.cells import Cell
+from vramprobe.report.columns import cell_columns, of_row, unit_for
+from vramprobe.report.definition import Column, Document, Table
+
+_ABOUT = (
+    "Median of the steps that nobody traced. Tokens are those of the batch, padding included, of all accumulated "
+    "micro-batches."
+)
+
+
+def speed(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Document | None:
+    """speed: a row per timed cell; None without any."""
+    timed = [cell for cell in cells if cell.measured_bytes is not None and _step_seconds(cell) is not None]
+    if not timed:
+        return None
+    rate = rate_of(timed[0].record)
+    threads = sorted({cell.record.environment.num_threads for cell in timed} - {None})
+    note = f"On the CPU, {' and '.join(map(str, threads))} threads." if timed[0].record.instrument == "cpu" else ""
+    if rate is not None:
+        note = f"At ${rate.usd_per_hour:.2f} per hour ({rate.source})."
+    unit = unit_for(cell.measured_bytes for cell in timed)
+    columns = [
+        *cell_columns(),
+        unit.amount("measured_bytes", "peak", lambda cell: cell.measured_bytes),
+        Column("step_seconds", "step, s", _step_seconds, "{:.3f}".format, is_number=True),
+        Column("tokens_per_second", "tokens/s", tokens_per_second, "{:,.0f}".format, is_number=True),
+    ]
+    if rate is not None:
+        columns.append(
+            Column("usd_per_billion_tokens", "$/billion tokens",
+                   lambda cell: rate.dollars(1e9 / tokens_per_second(cell)), "{:,.2f}".format, is_number=True)
+        )  # fmt: skip
+    table = Table(title="Speed and cost", columns=columns, rows=timed, note=note)
+    return Document(
+        name="speed", title="Speed" + (" and cost" if rate else ""), about=[_ABOUT], tables=[table], data=table,
+        origin=origin, command=command,
+    )  # fmt: skip
+
+
+def tokens_per_second(cell: Cell) -> float:
+    """Of a timed cell."""
+    spec = cell.record.spec
+    return spec.num_tokens * spec.grad_accum / _step_seconds(cell)
+
+
+def rate_of(record: RunRecord) -> Rate | None:
+    """The catalog's cheapest on-demand price of the GPU that the record was measured on; None where it has none."""
+    if record.instrument != "cuda":
+        return None
+    return hourly_rate(card_seen(record.environment.device_name, record.environment.device_total_bytes or 0))
+
+
+def _step_seconds(cell: Cell) -> float | None:
+    return of_row("step_seconds")(cell)

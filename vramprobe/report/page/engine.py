@@ -18,9 +18,12 @@ from vramprobe.report.page.translation import Module, translate
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
     "units": {"GIB", "MIB", "KIB", "format_bytes"},
-    "inventories": None,
+    "architecture.parts": None,
+    "architecture.config": None,
+    "architecture.families": None,
+    "architecture.relatives": None,
+    "architecture.mixtures": None,
     "architecture": None,
-    "architecture_moe": None,
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
         "_device_rules", "_architecture_reasons", "_NO_FLASH", "_NO_SDPA", "_LEARNED_POSITIONS", "_SHORT_OPTIM",

@@ -1,4 +1,4 @@
-"""The inventories of mixture-of-experts models: what architecture.py is for dense ones.
+"""The inventories of mixture-of-experts models: what families.py is for dense ones.
 
 In: a checked config.json. Out: its Architecture, or a VramprobeError. Experts are one parameter of three dimensions
 each, as transformers 5 has them (``modeling_mixtral.py``, ``modeling_qwen3_moe.py``), and so is what peft makes of the
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vramprobe.architecture import Architecture, Experts, UnsupportedArchitecture, Wrapped, _Config, _Inventory
+from vramprobe.architecture.config import Config, Inventory
+from vramprobe.architecture.parts import Architecture, Experts, UnsupportedArchitecture, Wrapped
+from vramprobe.architecture.relatives import sliding_layers
 from vramprobe.errors import VramprobeError
-from vramprobe.inventories import sliding_layers
 
 _LAYER = "model.layers.{layer}"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
@@ -20,8 +21,8 @@ _MIXTRAL_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("w1", "w3"), "dow
 _QWEN_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-def mixture(config: _Config) -> Architecture:
-    """The Architecture of a config.json of one of architecture.MIXTURES.
+def mixture(config: Config) -> Architecture:
+    """The Architecture of a config.json of a mixture.
 
     Raises UnsupportedArchitecture for what of these families has no arithmetic, VramprobeError for a wrong value.
     """
@@ -37,7 +38,7 @@ def mixture(config: _Config) -> Architecture:
     raise AssertionError(f"architecture() sends {config.model_type} here, and nothing reads it")
 
 
-def _mixtral(config: _Config) -> Architecture:
+def _mixtral(config: Config) -> Architecture:
     if config.values.get("router_jitter_noise"):
         raise UnsupportedArchitecture("the formula engine has no arithmetic for router_jitter_noise; set it to 0")
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -60,7 +61,7 @@ def _mixtral(config: _Config) -> Architecture:
     )  # fmt: skip
 
 
-def _qwen3_moe(config: _Config) -> Architecture:
+def _qwen3_moe(config: Config) -> Architecture:
     if config.values.get("mlp_only_layers") or config.size("decoder_sparse_step", 1) != 1:
         raise UnsupportedArchitecture(
             "the formula engine has no arithmetic for a qwen3_moe of which some layers are dense (mlp_only_layers, "
@@ -89,7 +90,7 @@ def _qwen3_moe(config: _Config) -> Architecture:
     )  # fmt: skip
 
 
-def _gpt_oss(config: _Config) -> Architecture:
+def _gpt_oss(config: Config) -> Architecture:
     hidden, width = config.size("hidden_size", 2880), config.size("intermediate_size", 2880)
     num_heads, num_kv_heads = config.size("num_attention_heads", 64), config.size("num_key_value_heads", 8)
     head_size = config.size("head_dim", 64)
@@ -112,7 +113,7 @@ def _gpt_oss(config: _Config) -> Architecture:
     )  # fmt: skip
 
 
-def _deepseek_v2(config: _Config) -> Architecture:
+def _deepseek_v2(config: Config) -> Architecture:
     num_dense, method = config.values.get("first_k_dense_replace") or 0, config.text("topk_method", "greedy")
     if num_dense not in (0, 1) or method != "greedy":
         raise UnsupportedArchitecture(
@@ -133,7 +134,7 @@ def _deepseek_v2(config: _Config) -> Architecture:
         num=config.size("n_routed_experts", 64), per_token=config.size("num_experts_per_tok"),
         width=config.size("moe_intermediate_size", 1407), renormalised=False,
     )  # fmt: skip
-    inventory = _Inventory()
+    inventory = Inventory()
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
     _add_latent_attention(config, inventory, num_heads, head_size, value_size)
     _add_experts(inventory, experts, hidden, only="sparse")
@@ -150,7 +151,7 @@ def _deepseek_v2(config: _Config) -> Architecture:
 
 
 def _add_latent_attention(
-    config: _Config, inventory: _Inventory, num_heads: int, head_size: int, value_size: int
+    config: Config, inventory: Inventory, num_heads: int, head_size: int, value_size: int
 ) -> None:
     """Queries, keys and values by way of narrow latents (MLA)."""
     hidden, latent = config.size("hidden_size"), config.size("kv_lora_rank", 512)
@@ -171,7 +172,7 @@ def _add_latent_attention(
 
 
 def _add_mlp(
-    config: _Config, inventory: _Inventory, prefix: str, width: int, *, only: Literal["dense", "sparse"]
+    config: Config, inventory: Inventory, prefix: str, width: int, *, only: Literal["dense", "sparse"]
 ) -> None:
     hidden, bias = config.size("hidden_size"), config.flag("mlp_bias", False)
     for name, num_in, num_out in (
@@ -181,12 +182,12 @@ def _add_mlp(
 
 
 def _start(
-    config: _Config, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool, sinks: bool = False
-) -> _Inventory:
+    config: Config, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool, sinks: bool = False
+) -> Inventory:
     """The embedding and a layer's four projections."""
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
     hidden, queries, keys = config.size("hidden_size"), num_heads * head_size, num_kv_heads * head_size
-    inventory = _Inventory()
+    inventory = Inventory()
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
     if sinks:
         inventory.add(f"{_ATTENTION}.sinks", (num_heads,), "sinks")
@@ -197,7 +198,7 @@ def _start(
     return inventory
 
 
-def _add_experts(inventory: _Inventory, experts: Experts, hidden: int, only: Literal["", "sparse"] = "") -> None:
+def _add_experts(inventory: Inventory, experts: Experts, hidden: int, only: Literal["", "sparse"] = "") -> None:
     num, width = experts.num, experts.width
     inventory.add(f"{_MLP}.experts.gate_up_proj", (num, 2 * width, hidden), "experts", only=only)
     inventory.add(f"{_MLP}.experts.down_proj", (num, hidden, width), "experts", only=only)
@@ -213,7 +214,7 @@ def _wrapped(experts: Experts, hidden: int, targets: dict[str, tuple[str, ...]])
 
 
 def _finish(
-    config: _Config, inventory: _Inventory, experts: Experts, num_heads: int, num_kv_heads: int, head_size: int, *,
+    config: Config, inventory: Inventory, experts: Experts, num_heads: int, num_kv_heads: int, head_size: int, *,
     wrapped: tuple[Wrapped, ...], window: int | None,
     sliding: tuple[bool, ...] = (), rotary_size: int | None = None, value_size: int | None = None,
     num_dense: int = 0,

@@ -1,16 +1,15 @@
-"""Inventories of more dense families: what architecture.py's dispatch hands on, so that neither file grows too long.
+"""More dense families: every parameter's name, shape and role.
 
 In: a checked config.json and an empty inventory. Out: the fields of its Architecture. Names and shapes follow
 transformers 5 (``modeling_gemma2.py``, ``modeling_gemma3.py``, ``modeling_phi3.py``, ``modeling_olmo2.py``,
-``modeling_falcon.py``, ``modeling_bloom.py``). Never imports torch, nor architecture.py, which imports it.
+``modeling_falcon.py``, ``modeling_bloom.py``). Never imports torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vramprobe.architecture import _Config, _Inventory
+from vramprobe.architecture.config import Config, Inventory
 
 Fields = dict[str, Any]
 
@@ -18,8 +17,8 @@ Fields = dict[str, Any]
 _GEMMA3_PERIOD = 6
 
 
-def of_family(config: _Config, inventory: _Inventory) -> Fields:
-    """Of one of architecture.MORE_DENSE, with an empty inventory to fill. Raises as architecture.architecture does."""
+def of_family(config: Config, inventory: Inventory) -> Fields:
+    """Of one of them, with an empty inventory to fill. Raises as architecture.architecture does."""
     match config.values["model_type"]:
         case "gemma2" | "gemma3_text":
             return _gemma(config, inventory)
@@ -31,14 +30,14 @@ def of_family(config: _Config, inventory: _Inventory) -> Fields:
             return _falcon(config, inventory)
         case "bloom":
             return _bloom(config, inventory)
-    raise AssertionError(f"{config.model_type} is in MORE_DENSE but has no inventory")
+    raise AssertionError(f"{config.model_type} is one of these families but has no inventory")
 
 
 def _fields(**fields: Any) -> Fields:
     return fields
 
 
-def sliding_layers(config: _Config, period: int, num_layers: int) -> tuple[bool, ...]:
+def sliding_layers(config: Config, period: int, num_layers: int) -> tuple[bool, ...]:
     """Which layers look through the window: as layer_types says, else all but each last of a period."""
     kinds = config.values.get("layer_types")
     if kinds is None:
@@ -51,12 +50,12 @@ def sliding_layers(config: _Config, period: int, num_layers: int) -> tuple[bool,
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def _caps(config: _Config, key: str, default: float | None) -> bool:
+def _caps(config: Config, key: str, default: float | None) -> bool:
     """Whether a tanh bends what this key names."""
     return config.values.get(key, default) is not None
 
 
-def _gemma(config: _Config, inventory: _Inventory) -> Fields:
+def _gemma(config: Config, inventory: Inventory) -> Fields:
     model_type = config.values["model_type"]
     is_third = model_type == "gemma3_text"
     hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
@@ -97,7 +96,7 @@ def _gemma(config: _Config, inventory: _Inventory) -> Fields:
     )  # fmt: skip
 
 
-def _phi3(config: _Config, inventory: _Inventory) -> Fields:
+def _phi3(config: Config, inventory: Inventory) -> Fields:
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     num_kv_heads = config.size("num_key_value_heads", num_heads)
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -126,7 +125,7 @@ def _phi3(config: _Config, inventory: _Inventory) -> Fields:
     )  # fmt: skip
 
 
-def _olmo2(config: _Config, inventory: _Inventory) -> Fields:
+def _olmo2(config: Config, inventory: Inventory) -> Fields:
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     num_kv_heads, vocab_size = config.size("num_key_value_heads", num_heads), config.size("vocab_size")
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -156,7 +155,7 @@ def _olmo2(config: _Config, inventory: _Inventory) -> Fields:
     )  # fmt: skip
 
 
-def _falcon(config: _Config, inventory: _Inventory) -> Fields:
+def _falcon(config: Config, inventory: Inventory) -> Fields:
     """Falcon 7B's: one key and value head for all, attention beside the MLP, rotated heads."""
     for key, allowed in (("alibi", False), ("new_decoder_architecture", False), ("multi_query", True),
                          ("parallel_attn", True)):  # fmt: skip
@@ -185,7 +184,7 @@ def _falcon(config: _Config, inventory: _Inventory) -> Fields:
     )  # fmt: skip
 
 
-def _bloom(config: _Config, inventory: _Inventory) -> Fields:
+def _bloom(config: Config, inventory: Inventory) -> Fields:
     hidden, num_heads = config.size("hidden_size"), config.size("n_head")
     config.require_multiple("hidden_size", "n_head", hidden, num_heads)
     vocab_size, tied = config.size("vocab_size"), config.flag("tie_word_embeddings", True)

@@ -1,0 +1,60 @@
+"""Architecture: the dimensions and the parameters of a model, by arithmetic on its config.json.
+
+In: a config.json as a dict. Out: a frozen Architecture with every parameter's name, shape and role, or a VramprobeError
+that names the supported families. Never imports torch or transformers: an independent account of what they build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramprobe.architecture import families, mixtures, relatives
+from vramprobe.architecture.config import Config, Inventory
+from vramprobe.architecture.families import LLAMA_LIKE
+from vramprobe.architecture.parts import (
+    Architecture,
+    Experts,
+    Linear,
+    Parameter,
+    Role,
+    UnsupportedArchitecture,
+    Wrapped,
+)
+
+__all__ = [
+    "LLAMA_LIKE", "SUPPORTED_MODEL_TYPES", "Architecture", "Experts", "Linear", "Parameter", "Role",
+    "UnsupportedArchitecture", "Wrapped", "architecture",
+]  # fmt: skip
+
+#: Dense families whose inventories are in relatives.py.
+_RELATIVES = ("gemma2", "gemma3_text", "phi3", "olmo2", "falcon", "bloom")
+_MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *_RELATIVES, *_MIXTURES)
+
+
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    """The Architecture of a ``config.json``.
+
+    Raises UnsupportedArchitecture (a VramprobeError) for a model type without arithmetic here, and VramprobeError for a
+    key that is missing or has a value no such model can have.
+    """
+    model_type = config.get("model_type")
+    checked = Config(config)
+    if model_type in LLAMA_LIKE:
+        return families.llama_like(checked)
+    if model_type in _MIXTURES:
+        return mixtures.mixture(checked)
+    if model_type in _RELATIVES:
+        return Architecture(**relatives.of_family(checked, Inventory()))
+    match model_type:
+        case "gpt_neox":
+            return families.gpt_neox(checked)
+        case "gpt2":
+            return families.gpt2(checked)
+        case "opt":
+            return families.opt(checked)
+    raise UnsupportedArchitecture(
+        f"model type {model_type!r} cannot be predicted by this version, which has arithmetic for "
+        f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
+    )

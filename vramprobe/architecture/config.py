@@ -1,0 +1,115 @@
+"""Reading a config.json key by key, with its checks and defaults, and collecting the parameters it gives rise to.
+
+In: a config.json as a mapping. Out: checked values, or a VramprobeError that names the key. Never decides a family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vramprobe.architecture.parts import Parameter, Role, UnsupportedArchitecture
+from vramprobe.errors import VramprobeError
+
+
+class Config:
+    """A config.json whose values are checked as they are read; an error says the key, what it is and what it may be.
+
+    A default is what transformers' own config class has for an absent key.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values, self.model_type = values, values.get("model_type")
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A count or a width; null means the default, and without one the key must be there."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise VramprobeError(
+                f"the {self.model_type} config.json has no {key!r}; it is needed to count memory: a whole number of 1 "
+                "or more"
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(key, "a whole number of 1 or more")
+        return value
+
+    def absent_or_size(self, key: str, default: int | None) -> int | None:
+        """A size that null switches off; the default is for an absent key."""
+        return None if self.values.get(key, default) is None else self.size(key, default)
+
+    def rate(self, key: str, default: float) -> float:
+        """A probability or a share."""
+        value = self.values.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise self.wrong(key, "a number from 0 to 1")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A yes or no; null counts as no, as in the models' own code."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool | None):
+            raise self.wrong(key, "true or false")
+        return bool(value)
+
+    def text(self, key: str, default: str) -> str:
+        """A name."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a name in quotes")
+        return value
+
+    def part(self, key: str) -> Config:
+        """The config nested under this key, empty where there is none."""
+        value = self.values.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return Config({"model_type": self.model_type, **value})
+
+    def no_arithmetic(self, text: str) -> UnsupportedArchitecture:
+        """An error for a kind of this family that is not counted here."""
+        return UnsupportedArchitecture(f"{self.model_type} with {text}; --engine trace knows it")
+
+    def require_multiple(self, key: str, other: str, value: int, divisor: int) -> None:
+        """Raise unless ``value``, of this key, is a multiple of ``divisor``, of the other."""
+        if value % divisor:
+            raise VramprobeError(
+                f"the {self.model_type} config.json has {key} {value} and {other} {divisor}; {key} must be a multiple "
+                f"of {other}"
+            )
+
+    def wrong(self, key: str, allowed: str) -> VramprobeError:
+        """An error for a value that this key cannot have."""
+        given = repr(self.values.get(key))
+        given = given if len(given) <= 60 else f"{given[:60]}…"
+        return VramprobeError(f"the {self.model_type} config.json has {key} {given}; it must be {allowed}")
+
+
+class Inventory:
+    """Collects parameters under a prefix, in the order in which the model's code creates them."""
+
+    def __init__(self) -> None:
+        self.parameters: list[Parameter] = []
+
+    def add(self, name: str, shape: tuple[int, ...], role: Role, *, only: Literal["", "dense", "sparse"] = "") -> None:
+        module = name.split(".")[-2]
+        self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name, only))
+
+    def linear(
+        self, name: str, num_in: int, num_out: int, bias: bool, *, transposed: bool = False,
+        only: Literal["", "dense", "sparse"] = "",
+    ) -> None:  # fmt: skip
+        self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear", only=only)
+        if bias:
+            self.add(f"{name}.bias", (num_out,), "bias", only=only)
+
+    def layer_norm(self, name: str, size: int) -> None:
+        self.add(f"{name}.weight", (size,), "norm")
+        self.add(f"{name}.bias", (size,), "norm")
+
+    def embedding(self, name: str, num: int, size: int) -> None:
+        self.add(f"{name}.weight", (num, size), "embedding")
+
+    def head(self, vocab_size: int, size: int, tied: bool) -> None:
+        if not tied:
+            self.add("lm_head.weight", (vocab_size, size), "head")

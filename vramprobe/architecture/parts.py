@@ -1,0 +1,140 @@
+"""What an architecture is made of: its parameters, its linear layers, its experts, and the widths they have.
+
+In: what the families' modules have read of a config.json. Out: frozen values. Never reads a config.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from vramprobe.errors import VramprobeError
+
+#: The last three are weights that are no linear layer's: bitsandbytes leaves them as they are.
+Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks"]
+
+
+class UnsupportedArchitecture(VramprobeError):
+    """A model, or an option of it, that the formula engine has no arithmetic for."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter tensor; ``{layer}`` in the name stands for the layer's number where there is one per layer."""
+
+    name: str
+    module: str  # the last part of its module's name: q_proj, c_attn, fc1, input_layernorm
+    shape: tuple[int, ...]
+    role: Role
+    per_layer: bool
+    only: Literal["", "dense", "sparse"] = ""  # in the layers before those with experts, or in those
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer by its module name: a LoRA target, and what bitsandbytes replaces."""
+
+    name: str
+    num_in: int
+    num_out: int
+    bias: bool
+    per_layer: bool
+    num_copies: int
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A parameter that peft's LoRA reaches though it is no linear layer's (``ParamWrapper``).
+
+    ``targets`` are the linear layers it was in transformers 4, which peft still goes by, and all of which it takes;
+    the adapter of ``num_experts`` matrices has ``num_experts`` × the rank, once for each of the targets.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    num_experts: int  # 1 for a matrix that is no stack
+    num_in: int
+    num_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A layer's experts, of which each token takes some."""
+
+    num: int
+    per_token: int
+    width: int  # of the inner layer of one
+    renormalised: bool  # the scores of those taken are divided by their sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Dimensions and parameters of a causal language model. Widths are elements, rates are probabilities."""
+
+    model_type: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    tied: bool  # the head's weight is the embedding's
+    activation: str
+    rotary_size: int  # rotated part of a head; 0 with learned positions
+    value_size: int | None = None  # of a value's head, where it is not head_size
+    parallel_residual: bool = False
+    norm_first: bool = True
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    sliding_window: int | None = None
+    #: Which layers look through the window, one by one; empty where all do or there is none.
+    sliding_layers: tuple[bool, ...] = ()
+    own_linears: bool = False  # a linear class of its own, which bitsandbytes leaves alone
+    scales_embedding: bool = False  # by a number that is kept in a buffer
+    num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
+    caps_scores: bool = False  # tanh over the attention's scores, and over the logits
+    caps_logits: bool = False
+    experts: Experts | None = None
+    num_dense: int = 0  # layers before those with experts
+    wrapped: tuple[Wrapped, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+
+    def slides(self, layer: int) -> bool:
+        """Whether this layer looks through the window."""
+        return self.sliding_layers[layer] if self.sliding_layers else self.sliding_window is not None
+
+    def num_copies(self, parameter: Parameter) -> int:
+        """How many tensors of this name pattern the model has."""
+        if not parameter.per_layer:
+            return 1
+        num_dense = min(self.num_dense, self.num_layers)
+        return {"": self.num_layers, "dense": num_dense, "sparse": self.num_layers - num_dense}[parameter.only]
+
+    @cached_property
+    def num_params(self) -> int:
+        """Parameters of the model, tied ones once."""
+        return sum(parameter.numel * self.num_copies(parameter) for parameter in self.parameters)
+
+    @cached_property
+    def linears(self) -> tuple[Linear, ...]:
+        """The linear layers apart from the output head; a fused projection is one."""
+        biased = {(p.name.rpartition(".")[0]) for p in self.parameters if p.role == "bias"}
+        return tuple(
+            Linear(p.name.removesuffix(".weight"), *_in_out(p, self.model_type),
+                   p.name.removesuffix(".weight") in biased, p.per_layer, self.num_copies(p))
+            for p in self.parameters
+            if p.role == "linear"
+        )  # fmt: skip
+
+
+def _in_out(parameter: Parameter, model_type: str) -> tuple[int, int]:
+    """(in, out) of a linear weight: nn.Linear stores out × in, GPT-2's Conv1D in × out."""
+    first, second = parameter.shape
+    return (first, second) if model_type == "gpt2" else (second, first)

@@ -189,7 +189,7 @@ function largest(spec, config, gpu) {
   };
   const count = (question) => {
     try {
-      return $largest.largest_count(question, spec, judge, fit, false, true).fits?.value ?? null;
+      return $largest.largest_count(question, spec, judge, fit).fits?.value ?? null;
     } catch (error) {
       if (error instanceof $Error) return null;
       throw error;

@@ -100,10 +100,11 @@ class Expressions:
         raise TranslationError(f"{self.module_name}: the name {name} is unknown")
 
     def _imported(self, dotted: str) -> str:
+        dotted = self.signatures.home_of(dotted)
         if dotted in self.given:
             return self.given[dotted]
         module, _, name = dotted.rpartition(".")
-        return f"{js_module(module)}.{js_name(name)}" if (module, name) in self.signatures.functions or name else dotted
+        return f"{js_module(module)}.{js_name(name)}"
 
     def _Attribute(self, node: ast.Attribute) -> str:
         if isinstance(node.value, ast.Name) and (module := self._module_of(node.value)):
@@ -357,7 +358,8 @@ class Expressions:
         functions = self.signatures.functions
         match func:
             case ast.Name(id=name):
-                key = tuple(self.imports[name].rsplit(".", 1)) if name in self.imports else (self.module_name, name)
+                dotted = self.imports.get(name, f"{self.module_name}.{name}")
+                key = tuple(self.signatures.home_of(dotted).rsplit(".", 1))
                 if key in functions:
                     return functions[key]
             case ast.Attribute(value=ast.Name() as owner, attr=attribute) if self._module_of(owner):

@@ -40,8 +40,12 @@ class Signatures:
         #: Names of attributes that anything is given: what is called by one of these is a function kept there.
         self.attributes = {node.attr for tree in trees.values() for node in ast.walk(tree)
                            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+        self._passed_on: dict[tuple[str, str], str] = {}  # (module, name) → the dotted name that it imports under it
         for module, tree in trees.items():
             for node in tree.body:
+                if isinstance(node, ast.ImportFrom):
+                    for alias in node.names:
+                        self._passed_on[module, alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 if isinstance(node, ast.FunctionDef):
                     self.functions[module, node.name] = parameters_of(node)
                     if node.args.kwarg:
@@ -58,6 +62,12 @@ class Signatures:
                     self.functions[module, node.name] = names
                 else:
                     self.methods.setdefault(member.name, []).append(names)
+
+    def home_of(self, dotted: str) -> str:
+        """The dotted name where it is made, of one that a module passes on."""
+        while (key := tuple(dotted.rsplit(".", 1))) in self._passed_on:
+            dotted = self._passed_on[key]
+        return dotted
 
     def of_method(self, name: str, keywords: set[str]) -> list[str]:
         """The parameters of the one kind of method that has this name and takes these keywords."""

@@ -139,7 +139,7 @@ def test_measured_ledger_to_the_byte_and_peak_within_percents(family: str, optio
 
 # -- against the simulated instrument ----------------------------------------------------------------------------------
 
-ON_CPU: list[dict[str, Any]] = [CKPT, LORA | PLAIN | {"lora_dtype": "bf16"}, QLORA | CKPT | {"batch_size": 1}]
+ON_CPU: list[dict[str, Any]] = [EAGER | CKPT, LORA | PLAIN | {"lora_dtype": "bf16"}, QLORA | CKPT | {"batch_size": 1}]
 ON_CUDA: list[dict[str, Any]] = [
     MIXED, EAGER | CKPT | FP32, LORA | CKPT, QLORA | EAGER | {"kbit_prep": "trl", "lora_dtype": "bf16"},
 ]  # fmt: skip
@@ -155,13 +155,16 @@ def simulated(spec: CellSpec) -> RunRecord:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("options", ON_CPU, ids=str)
-def test_peak_equals_the_simulated_one_on_the_cpu(family: str, options: dict[str, Any]) -> None:
+def test_each_phase_equals_the_simulated_one_on_the_cpu(family: str, options: dict[str, Any]) -> None:
     """What differs: numbers that meet a tensor (8 bytes each), and two code books of nf4's scales (1024 bytes)."""
     spec = moe_cell(family, **options)
-    difference = peak_of(spec) - simulated(spec).peak.allocated_bytes
-    # The CPU widens a 16-bit operand for a product with fp32 ones: 4 bytes for each pair of token and expert.
+    # The CPU widens a 16-bit operand for a product with fp32 ones: 4 bytes for each pair of token and expert. And the
+    # labels' padding stays a little longer (8 bytes a token).
     widened = 4 * spec.num_tokens * architecture(spec.architecture).experts.per_token
-    assert -1100 - widened * spec.gradient_checkpointing <= difference <= 300
+    phases = {phase.name: phase.allocated_peak_bytes for phase in simulated(spec).phases if phase.step == 2}
+    for name in ("forward", "backward", "optimizer_step"):
+        counted = max(moment.total_bytes for moment in moments(spec) if moment.phase == name)
+        assert -2400 - widened * spec.gradient_checkpointing <= counted - phases[name] <= 300, name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

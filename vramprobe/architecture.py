@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from vramprobe.errors import VramprobeError
+from vramprobe.architecture_moe import Experts, Wrapped, mixture
+from vramprobe.errors import UnsupportedArchitecture, VramprobeError
 
 #: The last three are weights that are no linear layer's: bitsandbytes leaves them as they are.
 Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks"]
@@ -23,10 +24,6 @@ MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
 SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *MIXTURES)
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-
-
-class UnsupportedArchitecture(VramprobeError):
-    """A model, or an option of it, that the formula engine has no arithmetic for."""
 
 
 @dataclass(frozen=True)
@@ -56,31 +53,6 @@ class Linear:
     bias: bool
     per_layer: bool
     num_copies: int
-
-
-@dataclass(frozen=True)
-class Wrapped:
-    """A parameter that peft's LoRA reaches though it is no linear layer's (``ParamWrapper``).
-
-    ``targets`` are the linear layers it was in transformers 4, which peft still goes by, and all of which it takes;
-    the adapter of ``num_experts`` matrices has ``num_experts`` × the rank, once for each of the targets.
-    """
-
-    name: str
-    targets: tuple[str, ...]
-    num_experts: int  # 1 for a matrix that is no stack
-    num_in: int
-    num_out: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experts:
-    """A layer's experts, of which each token takes some."""
-
-    num: int
-    per_token: int
-    width: int  # of the inner layer of one
-    renormalised: bool  # the scores of those taken are divided by their sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +115,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     if model_type in LLAMA_LIKE:
         return _llama_like(checked)
     if model_type in MIXTURES:
-        from vramprobe.architecture_moe import mixture  # it builds upon this module
-
-        return mixture(checked)
+        return Architecture(**mixture(checked, _Inventory()))
     match model_type:
         case "gpt_neox":
             return _gpt_neox(checked)

@@ -1,16 +1,19 @@
 """The inventories of mixture-of-experts models: what architecture.py is for dense ones.
 
-In: a checked config.json. Out: its Architecture, or a VramprobeError. Experts are one parameter of three dimensions
-each, as transformers 5 has them (``modeling_mixtral.py``, ``modeling_qwen3_moe.py``), and so is what peft makes of the
+In: a checked config.json. Out: what its Architecture is made of, or a VramprobeError. Experts are parameters of three
+dimensions, as transformers 5 has them (``modeling_mixtral.py``, ``modeling_qwen3_moe.py``), and so is what peft makes of the
 targets that transformers 4 had in their place (``peft/utils/transformers_weight_conversion.py``). Never imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from vramprobe.architecture import Architecture, Experts, UnsupportedArchitecture, Wrapped, _Config, _Inventory
-from vramprobe.errors import VramprobeError
+from vramprobe.errors import UnsupportedArchitecture, VramprobeError
+
+if TYPE_CHECKING:
+    from vramprobe.architecture import _Config, _Inventory
 
 _LAYER = "model.layers.{layer}"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
@@ -19,24 +22,49 @@ _MIXTRAL_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("w1", "w3"), "dow
 _QWEN_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-def mixture(config: _Config) -> Architecture:
-    """The Architecture of a config.json of one of architecture.MIXTURES.
+@dataclass(frozen=True)
+class Wrapped:
+    """A parameter that peft's LoRA reaches though it is no linear layer's (``ParamWrapper``).
+
+    ``targets`` are the linear layers it was in transformers 4, which peft still goes by, and all of which it takes;
+    the adapter of ``num_experts`` matrices has ``num_experts`` × the rank, once for each of the targets.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    num_experts: int  # 1 for a matrix that is no stack
+    num_in: int
+    num_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A layer's experts, of which each token takes some."""
+
+    num: int
+    per_token: int
+    width: int  # of the inner layer of one
+    renormalised: bool  # the scores of those taken are divided by their sum
+
+
+def mixture(config: _Config, inventory: _Inventory) -> dict[str, Any]:
+    """What an Architecture of one of architecture.MIXTURES is made of; ``inventory`` is empty.
 
     Raises UnsupportedArchitecture for what of these families has no arithmetic, VramprobeError for a wrong value.
     """
     match config.model_type:
         case "mixtral":
-            return _mixtral(config)
+            return _mixtral(config, inventory)
         case "qwen3_moe":
-            return _qwen3_moe(config)
+            return _qwen3_moe(config, inventory)
         case "gpt_oss":
-            return _gpt_oss(config)
+            return _gpt_oss(config, inventory)
         case "deepseek_v2":
-            return _deepseek_v2(config)
+            return _deepseek_v2(config, inventory)
     raise AssertionError(f"architecture() sends {config.model_type} here, and nothing reads it")
 
 
-def _mixtral(config: _Config) -> Architecture:
+def _mixtral(config: _Config, inventory: _Inventory) -> dict[str, Any]:
     if config.values.get("router_jitter_noise"):
         raise UnsupportedArchitecture("the formula engine has no arithmetic for router_jitter_noise; set it to 0")
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -49,7 +77,7 @@ def _mixtral(config: _Config) -> Architecture:
     )  # fmt: skip
     absent_heads = num_heads if "num_key_value_heads" in config.values else 8
     num_kv_heads = config.size("num_key_value_heads", absent_heads)
-    inventory = _start(config, num_heads, num_kv_heads, head_size, bias=False)
+    _start(config, inventory, num_heads, num_kv_heads, head_size, bias=False)
     inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
     _add_experts(inventory, experts, hidden)
     return _finish(
@@ -59,7 +87,7 @@ def _mixtral(config: _Config) -> Architecture:
     )  # fmt: skip
 
 
-def _qwen3_moe(config: _Config) -> Architecture:
+def _qwen3_moe(config: _Config, inventory: _Inventory) -> dict[str, Any]:
     if config.values.get("mlp_only_layers") or config.size("decoder_sparse_step", 1) != 1:
         raise UnsupportedArchitecture(
             "the formula engine has no arithmetic for a qwen3_moe of which some layers are dense (mlp_only_layers, "
@@ -75,7 +103,7 @@ def _qwen3_moe(config: _Config) -> Architecture:
         per_token=config.size("num_experts_per_tok", 8), width=config.size("moe_intermediate_size", 768),
         renormalised=config.flag("norm_topk_prob", False),
     )  # fmt: skip
-    inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", False))
+    _start(config, inventory, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", False))
     inventory.add(f"{_ATTENTION}.q_norm.weight", (head_size,), "norm")
     inventory.add(f"{_ATTENTION}.k_norm.weight", (head_size,), "norm")
     _add_experts(inventory, experts, hidden)
@@ -88,7 +116,7 @@ def _qwen3_moe(config: _Config) -> Architecture:
     )  # fmt: skip
 
 
-def _gpt_oss(config: _Config) -> Architecture:
+def _gpt_oss(config: _Config, inventory: _Inventory) -> dict[str, Any]:
     hidden, width = config.size("hidden_size", 2880), config.size("intermediate_size", 2880)
     num_heads, num_kv_heads = config.size("num_attention_heads", 64), config.size("num_key_value_heads", 8)
     head_size = config.size("head_dim", 64)
@@ -96,7 +124,7 @@ def _gpt_oss(config: _Config) -> Architecture:
         num=config.size("num_local_experts", 128), per_token=config.size("num_experts_per_tok", 4), width=width,
         renormalised=False,
     )  # fmt: skip
-    inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", True), sinks=True)
+    _start(config, inventory, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", True), sinks=True)
     inventory.add(f"{_MLP}.router.weight", (experts.num, hidden), "router")
     inventory.add(f"{_MLP}.router.bias", (experts.num,), "router")
     for name, shape in {
@@ -108,7 +136,7 @@ def _gpt_oss(config: _Config) -> Architecture:
     return _finish(config, inventory, experts, num_heads, num_kv_heads, head_size, wrapped=(), window=None)
 
 
-def _deepseek_v2(config: _Config) -> Architecture:
+def _deepseek_v2(config: _Config, inventory: _Inventory) -> dict[str, Any]:
     num_dense, method = config.values.get("first_k_dense_replace") or 0, config.text("topk_method", "greedy")
     if num_dense not in (0, 1) or method != "greedy":
         raise UnsupportedArchitecture(
@@ -129,7 +157,6 @@ def _deepseek_v2(config: _Config) -> Architecture:
         num=config.size("n_routed_experts", 64), per_token=config.size("num_experts_per_tok"),
         width=config.size("moe_intermediate_size", 1407), renormalised=False,
     )  # fmt: skip
-    inventory = _Inventory()
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
     _add_latent_attention(config, inventory, num_heads, head_size, value_size)
     _add_experts(inventory, experts, hidden, only="sparse")
@@ -177,12 +204,18 @@ def _add_mlp(
 
 
 def _start(
-    config: _Config, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool, sinks: bool = False
-) -> _Inventory:
+    config: _Config,
+    inventory: _Inventory,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    *,
+    bias: bool,
+    sinks: bool = False,
+) -> None:
     """The embedding and a layer's four projections."""
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
     hidden, queries, keys = config.size("hidden_size"), num_heads * head_size, num_kv_heads * head_size
-    inventory = _Inventory()
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
     if sinks:
         inventory.add(f"{_ATTENTION}.sinks", (num_heads,), "sinks")
@@ -190,7 +223,6 @@ def _start(
     inventory.linear(f"{_ATTENTION}.k_proj", hidden, keys, bias)
     inventory.linear(f"{_ATTENTION}.v_proj", hidden, keys, bias)
     inventory.linear(f"{_ATTENTION}.o_proj", queries, hidden, bias)
-    return inventory
 
 
 def _add_experts(inventory: _Inventory, experts: Experts, hidden: int, only: Literal["", "sparse"] = "") -> None:
@@ -212,7 +244,7 @@ def _finish(
     config: _Config, inventory: _Inventory, experts: Experts, num_heads: int, num_kv_heads: int, head_size: int, *,
     wrapped: tuple[Wrapped, ...], window: int | None, rotary_size: int | None = None, value_size: int | None = None,
     num_dense: int = 0,
-) -> Architecture:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """The layer's two norms and what follows the layers."""
     if experts.per_token > experts.num:
         raise VramprobeError(
@@ -228,11 +260,11 @@ def _finish(
         raise UnsupportedArchitecture(
             "the formula engine has no arithmetic for the load-balancing loss of output_router_logits; set it to false"
         )
-    return Architecture(
-        model_type=config.model_type, num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
-        num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
-        activation=config.text("hidden_act", "silu"), rotary_size=rotary_size or head_size, value_size=value_size,
-        num_dense=num_dense,
-        attention_dropout=config.rate("attention_dropout", 0.0), sliding_window=window, experts=experts,
-        wrapped=wrapped, parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+    return {
+        "model_type": config.model_type, "num_layers": config.size("num_hidden_layers"), "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads, "head_size": head_size, "vocab_size": config.size("vocab_size"), "tied": tied,
+        "activation": config.text("hidden_act", "silu"), "rotary_size": rotary_size or head_size,
+        "value_size": value_size, "num_dense": num_dense, "sliding_window": window, "experts": experts,
+        "attention_dropout": config.rate("attention_dropout", 0.0), "wrapped": wrapped,
+        "parameters": tuple(inventory.parameters),
+    }  # fmt: skip

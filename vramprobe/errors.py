@@ -50,3 +50,7 @@ class OutOfRange(VramprobeError):
     def __init__(self, message: str, prediction: object) -> None:
         super().__init__(message)
         self.prediction = prediction
+
+
+class UnsupportedArchitecture(VramprobeError):
+    """A model, or an option of it, that the formula engine has no arithmetic for."""

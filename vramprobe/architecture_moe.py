@@ -1,7 +1,7 @@
 """The inventories of mixture-of-experts models: what architecture.py is for dense ones.
 
 In: a checked config.json. Out: what its Architecture is made of, or a VramprobeError. Experts are parameters of three
-dimensions, as transformers 5 has them (``modeling_mixtral.py``, ``modeling_qwen3_moe.py``), and so is what peft makes of the
+dimensions, as transformers 5 has them (``modeling_mixtral.py`` and its like); peft makes adapters of them out of the
 targets that transformers 4 had in their place (``peft/utils/transformers_weight_conversion.py``). Never imports torch.
 """
 

@@ -16,9 +16,10 @@ COMMANDS = (
     "fit results/cpu/quickstart --out results/cpu/quickstart/fit.json",
     "fit results/cpu/sizes --out vramprobe/data/fits/cpu.json",
     "report results/cpu/quickstart -o results/cpu/quickstart/report --fit results/cpu/quickstart/fit.json",
-    "report results/cpu/sizes -o results/cpu/sizes/report --fit vramprobe/data/fits/cpu.json",
-    "evaluate results/cpu/sizes -o results/cpu/sizes/evaluation",
     "claims --results results -o results/claims",
+    "report results/cpu/sizes -o results/cpu/sizes/report --fit vramprobe/data/fits/cpu.json "
+    "--claims results/claims/claims.csv",
+    "evaluate results/cpu/sizes -o results/cpu/sizes/evaluation",
 )
 
 

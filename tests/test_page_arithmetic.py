@@ -12,7 +12,7 @@ import pytest
 
 from vramprobe import api, catalog, spec
 from vramprobe.errors import VramprobeError
-from vramprobe.memory_model import LeaveOneModelOut, MemoryModel, Spread, shipped_fits
+from vramprobe.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
 from vramprobe.report.page.translation.expressions import BUILTIN_METHODS, BUILTINS
@@ -138,12 +138,15 @@ def test_the_page_evaluates_a_fit_of_a_gpu(tmp_path):
 
 
 def gpu_fit() -> MemoryModel:
-    """A fit with coefficients of its own, as records of a card might give it."""
+    """A fit with coefficients and widths of its own, as records of a card might give it."""
     [model] = shipped_fits()
+    interval = model.interval.model_copy(update={
+        "half_width": {"full": 0.012, "lora": 0.02, "qlora": 0.031}, "power": 0.4, "growth_per_doubling": 0.25,
+    })  # fmt: skip
     return model.model_copy(update={
-        "device": "cuda", "device_name": "NVIDIA GeForce RTX 4090", "constant_bytes": 12_345_678,
+        "device": "cuda", "device_name": "NVIDIA GeForce RTX 4090", "interval": interval,
+        "constant_bytes": {"full": 12_345_678, "qlora": 999},
         "coefficients": {"weights": 1.001, "saved_activations": 1.02, "logits": 0.987654321},
-        "leave_one_model_out": LeaveOneModelOut(overall=model.residuals["overall"], by_model={}, low=0.97, high=1.04),
         "reserved_over_allocated": Spread(value=1.07, low=1.01, high=1.15),
         "device_over_reserved_bytes": Spread(value=531e6, low=498e6, high=602e6),
         "ranges": model.ranges.model_copy(update={"num_params": (10**8, 10**10), "num_tokens": (256, 65536)}),

@@ -305,15 +305,18 @@ def claims(
 
 
 def report(
-    results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None, check: bool = False
-) -> list[Path]:
-    """Write tables and plots from the records under ``results``, with predictions where a fit is given.
+    results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None,
+    claims: str | Path | None = None, check: bool = False,
+) -> list[Path]:  # fmt: skip
+    """Write tables, plots and a page from the records under ``results``, with predictions where a fit is given.
 
+    The page, index.html, shows the claims.csv that ``claims`` names, as :func:`claims` writes it.
     With ``check`` nothing is written: raises StaleReport, naming each file of ``out`` that is missing or different.
     """
     from vramprobe.report import build, publish
 
-    files = build(results, out, model=given_fit(fit), fit_path=fit if isinstance(fit, str | Path) else None)
+    named = fit if isinstance(fit, str | Path) else None
+    files = build(results, out, model=given_fit(fit), fit_path=named, claims_path=claims)
     return publish(Path(out), files, check=check)
 
 

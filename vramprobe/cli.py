@@ -361,6 +361,9 @@ def report(
     results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for tables and plots (out/report).")] = None,
     fit: Fit = None,
+    claims_file: Annotated[
+        Path | None, typer.Option("--claims", help="Show these verdicts on index.html: a claims.csv of claims -o.")
+    ] = None,
     dataset: Annotated[
         Path | None,
         typer.Option(help="Write all records as Parquet with a card into this folder, instead or too (-o)."),
@@ -371,14 +374,14 @@ def report(
     check: Check = False,
     json_output: Json = False,
 ) -> None:
-    """Write tables (Markdown, CSV, LaTeX, HTML) and plots from records, with predictions where a fit is given."""
+    """Write tables (Markdown, CSV, LaTeX, HTML), plots and a page with a calculator from records, and a fit's view."""
     if push is not None and (dataset is None or check):
         raise typer.BadParameter("--push uploads what --dataset writes: give --dataset DIR, and no --check.")
     written = []
     if dataset is not None:
         written += api.dataset(results, dataset, push=push, check=check)
     if out is not None or dataset is None:
-        written += api.report(results, out or Path("out/report"), fit=fit, check=check)
+        written += api.report(results, out or Path("out/report"), fit=fit, claims=claims_file, check=check)
     if json_output:
         _print_json([str(path) for path in written])
     elif check:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramprobe.architecture import families, mixtures, relatives
-from vramprobe.architecture.config import Config, Inventory
+from vramprobe.architecture.config import Config
 from vramprobe.architecture.families import LLAMA_LIKE
 from vramprobe.architecture.parts import (
     Architecture,
@@ -46,7 +46,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     if model_type in _MIXTURES:
         return mixtures.mixture(checked)
     if model_type in _RELATIVES:
-        return Architecture(**relatives.of_family(checked, Inventory()))
+        return relatives.of_family(checked)
     match model_type:
         case "gpt_neox":
             return families.gpt_neox(checked)

@@ -1,24 +1,22 @@
 """More dense families: every parameter's name, shape and role.
 
-In: a checked config.json and an empty inventory. Out: the fields of its Architecture. Names and shapes follow
+In: a checked config.json. Out: its Architecture. Names and shapes follow
 transformers 5 (``modeling_gemma2.py``, ``modeling_gemma3.py``, ``modeling_phi3.py``, ``modeling_olmo2.py``,
 ``modeling_falcon.py``, ``modeling_bloom.py``). Never imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from vramprobe.architecture.config import Config, Inventory
-
-Fields = dict[str, Any]
+from vramprobe.architecture.parts import Architecture
 
 #: transformers' sliding_window_pattern where a Gemma 3 config has none: every sixth layer sees everything.
 _GEMMA3_PERIOD = 6
 
 
-def of_family(config: Config, inventory: Inventory) -> Fields:
-    """Of one of them, with an empty inventory to fill. Raises as architecture.architecture does."""
+def of_family(config: Config) -> Architecture:
+    """Of one of them. Raises as architecture.architecture does."""
+    inventory = Inventory()
     match config.values["model_type"]:
         case "gemma2" | "gemma3_text":
             return _gemma(config, inventory)
@@ -31,10 +29,6 @@ def of_family(config: Config, inventory: Inventory) -> Fields:
         case "bloom":
             return _bloom(config, inventory)
     raise AssertionError(f"{config.model_type} is one of these families but has no inventory")
-
-
-def _fields(**fields: Any) -> Fields:
-    return fields
 
 
 def sliding_layers(config: Config, period: int, num_layers: int) -> tuple[bool, ...]:
@@ -55,7 +49,7 @@ def _caps(config: Config, key: str, default: float | None) -> bool:
     return config.values.get(key, default) is not None
 
 
-def _gemma(config: Config, inventory: Inventory) -> Fields:
+def _gemma(config: Config, inventory: Inventory) -> Architecture:
     model_type = config.values["model_type"]
     is_third = model_type == "gemma3_text"
     hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
@@ -83,7 +77,7 @@ def _gemma(config: Config, inventory: Inventory) -> Fields:
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(config.size("vocab_size"), hidden, tied)
     sliding = sliding_layers(config, _GEMMA3_PERIOD if is_third else 2, num_layers)
-    return _fields(
+    return Architecture(
         model_type=model_type, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
         head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
         activation=config.text("hidden_activation", "gelu_pytorch_tanh"), rotary_size=head_size,
@@ -96,7 +90,7 @@ def _gemma(config: Config, inventory: Inventory) -> Fields:
     )  # fmt: skip
 
 
-def _phi3(config: Config, inventory: Inventory) -> Fields:
+def _phi3(config: Config, inventory: Inventory) -> Architecture:
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     num_kv_heads = config.size("num_key_value_heads", num_heads)
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -116,7 +110,7 @@ def _phi3(config: Config, inventory: Inventory) -> Fields:
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(vocab_size, hidden, tied)
     share = config.part("rope_parameters").rate("partial_rotary_factor", config.rate("partial_rotary_factor", 1.0))
-    return _fields(
+    return Architecture(
         model_type="phi3", num_layers=config.size("num_hidden_layers"), num_heads=num_heads, num_kv_heads=num_kv_heads,
         head_size=head_size, vocab_size=vocab_size, tied=tied, activation=config.text("hidden_act", "silu"),
         rotary_size=int(head_size * share), attention_dropout=config.rate("attention_dropout", 0.0),
@@ -125,7 +119,7 @@ def _phi3(config: Config, inventory: Inventory) -> Fields:
     )  # fmt: skip
 
 
-def _olmo2(config: Config, inventory: Inventory) -> Fields:
+def _olmo2(config: Config, inventory: Inventory) -> Architecture:
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     num_kv_heads, vocab_size = config.size("num_key_value_heads", num_heads), config.size("vocab_size")
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -147,7 +141,7 @@ def _olmo2(config: Config, inventory: Inventory) -> Fields:
     inventory.add(f"{layer}.post_feedforward_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(vocab_size, hidden, tied)
-    return _fields(
+    return Architecture(
         model_type="olmo2", num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
         num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=vocab_size, tied=tied,
         activation=config.text("hidden_act", "silu"), rotary_size=head_size,
@@ -155,7 +149,7 @@ def _olmo2(config: Config, inventory: Inventory) -> Fields:
     )  # fmt: skip
 
 
-def _falcon(config: Config, inventory: Inventory) -> Fields:
+def _falcon(config: Config, inventory: Inventory) -> Architecture:
     """Falcon 7B's: one key and value head for all, attention beside the MLP, rotated heads."""
     for key, allowed in (("alibi", False), ("new_decoder_architecture", False), ("multi_query", True),
                          ("parallel_attn", True)):  # fmt: skip
@@ -177,14 +171,14 @@ def _falcon(config: Config, inventory: Inventory) -> Fields:
     inventory.layer_norm(f"{layer}.input_layernorm", hidden)
     inventory.layer_norm("transformer.ln_f", hidden)
     inventory.head(vocab_size, hidden, tied)
-    return _fields(
+    return Architecture(
         model_type="falcon", num_layers=config.size("num_hidden_layers"), num_heads=num_heads, num_kv_heads=1,
         head_size=head_size, vocab_size=vocab_size, tied=tied, activation=config.text("activation", "gelu"),
         rotary_size=head_size, own_linears=True, residual_dropout=dropout, parameters=tuple(inventory.parameters),
     )  # fmt: skip
 
 
-def _bloom(config: Config, inventory: Inventory) -> Fields:
+def _bloom(config: Config, inventory: Inventory) -> Architecture:
     hidden, num_heads = config.size("hidden_size"), config.size("n_head")
     config.require_multiple("hidden_size", "n_head", hidden, num_heads)
     vocab_size, tied = config.size("vocab_size"), config.flag("tie_word_embeddings", True)
@@ -201,7 +195,7 @@ def _bloom(config: Config, inventory: Inventory) -> Fields:
     inventory.linear(f"{layer}.mlp.dense_4h_to_h", 4 * hidden, hidden, True)
     inventory.layer_norm("transformer.ln_f", hidden)
     inventory.head(vocab_size, hidden, tied)
-    return _fields(
+    return Architecture(
         model_type="bloom", num_layers=config.size("n_layer"), num_heads=num_heads, num_kv_heads=num_heads,
         head_size=hidden // num_heads, vocab_size=vocab_size, tied=tied, activation="bloom_gelu", rotary_size=0,
         norm_first=not config.flag("apply_residual_connection_post_layernorm", False),

@@ -1,8 +1,8 @@
-"""Results, and a fit when there is one → tables (Markdown, CSV, LaTeX, HTML) and plots, the same bytes each time.
+"""Results, and a fit when there is one → tables (Markdown, CSV, LaTeX, HTML), plots and a page with a calculator.
 
-In: a results file or folder, and a MemoryModel. Out: files in a folder, each with the command that rebuilds it.
-Never measures or fits, needs no GPU and no torch, and hides nothing measured: failures have their own table. What was
-simulated is no measurement and is left out, with a count.
+In: a results file or folder, and a MemoryModel. Out: files, the same bytes each time, each with the command that
+rebuilds it. Never measures or fits, needs no GPU and no torch, and hides nothing measured: failures have their own
+table. What was simulated is no measurement and is left out, with a count.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ def build(
     *,
     model: MemoryModel | None = None,
     fit_path: str | Path | None = None,
+    claims_path: str | Path | None = None,
 ) -> dict[str, bytes]:
     """File name → content, predictions beside the measurements where there is a ``model``; writes nothing.
 
-    ``out_dir`` and ``fit_path`` (where ``model`` came from) are for the command at the foot of each page. Raises
-    StoreError where nothing was measured, IncomparableRecords for results of several devices or instruments.
+    ``out_dir`` and ``fit_path`` (where ``model`` came from) are for the command at the foot of each page; the
+    claims.csv at ``claims_path`` is shown on index.html. Raises StoreError where nothing was measured,
+    IncomparableRecords for results of several devices or instruments.
     """
     from vramprobe.report import plots
     from vramprobe.report.formats import files_of
 
-    material = gather(results_path, out_dir, model, fit_path)
-    drawn = drawings(material)
-    files: dict[str, bytes] = {}
-    for document in documents(material):
+    material = gather(results_path, out_dir, model, fit_path, claims_path)
+    drawn, made = drawings(material), documents(material)
+    files: dict[str, bytes] = {"index.html": _index(material, made, drawn, claims_path)}
+    for document in made:
         pictures = [plots.PICTURES[name] for name in drawn if plots.ON_PAGE[name] == document.name]
         files |= files_of(document.with_pictures(*pictures))
     for images in drawn.values():
@@ -61,9 +63,25 @@ def build(
     return files
 
 
+def _index(
+    material: Material, made: Sequence[Document], drawn: Mapping[str, Mapping[str, bytes]],
+    claims_path: str | Path | None,
+) -> bytes:  # fmt: skip
+    """The page with the calculator, all tables and plots."""
+    from vramprobe.report.page import engine, gather, page
+
+    rows = gather.read_claims(Path(claims_path)) if claims_path is not None else []
+    content = gather.content_of(
+        made, drawn, rows, engine=engine.data(), predictor=engine.predictor(), provenance=material.origin,
+        command=material.command,
+    )  # fmt: skip
+    return page(content, engine.javascript()).encode()
+
+
 def gather(
-    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None, fit_path: str | Path | None
-) -> Material:
+    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None, fit_path: str | Path | None,
+    claims_path: str | Path | None = None,
+) -> Material:  # fmt: skip
     """What the parts are made of; raises as :func:`build` does."""
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance
@@ -78,6 +96,7 @@ def gather(
     table.require_comparable(measured)
     words = ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
     words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
+    words += ["--claims", str(claims_path)] if claims_path is not None else []
     num_simulated = len(contents.records) - len(measured)
     origin = provenance(measured)
     origin += [f"left out: {num_simulated} simulated records (predicted, not measured)"] if num_simulated else []

@@ -50,10 +50,10 @@ def claims_document(judgements: Sequence[Judgement], command: str = "") -> Docum
     tables = [verdicts]
     for source in dict.fromkeys(one.claim.source for one in judgements):
         rows = [one for one in judgements if one.claim.source == source]
-        tables.append(Table(title=source, columns=_COLUMNS, rows=rows))
+        tables.append(Table(title=source, columns=COLUMNS, rows=rows))
     return Document(
         name="claims", title="Published claims, checked", about=[*_ABOUT, f"{in_words(judgements)}."], tables=tables,
-        data=Table(title="Claims", columns=_COLUMNS, rows=judgements), command=command,
+        data=Table(title="Claims", columns=COLUMNS, rows=judgements), command=command,
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def for_terminal(judgements: Sequence[Judgement]) -> Table:
 def as_json(judgements: Sequence[Judgement]) -> str:
     """One object per claim; a number beyond all bounds is null."""
     objects = [
-        {column.name: value for column in _COLUMNS if (value := column.value(one)) is not None}
+        {column.name: value for column in COLUMNS if (value := column.value(one)) is not None}
         | {"depends_on": list(one.depends_on),
            "sources": [{"command": s.command, "reads": s.reads, "value": s.value} for s in one.sources]}
         for one in judgements
@@ -184,7 +184,7 @@ def _end(which: str, *, words: bool = False) -> Any:
     return value
 
 
-_COLUMNS = [
+COLUMNS = [
     Column("id", "id", _of_claim("id")),
     Column("source", None, _of_claim("source")),
     Column("topic", None, _of_claim("topic")),
@@ -212,4 +212,4 @@ _COLUMNS = [
     Column("arithmetic", None, _of_figure("arithmetic")),
     Column("commands", None, lambda one: " && ".join(source.command for source in one.sources) or None),
 ]
-_COLUMN = {column.name: column for column in _COLUMNS}
+_COLUMN = {column.name: column for column in COLUMNS}

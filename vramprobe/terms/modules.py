@@ -207,8 +207,8 @@ class Model:
         """The base weight in ``dtype``, and what else lives as long: B(A(identity)) and what its product saves."""
         tape, tensor, adapter = self.tape, self.tensors[f"{name}.weight"], self.tensors[f"{name}.lora_A"]
         rank, num_in = adapter.shape
-        given = self._autocast_weight(f"{name}.lora_A").dtype
-        self._autocast_weight(f"{name}.lora_B")  # autocast keeps both
+        given = self.autocasted(self.weight(f"{name}.lora_A")).dtype
+        self.autocasted(self.weight(f"{name}.lora_B"))  # autocast keeps both
         made = tape.new(num_in**2, adapter.dtype)
         identity = op.cast(made, given)
         low, product = tape.new(num_in * rank, given), tape.new(tensor.numel, given)

@@ -17,12 +17,11 @@ from string import Template
 from typing import Any
 
 from vramprobe.errors import VramprobeError
-from vramprobe.report.page.tables import Table, table_html
+from vramprobe.report.definition import Table
+from vramprobe.report.page.tables import table_html
 
 #: The largest page that opens at once on a phone, in bytes.
 MAX_BYTES = 3_000_000
-#: The engine of the calculator: it makes the global ``vramprobe`` that all scripts below ask.
-ENGINE_SCRIPTS = ("calculator.js",)
 #: In the order in which they need each other.
 _SCRIPTS = ("words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js", "page.js")
 
@@ -54,12 +53,12 @@ class Content:
     command: str
 
 
-def page(content: Content, engine_script: str | None = None) -> str:
-    """The whole page. ``engine_script`` stands in for ENGINE_SCRIPTS.
+def page(content: Content, engine_script: str) -> str:
+    """The whole page; ``engine_script`` makes the global ``vramprobe`` that its other scripts ask (engine.javascript).
 
-    Raises VramprobeError where the calculator's engine is missing, or where the page would be larger than MAX_BYTES.
+    Raises VramprobeError where the page would be larger than MAX_BYTES.
     """
-    engine, script, style = engine_script or _engine_script(), "\n".join(map(_part, _SCRIPTS)), _part("page.css")
+    engine, script, style = engine_script, "\n".join(map(_part, _SCRIPTS)), _part("page.css")
     assert "</script" not in (engine + script).lower(), "a script ends its own element"
     assert "</style" not in style.lower(), "the style ends its own element"
     text = Template(_part("page.html")).substitute(
@@ -88,16 +87,6 @@ def json_for_html(value: Any) -> str:
     """JSON that cannot end or comment out the ``<script>`` around it: no ``<``, ``>`` or ``&`` is left in it."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _engine_script() -> str:
-    try:
-        return "\n".join(map(_part, ENGINE_SCRIPTS))
-    except FileNotFoundError as error:
-        raise VramprobeError(
-            f"the page's calculator is missing: {error.filename}; this installation of vramprobe is not complete, so "
-            "install it again"
-        ) from error
 
 
 def _part(name: str) -> str:

@@ -11,12 +11,15 @@ function $fromJson(it) { // dicts and tuples as the translated modules know them
   return it;
 }
 
-// A fit's records are read as attributes, its tables by name as dicts.
+// A fit's tables by name are dicts, and two of its records have methods.
 function $fitted(fit) {
   const ranges = {...fit.ranges, choices: $fromJson(fit.ranges.choices)};
-  const residuals = $const($dict(Object.entries(fit.residuals)));
-  return {...fit, ranges, residuals, coefficients: $fromJson(fit.coefficients)};
+  const tables = {coefficients: $fromJson(fit.coefficients), constant_bytes: $fromJson(fit.constant_bytes)};
+  const widths = {half_width: $fromJson(fit.interval.half_width), covariance: $fromJson(fit.interval.covariance)};
+  const interval = Object.assign(new $memory_model.IntervalWidth(), fit.interval, widths);
+  return $const(Object.assign(new $memory_model.MemoryModel(), fit, {ranges, ...tables, interval}));
 }
+
 // A GPU as the arithmetic knows it is its name and its memory.
 const $gpus = $data.gpus.map((gpu) => ({...gpu, card: {name: gpu.name, total_bytes: gpu.memory_bytes}}));
 const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
@@ -141,12 +144,12 @@ function $moments(spec) {
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
 function $predicted(spec, gpu) {
   const fit = $fits.find((one) => one.model.device === spec.device && (spec.device === "cpu" || (gpu && one.gpu === gpu.slug)));
-  const moments = $moments(spec);
+  const moments = $moments(spec), notes = $const($predict._not_quantised(spec));
   try {
-    return $predict.predict_moments(spec, moments, fit?.model ?? null);
+    return $predict.predict_moments(spec, moments, fit?.model ?? null, false, undefined, notes);
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
-    const alone = $predict.predict_moments(spec, moments, null);
+    const alone = $predict.predict_moments(spec, moments, null, false, undefined, notes);
     const first = error.prediction.warnings[0];
     alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${first}`);
     return alone;

@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any, get_args
 
+import vramprobe
 from vramprobe import catalog, memory_model, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import UnknownName
@@ -46,12 +47,13 @@ _MODULES: dict[str, set[str] | None] = {
     "terms": {
         "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
-    "memory_model": {"CHOICES", "peak_moment"},
+    "memory_model": {"FORMAT", "CHOICES", "IntervalWidth", "MemoryModel", "constant_name", "peak_moment"},
     "predict": {
-        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "CONTEXT_ALLOWANCE_BYTES",
-        "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE", "Interval", "FitProvenance", "Prediction", "Verdict",
-        "predict_moments", "verdict", "_judged", "usable_bytes", "_outside", "widening_of", "unseen_choices", "spread",
-        "bounds", "_other_tiers", "device_tier", "_provenance",
+        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "LARGEST_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
+        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE", "Interval", "FitProvenance",
+        "Prediction", "Verdict", "predict_moments", "_not_quantised", "verdict", "_judged", "usable_bytes", "_outside",
+        "widening_of", "unseen_choices", "half_width", "noise_share", "unsure_share", "bounds", "_other_tiers",
+        "device_tier", "_provenance",
     },
     "largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
@@ -68,6 +70,7 @@ _GIVEN = {
     "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
     "vramprobe.terms.sizes.monomials": "$sizes.monomials",
     "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor", "math.ceil": "$math.ceil",
+    "math.sqrt": "Math.sqrt",
     "collections.Counter": "$counter",
     "operator.ge": "((one, other) => one >= other)",
 }  # fmt: skip
@@ -92,6 +95,16 @@ def javascript() -> str:
         here.joinpath("calculator.js").read_text(),
     ]
     return "(() => {\n" + "\n".join(parts) + "\n})();\n"
+
+
+def predictor() -> str:
+    """What the page's predictions rest on, in a few words."""
+    measured = [model for model in memory_model.shipped_fits() if model.device == "cuda"]
+    version = f"vramprobe {vramprobe.__version__}"
+    if not measured:
+        return f"arithmetic of {version} alone; no GPU has been measured yet"
+    cards = ", ".join(sorted(f"{model.device_name} ({model.num_records} records)" for model in measured))
+    return f"{version}, fitted on {cards}; other GPUs by arithmetic alone"
 
 
 def data() -> dict[str, Any]:

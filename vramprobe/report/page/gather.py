@@ -1,14 +1,13 @@
-"""Cells and the published verdicts on claims → the page's content.
+"""A report's documents and plots, and the published verdicts on claims → the page's content.
 
-In: what the report's other pages show, and claims.csv. Out: a Content, with captions that say what was measured and
-what was predicted. Never measures, fits or judges.
+In: what the report's other files show, and a claims.csv. Out: a Content. Never measures, fits or judges.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -16,43 +15,54 @@ from typing import Any
 
 from vramprobe.claims import VERDICTS
 from vramprobe.errors import StoreError
-from vramprobe.record import Composition, RunRecord
-from vramprobe.report import claims, pages
+from vramprobe.report import claims
+from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.page import Content, Plot
-from vramprobe.report.page.tables import Table, to_table
-from vramprobe.report.render import Column
-from vramprobe.report.rows import Cell, summaries
+from vramprobe.report.plots import PICTURES
 
-_SEEN = {True: "held out", False: "in the fit", None: None}
 #: A verdict and its figure, as one row of claims.csv.
 ClaimRow = Mapping[str, str]
 
 
 def content_of(
-    records: Sequence[RunRecord],
-    cells: Sequence[Cell],
+    documents: Sequence[Document],
+    drawn: Mapping[str, Mapping[str, bytes]],
     claim_rows: Sequence[ClaimRow],
-    files: Mapping[str, bytes],
     *,
     engine: Mapping[str, Any],
     predictor: str,
+    provenance: Sequence[str],
     command: str,
 ) -> Content:
-    """Everything on the page; ``files`` are the report's others, whose plots it shows too."""
+    """Everything on the page; ``drawn`` are the report's plots: their files by name."""
+    tables = [table for document in documents for table in tables_of(document)]
+    tables += [claims_table(claim_rows)] if claim_rows else []
+    plots = [
+        Plot(title=name.replace("_", " ").capitalize(), svg=files[f"{name}.svg"].decode(), caption=PICTURES[name].says,
+             alt=PICTURES[name].says)
+        for name, files in drawn.items()
+    ]  # fmt: skip
     return Content(
-        engine=engine,
-        predictor=predictor,
-        tables=tables_of(cells, claim_rows),
-        plots=plots_of(files),
-        provenance=provenance_of(records),
-        command=command,
+        engine=engine, predictor=predictor, tables=tables, plots=plots, provenance=provenance, command=command
     )
 
 
-def tables_of(cells: Sequence[Cell], claim_rows: Sequence[ClaimRow]) -> list[Table]:
-    """Errors, peaks, their terms, failures and claims; none that would be empty."""
-    found = [_summary(cells), _measured(cells), _by_term(cells), _failures(cells), _claims(claim_rows)]
-    return [table for table in found if table.rows]
+def tables_of(document: Document) -> list[Table]:
+    """Those with rows; what the document says of itself stands before its first."""
+    found = [table for table in document.tables if table.rows]
+    several = len(found) > 1
+    return [
+        replace(
+            table,
+            title=f"{document.title}: {_lowered(table.title)}" if several else document.title,
+            note=" ".join([*(document.about if index == 0 else ()), *([table.note] if table.note else [])]),
+        )
+        for index, table in enumerate(found)
+    ]
+
+
+def _lowered(title: str) -> str:
+    return title[:1].lower() + title[1:]
 
 
 def read_claims(path: Path) -> list[ClaimRow]:
@@ -66,84 +76,25 @@ def read_claims(path: Path) -> list[ClaimRow]:
             rows = list(csv.DictReader(file))
     except OSError as error:
         raise StoreError(f"cannot read the claims {path}: {error.strerror}; {remedy}") from error
-    missing = [column.name for column in claims._COLUMNS if not rows or column.name not in rows[0]]
+    missing = [column.name for column in claims.COLUMNS if not rows or column.name not in rows[0]]
     if missing:
         raise StoreError(f"{path} has no column {', '.join(missing)}; {remedy}")
     return rows
 
 
-def plots_of(files: Mapping[str, bytes]) -> list[Plot]:
-    """Those of the report's files that the page shows."""
-    name = "predicted_vs_measured.svg"
-    if name not in files:
-        return []
-    text = (
-        "Each mark is a measured cell with the interval of its prediction: on the line both are equal. Filled marks "
-        "were held out of the fit. Below, the same as error in percent."
-    )
-    return [Plot(title="Predicted against measured", svg=files[name].decode(), caption=text, alt=text)]
-
-
-def provenance_of(records: Iterable[RunRecord]) -> list[str]:
-    """Which instrument, device, versions and days the measured numbers come from, a line each."""
-    measured = [record for record in records if record.is_measured]
-    days = sorted({record.started_at[:10] for record in measured})
-    devices = sorted({f"{record.environment.device_name} ({record.instrument} instrument)" for record in measured})
-    return [
-        f"measured on {', '.join(devices)}",
-        pages._versions(measured),
-        f"{len(measured)} records of {len({record.fingerprint for record in measured})} cells, "
-        + (days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
-    ]
-
-
-def _where(cells: Sequence[Cell]) -> str:
-    instruments = sorted({cell.record.instrument for cell in cells})
-    devices = sorted({cell.record.environment.device_name for cell in cells})
-    return f"Measured by the {' and '.join(instruments)} instrument on {' and '.join(devices)}."
-
-
-def _summary(cells: Sequence[Cell]) -> Table:
-    caption = "Errors of the prediction: predicted less measured allocated peak, in percent of measured. "
-    return to_table("How far predictions are off", caption + _where(cells), pages._SUMMARY_COLUMNS, summaries(cells))
-
-
-def _measured(cells: Sequence[Cell]) -> Table:
-    believed = [cell for cell in cells if cell.measured_bytes is not None]
-    is_predicted = any(cell.held_out is not None for cell in cells)
-    columns = pages._measured_columns(pages._unit(cell.measured_bytes for cell in believed), is_predicted=is_predicted)
-    caption = "Allocated by tensors at the highest moment of the training steps. "
-    if is_predicted:
-        columns = [*columns, Column("held_out", "seen by the fit", lambda cell: _SEEN[cell.held_out])]
-        caption += "Columns headed measured were measured, the others predicted by the fit. "
-    return to_table("Measured peak memory", caption + _where(cells), columns, believed)
-
-
-def _by_term(cells: Sequence[Cell]) -> Table:
-    known = [cell for cell in cells if cell.measured_bytes is not None and pages._at_peak(cell) is not None]
-    unit = pages._unit(pages._at_peak(cell).total_bytes for cell in known)
-    terms = [pages._term_column(name, unit) for name in Composition.model_fields]
-    caption = "Bytes alive at the highest moment, by cause; the parts add up to the measured peak. "
-    return to_table(
-        "The measured peak by term", caption + _where(cells), [*pages._cell_columns(), pages._PEAK_PHASE, *terms], known
-    )
-
-
-def _failures(cells: Sequence[Cell]) -> Table:
-    failed = [cell for cell in cells if cell.measured_bytes is None]
-    return to_table("Cells without a result", _where(cells), pages._failure_columns(), failed)
-
-
-def _claims(rows: Sequence[ClaimRow]) -> Table:
+def claims_table(rows: Sequence[ClaimRow]) -> Table:
+    """A row per claim."""
     counts = Counter(row["verdict"] for row in rows)
     kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    caption = (
+    note = (
         "What guides print, each with a verdict worked out from this project's own figures. Nothing here was measured "
         f"unless the column from says cuda. {len(rows)} claims: {kinds}."
     )
-    columns = [_read(column) for column in claims._COLUMNS if column.heading is not None]
-    columns += [replace(_read(column), heading="source") for column in claims._COLUMNS if column.name == "source"]
-    return to_table("Published claims, checked", caption, columns, rows)
+    columns = [
+        replace(_read(column), heading="source" if column.name == "source" else column.heading)
+        for column in claims.COLUMNS
+    ]
+    return Table(title="Published claims, checked", columns=columns, rows=rows, note=note)
 
 
 def _read(column: Column) -> Column:

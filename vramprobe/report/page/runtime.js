@@ -139,6 +139,11 @@ function $parts(source, count) {
   return parts;
 }
 
+function $starred(source, before, after) { // first, *others, last = source
+  const parts = [...source], end = parts.length - after;
+  return [...parts.slice(0, before), $list(parts.slice(before, end)), ...parts.slice(end)];
+}
+
 function $get(owner, key) {
   if (Array.isArray(owner) || typeof owner === "string") return owner[key < 0 ? owner.length + key : Number(key)];
   if (!owner.has(key)) throw new $Error(`no ${key} here`);

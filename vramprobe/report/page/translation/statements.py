@@ -257,10 +257,14 @@ class ModuleTranslation(Expressions):
         if not isinstance(target, ast.Tuple | ast.List):
             self._store(target, value)
             return
-        parts = self._temporary()
-        self.lines.append(f"const {parts} = $parts({value}, {len(target.elts)});")
-        for index, part in enumerate(target.elts):
-            self._unpack(part, f"{parts}[{index}]")
+        parts, targets = self._temporary(), target.elts
+        starred = next((index for index, part in enumerate(targets) if isinstance(part, ast.Starred)), None)
+        cut = f"$parts({value}, {len(targets)})"
+        if starred is not None:
+            cut = f"$starred({value}, {starred}, {len(targets) - starred - 1})"
+        self.lines.append(f"const {parts} = {cut};")
+        for index, part in enumerate(targets):
+            self._unpack(part.value if isinstance(part, ast.Starred) else part, f"{parts}[{index}]")
 
     def _store(self, target: ast.expr, value: str) -> None:
         match target:

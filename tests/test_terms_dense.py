@@ -11,7 +11,7 @@ from test_terms import cell as any_cell
 from test_terms import closed, measured, setup_for
 
 from vramprobe import catalog
-from vramprobe.architecture import MORE_DENSE, UnsupportedArchitecture, architecture
+from vramprobe.architecture import RELATIVES, UnsupportedArchitecture, architecture
 from vramprobe.errors import VramprobeError
 from vramprobe.grid import predict_grid
 from vramprobe.predict import predict
@@ -202,9 +202,9 @@ def test_a_grid_has_both_sides_of_the_window(family: str) -> None:
 
 
 def test_every_family_is_tested_and_every_catalog_model_of_them_has_moments() -> None:
-    assert set(FAMILIES) == set(MORE_DENSE)
+    assert set(FAMILIES) == set(RELATIVES)
     for entry in catalog.list_models():
-        if entry.model_type in MORE_DENSE:
+        if entry.model_type in RELATIVES:
             for method in ("full", "lora", "qlora"):
                 spec = resolve(model=entry.name, method=method, device="cuda", batch_size=1, seq_len=4096)
                 assert min(min(moment.terms.values()) for moment in moments(spec)) > 0

@@ -23,14 +23,14 @@ from vramprobe.architecture.parts import (
 )
 
 __all__ = [
-    "LLAMA_LIKE", "SUPPORTED_MODEL_TYPES", "Architecture", "Experts", "Linear", "Parameter", "Role",
-    "UnsupportedArchitecture", "Wrapped", "architecture",
+    "LLAMA_LIKE", "MIXTURES", "RELATIVES", "SUPPORTED_MODEL_TYPES", "Architecture", "Experts", "Linear", "Parameter",
+    "Role", "UnsupportedArchitecture", "Wrapped", "architecture",
 ]  # fmt: skip
 
 #: Dense families whose inventories are in relatives.py.
-_RELATIVES = ("gemma2", "gemma3_text", "phi3", "olmo2", "falcon", "bloom")
-_MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
-SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *_RELATIVES, *_MIXTURES)
+RELATIVES = ("gemma2", "gemma3_text", "phi3", "olmo2", "falcon", "bloom")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *RELATIVES, *MIXTURES)
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -43,9 +43,9 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     checked = Config(config)
     if model_type in LLAMA_LIKE:
         return families.llama_like(checked)
-    if model_type in _MIXTURES:
+    if model_type in MIXTURES:
         return mixtures.mixture(checked)
-    if model_type in _RELATIVES:
+    if model_type in RELATIVES:
         return relatives.of_family(checked)
     match model_type:
         case "gpt_neox":

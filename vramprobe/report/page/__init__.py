@@ -107,9 +107,11 @@ def _digest(text: str) -> str:
 
 
 def _contents(tables: Sequence[Table]) -> str:
-    return "".join(
-        f'<li><a href="#table-{number}">{escape(table.title)}</a></li>' for number, table in enumerate(tables, start=1)
-    )
+    """A link to each table, or to the first of those of one document, which share what stands before the colon."""
+    first: dict[str, int] = {}
+    for number, table in enumerate(tables, start=1):
+        first.setdefault(table.title.partition(": ")[0], number)
+    return "".join(f'<li><a href="#table-{number}">{escape(title)}</a></li>' for title, number in first.items())
 
 
 def _plot(plot: Plot) -> str:

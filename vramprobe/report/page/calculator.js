@@ -141,12 +141,19 @@ function $moments(spec) {
     new $terms.Moment(phase, place, $const($terms._in_order($union(now, terms)))))));
 }
 
+// The fit that ships for the cell's device: of the CPU any will do, of GPUs only the card's own.
+function $fitOf(spec, gpu) {
+  const fits = $fits.filter((one) => one.model.device === spec.device);
+  return (spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug))?.model ?? null;
+}
+function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
+
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
 function $predicted(spec, gpu) {
-  const fit = $fits.find((one) => one.model.device === spec.device && (spec.device === "cpu" || (gpu && one.gpu === gpu.slug)));
+  const fit = $fitOf(spec, gpu);
   const moments = $moments(spec), notes = $const($predict._not_quantised(spec));
   try {
-    return $predict.predict_moments(spec, moments, fit?.model ?? null, false, undefined, notes);
+    return $predict.predict_moments(spec, moments, fit, false, undefined, notes);
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
     const alone = $predict.predict_moments(spec, moments, null, false, undefined, notes);
@@ -163,17 +170,20 @@ function $bytes(it) { return it && new $predict.Interval(it.value, it.low, it.hi
 // With a fit of one GPU, that fit counts for this GPU alone.
 function predict(spec, config, gpu = null) {
   const found = $predicted(spec, gpu);
-  return {
+  const said = {
     cell_id: found.cell_id, peak_allocated_bytes: $interval(found.peak_allocated_bytes),
     reserved_bytes: $interval(found.reserved_bytes), device_bytes: $interval(found.device_bytes),
     peak_phase: found.peak_phase, peak_place: found.peak_label,
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
   };
+  return Object.defineProperty(said, "cell", {value: {spec, config}}); // for the verdict of a GPU with a fit of its own
 }
 
 // Whether the cell fits: {verdict, tier, needed, usable_bytes, reason}. Throws where the GPU's memory is not known.
 function verdict(prediction, gpu) {
+  const {spec, config} = prediction.cell;
+  if (spec.device !== "cpu") prediction = predict(spec, config, gpu);
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
   const found = $predict._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device));
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
@@ -185,7 +195,7 @@ function verdict(prediction, gpu) {
 
 // The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does.
 function largest(spec, config, gpu) {
-  const fit = $fits.find((one) => one.model.device === spec.device && one.gpu === gpu.slug)?.model ?? null;
+  const fit = $fitOf(spec, gpu);
   const judge = (one) => {
     const prediction = $predicted(one, gpu);
     return new $largest.Judged(prediction, $predict.verdict(prediction, gpu.card), null);
@@ -202,5 +212,5 @@ function largest(spec, config, gpu) {
 }
 
 window.vramprobe = {
-  catalog: $data.models, gpus: $gpus, choices: $data.choices, fits: $data.fits, resolve, predict, verdict, largest, command,
+  catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, resolve, predict, verdict, largest, command,
 };

@@ -73,16 +73,17 @@ const cards = (() => {
 
   /** Of cards with the same memory, which have the same answer, the first is asked about. */
   function largestOf(gpu, { spec, config, seen }) {
-    if (!seen.has(gpu.memory_bytes)) {
+    const alike = vramprobe.hasFit(spec, gpu) ? gpu.slug : gpu.memory_bytes; // cards that are told apart by nothing else
+    if (!seen.has(alike)) {
       let found;
       try {
         found = vramprobe.largest(spec, config, gpu);
       } catch (error) {
         found = { batch_size: null, seq_len: null, message: error.message };
       }
-      seen.set(gpu.memory_bytes, found);
+      seen.set(alike, found);
     }
-    return seen.get(gpu.memory_bytes);
+    return seen.get(alike);
   }
 
   function write(cell, text, sort = "") {

@@ -110,7 +110,7 @@ def predictor() -> str:
 def data() -> dict[str, Any]:
     """Models, GPUs, allowed values and shipped fits, as JSON has them."""
     return {
-        "models": [_model(entry) for entry in catalog.list_models()],
+        "catalog": [_model(entry) for entry in catalog.list_models()],
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
         "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()},
         "fits": [_fit(model) for model in memory_model.shipped_fits()],

@@ -90,9 +90,9 @@
     try {
       ({ spec, errors } = vramprobe.resolve(options, config));
       if (errors.length) return { errors, message: "Mend what the form marks to see a prediction." };
-      const prediction = vramprobe.predict(spec, config);
       const shown = vramprobe.gpus.filter((gpu) => gpu.memory_bytes && chosen.includes(gpu.slug))
-        .sort((a, b) => a.memory_bytes - b.memory_bytes);
+        .sort((one, other) => one.memory_bytes - other.memory_bytes);
+      const prediction = vramprobe.predict(spec, config, shown.find((gpu) => vramprobe.hasFit(spec, gpu)));
       const verdicts = shown.map((gpu) => ({ gpu, verdict: vramprobe.verdict(prediction, gpu) }));
       return { errors, spec, config, prediction, verdicts };
     } catch (error) {

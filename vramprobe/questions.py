@@ -181,10 +181,14 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
 def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel | None, dict[str, Any], Judge]:
     """(the fit, the words of the cell, what judges a cell on ``gpu``) from predict's options."""
     from vramprobe.largest import Judged
+    from vramprobe.memory_model import shipped_fit
     from vramprobe.predict import verdict
 
-    words = dict(options)
-    model, card = given_fit(words.pop("fit", None)), catalog.find_gpu(gpu)
+    words, card = dict(options), catalog.find_gpu(gpu)
+    fit = words.pop("fit", None)
+    model = given_fit(None if str(fit) == "none" else fit)
+    if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
+        model = shipped_fit("cuda", card)
     words.pop("engine", None)
     predict_one = _engine(
         model, engine, gpu, words.pop("sharding", None), words.pop("num_gpus", None),

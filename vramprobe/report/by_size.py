@@ -206,6 +206,8 @@ def _details(spec: CellSpec) -> str:
     parts = [*([rest] if rest else []), precision_in_words(spec), spec.optim]
     parts += [f"dropout {spec.lora_dropout:g}"] if spec.lora_dropout else []
     parts += [f"attention {spec.attn}"] if spec.attn != "sdpa" else []
+    parts += ["padded"] if spec.padding else []
+    parts += ["compiled"] if spec.torch_compile else []
     parts += [f"allocator {spec.alloc_conf}"] if spec.alloc_conf else []
     parts += [f"on {spec.emulate_vram}"] if spec.emulate_vram else []
     return ", ".join(parts)

@@ -12,7 +12,9 @@ RECORD = "record_json"
 
 Type = Literal["integer", "number", "flag", "text"]
 
-_FLAGS = {"trust_remote_code", "dora", "gradient_checkpointing", "dirty", "held_out"}
+_FLAGS = {
+    "trust_remote_code", "dora", "gradient_checkpointing", "padding", "torch_compile", "dirty", "held_out",
+}  # fmt: skip
 _INTEGERS = {
     "num_layers",
     "lora_r",
@@ -36,6 +38,8 @@ _MEANINGS = {
     "num_layers": "where the architecture was cut to its first layers; null is the model's own depth",
     "weights": "random or pretrained; memory does not depend on the values",
     "trust_remote_code": "whether the checkpoint's own code ran",
+    "padding": "whether an eighth of each sequence was padding, so that the model was passed a mask",
+    "torch_compile": "whether the model was compiled",
     "method": "full, lora or qlora",
     "quant": "of the frozen base: none, nf4, fp4 or int8",
     "kbit_prep": "how a quantised model was prepared: none, peft or trl",

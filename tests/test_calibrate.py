@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import TINY_LLAMA, make_environment, make_oom, make_record, make_spec
+from factories import make_environment, make_oom, make_record, make_spec
 
 from vramprobe import api, store
 from vramprobe.calibrate import OURS, OURS_FITTED, OURS_FITTED_UNSEEN, Calibration, calibrate
@@ -231,12 +231,11 @@ def test_what_is_left_out_is_counted() -> None:
 
 
 def test_a_cell_beyond_our_arithmetic_is_left_out_for_all() -> None:
-    """A sequence longer than the sliding window: the formulas would answer, but ours has nothing to stand beside."""
-    windowed = TINY_LLAMA | {"model_type": "mistral", "sliding_window": 8}
-    spec = make_spec().model_copy(update={"architecture": windowed})
+    """A padded batch: the formulas would answer, but ours has nothing to stand beside."""
+    spec = make_spec().model_copy(update={"padding": True})
     found = calibrate([synthetic(cells()[0]), synthetic(spec)])
     assert found.num_rows == 1
-    assert [reason for reason in found.left_out if "longer than the model's sliding window of 8" in reason]
+    assert [reason for reason in found.left_out if "no arithmetic for padding masks" in reason]
 
 
 @pytest.mark.parametrize(("overrides", "message"), [

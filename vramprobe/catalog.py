@@ -369,12 +369,6 @@ def list_claims() -> list[Claim]:
     return [_claim(row) for row in _csv_rows("claims.csv")]
 
 
-@cache
-def claim_traces() -> tuple[dict[str, str], ...]:
-    """What the simulation found for the cells of claims without arithmetic; benchmarks/claims.py makes them anew."""
-    return tuple(_csv_rows("claim_traces.csv"))
-
-
 def _claim(row: dict[str, str]) -> Claim:
     return Claim(
         id=row["id"],

@@ -2,7 +2,7 @@
 
 In: a cell's options. Out: a Source (a number, and the command that prints it) or a Figure (what an expression over
 such numbers gives, with its interval). A figure's value is what its own arithmetic says: the text is evaluated, so what
-is printed is what was computed. Loads no torch: what only a trace can know is read from data/claim_traces.csv.
+is printed is what was computed. Loads no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from vramprobe import catalog
 from vramprobe.architecture import Architecture, architecture
-from vramprobe.errors import VramprobeError
 from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
 from vramprobe.record import RunRecord
 from vramprobe.sharding import predict_rank
@@ -53,7 +52,7 @@ class Figure:
     low: float
     high: float
     unit: str
-    engine: str  # formula | trace | arithmetic | cuda on <device>
+    engine: str  # formula | arithmetic | cuda on <device>
     arithmetic: str
     sources: tuple[Source, ...] = ()
 
@@ -113,7 +112,7 @@ class Cells:
         return architecture(catalog.find_model(model).config)
 
     def peak(self, options: Options) -> Peak:
-        """The peak: measured where a record is comparable, else by arithmetic, else as the simulation found it."""
+        """The peak: measured where a record is comparable, else by arithmetic."""
         spec = self.spec(options)
         if (record := self._measured.get(_identity(spec))) is not None:
             found = record.peak
@@ -123,8 +122,6 @@ class Cells:
             high = found.device_bytes or found.allocated_bytes + CONTEXT_ALLOWANCE_BYTES
             engine = f"cuda on {record.environment.device_name}"
             return Peak(source=source, low=found.allocated_bytes, high=high, engine=engine)
-        if not is_formula(spec):
-            return _traced(spec, options)
         return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
 
     def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> Peak:
@@ -182,26 +179,6 @@ def command_of(verb: str, options: Options) -> str:
         flag = f"--{name.replace('_', '-')}"
         words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
     return shlex.join([*words, "--json"])
-
-
-def is_formula(spec: CellSpec) -> bool:
-    """Whether the formula engine knows the cell's family."""
-    try:
-        architecture(spec.architecture)
-    except VramprobeError:
-        return False
-    return True
-
-
-def _traced(spec: CellSpec, options: Options) -> Peak:
-    rows = {row["fingerprint"]: row for row in catalog.claim_traces()}
-    if spec.fingerprint not in rows:
-        raise VramprobeError(f"{spec.cell_id} is not in claim_traces.csv; trace it: python benchmarks/claims.py")
-    row = rows[spec.fingerprint]
-    source = Source(command=f"{command_of('predict', options)} --engine trace", reads="peak_allocated_bytes.value",
-                    value=int(row["peak_allocated_bytes"]))  # fmt: skip
-    low, high = int(row["low_bytes"]), int(row["high_bytes"]) + CONTEXT_ALLOWANCE_BYTES
-    return Peak(source=source, low=low, high=high, engine="trace")
 
 
 def _identity(spec: CellSpec) -> str:

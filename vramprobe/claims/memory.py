@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
 from vramprobe.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
-from vramprobe.claims.figures import Cells, Figure, Source, evaluate, figure, is_formula
+from vramprobe.claims.figures import Cells, Figure, Source, evaluate, figure
 from vramprobe.claims.judge import Case, Reading
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
 from vramprobe.terms.ranks import Sharding
@@ -46,22 +46,22 @@ def conditions_of(claim: Claim) -> list[Conditions]:
 
 
 def _usual(claim: Claim) -> list[Conditions]:
-    if is_traced(claim):
-        return list(traced_conditions(claim))
+    if is_mixture(claim):
+        return list(mixture_conditions(claim))
     return list(usual(claim))
 
 
 def _others(claim: Claim, cells: Cells) -> Iterable[Conditions]:
-    return (one for one in others(claim) if is_formula(cells.spec(one.options)))
+    return others(claim)
 
 
-def is_traced(claim: Claim) -> bool:
-    """Whether its model is a mixture of experts, which has no arithmetic; it is traced, and so at one length."""
+def is_mixture(claim: Claim) -> bool:
+    """Whether its model is a mixture of experts, whose adapters may be on the experts or not."""
     return claim.params_b == 30
 
 
-def traced_conditions(claim: Claim) -> Iterable[Conditions]:
-    """The cells of a family without arithmetic: adapters on every linear layer and expert, or on q and v alone."""
+def mixture_conditions(claim: Claim) -> Iterable[Conditions]:
+    """At 2,048 tokens: adapters on every linear layer and expert, or on q and v alone."""
     for one in usual(claim):
         if one.options["seq_len"] != 2048 or one.options.get("kbit_prep") == "trl":
             continue
@@ -87,11 +87,11 @@ def peak_figure(one: Conditions, cells: Cells) -> Figure:
 
 def _peak_note(claim: Claim) -> str:
     match claim.method:
-        case "full" if is_traced(claim):
+        case "full" if is_mixture(claim):
             return "All 30.5 billion parameters have gradients and state, not only the 3.3 that a token uses."
         case "full":
             return "Weights, gradients and AdamW's state by recipe, and activations with the logits by tokens."
-        case "qlora" if is_traced(claim):
+        case "qlora" if is_mixture(claim):
             return (
                 "bitsandbytes quantises linear layers; transformers keeps experts as one fused tensor per layer, which "
                 "stays in 16 bit (peft's preparation raises it to fp32)."

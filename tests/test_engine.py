@@ -14,7 +14,7 @@ from factories import TINY_LLAMA, make_spec
 from vramprobe import api, store
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.card import card_named
-from vramprobe.display import plan_in_words
+from vramprobe.display_plan import plan_in_words
 from vramprobe.errors import SpecError
 from vramprobe.fit import fit
 from vramprobe.memory_model import Spread

@@ -14,7 +14,7 @@ import pytest
 from factories import make_record, make_spec
 from rich.console import Console
 
-from vramprobe import display, live, units
+from vramprobe import display_plan, live, units
 from vramprobe.card import Rate
 from vramprobe.measure.isolation import read_phase
 from vramprobe.measure.limits import Limits
@@ -288,7 +288,7 @@ def test_elsewhere_there_is_one_plain_line_per_cell(
     lines = shown.splitlines()
     peak = units.format_bytes(make_record(SPECS[0]).peak.allocated_bytes)
     first = f"[1/4] {SPECS[0].cell_id}  ok  {peak} in backward (predicted +0.30 %)  0.5 s"
-    assert lines[0] == display.plan_in_words(plan)
+    assert lines[0] == display_plan.plan_in_words(plan)
     assert lines[1] == f"{first}  [about 30 s to go, $0.02 spent]"
     kinds = ("kept: ", "quarantined: ", "skipped: ", "  ok  ", "  oom  ", "  error  ")
     assert [kind in line for kind, line in zip(kinds, lines[2:], strict=True)] == [True] * 6
@@ -311,7 +311,7 @@ def json_lines(events: list[Progress], capsys: pytest.CaptureFixture) -> list[di
 def test_json_lines_have_the_documented_keys(capsys: pytest.CaptureFixture) -> None:
     plan = make_plan(rate=RATE)
     first, *lines = json_lines([planned(plan), *every_kind(plan)], capsys)
-    assert documented(display.plan_as_json) == set(first)
+    assert documented(display_plan.plan_as_json) == set(first)
     assert [line["kind"] for line in lines] == [each.kind for each in every_kind(plan)]
     for line in lines:
         assert documented(live.event_as_json) == set(line)

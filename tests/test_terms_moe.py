@@ -84,9 +84,7 @@ def test_open_sizes_are_right_at_every_size(batch_size: int, seq_len: int, optio
 
 def test_attention_that_is_not_covered_says_so() -> None:
     spec = cell(FAMILIES["deepseek_v2"], attn="flash_attention_2", device="cuda")
-    with pytest.raises(
-        UnsupportedArchitecture, match=r"no arithmetic for attn flash_attention_2 of a deepseek_v2"
-    ):
+    with pytest.raises(UnsupportedArchitecture, match=r"no arithmetic for attn flash_attention_2 of a deepseek_v2"):
         moments(spec)
 
 

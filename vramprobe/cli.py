@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import vramprobe
-from vramprobe import api, display, live
+from vramprobe import api, display, display_plan, live
 from vramprobe.cli_options import takes_a_cell, takes_a_sweep
 from vramprobe.errors import VramprobeError
 from vramprobe.measure.signals import signals_that_end
 from vramprobe.units import parse_duration
 
 if TYPE_CHECKING:
+    from vramprobe.plan import Plan
     from vramprobe.sharding import MinGpus
 
 app = typer.Typer(
@@ -154,7 +155,14 @@ def plan(
     json_output: Json = False,
 ) -> None:
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
-    display.print_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
+    _show_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
+
+
+def _show_plan(planned: Plan, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(display_plan.plan_as_json(planned, with_cells=True))
+    else:
+        display_plan.print_plan(planned)
 
 
 @app.command()
@@ -179,7 +187,7 @@ def run(
     if dry_run:
         planned = api.plan(sweep, **job)
         check_limits(planned.rate, **limits)
-        display.print_plan(planned, as_json=json_output)
+        _show_plan(planned, as_json=json_output)
         return
     with live.sweep_progress(as_json=json_output) as on_event:
         summary = api.run(sweep, **job, **limits, on_event=on_event)

@@ -1,8 +1,8 @@
 """A sweep under way, as it is shown: a live table on a terminal, one line per cell elsewhere, JSON lines for machines.
 
 In: the runner's events, and its summary. Out: text on stderr, or JSON lines on stdout; the summary is on stdout.
-Decides nothing. The keys of the JSON lines are listed with the functions that make them: plan_as_json (display.py),
-event_as_json and summary_as_json.
+Decides nothing. The keys of the JSON lines are listed with the functions that make them: plan_as_json
+(display_plan.py), event_as_json and summary_as_json.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vramprobe import store
-from vramprobe.display import plan_as_json, plan_in_words
+from vramprobe.display_plan import plan_as_json, plan_in_words
 from vramprobe.record import TRAINING_PHASES
 from vramprobe.table import describe_outcome
 from vramprobe.tally import Tally, became, prediction_error, worst_error

@@ -1,0 +1,110 @@
+"""What the command line shows of a plan: its cells in the order of running, a sentence in sum, the JSON of both.
+
+In: a frozen Plan. Out: text on the terminal (rich), plain lines where there is none, and mappings for machines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vramprobe.resume import NO_ATTEMPT_YET
+from vramprobe.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from vramprobe.plan import Plan, Row
+
+_MOST_REASONS = 10
+_NO_WIDTH = 10_000
+
+
+def print_plan(plan: Plan) -> None:
+    """The cells in the order of running, then how many fit, the time and the cost."""
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "verdict", "predicted peak", "from", "to", "about", "cell"):
+        table.add_column(title, justify="right" if title in ("predicted peak", "from", "to", "about") else "left")
+    for row in plan.rows:
+        peak = row.prediction.peak_allocated_bytes if row.prediction else None
+        sizes = [format_bytes(size) for size in (peak.value, peak.low, peak.high)] if peak else ["-", "", ""]
+        verdict = row.verdict if plan.card and (row.is_run or row.action == "skip") else ""
+        about = format_seconds(row.seconds) if row.is_run else ""
+        table.add_row(row.action, verdict, *sizes, about, escape(row.spec.cell_id))
+    # As wide as its longest id: ids are there to be copied, and a terminal wraps better than a table folds.
+    Console(highlight=False, width=_NO_WIDTH).print(table)
+    told = [row for row in plan.rows if _is_worth_a_word(row)]
+    for row in told[:_MOST_REASONS]:
+        console.print(f"[yellow]{row.action}[/] {escape(row.spec.cell_id)}: {escape(row.reason)}", soft_wrap=True)
+    if len(told) > _MOST_REASONS:
+        console.print(f"… and {len(told) - _MOST_REASONS} more with a reason; --json tells all")
+    for note, count in Counter(row.note for row in plan.rows if row.note).items():
+        console.print(f"[yellow]no prediction[/] for {count}: {escape(note)}", soft_wrap=True)
+    console.print(plan_in_words(plan), markup=False, soft_wrap=True)
+
+
+def _is_worth_a_word(row: Row) -> bool:
+    """Whether the reason says more than the row: not for what is new, nor kept, nor skipped on the numbers shown."""
+    if row.action == "skip":
+        return row.skipped.why == "dominated"
+    return row.action in ("stale", "quarantined") or (row.action == "run" and row.reason != NO_ATTEMPT_YET)
+
+
+def plan_in_words(plan: Plan) -> str:
+    """One line: what is run and kept, what fits, how long it takes and what it costs."""
+    actions = ", ".join(f"{count} {action}" for action, count in plan.actions().items()) or "nothing"
+    twice = sum(row.replicates for row in plan.rows)
+    text = f"{len(plan.rows) - twice} cells{f', {twice} of them twice' if twice else ''}: {actions}"
+    if plan.card is not None:
+        verdicts = plan.verdicts()
+        shown = [f"{verdicts[name]} {name}" for name in ("fits", "risky", "certain oom", "unknown") if name in verdicts]
+        text += f"; on {plan.card.name} ({format_bytes(plan.card.total_bytes)}): {', '.join(shown) or 'nothing to run'}"
+    text += f"; about {format_seconds(plan.seconds)}"
+    if plan.rate is not None:
+        text += f", ${plan.dollars:.2f} at ${plan.rate.usd_per_hour:.2f}/h ({plan.rate.source})"
+    predictor = "arithmetic alone" if plan.fit is None else f"a fit of {plan.fit.num_records} records"
+    num_traced = sum(row.prediction is not None and row.prediction.engine == "trace" for row in plan.rows)
+    if num_traced:
+        predictor += f" ({num_traced} cell{'s' * (num_traced > 1)} by simulation)"
+    return f"{text}; predicted by {predictor}, estimated, not measured"
+
+
+def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
+    """The plan for machines, ``with_cells`` or in sum.
+
+    - ``kind``: planned
+    - ``total``: cells
+    - ``actions``, ``verdicts``: cells by what is done with them, and those to run by whether they will fit
+    - ``card``: name and total_bytes of the GPU; null on a CPU
+    - ``expected_seconds``, ``expected_dollars``: for all that is run; dollars are null without a price
+    - ``usd_per_hour``, ``price_source``: of one GPU
+    - ``fit``: the data that the predictor was fitted to; null for arithmetic alone
+    """
+    cells = [
+        {
+            "cell_id": row.spec.cell_id,
+            "fingerprint": row.spec.fingerprint,
+            "action": row.action,
+            "reason": row.reason,
+            "verdict": row.verdict,
+            "peak_allocated_bytes": row.prediction and row.prediction.peak_allocated_bytes.model_dump(),
+            "note": row.note,
+            "expected_seconds": round(row.seconds, 1),
+        }
+        for row in plan.rows
+    ]
+    return {
+        "kind": "planned",
+        "total": len(plan.rows),
+        "actions": plan.actions(),
+        "verdicts": plan.verdicts(),
+        "card": plan.card and {"name": plan.card.name, "total_bytes": plan.card.total_bytes},
+        "expected_seconds": round(plan.seconds, 1),
+        "expected_dollars": plan.dollars and round(plan.dollars, 4),
+        "usd_per_hour": plan.rate and plan.rate.usd_per_hour,
+        "price_source": plan.rate and plan.rate.source,
+        "fit": plan.fit and plan.fit.data_fingerprint,
+    } | ({"cells": cells} if with_cells else {})

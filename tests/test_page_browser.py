@@ -14,7 +14,7 @@ import pytest
 from page_example import CHROMIUM, chromium, content, engine_data, engine_script, published
 from test_page_arithmetic import gpu_fit
 
-from vramprobe import catalog
+from vramprobe import api, catalog
 from vramprobe.report.page import page
 from vramprobe.units import format_bytes
 
@@ -124,6 +124,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     tab.check("#card-B200")
     tab.uncheck("#card-RTX-4090")
     prediction = asked(tab, "vramprobe.predict(spec, config)")
+    assert one.tab.get_attribute("#copy-command", "disabled") is None
     peak = prediction["peak_allocated_bytes"]
     assert one.text("#peak") == format_bytes(peak["value"])
     assert one.text("#interval") == f"{format_bytes(peak['low'])} to {format_bytes(peak['high'])}"
@@ -131,16 +132,17 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     assert [name.split("\n")[0] for name in tab.locator("#verdicts li").all_inner_texts()] == [
         "H100 SXM5 80GB", "A100 SXM4 80GB", "H200 SXM", "B200 SXM",
     ]  # fmt: skip
-    judged = tab.evaluate(
-        "prediction => vramprobe.gpus.map(gpu => [gpu.slug, gpu.memory_bytes && vramprobe.verdict(prediction, gpu)])",
-        prediction,
+    judged = asked(
+        tab,
+        "vramprobe.gpus.map(gpu => "
+        "[gpu.slug, gpu.memory_bytes && vramprobe.verdict(vramprobe.predict(spec, config), gpu)])",
     )
     for slug, verdict in judged:
         if slug in ("H100-SXM", "B200"):
             assert one.text(f"#verdicts [data-gpu={slug}] .verdict")[2:] == verdict["verdict"]
         if verdict:
             assert one.text(f"#gpus-rows [data-gpu={slug}] .verdict")[2:] == verdict["verdict"]
-    assert {verdict["verdict"] for _, verdict in judged if verdict} == {"fits", "does not fit"}
+    assert {verdict["verdict"] for _, verdict in judged if verdict} == {"fits", "tight", "does not fit"}
     assert "1.00 GiB set aside for the CUDA context" in one.text("#basis")
     assert one.text("#command").startswith("vramprobe measure --model qwen2.5-7b --method full")
     assert tab.locator("[data-option=quant]").is_hidden()
@@ -150,6 +152,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
 def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
     first = opened()
     first.tab.select_option("#model", "gpt2")
+    first.tab.fill("#seq_len", "512")
     first.tab.fill("#lora_targets", "c_attn,c_proj")
     first.tab.select_option("#quant", "int8")
     first.tab.click("#more summary")
@@ -160,7 +163,8 @@ def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
     assert second.tab.input_value("#lora_targets") == "c_attn,c_proj"
     assert second.tab.input_value("#lora_dropout") == "0.05"
     assert second.tab.locator("#more").get_attribute("open") is not None
-    second.tab.evaluate("location.hash = '#m=gpt2&b=7'")
+    second.tab.evaluate("location.hash = '#m=gpt2&b=7'")  # of this length, gpt2 has no positions
+    waiting(second.tab.locator("#seq_len-error")).to_contain_text("1024 learned positions")
     waiting(second.tab.locator("#batch_size")).to_have_value("7")
     second.tab.click("nav a[href='#gpus']")  # a place in the page takes nothing from the state
     assert second.fragment == "#m=gpt2&b=7"
@@ -175,6 +179,9 @@ def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
     ("#zz=1", 'unknown part "zz=1"'),
     ("#m=config.json&c=%25%25", 'the part "c" of the link is damaged'),
     ("#m=%E0%A4%A", 'the part "m" of the link is damaged'),
+    ("#t=loar", 'the part "t" of the link is damaged'),
+    ("#ga=x", 'the part "ga" of the link is damaged'),
+    ("#gc=yes", 'the part "gc" of the link is damaged'),
 ])  # fmt: skip
 def test_a_bad_link_says_what_of_it_is_not_understood(opened: Any, fragment: str, words: str) -> None:
     one = opened(fragment)
@@ -185,16 +192,46 @@ def test_a_bad_link_says_what_of_it_is_not_understood(opened: Any, fragment: str
 
 def test_an_error_stands_at_its_option_and_no_number_is_left(opened: Any) -> None:
     one = opened("#d=fp16&kp=peft")
-    assert "mix two 16-bit formats" in one.text("#autocast-error")
-    assert one.tab.get_attribute("#autocast", "aria-invalid") == "true"
-    assert one.tab.get_attribute("#autocast", "aria-describedby") == "autocast-error"
+    assert "mix two 16-bit formats" in one.text("#dtype-error")
+    assert one.tab.get_attribute("#dtype", "aria-invalid") == "true"
+    assert one.tab.get_attribute("#dtype", "aria-describedby") == "dtype-error"
     assert one.text("#peak") == "No prediction"
     assert one.tab.locator("#verdicts li").count() == 0
     one.tab.select_option("#autocast", "fp16")
-    assert one.tab.locator("#autocast-error").is_hidden()
+    assert one.tab.locator("#dtype-error").is_hidden()
+    assert one.tab.get_attribute("#dtype", "aria-invalid") is None
     assert one.text("#peak").endswith("GiB")
     one.tab.fill("#batch_size", "")
-    assert "at least 1" in one.text("#batch_size-error")
+    assert one.text("#batch_size-error") == "batch_size: nothing given; must be a whole number of 1 or more"
+
+
+@pytest.mark.parametrize(("fragment", "option", "words"), [
+    ("#b=0", "batch_size", "batch_size: 0 given"),
+    ("#s=1.5", "seq_len", "seq_len: 1.5 given"),
+    ("#b=1e300", "batch_size", "more than 10^300 bytes"),
+    ("#m=gpt2", "seq_len", "longer than the 1024 learned positions of gpt2"),
+    ("#o=adam", "optim", "optim: adam given; allowed: adamw_torch, "),
+    ("#q=none", "quant", "method qlora trains adapters on a quantised base"),
+    ("#r=0", "lora_r", "lora_r: 0 given"),
+    ("#ld=2", "lora_dropout", "lora_dropout must be in [0, 1), 2 given"),
+    ("#lt=q proj", "lora_targets", "or module names such as"),
+    ("#lt=c_attn", "lora_targets", "lora_targets c_attn: no such linear layer; this model has down_proj"),
+    ("#kp=trl&ac=none", "autocast", "set autocast bf16"),
+    ("#kp=trl&ldt=fp16", "lora_dtype", "lora_dtype fp16 was given"),
+    ("#t=full&d=fp16&ac=fp16", "autocast", "GradScaler refuses"),
+    ("#m=gpt-oss-20b&a=sdpa", "attn", "transformers has no sdpa attention"),
+    ("#m=llama-4-scout", "model", "cannot be predicted by this version"),
+])  # fmt: skip
+def test_every_refusal_stands_at_the_option_that_mends_it(opened: Any, fragment: str, option: str, words: str) -> None:
+    one = opened(fragment)
+    shown = one.tab.locator(".error:not([hidden])")
+    assert shown.count() == 1
+    assert shown.get_attribute("id") == f"{option}-error"
+    assert shown.is_visible()
+    assert words in shown.inner_text()
+    assert one.tab.locator("#form-problems").is_hidden()
+    assert one.text("#peak") == "No prediction"
+    assert one.text("#command") == ""
 
 
 def test_what_the_engine_refuses_is_told_in_its_words(opened: Any) -> None:
@@ -210,10 +247,19 @@ def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(
     assert "Paste the model's config.json" in one.text("#config-error")
     tab.fill("#config", '{"model_type": "llama", ')
     assert "not valid JSON" in one.text("#config-error")
-    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256, "name": "π 𝜋"}
+    tab.fill("#config", "[1]")
+    assert "no config.json" in one.text("#config-error")
+    tab.fill("#config", '{"hidden_size": 4096}')
+    assert "must name its model_type" in one.text("#config-error")
+    config = catalog.find_model("llama-3.1-8b").config | {"name": "π 𝜋"}
+    tab.fill("#config", json.dumps({key: value for key, value in config.items() if key != "intermediate_size"}))
+    assert "intermediate_size" in one.text("#config-error")
+    assert one.text("#peak") == "No prediction"
     tab.fill("#config", json.dumps(config, indent=2, ensure_ascii=False))
-    assert one.text("#peak").endswith("GiB")
-    assert "--model config.json" in one.text("#command")
+    assert one.tab.locator("#config-error").is_hidden()
+    assert one.text("#peak") == opened().text("#peak")
+    assert one.text("#command").startswith("vramprobe measure --model config.json --method qlora")
+    assert one.text("#command-hint") == "Save the pasted config as config.json first."
     other = opened(one.fragment)
     assert json.loads(other.tab.input_value("#config")) == config
     assert other.text("#peak") == one.text("#peak")
@@ -228,13 +274,30 @@ def test_what_a_fit_knows_beside_tensors_is_part_of_the_bar_and_of_the_verdict(o
     fits = [{"gpu": "RTX-4090", "model": model.model_dump(mode="json")}]
     path = tmp_path / "index.html"
     path.write_text(page(content(engine=engine_data(fits=fits)), engine_script()))
-    one = opened(path=path)
+    one = opened("#g=H100-SXM,RTX-4090", path=path)
+    predicted = api.predict(
+        model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True,
+        engine="formula", fit=model, gpu="RTX-4090",
+    )  # fmt: skip
+    allocated, reserved, device = (
+        predicted.peak_allocated_bytes.value, predicted.reserved_bytes.value, predicted.device_bytes.value
+    )  # fmt: skip
+    assert one.text("#peak") == format_bytes(allocated)
     rows = one.tab.locator("#terms tbody tr").all_inner_texts()
     assert [row.split("\n")[0] for row in rows][-3:] == ["constant", "allocator", "context"]
-    assert [row.replace("\n", "\t").split("\t")[-2] for row in rows][-3:] == ["1.00 GiB", "2.00 GiB", "3.00 GiB"]
+    assert [row.replace("\n", "\t").split("\t")[-2] for row in rows][-3:] == [
+        "1.00 GiB", format_bytes(reserved - allocated), format_bytes(device - reserved),
+    ]  # fmt: skip
     assert one.text("#basis") == "predicted device memory"
-    assert " reserved (" in one.text("#where")
-    assert " device (" in one.text("#where")
+    assert f"{format_bytes(reserved)} reserved (" in one.text("#where")
+    assert f"{format_bytes(device)} device (" in one.text("#where")
+    judged = one.text("#verdicts [data-gpu=RTX-4090] .reason")
+    assert judged.startswith(f"{format_bytes(device)} (up to {format_bytes(predicted.device_bytes.high)}) of")
+    alone = api.predict(
+        model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, engine="formula"
+    ).peak_allocated_bytes  # the other card was not measured
+    other = one.text("#verdicts [data-gpu=H100-SXM] .reason")
+    assert other.startswith(f"{format_bytes(alone.value)} (up to {format_bytes(alone.high)}) of")
 
 
 def test_no_gpu_is_a_choice_too(opened: Any) -> None:
@@ -256,8 +319,9 @@ def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
 
 
 def test_the_command_and_the_link_are_copied(opened: Any) -> None:
-    one = opened("#m=gpt2&b=3")
-    for button, expected_text in (("#copy-command", one.text("#command")), ("#copy-link", one.url + "#m=gpt2&b=3")):
+    one = opened("#m=gpt2&b=3&s=512")
+    for button, expected_text in (("#copy-command", one.text("#command")), ("#copy-link", one.url + one.fragment)):
+        assert expected_text.count("gpt2") == 1
         one.tab.click(button)
         waiting(one.tab.locator(button)).to_have_text("Copied")
         one.tab.fill("input[data-filters=gpus-rows]", "")
@@ -296,15 +360,18 @@ def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path
     one.tab.fill("input[data-filters=gpus-rows]", "blackwell RTX")
     assert len(one.cells("gpus-rows", 1)) == 2
     assert one.text("output[data-counts=gpus-rows]") == "2 of 33 rows"
-    one.tab.fill("input[data-filters=table-2-rows]", "qlora smollm2")
-    assert all("smollm2" in name for name in one.cells("table-2-rows", 1))
-    lengths = "#table-2-rows thead th:nth-child(5) button"
-    one.tab.fill("input[data-filters=table-2-rows]", "")
-    one.tab.click(lengths)
-    sizes = one.cells("table-2-rows", 5)
-    one.tab.click("#table-2-rows thead th:nth-child(12) button")
-    assert one.text("#table-2-rows thead th:nth-child(12)").startswith("error, %")
-    errors = one.tab.locator("#table-2-rows tbody tr > :nth-child(12)")
+    rows = one.tab.locator("section.sheet", has_text="Measured peak memory: in the fit").locator("table")
+    measured = rows.get_attribute("id")
+    one.tab.fill(f"input[data-filters={measured}]", "qlora smollm2")
+    names = one.cells(measured, 1)
+    assert set(names) == {"smollm2-135m"}
+    assert 0 < len(names) < rows.locator("tbody tr").count()
+    one.tab.fill(f"input[data-filters={measured}]", "")
+    one.tab.click(f"#{measured} thead th:nth-child(5) button")
+    sizes = one.cells(measured, 5)
+    one.tab.click(f"#{measured} thead th:nth-child(12) button")
+    assert one.text(f"#{measured} thead th:nth-child(12)").startswith("error, %")
+    errors = one.tab.locator(f"#{measured} tbody tr > :nth-child(12)")
     exact = [float(errors.nth(row).get_attribute("data-sort")) for row in range(errors.count())]
     assert exact == sorted(exact)
     assert min(exact) < 0 < max(exact)
@@ -348,7 +415,7 @@ def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened:
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
 def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, with_tables: Path, width: int) -> None:
-    one = opened("#t=full&b=4", path=with_tables, viewport={"width": width, "height": 800})
+    one = opened("#t=full&b=8", path=with_tables, viewport={"width": width, "height": 800})
     assert one.tab.evaluate("document.documentElement.scrollWidth") <= width
     assert one.tab.locator("#bar").is_visible() == (width < 960)
     if width < 960:
@@ -379,7 +446,8 @@ def test_without_scripts_the_tables_are_there_and_a_broken_engine_says_so(
     tab = context.new_page()
     tab.goto(with_tables.as_uri())
     assert tab.locator("noscript p").is_visible()
-    assert tab.locator("#table-4-rows tbody tr").count() == 135
+    claims = tab.locator("section.sheet", has_text="Published claims, checked")
+    assert claims.locator("tbody tr").count() == 135
     assert not tab.locator("#form").is_visible()
     context.close()
     path = tmp_path / "index.html"

@@ -27,7 +27,7 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 // -- the cell ----------------------------------------------------------------------------------------------------------
 
 const $COUNTS = ["batch_size", "seq_len", "grad_accum"];
-const $ADAPTER = ["lora_r", "lora_dropout", "lora_targets", "lora_dtype"];
+const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
 
 function $words(options) {
   const trains = options.method !== "full", quantised = options.method === "qlora";
@@ -47,11 +47,11 @@ function $problems(options) {
   const say = (option, message) => problems.push({option, message});
   for (const name of [...$COUNTS, ...("lora_r" in options ? ["lora_r"] : [])]) {
     const value = options[name];
-    if (!Number.isInteger(value) || value < 1) say(name, `${name}: ${value} given; must be a whole number of 1 or more`);
+    if (!Number.isInteger(value) || value < 1) say(name, `${name}: ${value ?? "nothing"} given; must be a whole number of 1 or more`);
   }
   for (const [name, allowed] of Object.entries($data.choices)) {
     const value = options[name];
-    if (value != null && !allowed.includes(value)) say(name, `${name}: ${value} given; allowed: ${allowed.join(", ")}`);
+    if (value == null ? name === "method" : !allowed.includes(value)) say(name, `${name}: ${value ?? "nothing"} given; allowed: ${allowed.join(", ")}`);
   }
   if (Array.isArray(options.lora_targets) && !(options.lora_targets.length && options.lora_targets.every((one) => /^[\w.]+$/.test(one)))) {
     say("lora_targets", "lora_targets: write all-linear, q_v, or module names such as q_proj,v_proj");
@@ -65,19 +65,38 @@ function $targets(given) {
   return $const($list(names));
 }
 
+function $cell(given, config) {
+  const values = {...$words({...given, model_type: config.model_type}), ...given};
+  values.lora_targets = $targets(values.lora_targets);
+  const spec = Object.assign(new $spec.CellSpec(values.model, $fromJson(config)), {lora_alpha: values.lora_r ? 2 * values.lora_r : null}, values);
+  return {values, spec};
+}
+
+// The option where a reason is told: one without which there are fewer reasons, first if the reason names it; or one
+// that it names; or null.
+function $blamed(reason, reasons, given, config) {
+  const mends = (name) => {
+    const {[name]: _, ...others} = given;
+    const left = [...$items($spec._impossible($cell(others, config).spec))];
+    return left.length < reasons.length && !left.includes(reason);
+  };
+  const named = Object.keys(given).filter((name) => new RegExp(`\\b${name}\\b`).test(reason));
+  const mending = Object.keys(given).filter((name) => !$ALWAYS_GIVEN.includes(name) && mends(name));
+  return mending.find((name) => named.includes(name)) ?? mending[0] ?? named[0] ?? null;
+}
+
 // {spec, errors}: a checked cell with every default, or what is wrong, each with the option where one is to blame.
 function resolve(options, config) {
   const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== null && value !== undefined && value !== ""));
   if (config === null || typeof config !== "object" || typeof config.model_type !== "string") {
-    return {spec: null, errors: [{option: "model", message: "the config must name its model_type, as a config.json does"}]};
+    return {spec: null, errors: [{option: "config", message: "the config must name its model_type, as a config.json does"}]};
   }
-  const values = {...$words({...given, model_type: config.model_type}), ...given};
-  values.lora_targets = $targets(values.lora_targets);
+  const {values, spec} = $cell(given, config);
   const errors = $problems(values);
   if (errors.length) return {spec: null, errors};
-  const spec = Object.assign(new $spec.CellSpec(values.model, $fromJson(config)), {lora_alpha: values.lora_r ? 2 * values.lora_r : null}, values);
   const reasons = [...$items($spec._impossible(spec))];
-  return reasons.length ? {spec: null, errors: reasons.map((message) => ({option: null, message}))} : {spec, errors: []};
+  if (!reasons.length) return {spec, errors: []};
+  return {spec: null, errors: reasons.map((message) => ({option: $blamed(message, reasons, given, config), message}))};
 }
 
 // The command that measures the cell: what differs from the defaults.
@@ -177,13 +196,13 @@ function predict(spec, config, gpu = null) {
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
   };
-  return Object.defineProperty(said, "cell", {value: {spec, config}}); // for the verdict of a GPU with a fit of its own
+  return Object.defineProperty(said, "cell", {value: {spec, config, fit: $fitOf(spec, gpu)}}); // for the verdict of a GPU with another fit
 }
 
 // Whether the cell fits: {verdict, tier, needed, usable_bytes, reason}. Throws where the GPU's memory is not known.
 function verdict(prediction, gpu) {
-  const {spec, config} = prediction.cell;
-  if (spec.device !== "cpu") prediction = predict(spec, config, gpu);
+  const {spec, config, fit} = prediction.cell;
+  if ($fitOf(spec, gpu) !== fit) prediction = predict(spec, config, gpu);
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
   const found = $predict._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device));
   const tier = device ? "device" : reserved ? "reserved" : "allocated";

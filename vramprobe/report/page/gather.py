@@ -90,9 +90,9 @@ def claims_table(rows: Sequence[ClaimRow]) -> Table:
         "What guides print, each with a verdict worked out from this project's own figures. Nothing here was measured "
         f"unless the column from says cuda. {len(rows)} claims: {kinds}."
     )
-    columns = [
-        replace(_read(column), heading="source" if column.name == "source" else column.heading)
-        for column in claims.COLUMNS
+    columns = [_read(column) for column in claims.COLUMNS if column.name != "source"]
+    columns += [  # last: the same long texts in many rows
+        replace(_read(column), heading="source", is_prose=True) for column in claims.COLUMNS if column.name == "source"
     ]
     return Table(title="Published claims, checked", columns=columns, rows=rows, note=note)
 

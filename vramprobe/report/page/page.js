@@ -96,20 +96,28 @@
       const verdicts = shown.map((gpu) => ({ gpu, verdict: vramprobe.verdict(prediction, gpu) }));
       return { errors, spec, config, prediction, verdicts };
     } catch (error) {
-      return { errors, spec, message: error.message };
+      return { errors: [{ option: blamed(error.message, options), message: error.message }], spec, message: error.message };
     }
+  }
+
+  /** The option that the arithmetic's refusal begins with, or names, or what was pasted, or the model. */
+  function blamed(message, options) {
+    const names = Object.keys(options).filter((name) => name !== "model");
+    const named = names.find((name) => message.startsWith(name)) ?? names.find((name) => message.split(" ").includes(name));
+    return named ?? (options.model === state.PASTED ? "config" : "model");
   }
 
   function configOf(model, text) {
     if (model !== state.PASTED) return { config: vramprobe.catalog.find((entry) => entry.slug === model).config };
     if (!text.trim()) return { problem: "Paste the model's config.json to see a prediction." };
+    let config;
     try {
-      const config = JSON.parse(text);
-      if (config === null || typeof config !== "object" || Array.isArray(config)) throw new Error("it is no JSON object");
-      return { config };
+      config = JSON.parse(text);
     } catch (error) {
       return { problem: `This is not valid JSON: ${error.message}` };
     }
+    const isObject = config !== null && typeof config === "object" && !Array.isArray(config);
+    return isObject ? { config } : { problem: "This is JSON, but no config.json: that is an object, in braces." };
   }
 
   /** Links within the page scroll there, and leave the hash to the state. */

@@ -71,10 +71,13 @@ const state = (() => {
     return { state: found, problems };
   }
 
+  /** Throws where the form could not show the value: a number's field or the methods' would silently be empty. */
   function parsed(name, value) {
+    const damaged = { gradient_checkpointing: !["0", "1"].includes(value), method: !vramprobe.choices.method.includes(value) };
+    if (damaged[name] || (NUMBERS.has(name) && !Number.isFinite(Number(value)))) throw new Error(value);
     if (name === "gradient_checkpointing") return value === "1";
     if (value === "") return null;
-    return NUMBERS.has(name) && Number.isFinite(Number(value)) ? Number(value) : value;
+    return NUMBERS.has(name) ? Number(value) : value;
   }
 
   function knownCards(value, problems) {

@@ -43,6 +43,7 @@ def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
                 _marks(lower, group, _error_percent, label)
     upper.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel="predicted peak, GiB allocated")
     lower.set(xlabel="measured peak, GiB allocated", ylabel="error, %")
+    lower.yaxis.set_major_formatter("{x:g}")  # tiny errors at the ticks themselves, not as a factor in the corner
     subs = (1, 1.5) if high < 20 * low else (1,)
     for axis in (upper.xaxis, upper.yaxis):
         axis.set_major_locator(LogLocator(base=2, subs=subs))

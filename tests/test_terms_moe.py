@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from test_terms import LORA, QLORA, cell, closed, measured, setup_for
 
 from vramprobe.architecture import MIXTURES, UnsupportedArchitecture, architecture
+from vramprobe.errors import SpecError
 from vramprobe.predict import predict
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec
@@ -84,9 +85,7 @@ def test_open_sizes_are_right_at_every_size(batch_size: int, seq_len: int, optio
 
 def test_attention_that_is_not_covered_says_so() -> None:
     spec = cell(FAMILIES["deepseek_v2"], attn="flash_attention_2", device="cuda")
-    with pytest.raises(
-        UnsupportedArchitecture, match=r"no arithmetic for attn flash_attention_2 of a deepseek_v2"
-    ):
+    with pytest.raises(UnsupportedArchitecture, match=r"no arithmetic for attn flash_attention_2 of a deepseek_v2"):
         moments(spec)
 
 
@@ -183,3 +182,10 @@ def test_peak_equals_the_simulated_one_on_cuda(family: str, options: dict[str, A
     workspaces = record.ledger.at_peak.other_bytes
     difference = peak_of(spec) - record.peak.allocated_bytes + workspaces
     assert -0.02 * peak_of(spec) <= difference <= 2048
+
+
+def test_dora_on_experts_is_refused_before_anything_is_simulated() -> None:
+    """peft raises a bare ValueError for it, so that no other engine is to be tried."""
+    spec = cell(FAMILIES["qwen3_moe"], **LORA, dora=True)
+    with pytest.raises(SpecError, match="peft has no DoRA on the adapter"):
+        predict(spec)

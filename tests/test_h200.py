@@ -278,3 +278,11 @@ def test_a_copy_without_git_says_which_commit_it_was_taken_from(
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "vramprobe" / "measure" / "environment.py"))
     monkeypatch.setenv("VRAMPROBE_COMMIT", said)
     assert environment._commit.__wrapped__() == (known, None)
+
+
+def test_a_comparison_of_nothing_is_one_line(tmp_path: Path) -> None:
+    """``stage.sh compare`` before any stage has run."""
+    done = subprocess.run([sys.executable, STAGES / "compare.py", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("compare.py: no .jsonl file in ")
+    assert done.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from test_terms import LORA, QLORA, cell, closed, measured, setup_for
 
 from vramprobe.architecture import MIXTURES, UnsupportedArchitecture, architecture
+from vramprobe.errors import SpecError
 from vramprobe.predict import predict
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec
@@ -181,3 +182,10 @@ def test_peak_equals_the_simulated_one_on_cuda(family: str, options: dict[str, A
     workspaces = record.ledger.at_peak.other_bytes
     difference = peak_of(spec) - record.peak.allocated_bytes + workspaces
     assert -0.02 * peak_of(spec) <= difference <= 2048
+
+
+def test_dora_on_experts_is_refused_before_anything_is_simulated() -> None:
+    """peft raises a bare ValueError for it, so that no other engine is to be tried."""
+    spec = cell(FAMILIES["qwen3_moe"], **LORA, dora=True)
+    with pytest.raises(SpecError, match="peft has no DoRA on the adapter"):
+        predict(spec)

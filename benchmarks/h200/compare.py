@@ -220,7 +220,10 @@ def page(out: Path) -> str:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    text = page(out)
+    try:
+        text = page(out)
+    except VramprobeError as error:
+        sys.exit(f"compare.py: {error}")
     (out / "comparison.md").write_text(text)
     print(text)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramprobe.architecture import Architecture, Parameter, UnsupportedArchitecture, Wrapped
+from vramprobe.architecture import Architecture, Parameter, Wrapped
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, lora_target_names
 from vramprobe.terms.tape import ITEMSIZE_BYTES
@@ -149,9 +149,9 @@ def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
 def _wrapped_adapters(spec: CellSpec, wrapped: Wrapped, rank: int, dtype: str, num_copies: int) -> list[Tensor]:
     """Of a weight that is no linear layer's."""
     if spec.dora:
-        raise UnsupportedArchitecture(
-            "the formula engine has no arithmetic for DoRA on a weight that is no linear layer's, such as experts; "
-            "measure it, or leave dora off"
+        raise SpecError(
+            "dora: peft has no DoRA on the adapter of a weight that is no linear layer's, such as experts; "
+            "leave dora off, or use lora_targets without them"
         )
     if spec.lora_dropout:
         raise SpecError(

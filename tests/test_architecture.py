@@ -145,3 +145,10 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, vramprobe.{module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_more_layers_than_can_be_looked_at_are_refused(model_type: str) -> None:
+    config = catalog.find_model({"llama": "llama-3.1-8b", "gemma2": "gemma-2-9b"}[model_type]).config
+    with pytest.raises(VramprobeError, match=r"num_hidden_layers 1000000000; it must be a whole number up to 100,000"):
+        architecture(config | {"num_hidden_layers": 10**9})

@@ -92,8 +92,10 @@ def test_a_table_sorts_by_value_marks_the_unknown_and_wraps_only_long_texts() ->
 def test_claims_that_are_missing_or_no_claims_say_how_to_make_them(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read the claims .*vramprobe claims -o .* writes it"):
         gather.read_claims(tmp_path / "claims.csv")
+    with pytest.raises(StoreError, match=r"is a folder; name the claims\.csv in it"):
+        gather.read_claims(tmp_path)
     (tmp_path / "claims.csv").write_text("id,topic\nL1-01,formula\n")
-    with pytest.raises(StoreError, match=r"has no column source, statement.*vramprobe claims -o"):
+    with pytest.raises(StoreError, match=r"is no claims\.csv: it has no column source; vramprobe claims -o"):
         gather.read_claims(tmp_path / "claims.csv")
 
 

@@ -11,6 +11,10 @@ from typing import Any, Literal
 from vramprobe.architecture.parts import Parameter, Role, UnsupportedArchitecture
 from vramprobe.errors import VramprobeError
 
+#: More layers than any model has, and few enough to look at each.
+MOST_LAYERS = 100_000
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
+
 
 class Config:
     """A config.json whose values are checked as they are read; an error says the key, what it is and what it may be.
@@ -32,6 +36,8 @@ class Config:
             )
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(key, "a whole number of 1 or more")
+        if key in _DEPTHS and value > MOST_LAYERS:
+            raise self.wrong(key, f"a whole number up to {MOST_LAYERS:,}")
         return value
 
     def absent_or_size(self, key: str, default: int | None) -> int | None:

@@ -51,10 +51,12 @@ def build(
     """
     from vramprobe.report import plots
     from vramprobe.report.formats import files_of
+    from vramprobe.report.page.gather import read_claims
 
+    rows = read_claims(Path(claims_path)) if claims_path is not None else []
     material = gather(results_path, out_dir, model, fit_path, claims_path)
     drawn, made = drawings(material), documents(material)
-    files: dict[str, bytes] = {"index.html": _index(material, made, drawn, claims_path)}
+    files: dict[str, bytes] = {"index.html": _index(material, made, drawn, rows)}
     for document in made:
         pictures = [plots.PICTURES[name] for name in drawn if plots.ON_PAGE[name] == document.name]
         files |= files_of(document.with_pictures(*pictures))
@@ -65,14 +67,13 @@ def build(
 
 def _index(
     material: Material, made: Sequence[Document], drawn: Mapping[str, Mapping[str, bytes]],
-    claims_path: str | Path | None,
+    claim_rows: Sequence[Mapping[str, str]],
 ) -> bytes:  # fmt: skip
     """The page with the calculator, all tables and plots."""
     from vramprobe.report.page import engine, gather, page
 
-    rows = gather.read_claims(Path(claims_path)) if claims_path is not None else []
     content = gather.content_of(
-        made, drawn, rows, engine=engine.data(), predictor=engine.predictor(), provenance=material.origin,
+        made, drawn, claim_rows, engine=engine.data(), predictor=engine.predictor(), provenance=material.origin,
         command=material.command,
     )  # fmt: skip
     return page(content, engine.javascript()).encode()

@@ -57,9 +57,12 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
 
     Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model, some attention.
     """
-    for option, name in ((spec.padding, "padding masks"), (spec.torch_compile, "compiled models")):
+    for option, name, others in (
+        (spec.padding, "padding masks", "take --engine trace, or measure the cell"),
+        (spec.torch_compile, "compiled models", "measure the cell"),
+    ):
         if option:
-            raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; measure the cell")
+            raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; {others}")
     if arch.value_size is not None and spec.attn == "flash_attention_2":
         # For flash-attn transformers pads values to the size of queries.
         raise UnsupportedArchitecture(

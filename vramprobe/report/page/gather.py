@@ -70,6 +70,8 @@ def read_claims(path: Path) -> list[ClaimRow]:
 
     Raises StoreError where the file is missing, or is no claims.csv.
     """
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; name the claims.csv in it: {path / 'claims.csv'}")
     remedy = f"vramprobe claims -o {path.parent} writes it"
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -78,7 +80,7 @@ def read_claims(path: Path) -> list[ClaimRow]:
         raise StoreError(f"cannot read the claims {path}: {error.strerror}; {remedy}") from error
     missing = [column.name for column in claims.COLUMNS if not rows or column.name not in rows[0]]
     if missing:
-        raise StoreError(f"{path} has no column {', '.join(missing)}; {remedy}")
+        raise StoreError(f"{path} is no claims.csv: it has no column {missing[0]}; {remedy}")
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from factories import TINY_LLAMA
 from pydantic import ValidationError
 from test_terms import LORA, QLORA, cell, closed, measured, setup_for
@@ -138,8 +139,10 @@ def test_measured_ledger_to_the_byte_and_peak_within_percents(family: str, optio
         del ledger["saved_activations"]
     assert terms == ledger
 
-    # A 16-bit product packs its operands into scratch (oneDNN); in fp32 the peak is exact but for scalars.
-    scratch = 0 if spec.dtype == "fp32" and spec.autocast == "none" else 160_000
+    # A 16-bit product packs its operands into scratch (oneDNN), each thread its own; in fp32 the peak is exact but for
+    # scalars.
+    is_packed = spec.dtype != "fp32" or spec.autocast != "none"
+    scratch = 80_000 * (1 + torch.get_num_threads()) if is_packed else 0
     assert peak_of(spec) - 64 <= record.peak.allocated_bytes <= peak_of(spec) + scratch + 64
 
 

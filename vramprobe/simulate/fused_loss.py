@@ -65,7 +65,7 @@ def _forward_on(chip: Chip) -> Callable[..., Any]:
         logits_storage = _input.new_empty(chunk_size, vocab_size) if in_place else None
         for start in range(0, num_tokens, chunk_size):
             chunk = _input[start : start + chunk_size]
-            logits = logits_storage if logits_storage is not None else chunk @ weight.t()
+            logits = logits_storage[: len(chunk)] if logits_storage is not None else chunk @ weight.t()
             if logits_storage is None or logits.dtype != grad_input.dtype:
                 grad_input[start : start + chunk_size] = logits @ weight
             if grad_weight is not None:

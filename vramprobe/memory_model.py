@@ -23,7 +23,12 @@ from vramprobe.terms import CAUSES, Moment
 #: half-width that was a share of the peak, and one constant.
 FORMAT = 2
 #: The choices of a cell that a fit remembers having seen.
-CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
+CHOICES = (
+    "method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing",
+    "fused_linear_cross_entropy",
+)  # fmt: skip
+#: What a fit has seen of a choice that did not exist when it was made.
+_SEEN_BEFORE = {"fused_linear_cross_entropy": ["False"]}
 
 
 # Wide enough for any real fit, and narrow enough that no prediction from a damaged one leaves the range of floats.
@@ -109,6 +114,11 @@ class Ranges(_Frozen):
     seq_len: tuple[Size, Size]
     batch_size: tuple[Size, Size]
     choices: dict[str, list[str]]
+
+    @field_validator("choices")
+    @classmethod
+    def _of_today(cls, choices: dict[str, list[str]]) -> dict[str, list[str]]:
+        return _SEEN_BEFORE | choices
 
     @field_validator("num_params", "num_tokens", "seq_len", "batch_size")
     @classmethod

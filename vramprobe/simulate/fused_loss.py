@@ -51,8 +51,10 @@ def _forward_on(chip: Chip) -> Callable[..., Any]:
 
     ``mean`` over the tokens, no bias: what the models' own forwards ask for.
     """
+
     def forward(_input: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, **options: Any) -> Any:
-        assert options["bias"] is None and options["reduction"] == "mean", options
+        assert options["bias"] is None
+        assert options["reduction"] == "mean"
         num_tokens, vocab_size = _input.shape[0], weight.shape[0]
         num_chunks = -(-vocab_size // (options["chunk_mem_const"] * _input.shape[1]))
         chunk_size = min(1 << (-(-num_tokens // num_chunks) - 1).bit_length(), num_tokens)  # to a power of 2
@@ -90,4 +92,3 @@ def _add_to(grad_weight: torch.Tensor, logits: torch.Tensor, chunk: torch.Tensor
         chunk.to(logits.dtype)
         return
     grad_weight += torch.mm(logits.t(), chunk).float()
-

@@ -55,7 +55,7 @@ def _chunk(model: Model, hidden: Value, weight: Value, grad_weight: Value | None
 
 
 def _add_to(grad_weight: Value, logits: Value, chunk: Value, device: str) -> None:
-    """``grad_weight += logits.T @ chunk``: CUDA's ``addmm`` writes 16 bits' product into it, else it is whole in fp32."""
+    """``grad_weight += logits.T @ chunk``: CUDA's ``addmm`` adds up 16 bits in place, else the product is whole."""
     operand = _uncached(chunk, logits.dtype)
     if device == "cuda" and logits.dtype != "fp32":
         return

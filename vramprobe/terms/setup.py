@@ -102,5 +102,5 @@ def _loss_chunk(arch: Architecture, num_tokens: int) -> int | None:
     ops/fused_linear_cross_entropy.py).
     """
     num_chunks = -(-arch.vocab_size // arch.head_width)
-    chunk = 1 << (-(-num_tokens // num_chunks) - 1).bit_length()
+    chunk = 2 ** (-(-num_tokens // num_chunks) - 1).bit_length()
     return chunk if chunk < num_tokens else None

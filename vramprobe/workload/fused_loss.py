@@ -64,7 +64,7 @@ def fuse_loss(spec: CellSpec, model: nn.Module) -> None:
 
 
 def _let_go_of_arguments() -> None:
-    """Triton's interpreter leaves each launch's tensors in a cycle of references, which no GPU does: break it at once."""
+    """Triton's interpreter leaves each launch's tensors in a cycle of references, which a GPU does not: break it."""
     from triton.runtime.interpreter import GridExecutor
 
     if hasattr(GridExecutor.__call__, "__wrapped__"):

@@ -13,7 +13,8 @@ RECORD = "record_json"
 Type = Literal["integer", "number", "flag", "text"]
 
 _FLAGS = {
-    "trust_remote_code", "dora", "gradient_checkpointing", "padding", "torch_compile", "fused_linear_cross_entropy", "dirty", "held_out",
+    "trust_remote_code", "dora", "gradient_checkpointing", "padding", "torch_compile",
+    "fused_linear_cross_entropy", "dirty", "held_out",
 }  # fmt: skip
 _INTEGERS = {
     "num_layers",

@@ -232,13 +232,6 @@ class Model:
                 norm = op.rms_norm
         return norm(value, weight, value.numel // weight.numel)
 
-    def gated_mlp(self, prefix: str, x: Value) -> Value:
-        """``down(act(gate(x)) * up(x))``."""
-        gate = self.activation(self.linear(prefix + "gate_proj", x))
-        product = op.mul(gate, self.linear(prefix + "up_proj", x))
-        del gate
-        return self.linear(prefix + "down_proj", product)
-
     def layer_norm(self, name: str, value: Value) -> Value:
         """An ``nn.LayerNorm``."""
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")

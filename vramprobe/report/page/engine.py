@@ -36,6 +36,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.setup": None,
     "terms.attention": None,
     "terms.modules": None,
+    "terms.llama": None,
     "terms.relatives": None,
     "terms.falcon": None,
     "terms.routing": None,

@@ -17,9 +17,10 @@ from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ledger_terms, moments
 from vramprobe.terms import operators as op
+from vramprobe.terms.graph import Value
 from vramprobe.terms.parameters import quantised_bytes, tensors
 from vramprobe.terms.sizes import monomials, open_sizes
-from vramprobe.terms.tape import Tape, Value
+from vramprobe.terms.tape import Tape
 from vramprobe.terms.walk import walk_layers, walk_of
 
 H, F, HEADS, HEAD, KV_HEADS, RANK = 64, 176, 4, 16, 2, 8

@@ -12,8 +12,9 @@ from vramprobe.architecture import LLAMA_LIKE, Architecture
 from vramprobe.terms import falcon, gpt_oss, llama, mla, relatives
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import mixture
+from vramprobe.terms.graph import TEMPORARY, Checkpoint, Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import MIDDLE_LAYER, TEMPORARY, Checkpoint, Value
+from vramprobe.terms.tape import MIDDLE_LAYER
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from vramprobe.terms import llama, routing
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import Routing, grouped_experts
+from vramprobe.terms.graph import Value
 from vramprobe.terms.mla import parts
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 
 def embed(model: Model) -> Value:

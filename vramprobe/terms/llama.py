@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.terms import operators as op
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 Block = Callable[[Model, str, Value], Value]  # an attention, an MLP or a norm: its weights' prefix or name, its input
 Tables = Callable[[Model, str], None]

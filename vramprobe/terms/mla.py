@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from vramprobe.terms import llama, routing
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import Routing, gated, grouped_experts, router_weight
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 
 def embed(model: Model) -> Value:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import operators as op
 from vramprobe.terms.attention import attend, product
+from vramprobe.terms.graph import Leaf, Value
 from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import Leaf, Tape, Value
+from vramprobe.terms.tape import Tape
 
 
 class Model:

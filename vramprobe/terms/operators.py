@@ -7,7 +7,7 @@ imports torch. Long because a model uses many operators; each is short.
 
 from __future__ import annotations
 
-from vramprobe.terms.tape import Value
+from vramprobe.terms.graph import Value
 
 FLOATS = ("fp16", "bf16", "fp32")  # narrow to wide: the wider dtype wins in arithmetic
 

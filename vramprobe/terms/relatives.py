@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from vramprobe.terms import llama
 from vramprobe.terms import operators as op
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 _LAYER = "model.layers.{layer}."
 

@@ -29,6 +29,7 @@ _MODULES: dict[str, set[str] | None] = {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
         "_device_rules", "_architecture_reasons", "_NO_FLASH", "_NO_SDPA", "_LEARNED_POSITIONS", "_SHORT_OPTIM",
     },
+    "terms.graph": None,
     "terms.tape": None,
     "terms.operators": None,
     "terms.parameters": None,

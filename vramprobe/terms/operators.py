@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from vramprobe.terms.graph import Value
 
-FLOATS = ("fp16", "bf16", "fp32")  # narrow to wide: the wider dtype wins in arithmetic
-
 
 def wider(first: str, second: str) -> str:
     """torch's type promotion between float dtypes."""

@@ -15,7 +15,7 @@ demo: $(VENV)/.ready
 	$(BIN)/vramprobe report $(DEMO) --fit $(DEMO)/fit.json --out $(DEMO)/report
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu
@@ -35,7 +35,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,hub,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,liger,hub,test]'
 	@touch $@
 
 clean:

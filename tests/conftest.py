@@ -9,6 +9,7 @@ import sys
 # Before anything imports huggingface_hub or transformers: a test must never wait for the hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and what oneDNN packs is counted per thread
 
 import numpy as np
 import pytest

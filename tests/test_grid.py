@@ -28,6 +28,7 @@ SETUPS: list[dict[str, Any]] = [
     {"model": "pythia-410m", "method": "lora", "lora_dropout": 0.1},
     {"model": "gpt2", "method": "full", "optim": "adafactor", "gradient_checkpointing": True},
     {"model": "opt-350m", "method": "lora"},
+    {"model": "llama-2-7b", "method": "lora", "fused_linear_cross_entropy": True},
 ]
 
 

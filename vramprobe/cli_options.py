@@ -39,6 +39,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "attn": (str, f"{_choices(spec.Attention)} (sdpa where transformers has it for the family)."),
     "padding": (bool, "Pad an eighth of each sequence, so that the model is passed a mask."),
     "torch_compile": (bool, "Compile the model with torch.compile."),
+    "fused_linear_cross_entropy": (bool, "Liger's head and loss in one kernel: the logits are never whole."),
     "lora_r": (int, "Rank (16)."),
     "lora_alpha": (float, "Scale (2 × rank)."),
     "lora_dropout": (float, "In [0, 1) (0)."),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from vramprobe.architecture import Architecture
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, noise_share, unsure_share
 from vramprobe.predict import (
@@ -89,15 +90,14 @@ def predict_grid(
     batch, length = np.broadcast_arrays(_counts("batch_sizes", batch_sizes), _counts("seq_lens", seq_lens))
     shape, batch, length = batch.shape, batch.ravel(), length.ravel()
     # One row or one token takes another course than several (terms/sizes.py).
-    groups = [(b, s, np.flatnonzero(((batch == 1) == b) & ((length == 1) == s))) for b in (True, False)
-              for s in (True, False)]  # fmt: skip
+    groups = [np.flatnonzero(((batch == 1) == b) & ((length == 1) == s)) for b in (True, False) for s in (True, False)]
     parts = []
-    for one_row, one_token, where in groups:
+    for where in groups:
         while where.size:
-            widest = {"batch_size": 1 if one_row else 2, "seq_len": 1 if one_token else int(length[where].max())}
-            course = course_of(spec.model_copy(update=widest))
-            # What is shorter than a sliding window, which makes no mask there, is another course's.
-            alike = length[where] >= (course.arch.sliding_window if course.beyond_window else 1)
+            longest = length[where].argmax()
+            sizes = {"batch_size": int(batch[where[longest]]), "seq_len": int(length[where[longest]])}
+            course = course_of(spec.model_copy(update=sizes))
+            alike = _branches_like(longest, spec, course.arch, batch[where], length[where])
             these, where = where[alike], where[~alike]
             parts.append((these, _predict_course(spec, course, batch[these], length[these], model)))
     return _joined(parts, batch.size, shape)
@@ -128,6 +128,22 @@ def verdicts(cells: CellArrays, gpu: HasMemory) -> NDArray[np.str_]:
     usable = usable_bytes(gpu, device_is_known=cells.device_bytes is not None)
     fits = needed.high <= TIGHT_SHARE * usable
     return np.where(needed.value > usable, "does not fit", np.where(fits, "fits", "tight"))
+
+
+def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, length: Ints) -> NDArray[np.bool_]:
+    """Which cells take the branch of this one: ``terms.setup.branch_of``, for all at once."""
+    import numpy as np
+
+    beyond_window = length >= (arch.sliding_window or 0)
+    alike = beyond_window == beyond_window[one]
+    if spec.fused_linear_cross_entropy:
+        num_tokens = batch * length
+        share = -(-num_tokens // -(-arch.vocab_size // arch.head_width))
+        _, exponent = np.frexp(share - 1)  # the number of bits, as long as floats are exact
+        chunk = np.left_shift(1, exponent)
+        chunk[chunk >= num_tokens] = 0
+        alike &= chunk == chunk[one]
+    return alike
 
 
 def _counts(name: str, given: ArrayLike) -> Ints:

@@ -26,7 +26,12 @@ FORMAT = 2
 #: An interval grows no further: it says nothing by then, and stays in the range of floats.
 LARGEST_HALF_WIDTH = 1e6
 #: The choices of a cell that a fit remembers having seen.
-CHOICES = ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing")
+CHOICES = (
+    "method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing",
+    "fused_linear_cross_entropy",
+)  # fmt: skip
+#: What a fit has seen of a choice that did not exist when it was made.
+_SEEN_BEFORE = {"fused_linear_cross_entropy": ["False"]}
 
 
 # Wide enough for any real fit, and narrow enough that no prediction from a damaged one leaves the range of floats.
@@ -146,6 +151,11 @@ class Ranges(_Frozen):
     seq_len: tuple[Size, Size]
     batch_size: tuple[Size, Size]
     choices: dict[str, list[str]]
+
+    @field_validator("choices")
+    @classmethod
+    def _of_today(cls, choices: dict[str, list[str]]) -> dict[str, list[str]]:
+        return _SEEN_BEFORE | choices
 
     @field_validator("num_params", "num_tokens", "seq_len", "batch_size")
     @classmethod

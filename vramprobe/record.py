@@ -138,7 +138,7 @@ class Environment(_Frozen):
     num_threads: int | None = None
     platform: str
     python: str
-    versions: dict[str, str | None]  # torch, transformers, peft, bitsandbytes, accelerate, vramprobe
+    versions: dict[str, str | None]  # of vramprobe and of the libraries that the cell's kind runs
     commit: str | None = None
     dirty: bool | None = None
 

@@ -172,7 +172,7 @@ def differing(then: Environment, now: Environment) -> list[str]:
     against it; a driver, a host or a patch release is context that is recorded and not more.
     """
     pairs = [("device", then.device_name, now.device_name)]
-    for package in ("torch", "transformers", "peft", "bitsandbytes"):
+    for package in ("torch", "transformers", "peft", "bitsandbytes", "liger-kernel"):
         pairs.append((package, *(minor_release(side.versions.get(package)) for side in (then, now))))
     return [f"{name} {before} (now {here})" for name, before, here in pairs if before and here and before != here]
 

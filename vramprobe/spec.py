@@ -61,6 +61,8 @@ _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 _NO_SDPA = ("bloom", "gemma2", "gpt_oss")
 #: Families that transformers gives no flash_attention_2.
 _NO_FLASH = ("bloom", "gpt_oss", "llama4_text")
+#: Families that Liger has no fused loss for; the rest of the catalog it has (0.8.5).
+_NO_FUSED_LOSS = ("bloom", "falcon", "gpt2", "gpt_neox", "opt", "t5")
 _SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
 Model = TypeVar("Model", bound=BaseModel)
@@ -98,6 +100,7 @@ class CellSpec(BaseModel):
     attn: Attention = "sdpa"
     padding: bool = False  # the last tokens of each sequence are padding, so that the model is passed a mask
     torch_compile: bool = False
+    fused_linear_cross_entropy: bool = False  # Liger's head and loss in one, which never holds all logits
 
     device: Device
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF for the cell's process; cuda only
@@ -213,6 +216,7 @@ class CellSpec(BaseModel):
         parts += [self.attn] if self.attn != "sdpa" else []
         parts += ["padded"] if self.padding else []
         parts += ["compiled"] if self.torch_compile else []
+        parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
         parts += [f"on{self.emulate_vram}"] if self.emulate_vram else []
         return "_".join(parts)
 
@@ -369,6 +373,9 @@ def _method_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.dora and spec.quant == "int8",
          "peft's DoRA cannot start from an int8 base; use quant nf4 or fp4, or plain LoRA"),
         (spec.method != "full" and (spec.lora_r or 0) < 1, f"lora_r must be at least 1, {spec.lora_r} given"),
+        (spec.fused_linear_cross_entropy and "lm_head" in (lora_target_names(spec) or ()),
+         "fused_linear_cross_entropy reads the head's own weight and passes its adapter by; leave lm_head out of "
+         "lora_targets"),
         (spec.lora_dropout is not None and not 0 <= spec.lora_dropout < 1,
          f"lora_dropout must be in [0, 1), {spec.lora_dropout} given"),
     ]  # fmt: skip
@@ -418,6 +425,8 @@ def _architecture_reasons(spec: CellSpec) -> list[str]:
     if spec.attn == "flash_attention_2" and spec.model_type in _NO_FLASH:
         other = "eager" if spec.model_type in _NO_SDPA else "sdpa"
         reasons.append(f"transformers has no flash_attention_2 for {spec.model_type}; use attn {other}")
+    if spec.fused_linear_cross_entropy and spec.model_type in _NO_FUSED_LOSS:
+        reasons.append(f"liger-kernel has no fused_linear_cross_entropy for {spec.model_type}; leave it out")
     return reasons
 
 

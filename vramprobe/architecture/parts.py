@@ -106,6 +106,11 @@ class Architecture:
     wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
+    @property
+    def head_width(self) -> int:
+        """Elements of a token that the output head takes: as wide as the embedding."""
+        return self.parameters[0].shape[1]
+
     def slides(self, layer: int) -> bool:
         """Whether this layer looks through the window."""
         return self.sliding_layers[layer] if self.sliding_layers else self.sliding_window is not None

@@ -21,6 +21,8 @@ from vramprobe.spec import CellSpec
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 PACKAGES = ("vramprobe", "torch", "transformers", "peft", "bitsandbytes", "accelerate")
+#: Those that only a cell with a fused loss runs.
+_OF_A_FUSED_LOSS = ("liger-kernel", "triton")
 
 
 def capture(
@@ -36,7 +38,7 @@ def capture(
         "isolation_reason": isolation_reason,
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": _versions(PACKAGES + (_OF_A_FUSED_LOSS if spec.fused_linear_cross_entropy else ())),
         "commit": commit,
         "dirty": dirty,
     }
@@ -62,12 +64,13 @@ def capture(
 
 def here() -> Callable[[CellSpec], Environment]:
     """The environment that this machine would measure a cell in, as far as is known without torch; asked once each."""
-    known: dict[str, Environment] = {}
+    known: dict[tuple[str, bool], Environment] = {}
 
     def context_of(spec: CellSpec) -> Environment:
-        if spec.device not in known:
-            known[spec.device] = capture(spec, "spawn", with_torch=False)
-        return known[spec.device]
+        key = spec.device, spec.fused_linear_cross_entropy
+        if key not in known:
+            known[key] = capture(spec, "spawn", with_torch=False)
+        return known[key]
 
     return context_of
 
@@ -107,13 +110,13 @@ def cpu_name() -> str:
 
 def remember() -> None:
     """Ask what does not change while a process lives, so that the children it forks need not ask again."""
-    _commit(), _versions(), cpu_name(), platform.platform()  # platform keeps its answer itself
+    _commit(), _versions(PACKAGES), cpu_name(), platform.platform()  # platform keeps its answer itself
 
 
 @functools.cache
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for package in PACKAGES:
+def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
+    found: dict[str, str | None] = dict.fromkeys(packages)
+    for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

@@ -187,6 +187,10 @@ def load_libraries(spec: CellSpec) -> None:
         import peft  # noqa: F401
     if spec.quant != "none":
         import transformers.integrations.bitsandbytes  # noqa: F401
+    if spec.fused_linear_cross_entropy:
+        from vramprobe.workload.fused_loss import load_liger
+
+        load_liger()
 
 
 def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None) -> dict[str, Any]:

@@ -208,6 +208,7 @@ def _details(spec: CellSpec) -> str:
     parts += [f"attention {spec.attn}"] if spec.attn != "sdpa" else []
     parts += ["padded"] if spec.padding else []
     parts += ["compiled"] if spec.torch_compile else []
+    parts += ["fused loss"] if spec.fused_linear_cross_entropy else []
     parts += [f"allocator {spec.alloc_conf}"] if spec.alloc_conf else []
     parts += [f"on {spec.emulate_vram}"] if spec.emulate_vram else []
     return ", ".join(parts)

@@ -28,6 +28,7 @@ from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
 from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.simulate import fused_loss
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda
 from vramprobe.simulate.depth import NotLinear, deepen, line_of
@@ -208,6 +209,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
     """
     with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
     own_kernels = KERNELS | (kernels(chip) if with_bitsandbytes else {})
+    own_kernels |= fused_loss.KERNELS if spec.fused_linear_cross_entropy else {}
     if chip is None:
         recorder, rng_state = Recorder(cpu_scratch, own_kernels), _rng_state
     else:
@@ -237,6 +239,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         patch.object(torch, "set_autocast_enabled", set_and_tell),
         bitsandbytes_on_fake_tensors(recorder.hide) if with_bitsandbytes else nullcontext(),
         on_cuda(chip) if chip is not None else nullcontext(),
+        fused_loss.liger_on_fake_tensors(chip) if spec.fused_linear_cross_entropy else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
     ):

@@ -15,7 +15,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import optimizer, parameters
 from vramprobe.terms.graph import CAUSES, Place
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.setup import is_beyond_window, setup_of
+from vramprobe.terms.setup import Branch, branch_of, setup_of
 from vramprobe.terms.sizes import Digits
 from vramprobe.terms.walk import Walk, walk_of
 
@@ -59,15 +59,14 @@ def ledger_terms(spec: CellSpec) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Course:
-    """A step of a cell whose batch size and length are left open, but for the sides of 1 and of a sliding window that
-    they are on; bytes by cause, of the optimizer's step too.
+    """A step of a cell whose batch size and length are left open, but for the side of 1 that they are on and the branch
+    that they take; bytes by cause, of the optimizer's step too.
     """
 
     arch: Architecture
     idle: dict[str, int]  # alive between two steps, but for the batch
     at_step: dict[str, int]
     walk: Walk
-    beyond_window: bool  # of all lengths from a sliding window's on, or of all below
 
     def polynomials(self) -> list[tuple[Place, list[tuple[Digits, dict[str, Digits]]]]]:
         """By place, in the order of :func:`moments`: what may be its highest moment, as (what the walk counts in all,
@@ -81,7 +80,7 @@ class Course:
         return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), idle | step)])]
 
 
-_courses: dict[tuple[str, bool, bool, bool], Course] = {}
+_courses: dict[tuple[str, bool, bool], dict[Branch, Course]] = {}
 
 
 def course_of(spec: CellSpec) -> Course:
@@ -90,10 +89,11 @@ def course_of(spec: CellSpec) -> Course:
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
     key = spec.model_dump_json(exclude=_NOT_IN_A_COURSE), spec.batch_size == 1, spec.seq_len == 1
-    for beyond in (False, True):
-        course = _courses.get((*key, beyond))
-        if course is not None and is_beyond_window(course.arch, spec.seq_len) == beyond:
-            return course
+    known = _courses.get(key, {})
+    for course in known.values():
+        if (branch := branch_of(spec, course.arch)) in known:
+            return known[branch]
+        break
     arch = architecture(spec.architecture)
     tensors = parameters.tensors(spec, arch)
     trained = [tensor for tensor in tensors if tensor.trained]
@@ -101,11 +101,10 @@ def course_of(spec: CellSpec) -> Course:
     del idle["batch"]
     step = {"gradients": _gradients_bytes(trained),
             "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    setup = setup_of(spec, arch, tensors)
-    course = Course(arch, idle, step, walk_of(setup), setup.beyond_window)
+    course = Course(arch, idle, step, walk_of(setup_of(spec, arch, tensors)))
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
-    _courses[*key, setup.beyond_window] = course
+    _courses.setdefault(key, {})[branch_of(spec, arch)] = course
     return course
 
 

@@ -12,6 +12,7 @@ from vramprobe.architecture import LLAMA_LIKE, Architecture
 from vramprobe.terms import falcon, gpt_oss, llama, mla, relatives
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import mixture
+from vramprobe.terms.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.graph import TEMPORARY, Checkpoint, Value
 from vramprobe.terms.modules import Model
 from vramprobe.terms.tape import MIDDLE_LAYER
@@ -36,8 +37,11 @@ def forward(model: Model) -> Value:
     hidden = finish(model, hidden)
     model.end_of_layers()
     with tape.cause("logits", saved="logits"):
-        logits = model.logits(hidden)
-        loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len)
+        if model.setup.fused_loss:
+            loss = fused_linear_cross_entropy(model, hidden)
+        else:
+            logits = model.logits(hidden)
+            loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len)
     model.leave_autocast()
     return op.scaled(loss) if model.setup.accumulates else loss
 

@@ -265,10 +265,14 @@ class Model:
             self._inputs.append(out)
         return out
 
+    @property
+    def head(self) -> str:
+        """The name of the output head's weight; a tied one is the embedding's own table."""
+        return "lm_head.weight" if "lm_head.weight" in self.tensors else next(iter(self.tensors))
+
     def logits(self, hidden: Value) -> Value:
-        """The output head; a tied one is the embedding's own table."""
-        name = "lm_head.weight" if "lm_head.weight" in self.tensors else next(iter(self.tensors))
-        logits = self._matmul(hidden, name, None, self.arch.vocab_size)
+        """The output head."""
+        logits = self._matmul(hidden, self.head, None, self.arch.vocab_size)
         if self.arch.caps_logits:
             logits = op.scaled(logits)
             logits = op.elementwise(logits, saves="output")

@@ -8,6 +8,7 @@ imports torch. Long because a model uses many operators; each is short.
 from __future__ import annotations
 
 from vramprobe.terms.graph import Value
+from vramprobe.terms.tape import Tape
 
 
 def wider(first: str, second: str) -> str:
@@ -411,13 +412,17 @@ def bloom_gelu(value: Value) -> Value:
     return out
 
 
+def shifted_labels(tape: Tape, batch_size: int, seq_len: int) -> list[Value]:
+    """Labels padded by one, and of several rows a contiguous copy of the shifted ones; a single row's are a view."""
+    padded = tape.new(batch_size * (seq_len + 1), "int64")
+    return [padded, tape.new(batch_size * seq_len, "int64")] if batch_size > 1 else [padded]
+
+
 def cross_entropy(logits: Value, batch_size: int, seq_len: int) -> Value:
     """transformers' ForCausalLMLoss: fp32 logits, shifted labels, log-softmax (saved), mean over the tokens."""
     tape = logits.tape
     logits = cast(logits, "fp32")
-    labels = tape.new(batch_size * (seq_len + 1), "int64")  # padded by one, then shifted
-    if batch_size > 1:  # a single row's slice is contiguous as it stands
-        labels = tape.new(batch_size * seq_len, "int64")
+    labels = shifted_labels(tape, batch_size, seq_len)[-1]
     logs = tape.new_like(logits)
     tape.record([logits], [logs], [logs], lambda grads: [value_like(grads[0])])
     loss, weight = tape.new(1, "fp32"), tape.new(1, "fp32")

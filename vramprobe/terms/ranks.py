@@ -51,7 +51,7 @@ MAX_LIVE_ELEMENTS = 1_000_000_000
 def rank_moments(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool) -> list[Moment]:
     """The moments of a step on the rank that holds the most, in the order of the step.
 
-    Raises UnsupportedArchitecture where layers differ in their weights, for which there is no rule here.
+    Raises UnsupportedArchitecture where layers differ in their weights or the loss is fused: there is no rule here.
 
     ``all_buffers``: of DeepSpeed, its buckets are full and its prefetched layers there, as by its defaults; without,
     one layer at a time. Of FSDP, the embedding, last norm and head are one unit with the root, as without accelerate.
@@ -60,6 +60,11 @@ def rank_moments(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffe
         return moments(spec)
     if sharding == "ddp":
         return [_with_buckets(moment, spec) for moment in moments(spec)]
+    if spec.fused_linear_cross_entropy:
+        raise UnsupportedArchitecture(
+            f"a rank of {spec.model} cannot be counted under {sharding} with a fused loss, which reads the head's "
+            "weight past its own module; ddp can"
+        )
     if any(parameter.only for parameter in architecture(spec.architecture).parameters):
         raise UnsupportedArchitecture(
             f"a rank of {spec.model} cannot be counted under {sharding}: its layers differ in their weights; ddp can"

@@ -18,6 +18,10 @@ from vramprobe.terms.sizes import OpenSizes, open_sizes
 _ROOM_BITS = 64
 
 
+#: Whether the length is beyond a sliding window, and a fused loss's chunk: all that batch and length decide but sizes.
+Branch = tuple[bool, int | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """A prepared model and how a step of it runs."""
@@ -33,7 +37,9 @@ class Setup:
     dora: bool
     gradient_checkpointing: bool
     accumulates: bool  # more than one micro-step per step
+    fused_loss: bool
     beyond_window: bool  # so long that a sliding window hides something
+    loss_chunk: int | None  # tokens whose logits a fused loss makes at once; null: all of them, or no fused loss
     scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property
@@ -69,19 +75,32 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
             f"the formula engine has no arithmetic for attn flash_attention_2 of a {arch.model_type}; use sdpa or "
             "eager, or the trace engine"
         )
+    beyond_window, loss_chunk = branch_of(spec, arch)
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
         arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant, autocast=spec.autocast,
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, dora=spec.dora,
         gradient_checkpointing=spec.gradient_checkpointing, accumulates=spec.grad_accum > 1,
-        beyond_window=is_beyond_window(arch, spec.seq_len),
+        fused_loss=spec.fused_linear_cross_entropy, beyond_window=beyond_window, loss_chunk=loss_chunk,
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 
 
-def is_beyond_window(arch: Architecture, seq_len: int) -> bool:
-    """Whether transformers makes a mask for the sliding window: from its own length on, though that hides nothing yet
-    (masking_utils._ignore_causal_mask_sdpa).
+def branch_of(spec: CellSpec, arch: Architecture) -> Branch:
+    """What batch and length decide beside the sizes.
+
+    Whether transformers makes a mask for the sliding window: from its own length on, though that hides nothing yet
+    (masking_utils._ignore_causal_mask_sdpa). And a fused loss's chunk of tokens, as in :attr:`Setup.loss_chunk`.
     """
-    return arch.sliding_window is not None and seq_len >= arch.sliding_window
+    beyond_window = arch.sliding_window is not None and spec.seq_len >= arch.sliding_window
+    return beyond_window, _loss_chunk(arch, spec.num_tokens) if spec.fused_linear_cross_entropy else None
+
+
+def _loss_chunk(arch: Architecture, num_tokens: int) -> int | None:
+    """As many tokens, to a power of 2, as have no more logits than all have hidden states (liger_kernel,
+    ops/fused_linear_cross_entropy.py).
+    """
+    num_chunks = -(-arch.vocab_size // arch.head_width)
+    chunk = 2 ** (-(-num_tokens // num_chunks) - 1).bit_length()
+    return chunk if chunk < num_tokens else None

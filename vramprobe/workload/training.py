@@ -17,6 +17,7 @@ from torch import nn
 from vramprobe.record import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.workload.adapter import prepare_model
+from vramprobe.workload.fused_loss import fuse_loss
 from vramprobe.workload.model import TORCH_DTYPES, build_model
 from vramprobe.workload.optimizer import build_optimizer
 from vramprobe.workload.storages import Storages, gradient_storages, optimizer_storages, storages_of, weight_storages
@@ -68,6 +69,8 @@ def set_up(spec: CellSpec, observer: Observer) -> Workload:
     with observer.phase("prepare"):
         model = prepare_model(spec, model)
         optimizer = build_optimizer(spec, model)
+        if spec.fused_linear_cross_entropy:
+            fuse_loss(spec, model)
         if spec.torch_compile:
             model.compile()  # in place: names and parameters stay; the first forward compiles
     with observer.phase("batch"):

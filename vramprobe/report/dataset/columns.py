@@ -13,7 +13,8 @@ RECORD = "record_json"
 Type = Literal["integer", "number", "flag", "text"]
 
 _FLAGS = {
-    "trust_remote_code", "dora", "gradient_checkpointing", "padding", "torch_compile", "dirty", "held_out",
+    "trust_remote_code", "dora", "gradient_checkpointing", "padding", "torch_compile",
+    "fused_linear_cross_entropy", "dirty", "held_out",
 }  # fmt: skip
 _INTEGERS = {
     "num_layers",
@@ -40,6 +41,7 @@ _MEANINGS = {
     "trust_remote_code": "whether the checkpoint's own code ran",
     "padding": "whether an eighth of each sequence was padding, so that the model was passed a mask",
     "torch_compile": "whether the model was compiled",
+    "fused_linear_cross_entropy": "whether Liger's head and loss in one took their place",
     "method": "full, lora or qlora",
     "quant": "of the frozen base: none, nf4, fp4 or int8",
     "kbit_prep": "how a quantised model was prepared: none, peft or trl",

@@ -119,8 +119,8 @@ function command(spec) {
 const $courses = new Map();
 function $courseOf(spec) {
   const arch = $archOf(spec.architecture), one = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1};
-  const beyond_window = $terms$setup.is_beyond_window(arch, spec.seq_len);
-  const key = JSON.stringify([{...spec, ...one, model: null, architecture: $idOf(spec.architecture)}, beyond_window]);
+  const branch = [...$items($terms$setup.branch_of(spec, arch))];
+  const key = JSON.stringify([{...spec, ...one, model: null, architecture: $idOf(spec.architecture)}, branch]);
   if (!$courses.has(key)) {
     const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
     const idle = $const($terms._idle_terms(spec, arch, tensors, $terms$optimizer.allocated_state_bytes(spec, trained)));

@@ -27,7 +27,8 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture": None,
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
-        "_device_rules", "_architecture_reasons", "_NO_FLASH", "_NO_SDPA", "_LEARNED_POSITIONS", "_SHORT_OPTIM",
+        "_device_rules", "_architecture_reasons", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS", "_LEARNED_POSITIONS",
+        "_SHORT_OPTIM",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -44,6 +45,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.experts": None,
     "terms.mla": None,
     "terms.gpt_oss": None,
+    "terms.fused_loss": None,
     "terms.families": None,
     "terms.walk": None,
     "terms": {

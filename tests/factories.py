@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vramprobe.memory_model import peak_moment
 from vramprobe.record import (
     Composition,
     Environment,
@@ -24,11 +25,16 @@ from vramprobe.record import (
     Timing,
 )
 from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms import moments
 
 TINY_LLAMA_PATH = Path(__file__).parent / "data" / "tiny-llama"
 TINY_LLAMA: dict[str, Any] = json.loads((TINY_LLAMA_PATH / "config.json").read_text())
 #: By hand: embedding and head 2·256·64, last norm 64, two layers: q, o 2·64·64, k, v 2·64·32, MLP 3·64·176, norms 2·64.
 TINY_LLAMA_PARAMS = 2 * 256 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64)
+#: Of the small sweep that fits are made of, and what its synthetic records hide in their peaks.
+MODELS = ("pythia-70m", "smollm2-135m", "opt-125m")
+TRUE = {"weights": 1.0, "logits": 1.06, "saved_activations": 1.1, "temporaries": 1.0, "optimizer_temporaries": 1.0}
+CONSTANT_BYTES = 20_000_000
 
 
 def make_spec(**overrides: Any) -> CellSpec:
@@ -148,3 +154,25 @@ def make_oom(spec: CellSpec, *, phase: str = "backward", **overrides: Any) -> Ru
     outcome = Oom(phase=phase, step=1, requested_bytes=2**30, allocated_bytes=23 * 2**30, message="CUDA out of memory")
     environment = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
     return make_record(spec, outcome=outcome, environment=environment, **overrides)
+
+
+def specs(device: str = "cpu", models: tuple[str, ...] = MODELS) -> list[CellSpec]:
+    """A small sweep over models, methods and lengths."""
+    return [
+        resolve(model=model, method=method, device=device, batch_size=2, seq_len=seq_len, gradient_checkpointing=on)
+        for model in models
+        for method in ("full", "lora", "qlora")
+        for seq_len in (128, 512, 2048)
+        for on in (False, True)
+        if model != "opt-125m" or seq_len < 2048
+    ]  # fmt: skip
+
+
+def synthetic(
+    spec: CellSpec, coefficients: dict[str, float], constant: int = 0, noise: float = 0.0, **overrides: Any
+) -> RunRecord:
+    """A record whose peak is what these coefficients make of the arithmetic."""
+    moment = peak_moment(moments(spec), coefficients)
+    size = round((moment.total_bytes + constant) * (1 + noise))
+    values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": size, "load_allocated_bytes": 1}
+    return make_record(spec, **({"peak": Peak(**(values | overrides.pop("peak", {})))} | overrides))

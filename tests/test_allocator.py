@@ -228,7 +228,8 @@ def test_an_oom_ends_the_replay_and_says_how_far_it_was() -> None:
                   device=Device(total_bytes=200 * MIB, segment_bytes=100 * MIB))  # fmt: skip
     assert done.oom is not None
     assert (done.oom.requested_bytes, done.oom.segment_bytes, done.oom.free_bytes) == (41 * MIB, 42 * MIB, 38 * MIB)
-    assert done.oom.at_least_bytes == 62 * MIB + 41 * MIB  # the first keeps its 62: too little was left to split off
+    # The first keeps its 62: too little was left to split off.
+    assert (done.oom.usage.active_bytes, done.oom.block_bytes) == (62 * MIB, 41 * MIB)
     assert (done.num_events, done.num_alloc_retries, done.end.reserved_bytes) == (1, 1, 62 * MIB)
 
 

@@ -13,9 +13,10 @@ from factories import TINY_LLAMA, TINY_LLAMA_PATH
 from huggingface_hub import errors as hub_errors
 
 from vramprobe import catalog
+from vramprobe.catalog.gpus import _gpu_words
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
-DATA = Path(catalog.__file__).parent / "data"
+DATA = Path(catalog.__file__).parents[1] / "data"
 
 
 # Models
@@ -227,7 +228,7 @@ def test_no_two_gpus_share_a_name() -> None:
     keys = [
         key
         for gpu in catalog.list_gpus()
-        for key in {"".join(catalog._gpu_words(name)) for name in (gpu.name, gpu.short_name, *gpu.aliases)}
+        for key in {"".join(_gpu_words(name)) for name in (gpu.name, gpu.short_name, *gpu.aliases)}
     ]
     assert len(keys) == len(set(keys))
 

@@ -40,7 +40,7 @@ def test_parameters_are_exactly_the_verified_ones(entry: catalog.ModelEntry) -> 
 @EVERY_MODEL
 def test_cut_depths_build_and_extrapolate_to_the_whole(entry: catalog.ModelEntry) -> None:
     one, two, three = (count_params(build_on_meta(catalog.cut_depth(entry.config, depth))) for depth in (1, 2, 3))
-    depth = next(entry.config[key] for key in catalog._DEPTH_KEYS if key in entry.config)
+    depth = catalog.depth_of(entry.config)
     assert one < two < three
     # From the second layer on, all layers of every catalog model have the same size (deepseek's first one is dense).
     assert two + (depth - 2) * (three - two) == entry.n_params

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_oom, make_record, make_spec
-from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+from factories import CONSTANT_BYTES, TRUE, make_oom, make_record, make_spec, specs, synthetic
 from typer.testing import CliRunner
 
 from vramprobe import api, store

@@ -10,40 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_environment, make_record
+from factories import CONSTANT_BYTES, MODELS, TRUE, make_environment, make_record, specs, synthetic
 
 from vramprobe.errors import FitError, IncomparableRecords
 from vramprobe.fit import fit
-from vramprobe.memory_model import MemoryModel, load_fit, peak_moment, save_fit
-from vramprobe.record import Peak, RunRecord, Timeout
+from vramprobe.memory_model import MemoryModel, load_fit, save_fit
+from vramprobe.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
-
-MODELS = ("pythia-70m", "smollm2-135m", "opt-125m")
-TRUE = {"weights": 1.0, "logits": 1.06, "saved_activations": 1.1, "temporaries": 1.0, "optimizer_temporaries": 1.0}
-CONSTANT_BYTES = 20_000_000
-
-
-def specs(device: str = "cpu", models: tuple[str, ...] = MODELS) -> list[CellSpec]:
-    """A small sweep over models, methods and lengths."""
-    return [
-        resolve(model=model, method=method, device=device, batch_size=2, seq_len=seq_len, gradient_checkpointing=on)
-        for model in models
-        for method in ("full", "lora", "qlora")
-        for seq_len in (128, 512, 2048)
-        for on in (False, True)
-        if model != "opt-125m" or seq_len < 2048
-    ]  # fmt: skip
-
-
-def synthetic(
-    spec: CellSpec, coefficients: dict[str, float], constant: int = 0, noise: float = 0.0, **overrides: Any
-) -> RunRecord:
-    """A record whose peak is what these coefficients make of the arithmetic."""
-    moment = peak_moment(moments(spec), coefficients)
-    size = round((moment.total_bytes + constant) * (1 + noise))
-    values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": size, "load_allocated_bytes": 1}
-    return make_record(spec, **({"peak": Peak(**(values | overrides.pop("peak", {})))} | overrides))
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from factories import TINY_LLAMA_PATH, make_spec
 
-from tests.factories import TINY_LLAMA_PATH, make_spec
 from vramprobe import catalog, spec, store
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+from factories import CONSTANT_BYTES, TRUE, specs, synthetic
 
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.fit import fit

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from factories import make_record
-from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+from factories import CONSTANT_BYTES, TRUE, make_record, specs, synthetic
 
 from vramprobe.architecture import architecture
 from vramprobe.cross_validation import Fold
@@ -21,8 +20,8 @@ from vramprobe.interval import (
     few_models_factor,
     likeliest_power,
 )
-from vramprobe.memory_model import MemoryModel, constant_name, peak_moment
-from vramprobe.predict import LARGEST_HALF_WIDTH, MIN_HALF_WIDTH, bounds, half_width, predict_moments
+from vramprobe.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
+from vramprobe.predict import MIN_HALF_WIDTH, bounds, predict_moments
 from vramprobe.record import Peak, RunRecord
 from vramprobe.regression import Estimate, Solution
 from vramprobe.spec import CellSpec, resolve
@@ -95,7 +94,9 @@ def test_an_interval_grows_as_larger_models_left_out_of_smaller_ones_show() -> N
         def terms(times: int) -> dict[str, int]:
             return {"weights": times * largest // 2, "gradients": times * largest // 2}
 
-        return half_width(model, 4 * largest, terms(4), "full", 2.0) / half_width(model, largest, terms(1), "full", 0.0)
+        return half_width(model.interval, 4 * largest, terms(4), "full", 2.0) / half_width(
+            model.interval, largest, terms(1), "full", 0.0
+        )
 
     assert 1 < growth(even) < 1.5 < growth(drifting)
 
@@ -165,7 +166,7 @@ def test_the_noise_goes_with_the_peak(
     value: int, power: float, doublings: float, expected: float, model: MemoryModel
 ) -> None:
     model = model.model_copy(update={"interval": model.interval.model_copy(update={"power": power})})
-    assert half_width(model, value, {}, "full", doublings) == pytest.approx(expected, rel=1e-12)
+    assert half_width(model.interval, value, {}, "full", doublings) == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_the_coefficients_are_unsure_of_adds_to_it(model: MemoryModel) -> None:
@@ -174,19 +175,13 @@ def test_what_the_coefficients_are_unsure_of_adds_to_it(model: MemoryModel) -> N
     covariance = {"logits": {"logits": 40.0}, "weights": {"logits": -10.0, "weights": 10.0},
                   constant: {"logits": 0.0, "weights": 2.0, constant: 30.0}}  # fmt: skip
     width = model.interval.model_copy(update={"covariance": covariance})
-    found = half_width(
-        model.model_copy(update={"interval": width}),
-        4 * 10**9,
-        {"weights": 24 * 10**8, "logits": 16 * 10**8},
-        "lora",
-        0.0,
-    )
+    found = half_width(width, 4 * 10**9, {"weights": 24 * 10**8, "logits": 16 * 10**8}, "lora", 0.0)
     unsure = 0.16 * 40 + 0.36 * 10 - 2 * 0.24 * 10 + 0.0625 * 30 + 2 * 0.6 * 0.25 * 2
     assert found == pytest.approx(0.002 * (4 + unsure) ** 0.5, rel=1e-12)  # noise: √4 of the smallest's
 
 
 def test_a_half_width_stays_a_number_and_on_cuda_above_the_floor(model: MemoryModel) -> None:
-    assert half_width(model, 10**300, {}, "full", 3000.0) == LARGEST_HALF_WIDTH
+    assert half_width(model.interval, 10**300, {}, "full", 3000.0) == LARGEST_HALF_WIDTH
     assert MIN_HALF_WIDTH["cuda"] == 0.005
     assert bounds("cuda", 1e-9, 0.0) == (0.995, 1.005)
     assert bounds("cuda", 0.02, 0.0) == (0.98, 1.02)

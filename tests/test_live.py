@@ -18,7 +18,7 @@ from vramprobe import display_plan, live, units
 from vramprobe.card import Rate
 from vramprobe.measure.isolation import read_phase
 from vramprobe.measure.limits import Limits
-from vramprobe.measure.runner import Progress, RunSummary
+from vramprobe.measure.progress import Progress, RunSummary
 from vramprobe.plan import Plan, Row
 from vramprobe.predict import Interval, predict
 from vramprobe.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped

@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from factories import make_oom, make_record, make_spec
-from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+from factories import CONSTANT_BYTES, TRUE, make_oom, make_record, make_spec, specs, synthetic
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from factories import make_record
-from test_fit import CONSTANT_BYTES, TRUE, specs, synthetic
+from factories import CONSTANT_BYTES, TRUE, make_record, specs, synthetic
 
 from vramprobe.fit import fit
 from vramprobe.memory_model import MemoryModel, peak_moment

@@ -23,6 +23,7 @@ from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import forkserver, isolation, launcher, runner
 from vramprobe.measure import limits as limits_module
 from vramprobe.measure.limits import Limits
+from vramprobe.measure.progress import log_path
 from vramprobe.plan import Policy
 from vramprobe.record import Ok, RunRecord, Timeout
 from vramprobe.spec import CellSpec
@@ -345,8 +346,8 @@ def test_a_log_has_a_name_that_file_systems_take() -> None:
     """They count bytes: 255 for a name."""
     spec = make_spec()
     named = spec.model_copy(update={"model": 80 * "模"})
-    assert len(runner._log(Path("logs"), named).name.encode()) < 150
-    assert runner._log(Path("logs"), spec).name == f"{spec.cell_id}.{spec.fingerprint}.log"
+    assert len(log_path(Path("logs"), named).name.encode()) < 150
+    assert log_path(Path("logs"), spec).name == f"{spec.cell_id}.{spec.fingerprint}.log"
 
 
 def test_two_sweeps_on_one_folder_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vramprobe.errors import VramprobeError
-from vramprobe.simulate.against_snapshot import compare, first_divergence
+from vramprobe.simulate.against_snapshot import compare
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import parse_alloc_conf
 from vramprobe.simulate.blocks import Block
@@ -86,7 +86,7 @@ def test_a_history_may_begin_anywhere(start: int) -> None:
         whole["device_traces"][0].pop(0)
     history = read_snapshot(whole)
     assert sum(state.size_bytes for state in history.initial) in (20 * MIB, 32 * MIB)
-    assert first_divergence(history) is None
+    assert compare(history).first is None
 
 
 def test_what_was_too_little_to_split_off_belongs_to_the_block() -> None:
@@ -101,19 +101,19 @@ def test_what_was_too_little_to_split_off_belongs_to_the_block() -> None:
 def test_the_first_divergence_is_named() -> None:
     wrong = by_hand()
     wrong["device_traces"][0][5]["addr"] = BASE + 11 * MIB  # not the best fit
-    found = first_divergence(read_snapshot(by_hand()))
+    found = compare(read_snapshot(by_hand())).first
     assert found is None
     wrong["segments"][0]["blocks"] = segment(BASE, "large", [
         (5 * MIB, 0, "inactive"), (6 * MIB, 6 * MIB, "active_allocated"), (9 * MIB, 4 * MIB, "active_allocated")
     ])["blocks"]  # fmt: skip
-    found = first_divergence(read_snapshot(wrong))
+    found = compare(read_snapshot(wrong)).first
     assert found is not None
     assert (found.position, found.what, found.torch, found.replay) == (5, "address", BASE + 11 * MIB, BASE)
 
     other = by_hand()
     other["device_traces"][0][6]["size"] = 14 * MIB  # a segment that our rounding would not take
     other["device_traces"][0][10]["size"] = 14 * MIB
-    found = first_divergence(read_snapshot(other))
+    found = compare(read_snapshot(other)).first
     assert found is not None
     assert (found.position, found.what) == (7, "segments")
     assert found.torch == (SegmentEvent("segment_alloc", BASE - 12 * MIB, 14 * MIB, 0),)
@@ -186,9 +186,9 @@ def test_a_full_card_is_found_by_the_replay_or_taken_from_the_history() -> None:
         {"action": "oom", "device_free": 50 * MIB, "size": 60 * MIB, "stream": 0, "frames": [], "time_us": 1},
     ]  # fmt: skip
     full = snapshot(trace, [segment(BASE, "large", [(350 * MIB, 350 * MIB, "active_allocated")])])
-    assert first_divergence(read_snapshot(full)) is None
-    assert first_divergence(read_snapshot(full), device) is None
-    roomy = first_divergence(read_snapshot(full), Device(total_bytes=GIB))
+    assert compare(read_snapshot(full)).first is None
+    assert compare(read_snapshot(full), device).first is None
+    roomy = compare(read_snapshot(full), Device(total_bytes=GIB)).first
     assert roomy is not None
     assert (roomy.position, roomy.what) == (6, "segments")
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from arithmetic import against_a_real_run, cell, closed, measured, setup_for
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import SpecError
-from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ledger_terms, moments
 from vramprobe.terms import operators as op
+from vramprobe.terms.graph import Value
 from vramprobe.terms.parameters import quantised_bytes, tensors
-from vramprobe.terms.setup import Setup, setup_of
-from vramprobe.terms.sizes import OpenSizes, monomials, open_sizes
-from vramprobe.terms.tape import Tape, Value
+from vramprobe.terms.sizes import monomials, open_sizes
+from vramprobe.terms.tape import Tape
 from vramprobe.terms.walk import walk_layers, walk_of
 
 H, F, HEADS, HEAD, KV_HEADS, RANK = 64, 176, 4, 16, 2, 8
@@ -42,11 +40,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 CPU_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop", "adamw_bnb_8bit",
                   "adamw_bnb_32bit", "lion_8bit", "lion_32bit")  # fmt: skip
-
-
-def cell(config: dict[str, Any], **words: Any) -> CellSpec:
-    """A cell of this config.json on the CPU."""
-    return CellSpec(**(make_spec(**words).model_dump() | {"architecture": config}))
 
 
 # -- physics.md ------------------------------------------------------------------------------------------------------
@@ -106,17 +99,6 @@ def test_logits_hump_of_bf16_is_14_bytes_less_the_dropped_outputs() -> None:
     spec = cell(TINY_LLAMA | {"vocab_size": 65536}, batch_size=2, seq_len=16)
     loss = max((m for m in moments(spec) if m.label == "loss" and m.phase == "backward"), key=lambda m: m.total_bytes)
     assert loss.terms["logits"] / (spec.num_tokens * 65536) == pytest.approx(12, rel=1e-3)
-
-
-def setup_for(spec: CellSpec) -> Setup:
-    """The setup of a cell, as moments() makes it."""
-    arch = architecture(spec.architecture)
-    return setup_of(spec, arch, tensors(spec, arch))
-
-
-def closed(spec: CellSpec) -> Setup:
-    """The same, but counted with the cell's own sizes: every count is then the coefficient of 1."""
-    return replace(setup_for(spec), sizes=OpenSizes(4096, spec.batch_size, spec.seq_len))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -329,16 +311,6 @@ def test_checkpointed_adapters_leave_nothing_behind_between_micro_steps() -> Non
 # -- against the real libraries ----------------------------------------------------------------------------------------
 
 
-def measured(spec: CellSpec) -> RunRecord:
-    """One real run in this process; it must be believable."""
-    from vramprobe.measure.worker import run_cell
-
-    gc.collect()  # an earlier test's tensors, freed while the profiler runs, would count against this cell
-    record = run_cell(spec, isolation="spawn")
-    assert record.outcome.kind == "ok", record.outcome
-    return record
-
-
 MORE_FAMILIES = FAMILIES | {"one_kv_head": FAMILIES["qwen2"] | {"num_key_value_heads": 1}}
 MEASURED: list[tuple[str, dict[str, Any]]] = [
     *[(family, {}) for family in FAMILIES],
@@ -371,19 +343,7 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("family", "options"), MEASURED, ids=lambda value: value if isinstance(value, str) else None)
 def test_measured_ledger_to_the_byte_and_peak_within_percents(family: str, options: dict[str, Any]) -> None:
     spec = cell(MORE_FAMILIES[family], **({"batch_size": 3, "seq_len": 48, "timing_steps": 0} | options))
-    record = measured(spec)
-    terms = ledger_terms(spec)
-    ledger = {cause: getattr(record.ledger, f"{cause}_bytes") for cause in terms}
-    if spec.grad_accum > 1:  # the undivided loss, 4 bytes, is sometimes still there
-        assert ledger["saved_activations"] - terms.pop("saved_activations") in (0, 4)
-        del ledger["saved_activations"]
-    assert terms == ledger
-
-    # A 16-bit product packs its operands into scratch of up to 2 MiB (oneDNN), which shows only on models as tiny as
-    # these; fp32 has none, and there the peak is exact but for scalars.
-    predicted = max(moment.total_bytes for moment in moments(spec))
-    scratch = 0 if spec.dtype == "fp32" and spec.autocast == "none" else 160_000
-    assert predicted - 64 <= record.peak.allocated_bytes <= predicted + scratch + 64
+    against_a_real_run(spec)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

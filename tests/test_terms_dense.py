@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from arithmetic import against_a_real_run, closed, setup_for
+from arithmetic import cell as any_cell
 from factories import TINY_LLAMA
-from test_terms import cell as any_cell
-from test_terms import closed, measured, setup_for
 
 from vramprobe import catalog
 from vramprobe.architecture import RELATIVES, UnsupportedArchitecture, architecture
@@ -69,20 +69,6 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
     ("falcon", QLORA | {"quant": "int8", "grad_accum": 2}),
     ("bloom", LORA | {"lora_targets": "q_v", "lora_dropout": 0.1}),
 ]  # fmt: skip
-
-
-def against_a_real_run(spec: CellSpec) -> None:
-    """The ledger to the byte, the peak but for scalars and, of 16-bit products, oneDNN's scratch."""
-    record = measured(spec)
-    terms = ledger_terms(spec)
-    ledger = {cause: getattr(record.ledger, f"{cause}_bytes") for cause in terms}
-    if spec.grad_accum > 1:  # the undivided loss, 4 bytes, is sometimes still there
-        assert ledger["saved_activations"] - terms.pop("saved_activations") in (0, 4)
-        del ledger["saved_activations"]
-    assert terms == ledger
-    predicted = max(moment.total_bytes for moment in moments(spec))
-    scratch = 0 if spec.dtype == "fp32" and spec.autocast == "none" else 160_000
-    assert predicted - 64 <= record.peak.allocated_bytes <= predicted + scratch + 64
 
 
 @pytest.mark.parametrize(("family", "options"), MEASURED, ids=lambda value: value if isinstance(value, str) else None)

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from arithmetic import SCRATCH_BYTES, against_a_real_run, cell, closed, peak_of, setup_for
 from factories import TINY_LLAMA
 from pydantic import ValidationError
-from test_terms import LORA, QLORA, cell, closed, measured, setup_for
+from test_terms import LORA, QLORA
 
 from vramprobe.architecture import MIXTURES, UnsupportedArchitecture, architecture
 from vramprobe.errors import SpecError
 from vramprobe.predict import predict
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec
-from vramprobe.terms import ledger_terms, moments
+from vramprobe.terms import moments
 from vramprobe.terms.walk import walk_layers, walk_of
 
 #: So few words that a layer is the peak, not the head.
@@ -46,10 +47,6 @@ def moe_cell(family: str, **words: Any) -> CellSpec:
     """A cell of a tiny model; gpt-oss has the eager attention alone."""
     only = EAGER if family == "gpt_oss" else {}
     return cell((FAMILIES | VARIANTS)[family], **({"batch_size": 3, "seq_len": 48, "timing_steps": 0} | words | only))
-
-
-def peak_of(spec: CellSpec) -> int:
-    return max(moment.total_bytes for moment in moments(spec))
 
 
 def test_every_mixture_is_among_these() -> None:
@@ -131,19 +128,8 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("family", "options"), MEASURED, ids=lambda value: value if isinstance(value, str) else None)
 def test_measured_ledger_to_the_byte_and_peak_within_percents(family: str, options: dict[str, Any]) -> None:
     spec = moe_cell(family, **options)
-    record = measured(spec)
-    terms = ledger_terms(spec)
-    ledger = {cause: getattr(record.ledger, f"{cause}_bytes") for cause in terms}
-    if spec.grad_accum > 1:  # the undivided loss, 4 bytes, is sometimes still there
-        assert ledger["saved_activations"] - terms.pop("saved_activations") in (0, 4)
-        del ledger["saved_activations"]
-    assert terms == ledger
-
-    # A 16-bit product packs its operands into scratch (oneDNN), each thread its own; in fp32 the peak is exact but for
-    # scalars.
-    is_packed = spec.dtype != "fp32" or spec.autocast != "none"
-    scratch = 80_000 * (1 + torch.get_num_threads()) if is_packed else 0
-    assert peak_of(spec) - 64 <= record.peak.allocated_bytes <= peak_of(spec) + scratch + 64
+    # Each thread packs operands of its own.
+    against_a_real_run(spec, scratch_bytes=SCRATCH_BYTES // 2 * (1 + torch.get_num_threads()))
 
 
 # -- against the simulated instrument ----------------------------------------------------------------------------------

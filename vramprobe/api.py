@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vramprobe.claims import Judgement
     from vramprobe.evaluate import Evaluation, LeaveOut
     from vramprobe.measure.doctor import Diagnosis
-    from vramprobe.measure.runner import Progress, RunSummary
+    from vramprobe.measure.progress import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Plan, Policy
     from vramprobe.record import RunRecord

@@ -14,24 +14,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.architecture import Architecture
 from vramprobe.errors import VramprobeError
-from vramprobe.memory_model import MemoryModel, constant_name
+from vramprobe.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, noise_share, unsure_share
 from vramprobe.predict import (
     ARITHMETIC_SPREAD,
     FAR,
-    LARGEST_HALF_WIDTH,
     LIMIT_NAMES,
     TIGHT_SHARE,
     HasMemory,
     bounds,
-    noise_share,
     unseen_choices,
-    unsure_share,
     usable_bytes,
     widening_of,
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
-from vramprobe.terms.tape import Place
+from vramprobe.terms.graph import Place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -292,7 +289,7 @@ def _outside(
 def _half_width(
     model: MemoryModel, value: NDArray, terms: dict[str, NDArray], method: str, doublings: NDArray
 ) -> NDArray:
-    """predict.half_width of each cell."""
+    """memory_model.half_width of each cell."""
     import numpy as np
 
     width = model.interval

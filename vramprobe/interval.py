@@ -1,8 +1,8 @@
 """Interval: errors on what was left out -> how wide 90 % intervals must be, and how they grow beyond what was fitted.
 
-In: Folds of cross_validation.py. Out: an IntervalWidth, whose formula is predict.half_width. Split conformal prediction
-(Lei et al., JASA 113, 2018) with residuals relative to their standard error: a record's own noise, as a power of its
-peak, and what the coefficients are unsure of. No torch; numpy and scipy only inside functions.
+In: Folds of cross_validation.py. Out: an IntervalWidth; memory_model.half_width has its formula. Split conformal
+prediction (Lei et al., JASA 113, 2018) with residuals relative to their standard error: a record's own noise, as a
+power of its peak, and what the coefficients are unsure of. No torch; numpy and scipy only inside functions.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def standard_errors(fold: Fold, power: float, least_bytes: int) -> np.ndarray:
 
 
 def noise_share(relative_size: np.ndarray, power: float) -> np.ndarray:
-    """As predict.noise_share, of many."""
+    """As memory_model.noise_share, of many."""
     import numpy as np
 
     return (np.maximum(relative_size, 1.0) if power > 0 else relative_size) ** power
@@ -114,7 +114,7 @@ def likeliest_power(folds: Sequence[Fold], least_bytes: int) -> float:
 
 
 def _by_name(solution: Solution, power: float, least_bytes: int) -> dict[str, dict[str, float]]:
-    """The unknowns' covariance as predict.half_width takes it: of scaled terms, in squares of the smallest's noise."""
+    """The unknowns' covariance as half_width() takes it: of scaled terms, in squares of the smallest's noise."""
     import numpy as np
 
     unsure = solution.covariance(lambda size: noise_share(size / least_bytes, power))

@@ -6,10 +6,11 @@ In: JSON or the fit. Out: a frozen, readable model. Never fits and never imports
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -22,6 +23,8 @@ from vramprobe.terms import CAUSES, Moment
 #: 2: ``interval``, from noise and from what the coefficients are unsure of, and a constant for each method; 1 had a
 #: half-width that was a share of the peak, and one constant.
 FORMAT = 2
+#: An interval grows no further: it says nothing by then, and stays in the range of floats.
+LARGEST_HALF_WIDTH = 1e6
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = (
     "method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing",
@@ -79,7 +82,7 @@ def constant_name(method: str) -> str:
 
 
 class IntervalWidth(_Frozen):
-    """How far a measured peak may be from the predicted one, as a share of it; predict.half_width has the formula.
+    """How far a measured peak may be from the predicted one, as a share of it; half_width() has the formula.
 
     ``half_width``, by method, is of the noise of a peak of ``from_bytes``; the noise goes with the peak's ``power``.
     ``covariance`` [row][column], a lower triangle, is how far the coefficients may be off together, relative to
@@ -104,6 +107,40 @@ class IntervalWidth(_Frozen):
         if unknown := sorted(names - {*CAUSES, *map(constant_name, get_args(Method))}):
             raise ValueError(f"covariance of unknown causes: {', '.join(unknown)}")
         return self
+
+
+def half_width(width: IntervalWidth, value: int, terms: dict[str, int], method: str, doublings: float) -> float:
+    """How far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
+
+    half_width · sqrt(noise_share² + unsure_share) · (1 + growth_per_doubling · doublings); ``terms`` are the scaled
+    ones at the peak. All of it is learnt from what was left out of the fit (interval.py).
+    """
+    shares = {cause: size / value for cause, size in terms.items()} | {constant_name(method): width.from_bytes / value}
+    noise = noise_share(value / width.from_bytes, width.power)
+    times = math.sqrt(noise * noise + max(unsure_share(width, shares), 0.0))
+    grown = times * (1 + width.growth_per_doubling * doublings)
+    return min(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)
+
+
+def noise_share(relative_size: float, power: float) -> float:
+    """What the noise of a peak is, of that of the smallest fitted, both as shares; below it no smaller."""
+    return (max(relative_size, 1.0) if power > 0 else relative_size) ** power
+
+
+def unsure_share(width: IntervalWidth, shares: dict[str, Any]) -> Any:
+    """Square of what the coefficients' own uncertainty comes to: Σ covariance · share · share, of floats or arrays.
+
+    ``shares`` are of the predicted bytes, by cause; what is not among them is 0.
+    """
+    total: Any = 0.0
+    for row, columns in width.covariance.items():
+        if row in shares:
+            inner: Any = 0.0
+            for column, value in columns.items():
+                if column in shares:
+                    inner = inner + (value if column == row else 2 * value) * shares[column]
+            total = total + shares[row] * inner
+    return total
 
 
 class Ranges(_Frozen):

@@ -87,6 +87,7 @@ class Plan:
     card: Card | None
     rate: Rate | None
     fit: MemoryModel | None
+    ooms: tuple[RunRecord, ...] = ()  # of this very card, which the verdicts rest on
 
     @property
     def to_run(self) -> list[Row]:
@@ -135,12 +136,12 @@ def plan_sweep(
     known = [cell.record for cell in cells if cell.record is not None and cell.action != "stale"]  # of this machine
     return make_plan(
         cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
-        ooms=ooms_on(card, journal, context_of), policy=policy, rate=rate, trace=trace,
+        ooms=_ooms_on(card, journal, context_of), policy=policy, rate=rate, trace=trace,
         stop=stop,
     )  # fmt: skip
 
 
-def ooms_on(
+def _ooms_on(
     card: Card | None, journal: Journal, context_of: Callable[[CellSpec], Environment | None]
 ) -> list[RunRecord]:
     """What ran out of memory on this card before, in this journal; what is stale says nothing about today."""
@@ -173,11 +174,11 @@ def make_plan(
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
-    policy, ooms, pace = policy or Policy(), list(ooms), pace or Pace()
+    policy, ooms, pace = policy or Policy(), tuple(ooms), pace or Pace()
     predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], fit, trace, stop)
     rows = [_row(cell, predicted, card, pace, ooms, policy) for cell in cells]
     rows = _in_order(rows)
-    return Plan(rows=(*rows, *_second_attempts(rows, policy)), card=card, rate=rate, fit=fit)
+    return Plan(rows=(*rows, *_second_attempts(rows, policy)), card=card, rate=rate, fit=fit, ooms=ooms)
 
 
 def _second_attempts(rows: list[Row], policy: Policy) -> list[Row]:

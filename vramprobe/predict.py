@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.memory_model import CHOICES, IntervalWidth, MemoryModel, Spread, constant_name, peak_moment
+from vramprobe.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
 from vramprobe.record import PhaseName, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.table import describe_outcome
@@ -34,8 +34,6 @@ RESERVED_SPREAD = (0.95, 1.08)
 #: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
 #: all that ran before. The CPU's allocator hands out what was asked for.
 MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
-#: An interval grows no further: it says nothing by then, and stays in the range of floats.
-LARGEST_HALF_WIDTH = 1e6
 #: A number beyond the fitted range by this factor is refused.
 FAR = 30.0
 #: The numbers that are refused so far out; others only widen.
@@ -170,9 +168,8 @@ def predict_moments(
     value = moment.total_bytes + constant
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
-    low, high = bounds(
-        spec.device, half_width(model, value, moment.terms, spec.method, doublings) if model else None, widening
-    )
+    half = half_width(model.interval, value, moment.terms, spec.method, doublings) if model else None
+    low, high = bounds(spec.device, half, widening)
     allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
@@ -298,41 +295,6 @@ def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], 
         if value not in seen:
             found[name] = f"{name} {value} was never seen; the fit knows {', '.join(seen)}"
     return found, "method" in found
-
-
-def half_width(model: MemoryModel, value: int, terms: dict[str, int], method: str, doublings: float) -> float:
-    """How far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
-
-    half_width · sqrt(noise_share² + unsure_share) · (1 + growth_per_doubling · doublings); ``terms`` are the scaled
-    ones at the peak. All of it is learnt from what was left out of the fit (interval.py).
-    """
-    width = model.interval
-    shares = {cause: size / value for cause, size in terms.items()} | {constant_name(method): width.from_bytes / value}
-    noise = noise_share(value / width.from_bytes, width.power)
-    times = math.sqrt(noise * noise + max(unsure_share(width, shares), 0.0))
-    grown = times * (1 + width.growth_per_doubling * doublings)
-    return min(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)
-
-
-def noise_share(relative_size: float, power: float) -> float:
-    """What the noise of a peak is, of that of the smallest fitted, both as shares; below it no smaller."""
-    return (max(relative_size, 1.0) if power > 0 else relative_size) ** power
-
-
-def unsure_share(width: IntervalWidth, shares: dict[str, Any]) -> Any:
-    """Square of what the coefficients' own uncertainty comes to: Σ covariance · share · share, of floats or arrays.
-
-    ``shares`` are of the predicted bytes, by cause; what is not among them is 0.
-    """
-    total: Any = 0.0
-    for row, columns in width.covariance.items():
-        if row in shares:
-            inner: Any = 0.0
-            for column, value in columns.items():
-                if column in shares:
-                    inner = inner + (value if column == row else 2 * value) * shares[column]
-            total = total + shares[row] * inner
-    return total
 
 
 def bounds(device: str, half_width: Any, widening: float, larger: Callable[..., Any] = max) -> tuple[Any, Any]:

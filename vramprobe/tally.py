@@ -13,7 +13,7 @@ from vramprobe import store
 from vramprobe.record import RunRecord
 
 if TYPE_CHECKING:
-    from vramprobe.measure.runner import Progress
+    from vramprobe.measure.progress import Progress
     from vramprobe.plan import Row
 
 COUNTED = ("ok", "oom", "skipped", "failed", "kept", "quarantined")

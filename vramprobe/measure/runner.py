@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from vramprobe import store
 from vramprobe.card import Card, Rate
@@ -29,76 +28,16 @@ from vramprobe.measure.isolation import (
 )
 from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environment
 from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
+from vramprobe.measure.progress import LOGS, Progress, RunSummary, log_path
 from vramprobe.measure.signals import Signals, Stopped
 from vramprobe.memory_model import MemoryModel
-from vramprobe.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, ooms_on, plan_sweep, with_evidence
+from vramprobe.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, plan_sweep, with_evidence
 from vramprobe.record import RunRecord, Started
 from vramprobe.resume import open_journal
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
 
 JOURNAL = "records.jsonl"
-LOGS = "logs"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One thing that happened: the plan was made, or something became of its row ``index`` (1-based) of ``total``.
-
-    ``left``: not started, for want of time, money or cells. ``status`` is a file that holds the running cell's phase.
-    """
-
-    kind: Literal["planned", "kept", "quarantined", "skipped", "started", "finished", "left"]
-    plan: Plan
-    index: int = 0
-    row: Row | None = None
-    reason: str = ""  # why the cell is run, kept, skipped or left
-    record: RunRecord | None = None
-    log: Path | None = None
-    status: Path | None = None
-    attempt_id: str | None = None  # of a cell that was started
-    expected_seconds: float | None = None  # for that cell, at the pace so far
-    left_seconds: float | None = None  # expected for the rest, this cell included where it has just started
-    seconds: float = 0.0  # used since the sweep began
-    limits: Limits = field(default_factory=Limits)
-
-    @property
-    def total(self) -> int:
-        """Rows of the plan."""
-        return len(self.plan.rows)
-
-
-@dataclass
-class RunSummary:
-    """What a sweep did. ``stopped_by``: the signal or the limit, where it did not reach its end."""
-
-    journal: Path
-    plan: Plan
-    records: list[RunRecord] = field(default_factory=list)
-    kept: int = 0  # cells that had their record already
-    seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
-    stopped_by: str | None = None
-
-    @property
-    def left(self) -> int:
-        """Cells that a limit or a signal kept from being started."""
-        return len(self.plan.rows) - len(self.records) - self.kept - self.plan.actions().get("quarantined", 0)
-
-    def log_of(self, record: RunRecord) -> Path:
-        """Where the worker of a cell that failed wrote; of a good one it is gone."""
-        return _log(self.journal.parent / LOGS, record.spec)
-
-    def failed(self) -> list[RunRecord]:
-        """Records of this run that are neither a result nor a cell still to be run."""
-        return [record for record in self.records if record.outcome.kind not in store.NOT_FAILED]
-
-    def counts(self) -> dict[str, int]:
-        """Records of this run by outcome."""
-        found: dict[str, int] = {}
-        for record in self.records:
-            found[record.outcome.kind] = found.get(record.outcome.kind, 0) + 1
-        return found
 
 
 def measure(
@@ -151,9 +90,8 @@ def run(
         on_event(Progress("planned", plan, left_seconds=plan.seconds, seconds=clock.elapsed_seconds, limits=limits))
         with _Launchers(plan, logs) as launchers, scratch_folder() as scratch:
             sweeping = _Sweeping(
-                sweep, summary, policy, limits, clock, signals, launchers, scratch, logs, on_event,
-                ooms=ooms_on(card, journal, context_of),
-            )  # fmt: skip
+                sweep, summary, policy, limits, clock, signals, launchers, scratch, logs, on_event, list(plan.ooms)
+            )
             for index, row in enumerate(plan.rows, start=1):
                 sweeping.take(index, row)
                 if signals.stopped_by:
@@ -221,7 +159,7 @@ class _Sweeping:
         return None if self.clock.allows(seconds, is_loaded=is_loaded) else self.limits.limited_by
 
     def _run(self, event: Progress, row: Row) -> None:
-        spec, log, ticket = row.spec, _log(self.logs, row.spec), new_ticket(self.scratch)
+        spec, log, ticket = row.spec, log_path(self.logs, row.spec), new_ticket(self.scratch)
         launcher = self.launchers.launcher_of(spec)
         event = replace(
             event, kind="started", log=log, status=ticket.status, attempt_id=ticket.attempt_id,
@@ -337,9 +275,3 @@ class _Launchers:
             log = self._logs / "forkserver.log"
             self._open[key] = Server(spec.device, spec.alloc_conf, worker_environment(), self._model_types, log)
         return self._open[key]
-
-
-def _log(logs: Path, spec: CellSpec) -> Path:
-    """Of a length that file systems take: they count bytes, and a model's name may have several to a letter."""
-    name = spec.cell_id.encode()[:100].decode(errors="ignore")
-    return logs / f"{name}.{spec.fingerprint}.log"

@@ -46,11 +46,6 @@ class Comparison:
         return self.reserved_peak_replay / self.reserved_peak_torch - 1 if self.reserved_peak_torch else 0.0
 
 
-def first_divergence(history: MemoryHistory, device: Device | None = None) -> Divergence | None:
-    """Where the replay of a history first differs from what torch did; None where it never does."""
-    return compare(history, device).first
-
-
 def compare(history: MemoryHistory, device: Device | None = None) -> Comparison:
     """Replay a history beside the segments that torch took.
 

@@ -196,7 +196,6 @@ class CachingAllocator:
             block = self._new_block(pool, size, wanted)
         if block is None:
             ledger = self.ledger
-            ledger.num_ooms += 1
             limits = [limit for limit in (ledger.limit_bytes, ledger.allowed_bytes) if limit is not None]
             raise OutOfMemory(
                 requested_bytes=size_bytes,

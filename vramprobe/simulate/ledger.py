@@ -63,24 +63,19 @@ class OutOfMemory(Exception):
         self.usage = usage  # after the cache was given back
         self.free_bytes = free_bytes  # of what segments may take
 
-    @property
-    def at_least_bytes(self) -> int:
-        """What would have been alive at once had it fitted: a lower bound of what the run needs, on any card."""
-        return self.usage.active_bytes + self.block_bytes
-
 
 class Ledger:
     """The counters, current and peak."""
 
     __slots__ = (
         "_lowest_address", "active", "active_peak", "allocated", "allocated_peak", "allowed_bytes", "limit_bytes",
-        "num_alloc_retries", "num_ooms", "num_segments", "num_segments_peak", "on_segment", "place", "requested",
+        "num_alloc_retries", "num_segments", "num_segments_peak", "on_segment", "place", "requested",
         "requested_peak", "reserved", "reserved_peak",
     )  # fmt: skip
 
     def __init__(self, device: Device, memory_fraction: float) -> None:
         self.allocated = self.requested = self.active = self.reserved = self.num_segments = 0
-        self.num_alloc_retries = self.num_ooms = 0
+        self.num_alloc_retries = 0
         self.reset_peaks()
         self.limit_bytes = device.limit_bytes
         self.allowed_bytes: int | None = None  # allowed_memory_maximum: set only where the fraction is below 1

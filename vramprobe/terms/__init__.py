@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import optimizer, parameters
+from vramprobe.terms.graph import CAUSES, Place
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.setup import Branch, branch_of, setup_of
 from vramprobe.terms.sizes import Digits
-from vramprobe.terms.tape import CAUSES, Place
 from vramprobe.terms.walk import Walk, walk_of
 
 #: input_ids and labels are int64, and the cell passes no mask.

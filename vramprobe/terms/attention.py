@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from vramprobe.terms import operators as op
+from vramprobe.terms.graph import Value
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import Value
 
 Kernel = Literal["fused", "math", "eager"]
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from vramprobe.terms import operators as op
 from vramprobe.terms import routing
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 
 class Routing(NamedTuple):

@@ -6,20 +6,18 @@ transformers' ``modeling_falcon.py`` (Falcon 7B's branches) and ``modeling_bloom
 
 from __future__ import annotations
 
+from vramprobe.terms import llama
 from vramprobe.terms import operators as op
 from vramprobe.terms.attention import num_scores, product
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 _LAYER = "transformer.h.{layer}."
 
 
 def falcon_embed(model: Model) -> Value:
     """The embedding, and what every layer is handed."""
-    hidden = model.embed("transformer.word_embeddings.weight", model.num_tokens)
-    model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
-    model.make_rotary_tables(hidden.dtype)
-    return hidden
+    return llama.embed(model, "transformer.word_embeddings.weight")
 
 
 def falcon_layer(model: Model, hidden: Value) -> Value:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, Architecture
-from vramprobe.terms import falcon, gpt_oss, mla, relatives
+from vramprobe.terms import falcon, gpt_oss, llama, mla, relatives
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import mixture
 from vramprobe.terms.fused_loss import fused_linear_cross_entropy
+from vramprobe.terms.graph import TEMPORARY, Checkpoint, Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import MIDDLE_LAYER, TEMPORARY, Checkpoint, Value
+from vramprobe.terms.tape import MIDDLE_LAYER
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]
@@ -99,14 +100,14 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
 def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]:
     """(embedding, one layer, what comes after the last layer) of a family."""
     if arch.model_type in LLAMA_LIKE:
-        return _llama_embed, _llama_layer, _llama_finish
+        return llama.embed, llama.layer, llama.finish
     match arch.model_type:
         case "mixtral" | "qwen3_moe":
-            return _llama_embed, _mixture_layer, _llama_finish
+            return llama.embed, _mixture_layer, llama.finish
         case "deepseek_v2":
-            return mla.embed, mla.layer, _llama_finish
+            return mla.embed, mla.layer, llama.finish
         case "gpt_oss":
-            return gpt_oss.embed, gpt_oss.layer, lambda model, hidden: gpt_oss.norm(model, "model.norm", hidden)
+            return gpt_oss.embed, gpt_oss.layer, gpt_oss.finish
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
         case "gpt2":
@@ -114,11 +115,11 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
         case "opt":
             return _opt_embed, _opt_layer, _opt_finish
         case "gemma2" | "gemma3_text":
-            return _llama_embed, relatives.gemma_layer, _llama_finish
+            return llama.embed, relatives.gemma_layer, llama.finish
         case "phi3":
-            return _llama_embed, relatives.phi3_layer, _llama_finish
+            return llama.embed, relatives.phi3_layer, llama.finish
         case "olmo2":
-            return _llama_embed, relatives.olmo2_layer, _llama_finish
+            return llama.embed, relatives.olmo2_layer, llama.finish
         case "falcon":
             return falcon.falcon_embed, falcon.falcon_layer, falcon.finish
         case "bloom":
@@ -126,58 +127,13 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
     raise AssertionError(f"architecture() knows {arch.model_type}, this walk does not")
 
 
-def _llama_embed(model: Model) -> Value:
-    hidden = model.embed("model.embed_tokens.weight", model.num_tokens)
-    model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
-    model.make_rotary_tables(hidden.dtype)
-    return hidden
-
-
-def _llama_finish(model: Model, hidden: Value) -> Value:
-    return model.rms_norm("model.norm", hidden)
-
-
-def _llama_layer(model: Model, hidden: Value) -> Value:
-    return _llama_layer_of(model, hidden, _gated_mlp)
-
-
 def _mixture_layer(model: Model, hidden: Value) -> Value:
-    return _llama_layer_of(model, hidden, mixture)
-
-
-def _gated_mlp(model: Model, prefix: str, hidden: Value) -> Value:
-    return model.gated_mlp(prefix, hidden)
-
-
-def _llama_layer_of(model: Model, hidden: Value, mlp: Callable[[Model, str, Value], Value]) -> Value:
-    prefix = "model.layers.{layer}."
-    residual = hidden
-    hidden = model.rms_norm(prefix + "input_layernorm", hidden)
-    hidden = _llama_attention(model, prefix + "self_attn.", hidden)
-    hidden = op.add(residual, hidden)
-    residual = hidden
-    hidden = model.rms_norm(prefix + "post_attention_layernorm", hidden)
-    hidden = mlp(model, prefix + "mlp.", hidden)
-    return op.add(residual, hidden)
-
-
-def _llama_attention(model: Model, prefix: str, hidden: Value) -> Value:
-    query = op.heads(model.linear(prefix + "q_proj", hidden))
-    key = op.heads(model.linear(prefix + "k_proj", hidden))
-    value = op.heads(model.linear(prefix + "v_proj", hidden))
-    if model.arch.model_type in ("qwen3", "qwen3_moe"):
-        query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
-    query, key = model.rotary(query), model.rotary(key)
-    out = model.attend(query, key, value)
-    return model.linear(prefix + "o_proj", out)
+    """Mixtral's and Qwen3's: experts in place of the MLP."""
+    return llama.layer(model, hidden, mlp=mixture)
 
 
 def _neox_embed(model: Model) -> Value:
-    hidden = model.embed("gpt_neox.embed_in.weight", model.num_tokens)
-    hidden = model.dropout(hidden, model.arch.embedding_dropout)
-    model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
-    model.make_rotary_tables(hidden.dtype)
-    return hidden
+    return llama.embed(model, "gpt_neox.embed_in.weight")
 
 
 def _neox_layer(model: Model, hidden: Value) -> Value:
@@ -195,16 +151,9 @@ def _neox_layer(model: Model, hidden: Value) -> Value:
 def _neox_attention(model: Model, prefix: str, hidden: Value) -> Value:
     fused = op.heads(model.linear(prefix + "attention.query_key_value", hidden))
     query, key, value = op.split(fused, 3)
-    query, key = _partly_rotated(model, query), _partly_rotated(model, key)
+    query, key = llama.partly_rotated(model, query), llama.partly_rotated(model, key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "attention.dense", out)
-
-
-def _partly_rotated(model: Model, value: Value) -> Value:
-    """GPT-NeoX rotates the first part of each head and puts the rest back behind it; both are copied."""
-    rotated_numel = value.numel // model.arch.head_size * model.arch.rotary_size
-    rotated, rest = op.part(value, rotated_numel), op.part(value, value.numel - rotated_numel)
-    return op.concatenate(model.rotary(rotated), rest)
 
 
 def _neox_mlp(model: Model, prefix: str, hidden: Value) -> Value:

@@ -8,8 +8,8 @@ Ampere, which take the CPU's way to the weight's gradient, are left out. Never i
 from __future__ import annotations
 
 from vramprobe.terms import operators as op
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 
 def fused_linear_cross_entropy(model: Model, hidden: Value) -> Value:

@@ -7,38 +7,33 @@ layers are alike however long the sequence is. Never imports torch.
 
 from __future__ import annotations
 
+from vramprobe.terms import llama, routing
 from vramprobe.terms import operators as op
-from vramprobe.terms import routing
 from vramprobe.terms.experts import Routing, grouped_experts
+from vramprobe.terms.graph import Value
 from vramprobe.terms.mla import parts
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
-
-_LAYER = "model.layers.{layer}."
 
 
 def embed(model: Model) -> Value:
     """The tokens' rows; beside them two masks, and tables of half a head."""
-    setup = model.setup
-    hidden = model.embed("model.embed_tokens.weight", model.num_tokens)
-    model.share(model.tape.new(setup.seq_len, "int64"), hidden.dtype)
-    angles = model.tape.new(setup.seq_len * model.arch.rotary_size // 2, "fp32")
+    return llama.embed(model, make_tables=_half_tables)
+
+
+def _half_tables(model: Model, dtype: str) -> None:
+    angles = model.tape.new(model.setup.seq_len * model.arch.rotary_size // 2, "fp32")
     cos, sin = op.value_like(angles), op.value_like(angles)
-    model.tables = (op.cast(cos, hidden.dtype), op.cast(sin, hidden.dtype))
-    return hidden
+    model.tables = (op.cast(cos, dtype), op.cast(sin, dtype))
 
 
 def layer(model: Model, hidden: Value) -> Value:
-    """A decoder layer."""
-    residual = hidden
-    hidden = norm(model, _LAYER + "input_layernorm", hidden)
-    hidden = _attention(model, _LAYER + "self_attn.", hidden)
-    hidden = op.add(residual, hidden)
-    residual = hidden
-    hidden = norm(model, _LAYER + "post_attention_layernorm", hidden)
-    routed = _route(model, _LAYER + "mlp.router", hidden)
-    hidden = grouped_experts(model, _LAYER + "mlp.experts.", hidden, routed, _gated)
-    return op.add(residual, hidden)
+    """A decoder layer: a llama's, with attention, experts and norm of its own."""
+    return llama.layer(model, hidden, _attention, _mixture, norm)
+
+
+def finish(model: Model, hidden: Value) -> Value:
+    """The norm after the last layer."""
+    return norm(model, "model.norm", hidden)
 
 
 def norm(model: Model, name: str, value: Value) -> Value:
@@ -140,6 +135,11 @@ def _without_column(value: Value, num_rows: int) -> Value:
     out.contiguous = False
     tape.record([value], [out], [], lambda grads: [tape.new(numel, grads[0].dtype)])
     return out
+
+
+def _mixture(model: Model, prefix: str, hidden: Value) -> Value:
+    routed = _route(model, f"{prefix}router", hidden)
+    return grouped_experts(model, f"{prefix}experts.", hidden, routed, _gated)
 
 
 def _route(model: Model, name: str, hidden: Value) -> Routing:

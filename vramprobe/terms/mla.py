@@ -8,43 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vramprobe.terms import llama, routing
 from vramprobe.terms import operators as op
-from vramprobe.terms import routing
 from vramprobe.terms.experts import Routing, gated, grouped_experts, router_weight
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
-
-_LAYER = "model.layers.{layer}."
 
 
 def embed(model: Model) -> Value:
     """The tokens' rows; beside them what every layer is handed, with rotations as complex numbers."""
-    hidden = model.embed("model.embed_tokens.weight", model.num_tokens)
-    model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
-    # A complex number of 8 bytes for each pair of rotated elements, made by torch.polar and scaled once more.
+    return llama.embed(model, make_tables=_complex_tables)
+
+
+def _complex_tables(model: Model, dtype: str) -> None:
+    """A complex number of 8 bytes for each pair of rotated elements, made by torch.polar and scaled once more, whatever
+    ``dtype`` the hidden states have.
+    """
     numel = model.setup.seq_len * model.arch.rotary_size
     made = model.tape.new(numel, "fp32")
     model.tables = (op.value_like(made),)
-    return hidden
 
 
 def layer(model: Model, hidden: Value) -> Value:
-    """A decoder layer: dense for the first num_dense, else with routed and shared experts."""
-    residual = hidden
-    hidden = model.rms_norm(_LAYER + "input_layernorm", hidden)
-    hidden = _attention(model, _LAYER + "self_attn.", hidden)
-    hidden = op.add(residual, hidden)
-    residual = hidden
-    hidden = model.rms_norm(_LAYER + "post_attention_layernorm", hidden)
+    """A decoder layer: a llama's, with another attention, and with experts beyond the first num_dense."""
     is_dense = model.layer < model.arch.num_dense
-    hidden = model.gated_mlp(_LAYER + "mlp.", hidden) if is_dense else _mixture(model, _LAYER + "mlp.", hidden)
-    return op.add(residual, hidden)
+    return llama.layer(model, hidden, _attention, llama.gated_mlp if is_dense else _mixture)
 
 
 def _mixture(model: Model, prefix: str, hidden: Value) -> Value:
     routed = _route(model, f"{prefix}gate", hidden)
     out = grouped_experts(model, f"{prefix}experts.", hidden, routed, gated)
-    return op.add(out, model.gated_mlp(f"{prefix}shared_experts.", hidden))
+    return op.add(out, llama.gated_mlp(model, f"{prefix}shared_experts.", hidden))
 
 
 def _route(model: Model, name: str, hidden: Value) -> Routing:

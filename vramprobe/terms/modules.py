@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import operators as op
 from vramprobe.terms.attention import attend, product
+from vramprobe.terms.graph import Leaf, Value
 from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import Leaf, Tape, Value
+from vramprobe.terms.tape import Tape
 
 
 class Model:
@@ -231,13 +232,6 @@ class Model:
             case _:
                 norm = op.rms_norm
         return norm(value, weight, value.numel // weight.numel)
-
-    def gated_mlp(self, prefix: str, x: Value) -> Value:
-        """``down(act(gate(x)) * up(x))``."""
-        gate = self.activation(self.linear(prefix + "gate_proj", x))
-        product = op.mul(gate, self.linear(prefix + "up_proj", x))
-        del gate
-        return self.linear(prefix + "down_proj", product)
 
     def layer_norm(self, name: str, value: Value) -> Value:
         """An ``nn.LayerNorm``."""

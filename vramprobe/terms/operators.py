@@ -7,9 +7,8 @@ imports torch. Long because a model uses many operators; each is short.
 
 from __future__ import annotations
 
-from vramprobe.terms.tape import Tape, Value
-
-FLOATS = ("fp16", "bf16", "fp32")  # narrow to wide: the wider dtype wins in arithmetic
+from vramprobe.terms.graph import Value
+from vramprobe.terms.tape import Tape
 
 
 def wider(first: str, second: str) -> str:

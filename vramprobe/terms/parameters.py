@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramprobe.architecture import Architecture, Parameter, Wrapped
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, lora_target_names
-from vramprobe.terms.tape import ITEMSIZE_BYTES
+from vramprobe.terms.graph import ITEMSIZE_BYTES
 
 NF4_BLOCK = 64  # elements per absmax; bitsandbytes' default for 4 bit
 DOUBLE_QUANTISED = ("nf4",)  # the cells whose absmax is quantised again

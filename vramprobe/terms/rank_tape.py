@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from vramprobe.terms.families import layer_place
+from vramprobe.terms.graph import CAUSES, Edge, Leaf, Place, Value
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import CAUSES, MIDDLE_LAYER, Covers, Edge, Leaf, Place, Tape, Value
+from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Tape
 from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
 
 #: Causes that only a rank of several has.

@@ -31,10 +31,10 @@ from typing import Literal, NamedTuple, get_args
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments, optimizer, parameters
+from vramprobe.terms.graph import CAUSES, ITEMSIZE_BYTES, Place
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_tape import RANK_CAUSES, Unit, Units, rank_units, rank_walk
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.tape import CAUSES, ITEMSIZE_BYTES, Place
 from vramprobe.terms.walk import walk_of
 
 #: DDP; DeepSpeed's stages; FSDP's FULL_SHARD and SHARD_GRAD_OP (accelerate's and torch's names).

@@ -6,9 +6,10 @@ In: a Model. Out: one layer, as families.py runs them. Reads like transformers' 
 
 from __future__ import annotations
 
+from vramprobe.terms import llama
 from vramprobe.terms import operators as op
+from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
-from vramprobe.terms.tape import Value
 
 _LAYER = "model.layers.{layer}."
 
@@ -17,38 +18,19 @@ def gemma_layer(model: Model, hidden: Value) -> Value:
     """Gemma 2 and 3: a norm before and after both attention and MLP."""
     residual = hidden
     hidden = model.rms_norm(_LAYER + "input_layernorm", hidden)
-    hidden = _gemma_attention(model, _LAYER + "self_attn.", hidden)
+    hidden = llama.attention(model, _LAYER + "self_attn.", hidden)
     hidden = model.rms_norm(_LAYER + "post_attention_layernorm", hidden)
     hidden = op.add(residual, hidden)
     residual = hidden
     hidden = model.rms_norm(_LAYER + "pre_feedforward_layernorm", hidden)
-    hidden = model.gated_mlp(_LAYER + "mlp.", hidden)
+    hidden = llama.gated_mlp(model, _LAYER + "mlp.", hidden)
     hidden = model.rms_norm(_LAYER + "post_feedforward_layernorm", hidden)
     return op.add(residual, hidden)
 
 
-def _gemma_attention(model: Model, prefix: str, hidden: Value) -> Value:
-    query = op.heads(model.linear(prefix + "q_proj", hidden))
-    key = op.heads(model.linear(prefix + "k_proj", hidden))
-    value = op.heads(model.linear(prefix + "v_proj", hidden))
-    if model.arch.model_type == "gemma3_text":
-        query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
-    query, key = model.rotary(query), model.rotary(key)
-    out = model.attend(query, key, value)
-    return model.linear(prefix + "o_proj", out)
-
-
 def phi3_layer(model: Model, hidden: Value) -> Value:
     """Phi 3: q, k and v in one projection, gate and up in another."""
-    rate = model.arch.residual_dropout
-    residual = hidden
-    hidden = model.rms_norm(_LAYER + "input_layernorm", hidden)
-    hidden = _phi3_attention(model, _LAYER + "self_attn.", hidden)
-    hidden = op.add(residual, model.dropout(hidden, rate))
-    residual = hidden
-    hidden = model.rms_norm(_LAYER + "post_attention_layernorm", hidden)
-    hidden = _phi3_mlp(model, _LAYER + "mlp.", hidden)
-    return op.add(residual, model.dropout(hidden, rate))
+    return llama.layer(model, hidden, _phi3_attention, _phi3_mlp)
 
 
 def _phi3_attention(model: Model, prefix: str, hidden: Value) -> Value:
@@ -57,18 +39,9 @@ def _phi3_attention(model: Model, prefix: str, hidden: Value) -> Value:
     keys_numel = num_tokens * arch.num_kv_heads * arch.head_size
     query = op.heads(op.part(fused, num_tokens * arch.num_heads * arch.head_size))
     key, value = op.heads(op.part(fused, keys_numel)), op.heads(op.part(fused, keys_numel))
-    query, key = _phi3_rotated(model, query), _phi3_rotated(model, key)
+    query, key = llama.partly_rotated(model, query), llama.partly_rotated(model, key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)
-
-
-def _phi3_rotated(model: Model, value: Value) -> Value:
-    """The first part of each head, rotated, and the rest behind it: copied together even where the rest is empty."""
-    rotated_numel = value.numel // model.arch.head_size * model.arch.rotary_size
-    # The slice that is the whole makes no zeros in backward, but the empty rest does.
-    rotated = op.part(value, rotated_numel) if rotated_numel < value.numel else op.whole(value)
-    rest = op.part(value, value.numel - rotated_numel)
-    return op.concatenate(model.rotary(rotated), rest)
 
 
 def _phi3_mlp(model: Model, prefix: str, hidden: Value) -> Value:
@@ -85,7 +58,7 @@ def olmo2_layer(model: Model, hidden: Value) -> Value:
     hidden = model.rms_norm(_LAYER + "post_attention_layernorm", hidden)
     hidden = op.add(residual, hidden)
     residual = hidden
-    hidden = model.gated_mlp(_LAYER + "mlp.", hidden)
+    hidden = llama.gated_mlp(model, _LAYER + "mlp.", hidden)
     hidden = model.rms_norm(_LAYER + "post_feedforward_layernorm", hidden)
     return op.add(residual, hidden)
 

@@ -8,8 +8,8 @@ Never imports torch.
 
 from __future__ import annotations
 
+from vramprobe.terms.graph import Value
 from vramprobe.terms.operators import _as_view, value_like
-from vramprobe.terms.tape import Value
 
 
 def top_k(value: Value, num_chosen: int) -> tuple[Value, Value]:

@@ -14,10 +14,11 @@ from functools import cached_property, lru_cache
 
 from vramprobe.architecture import Architecture
 from vramprobe.terms import families
+from vramprobe.terms.graph import Place
 from vramprobe.terms.modules import Model
 from vramprobe.terms.setup import Setup
 from vramprobe.terms.sizes import Digits, OpenSizes, monomials
-from vramprobe.terms.tape import Peak, Place, Tape, highest
+from vramprobe.terms.tape import Peak, Tape, highest
 
 _START, _END = ("forward", "embedding"), ("backward", "end")
 

@@ -30,6 +30,7 @@ _MODULES: dict[str, set[str] | None] = {
         "_device_rules", "_architecture_reasons", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS", "_LEARNED_POSITIONS",
         "_SHORT_OPTIM",
     },
+    "terms.graph": None,
     "terms.tape": None,
     "terms.operators": None,
     "terms.parameters": None,
@@ -37,6 +38,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.setup": None,
     "terms.attention": None,
     "terms.modules": None,
+    "terms.llama": None,
     "terms.relatives": None,
     "terms.falcon": None,
     "terms.routing": None,
@@ -49,12 +51,15 @@ _MODULES: dict[str, set[str] | None] = {
     "terms": {
         "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
-    "memory_model": {"FORMAT", "CHOICES", "IntervalWidth", "MemoryModel", "constant_name", "peak_moment"},
+    "memory_model": {
+        "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "constant_name", "half_width",
+        "noise_share", "peak_moment", "unsure_share",
+    },
     "predict": {
-        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "LARGEST_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
+        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
         "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE", "Interval", "FitProvenance",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "verdict", "_judged", "usable_bytes", "_outside",
-        "widening_of", "unseen_choices", "half_width", "noise_share", "unsure_share", "bounds", "_other_tiers",
+        "widening_of", "unseen_choices", "bounds", "_other_tiers",
         "device_tier", "_provenance",
     },
     "largest": {

@@ -1,0 +1,15 @@
+"""The models, GPUs, prices and claims shipped under data/, a local config.json, or a config.json from the hub.
+
+In: a name as users write it. Out: frozen entries, or an error that says what else there is and what to do. Never
+imports torch or transformers, reads nothing at import, and touches the network only for a hub id.
+"""
+
+from vramprobe.catalog.claims import Claim, list_claims
+from vramprobe.catalog.depth import cut_depth, depth_of
+from vramprobe.catalog.gpus import Gpu, Price, find_gpu, list_gpus, list_prices
+from vramprobe.catalog.models import ModelEntry, find_model, list_models
+
+__all__ = [
+    "Claim", "Gpu", "ModelEntry", "Price", "cut_depth", "depth_of", "find_gpu", "find_model", "list_claims",
+    "list_gpus", "list_models", "list_prices",
+]  # fmt: skip

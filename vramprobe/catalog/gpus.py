@@ -1,0 +1,137 @@
+"""The GPUs and prices that ship under data/.
+
+In: a name as users, torch, nvidia-smi or price lists write it. Out: a frozen Gpu, its Prices, or an error that says
+what else there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from vramprobe.catalog.shipped import csv_rows, number, split
+from vramprobe.errors import UnknownName
+from vramprobe.units import MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU. ``total_bytes`` is what nvidia-smi reports, below the nominal (decimal) size; null where not known."""
+
+    name: str
+    short_name: str  # as prices and claims write it, e.g. H100-SXM
+    aliases: tuple[str, ...]
+    vendor: str
+    arch: str
+    compute_capability: str
+    nominal_gb: int
+    total_bytes: int | None
+    memory_type: str
+    bandwidth_gb_s: float
+    bf16_dense_tflops: float | None  # null: no bf16 tensor cores
+    nvlink_gb_s: float | None
+    source: str
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU called ``name``: full or short, or as torch and nvidia-smi report it; case and separators do not count.
+
+    A name that fits several (``A100``) is an UnknownName that lists them. As in the published prices and claims,
+    ``H100`` and ``A100-80GB`` mean the SXM board, and ``A100-PCIe`` the 40 GB one.
+    """
+    words = _gpu_words(name)
+    if (gpu := _gpus_by_words().get("".join(words))) is not None:
+        return gpu
+    fitting = [gpu for gpu in _gpus() if words and any(set(words) <= set(known) for known in _known_words(gpu))]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        several = ", ".join(f"{gpu.short_name} ({gpu.name})" for gpu in fitting)
+        raise UnknownName("GPU", name, [], f"The name fits several: {several}. Give one of these.")
+    raise UnknownName("GPU", name, [gpu.short_name for gpu in _gpus()], "`vramprobe gpus` lists them.")
+
+
+def list_gpus() -> list[Gpu]:
+    """Every GPU of the catalog, in file order."""
+    return list(_gpus())
+
+
+@cache
+def _gpus() -> tuple[Gpu, ...]:
+    names = {row["gpu"]: row for row in csv_rows("gpu_names.csv")}
+    return tuple(_gpu(row, names[row["gpu"]]) for row in csv_rows("gpus.csv"))
+
+
+def _gpu(row: dict[str, str], names: dict[str, str]) -> Gpu:
+    total_mib = number(row["reported_total_mib"], int)
+    return Gpu(
+        name=row["gpu"],
+        short_name=names["short_name"],
+        aliases=split(names["aliases"], ";"),
+        vendor=row["vendor"],
+        arch=row["arch"],
+        compute_capability=row["compute_capability"],
+        nominal_gb=int(row["nominal_gb"]),
+        total_bytes=None if total_mib is None else total_mib * MIB,
+        memory_type=row["memory_type"],
+        bandwidth_gb_s=float(row["bandwidth_gb_s"]),
+        bf16_dense_tflops=number(row["bf16_dense_tflops"], float),
+        nvlink_gb_s=number(row["nvlink_gb_s"], float),
+        source=row["source"],
+    )
+
+
+def _gpu_words(name: str) -> list[str]:
+    """``NVIDIA A100-SXM4-80GB`` → a100, sxm4, 80gb; the maker's and the series' names tell no GPU from another."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return [word for word in words if word not in ("nvidia", "amd", "geforce", "tesla", "instinct")]
+
+
+def _known_words(gpu: Gpu) -> Iterator[list[str]]:
+    for name in (gpu.name, gpu.short_name, *gpu.aliases):
+        yield [*_gpu_words(name), f"{gpu.nominal_gb}gb"]
+
+
+@cache
+def _gpus_by_words() -> dict[str, Gpu]:
+    return {"".join(_gpu_words(name)): gpu for gpu in _gpus() for name in (gpu.name, gpu.short_name, *gpu.aliases)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """One offer; ``usd_per_hour`` is for all ``num_gpus`` together."""
+
+    provider: str
+    date: str
+    terms: str
+    gpu: Gpu
+    num_gpus: int
+    usd_per_hour: float
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """US dollars per hour and GPU."""
+        return self.usd_per_hour / self.num_gpus
+
+
+def list_prices(gpu: str | None = None) -> list[Price]:
+    """The shipped prices, of one GPU when ``gpu`` names one. Raises UnknownName for an unknown GPU."""
+    wanted = None if gpu is None else find_gpu(gpu)
+    return [price for price in _prices() if wanted in (None, price.gpu)]
+
+
+@cache
+def _prices() -> tuple[Price, ...]:
+    return tuple(
+        Price(
+            provider=row["provider"],
+            date=row["date"],
+            terms=row["terms"],
+            gpu=find_gpu(row["gpu"]),
+            num_gpus=int(row["n_gpus"]),
+            usd_per_hour=float(row["usd_per_hour"]),
+        )
+        for row in csv_rows("prices.csv")
+    )

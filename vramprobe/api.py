@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vramprobe import catalog, spec, store
-from vramprobe.errors import SpecError, StoreError, VramprobeError
+from vramprobe.errors import SpecError, StoreError
 from vramprobe.jobs import PlanEngine, default_results, job_of
 from vramprobe.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
 

@@ -187,6 +187,8 @@ def load_libraries(spec: CellSpec) -> None:
         import peft  # noqa: F401
     if spec.quant != "none":
         import transformers.integrations.bitsandbytes  # noqa: F401
+    elif spec.optim.endswith(("_8bit", "_32bit")):
+        import bitsandbytes  # noqa: F401
 
 
 def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None) -> dict[str, Any]:

@@ -2,28 +2,11 @@
 "use strict";
 
 const words = (() => {
-  const KIB = 1024, MIB = 1024 ** 2, GIB = 1024 ** 3;
+  const GIB = 1024 ** 3;
 
-  /** Two decimals; a tie goes to the even digit, as Python rounds. Only eighths can be ties. */
-  function twoDecimals(value) {
-    const eighths = value * 8;
-    if (Number.isInteger(eighths) && eighths % 2 !== 0) {
-      const below = Math.floor(value * 100);
-      return ((below % 2 === 0 ? below : below + 1) / 100).toFixed(2);
-    }
-    return value.toFixed(2);
-  }
-
-  /** `7.32 GiB`, as vramprobe.units.format_bytes. */
-  function bytes(count) {
-    if (count === null || count === undefined) return "-";
-    for (const [unit, size] of [["GiB", GIB], ["MiB", MIB], ["KiB", KIB]]) {
-      if (Math.abs(count) >= size) return `${twoDecimals(count / size)} ${unit}`;
-    }
-    return `${count} B`;
-  }
-
-  const gib = (count) => twoDecimals(count / GIB);
+  /** `7.32 GiB`, by vramprobe.units.format_bytes itself. */
+  const bytes = (count) => vramprobe.formatBytes(count ?? null);
+  const gib = (count) => vramprobe.fixed(count / GIB, 2);
   const plain = (name) => name.replaceAll("_", " ");
   const count = (number) => number.toLocaleString("en-US");
   const percent = (share) => (share > 0 && share < 0.0005 ? "< 0.1%" : `${(100 * share).toFixed(1)}%`);

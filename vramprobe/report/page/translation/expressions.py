@@ -16,6 +16,7 @@ from vramprobe.report.page.translation.names import (
     defaults_of,
     is_class_name,
     is_made,
+    is_super,
     js_name,
     locals_of,
     parameters_of,
@@ -30,7 +31,7 @@ BUILTIN_METHODS = frozenset({
     "setdefault", "split", "startswith", "strip", "subtract", "title", "update", "upper", "values",
 })  # fmt: skip
 #: Methods of what runtime.js has in place of a module's own class.
-_RUNTIME_METHODS = frozenset({"covers", "digits", "model_copy", "resolved"})
+_RUNTIME_METHODS = frozenset({"_replace", "covers", "digits", "model_copy", "resolved"})
 BUILTINS = frozenset({
     "abs", "all", "any", "bool", "dict", "enumerate", "float", "frozenset", "getattr", "int", "isinstance", "iter",
     "len", "list", "max", "min", "next", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple",
@@ -109,6 +110,8 @@ class Expressions:
     def _Attribute(self, node: ast.Attribute) -> str:
         if isinstance(node.value, ast.Name) and (module := self._module_of(node.value)):
             return self._imported(f"{module}.{node.attr}")
+        if is_super(node.value):
+            return f"super.{node.attr}"
         if is_made(node.value):
             return f"$of({self._expression(node.value)}, $it => $it.{node.attr})"
         return f"{self._expression(node.value)}.{node.attr}"
@@ -313,6 +316,8 @@ class Expressions:
         return isinstance(node.value, ast.Name) and self._module_of(node.value) is not None
 
     def _method_call(self, func: ast.Attribute, arguments: str) -> str:
+        if is_super(func.value):
+            return f"super.{func.attr}({arguments})"
         owner = f"$py.{func.value.id}" if isinstance(func.value, ast.Name) and func.value.id == "dict" else None
         owner = owner or self._expression(func.value)
         if func.attr in BUILTIN_METHODS:
@@ -337,6 +342,8 @@ class Expressions:
         if not node.keywords or (isinstance(node.func, ast.Attribute) and node.func.attr == "model_copy"):
             return given + [self._expression(one.value) for one in node.keywords]
         pairs = [self._keyword(one) for one in node.keywords]
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "_replace":
+            return [f"$dict([{', '.join(pairs)}])"]
         key = (self.module_name, node.func.id) if isinstance(node.func, ast.Name) else None
         if key in self.signatures.takes_others:
             return [*given, f"$dict([{', '.join(pairs)}])"]

@@ -17,7 +17,9 @@ from vramprobe.report.page.translation.names import (
     bound_by,
     defaults_of,
     is_class_name,
+    is_error,
     is_record,
+    is_super,
     js_name,
     locals_of,
     parameters_of,
@@ -80,9 +82,12 @@ class ModuleTranslation(Expressions):
             self.imports[alias.asname or alias.name] = prefix + alias.name
 
     def _constant(self, name: str, value: ast.expr) -> None:
-        if isinstance(value, ast.Subscript) or (isinstance(value, ast.Name) and value.id in ("Callable", "Literal")):
-            self.top.discard(name)  # a type alias
-            return
+        match value:
+            case ast.Subscript(value=ast.Name(id="Literal"), slice=allowed):  # what get_args() gives of it
+                value = allowed if isinstance(allowed, ast.Tuple) else ast.Tuple(elts=[allowed])
+            case ast.Subscript(value=ast.Name()):
+                self.top.discard(name)  # another type alias
+                return
         self.lines.append(f"const {js_name(name)} = $const({self._expression(value)});")
 
     # -- functions and classes --------------------------------------------------------------------------------------
@@ -102,16 +107,21 @@ class ModuleTranslation(Expressions):
             case _ if method_of:
                 head = "constructor" if node.name == "__init__" else f"{'*' if is_generator else ''}{node.name}"
         self.lines.append(f"{head}({self._parameter_list(node, names)}) {{")
-        self.lines += (["super();"] if node.name == "__init__" else []) + (["const self = this;"] if method_of else [])
+        starts_base = node.name == "__init__" and any(is_super(one) for one in ast.walk(node))
+        if method_of and not starts_base:  # else self is there once the base's own __init__ is called
+            self.lines += (["super();"] if node.name == "__init__" else []) + ["const self = this;"]
         self._body(node, names)
         self.lines.append("}")
+        if any(ast.unparse(one).startswith("lru_cache") for one in node.decorator_list):
+            self.lines.append(f"{head.removeprefix('function ')} = $cached({head.removeprefix('function ')});")
 
     def _parameter_list(self, node: ast.FunctionDef | ast.Lambda, names: list[str]) -> str:
-        defaults = defaults_of(node)
+        defaults, others = defaults_of(node), node.args.vararg and node.args.vararg.arg
         return ", ".join(
-            f"{js_name(name)} = {self._expression(defaults[name])}" if name in defaults else js_name(name)
+            f"{js_name(name)} = {self._expression(defaults[name])}" if name in defaults
+            else f"{'...' * (name == others)}{js_name(name)}"
             for name in names
-        )
+        )  # fmt: skip
 
     def _body(self, node: ast.FunctionDef, names: Sequence[str]) -> None:
         """Statements with what the function's names hold: taken at the start and on assignment, let go at the end."""
@@ -136,10 +146,13 @@ class ModuleTranslation(Expressions):
     def _class(self, node: ast.ClassDef) -> None:
         bases = [ast.unparse(base) for base in node.bases]
         record = is_record(node)
-        if bases and not record and bases[0] != "Protocol":
+        if bases and is_error(bases[0]):
             self.lines.append(f"class {node.name} extends $Error {{}}")
             return
-        self.lines.append(f"class {node.name} extends {'$Frozen' if record else '$Object'} {{")
+        base = "$Frozen" if record else "$Object"
+        if bases and not record and bases[0] != "Protocol":
+            base = self._expression(node.bases[0])
+        self.lines.append(f"class {node.name} extends {base} {{")
         if record:
             self._record_constructor(node)
         for member in node.body:
@@ -175,6 +188,10 @@ class ModuleTranslation(Expressions):
                     self._import(node)
             case ast.Expr(value=ast.Yield(value=value)):
                 write(f"yield {'null' if value is None else self._expression(value)};")
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="__init__"), args=args)) if is_super(
+                owner
+            ):
+                write(f"super({', '.join(map(self._expression, args))}); const self = this;")
             case ast.Expr(value=value):
                 write(f"$drop({self._expression(value)});")
             case ast.Return(value=value):

@@ -12,6 +12,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import pytest
+from page_browser import browser, html, opened, with_tables
+
+__all__ = ["browser", "html", "opened", "with_tables"]  # fixtures of the tests in a browser
 
 
 @pytest.fixture(autouse=True)

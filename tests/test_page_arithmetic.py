@@ -4,21 +4,21 @@ import html
 import json
 import random
 import re
-import shutil
 import subprocess
 from typing import get_args
 
 import pytest
+from page_browser import CHROMIUM
 
 from vramprobe import api, catalog, spec
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
-from vramprobe.report.page.translation.expressions import BUILTIN_METHODS, BUILTINS
+from vramprobe.report.page.translation.calls import BUILTIN_METHODS
+from vramprobe.report.page.translation.expressions import BUILTINS
 from vramprobe.terms.ranks import Sharding
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")

@@ -23,7 +23,10 @@ from vramprobe.report.page.tables import table_html
 #: The largest page that opens at once on a phone, in bytes.
 MAX_BYTES = 3_000_000
 #: In the order in which they need each other.
-_SCRIPTS = ("words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js", "page.js")
+_SCRIPTS = (
+    "words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js",
+    "changes.js", "page.js",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

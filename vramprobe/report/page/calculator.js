@@ -31,7 +31,7 @@ const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else
 const $NOT_OF_A_CELL = ["num_gpus", "sharding"]; // they are predict's
 const $SHARDING = "fsdp"; // of several GPUs, unless told
 
-function $problems(spec, given) {
+function $problems(spec) {
   const problems = [];
   const say = (option, message) => problems.push({option, message});
   for (const name of $COUNTS) {
@@ -47,7 +47,6 @@ function $problems(spec, given) {
   if (Array.isArray(targets) && !(targets.length && targets.every((one) => /^[\w.]+$/.test(one)))) {
     say("lora_targets", "lora_targets: write all-linear, q_v, or module names such as q_proj,v_proj");
   }
-  if (given.sharding && spec.num_gpus === 1) say("num_gpus", `num_gpus: 1 given; ${given.sharding} needs 2 GPUs or more`);
   return problems;
 }
 
@@ -99,7 +98,7 @@ function resolve(options, config) {
     return {spec: null, errors: [{option: "config", message: "the config must name its model_type, as a config.json does"}]};
   }
   const spec = $cell(given, config);
-  const errors = $problems(spec, given);
+  const errors = $problems(spec);
   if (errors.length) return {spec: null, errors};
   const reasons = $reasons(spec);
   if (!reasons.length) return {spec, errors: []};

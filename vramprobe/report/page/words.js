@@ -17,15 +17,9 @@ const words = (() => {
     return number >= 1e8 ? `${(number / 1e9).toPrecision(3)} B` : `${(number / 1e6).toPrecision(3)} M`;
   }
 
-  /** What a verdict compares, as vramprobe.predict says it. */
-  const basis = (tier) =>
-    tier === "device" ? "predicted device memory" : `predicted ${tier} memory, 1.00 GiB set aside for the CUDA context`;
-
-  /** The amounts that a verdict compares, in the same words. */
-  function amounts({ needed, usable_bytes: usable }) {
-    const upTo = needed.high > needed.value ? ` (up to ${bytes(needed.high)})` : "";
-    return `${bytes(needed.value)}${upTo} of ${bytes(usable)}`;
-  }
+  /** What a verdict compares, and the amounts, in predict.py's words: `basis: amounts`. */
+  const basis = (verdict) => verdict.reason.split(": ")[0];
+  const amounts = (verdict) => verdict.reason.split(": ")[1];
 
   /** An element with its text and attributes; text is never HTML. */
   function element(tag, attributes = {}, ...children) {

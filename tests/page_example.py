@@ -39,7 +39,7 @@ def engine_data(**overrides: Any) -> dict[str, Any]:
 def content(**overrides: Any) -> page_builder.Content:
     """The page of a few words, for tests of the calculator."""
     plain = page_builder.Content(
-        engine=engine_data(), predictor=engine.predictor(), tables=[], plots=[],
+        engine=engine_data(), predictor=engine.predictor(), chapters=[], plots=[],
         provenance=["nothing"], command="vramprobe report results -o out",
     )  # fmt: skip
     return dataclasses.replace(plain, **overrides)

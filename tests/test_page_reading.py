@@ -37,7 +37,8 @@ def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path
     one.tab.fill("input[data-filters=gpus-rows]", "blackwell RTX")
     assert len(one.cells("gpus-rows", 1)) == 2
     assert one.text("output[data-counts=gpus-rows]") == "2 of 33 rows"
-    rows = one.tab.locator("section.sheet", has_text="Measured peak memory: in the fit").locator("table")
+    title = one.tab.locator("h4", has_text="In the fit").get_attribute("id")
+    rows = one.tab.locator(f"[aria-labelledby={title}] table")
     measured = rows.get_attribute("id")
     one.tab.fill(f"input[data-filters={measured}]", "qlora smollm2")
     names = one.cells(measured, 1)
@@ -135,7 +136,7 @@ def test_without_scripts_the_tables_are_there_and_a_broken_engine_says_so(
     tab = context.new_page()
     tab.goto(with_tables.as_uri())
     assert tab.locator("noscript p").is_visible()
-    claims = tab.locator("section.sheet", has_text="Published claims, checked")
+    claims = tab.locator("section.chapter", has_text="Published claims, checked")
     assert claims.locator("tbody tr").count() == 135
     assert not tab.locator("#form").is_visible()
     context.close()

@@ -80,6 +80,8 @@ def some_options(rng):
         words |= {"quant": rng.choice([None, "fp4", "int8", "nf4-single"]),
                   "kbit_prep": rng.choice(get_args(spec.KbitPrep))}  # fmt: skip
     words["dora"] = rng.random() < (0.02 if method == "full" else 0.3)
+    if rng.random() < 0.1:
+        words["num_layers"] = rng.choice([1, 2, 5, 30])
     if rng.random() < 0.3:
         words |= {"num_gpus": rng.choice([2, 3, 8, 1000]), "sharding": rng.choice(get_args(Sharding))}
     return {name: value for name, value in words.items() if value is not None}

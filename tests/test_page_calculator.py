@@ -150,8 +150,8 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
     cell = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
     peak = api.predict(**cell).peak_allocated_bytes.value
     for label, change in (
-        ("Gradient checkpointing", {"gradient_checkpointing": True}), ("Length, tokens 1,024", {"seq_len": 1024}),
-        ("k-bit preparation none", {"kbit_prep": "none"}), ("GPUs 8", {"num_gpus": 8, "sharding": "fsdp"}),
+        ("Gradient checkpointing", {"gradient_checkpointing": True}), ("Length, tokens: 1,024", {"seq_len": 1024}),
+        ("k-bit preparation: none", {"kbit_prep": "none"}), ("GPUs: 8", {"num_gpus": 8, "sharding": "fsdp"}),
     ):  # fmt: skip
         less = api.predict(**(cell | change)).peak_allocated_bytes.value
         assert [label, f"{format_bytes(less)}, {format_bytes(peak - less)} less", "✕ does not fit"] in rows

@@ -79,6 +79,8 @@ def test_an_error_stands_at_its_option_and_no_number_is_left(opened: Any) -> Non
     ("#ld=2", "lora_dropout", "lora_dropout must be in [0, 1), 2 given"),
     ("#lt=q proj", "lora_targets", "or module names such as"),
     ("#lt=c_attn", "lora_targets", "lora_targets c_attn: no such linear layer; this model has down_proj"),
+    ("#nl=99", "num_layers", "num_layers 99 is not possible: this model has 32 layers, so 1 to 32"),
+    ("#nl=1.5", "num_layers", "num_layers: 1.5 given"),
     ("#kp=trl&ac=none", "autocast", "set autocast bf16"),
     ("#kp=trl&ldt=fp16", "lora_dtype", "lora_dtype fp16 was given"),
     ("#t=full&d=fp16&ac=fp16", "autocast", "GradScaler refuses"),

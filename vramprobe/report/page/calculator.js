@@ -26,7 +26,7 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 // -- the cell ----------------------------------------------------------------------------------------------------------
 
-const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus"];
+const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "num_layers"];
 const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
 const $NOT_OF_A_CELL = ["num_gpus", "sharding"]; // they are predict's
 const $SHARDING = "fsdp"; // of several GPUs, unless told
@@ -64,11 +64,12 @@ function $configOf(config) {
   return $configs.get(config);
 }
 
-// A CellSpec, and beside its fields the GPUs that a rank is one of.
+// A CellSpec, and beside its fields the GPUs that a rank is one of. Throws for a depth that the model has not.
 function $cell(given, config) {
   const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, ...words} = given;
   const values = $filled({device: "cuda", ...words, lora_targets: $targets(words.lora_targets)}, config.model_type);
-  return Object.assign(new $spec.CellSpec(values.model, $configOf(config)), values, {num_gpus, sharding});
+  const whole = $configOf(config), architecture = values.num_layers == null ? whole : $const($catalog.cut_depth(whole, values.num_layers));
+  return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding});
 }
 
 // The option where a reason is told: one without which there are fewer reasons, first if the reason names it; or one
@@ -97,7 +98,13 @@ function resolve(options, config) {
   if (config === null || typeof config !== "object" || typeof config.model_type !== "string") {
     return {spec: null, errors: [{option: "config", message: "the config must name its model_type, as a config.json does"}]};
   }
-  const spec = $cell(given, config);
+  let spec;
+  try {
+    spec = $cell(given, config);
+  } catch (error) {
+    if (!(error instanceof $Error)) throw error;
+    return {spec: null, errors: [{option: "num_layers", message: error.message}]};
+  }
   const errors = $problems(spec);
   if (errors.length) return {spec: null, errors};
   const reasons = $reasons(spec);

@@ -28,7 +28,7 @@ const changes = (() => {
   /** A change in the form's own words. */
   const shown = (change) => Object.entries(change).map(([name, value]) => {
     const label = (document.querySelector(`label[for=${name}]`) ?? document.querySelector(`[data-option=${name}] legend`)).textContent;
-    return value === true ? label : `${label} ${typeof value === "number" ? words.count(value) : value}`;
+    return value === true ? label : `${label}: ${typeof value === "number" ? words.count(value) : value}`;
   }).join("; ");
 
   /** What is left out of options, since another method has no use for it. */

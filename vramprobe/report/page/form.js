@@ -115,7 +115,7 @@ const form = (() => {
     for (const name of SELECTS) {
       byId(name).options[0].textContent = spec?.[name] && now.options[name] === null ? `${spec[name]} (default)` : "default";
     }
-    for (const name of INPUTS) byId(name).placeholder = spec?.[name] ?? "";
+    for (const name of INPUTS) byId(name).placeholder = spec?.[name] ?? byId(name).dataset.none ?? "";
     byId("cards-count").textContent = now.cards.length ? `${now.cards.length} chosen` : "none chosen";
     byId("model-hint").textContent = modelHint(now);
   }

@@ -104,14 +104,16 @@ def test_a_chapter_has_one_heading_and_its_tables_smaller_ones_where_there_are_s
         ("h3", "chapter-2-title", "All"), ("h4", "chapter-2-1-title", "Part 0"), ("h4", "chapter-2-2-title", "Part 1"),
         ("h4", "chapter-2-3-title", "Part 2"),
     ]  # fmt: skip
-    alone = chapter_html(Chapter(title="All", about="", tables=tables[:1]), 2)
+    assert "<h4" in chapter_html(Chapter(title="All", about="", tables=tables[:1]), 2)  # its title may be a condition
+    alone = chapter_html(Chapter(title="Part 0", about="", tables=tables[:1]), 2)
     assert re.findall(r"<h\d", alone) == ["<h3"]
     assert 'aria-labelledby="chapter-2-title"' in alone
     html = page(published(), engine_script())
     headings = re.findall(r"<h[34][^>]*>(.*?)</h", html.split('id="tables"')[1].split('id="plots"')[0])
     assert len(headings) == len(set(headings)) > 10
     assert html.count(">Formulas that everybody quotes, scored</") == 2  # the heading, and the link to it
-    labels = re.findall('aria-labelledby="(.*?)"', html)
+    assert "1 × 64 tokens, checkpointing off</h4>" in html
+    labels = re.findall('aria-(?:labelled|described)by="(.*?)"', html)
     assert all(html.count(f'id="{label}"') == 1 for label in labels)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from page_browser import asked, written
+from page_browser import asked, waiting, written
 from page_example import content, engine_data
 from test_page_arithmetic import gpu_fit
 
@@ -104,6 +104,12 @@ def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
     assert "fits" in one.text("#verdicts [data-gpu=RTX-4090] .verdict")
 
 
+def test_what_is_tight_is_not_said_not_to_fit(opened: Any) -> None:
+    one = opened("#m=llama-3.1-70b&nl=4&do=1")
+    assert one.text("#verdicts [data-gpu=RTX-4090] .verdict") == "≈ tight"
+    waiting(one.tab.locator("[data-gpu=RTX-4090] .largest")).to_contain_text("no batch leaves room to spare, largest")
+
+
 def test_every_card_gets_the_largest_counts_that_the_engine_finds_for_it(opened: Any) -> None:
     one = opened("#m=qwen2.5-7b&t=lora")
     one.tab.wait_for_selector("#gpus-rows[data-done]")
@@ -150,9 +156,12 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
     cell = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
     peak = api.predict(**cell).peak_allocated_bytes.value
     for label, change in (
-        ("Gradient checkpointing", {"gradient_checkpointing": True}), ("Length, tokens: 1,024", {"seq_len": 1024}),
-        ("k-bit preparation: none", {"kbit_prep": "none"}), ("GPUs: 8", {"num_gpus": 8, "sharding": "fsdp"}),
-    ):  # fmt: skip
+        ("Gradient checkpointing", {"gradient_checkpointing": True}),
+        ("Length, tokens: 1,024", {"seq_len": 1024}),
+        ("k-bit preparation: none", {"kbit_prep": "none"}),
+        ("Optimizer: adamw_bnb_8bit", {"optim": "adamw_bnb_8bit"}),
+        ("GPUs: 8", {"num_gpus": 8, "sharding": "fsdp"}),
+    ):
         less = api.predict(**(cell | change)).peak_allocated_bytes.value
         assert [label, f"{format_bytes(less)}, {format_bytes(peak - less)} less", "✕ does not fit"] in rows
     assert rows[0][0].startswith("Gradient checkpointing; ")

@@ -21,7 +21,7 @@ _LONGEST_LINE = 44
 
 @dataclass(frozen=True, kw_only=True)
 class Chapter:
-    """Tables under one title; ``about`` is said before the first. Where there is one table, its own title is not."""
+    """Tables under one title; ``about`` is said before the first. A table of the same title gets no second heading."""
 
     title: str
     about: str
@@ -29,15 +29,14 @@ class Chapter:
 
 
 def chapter_html(chapter: Chapter, number: int) -> str:
-    """A section ``chapter-<number>`` with one heading, and a smaller one for each table where there are several."""
+    """A section ``chapter-<number>`` with one heading, and a smaller one for each table with another title."""
     name, tables = f"chapter-{number}", chapter.tables
     about = f'<p class="caption">{escape(chapter.about)}</p>' if chapter.about else ""
     head = f'<section class="chapter" id="{name}"><h3 id="{name}-title">{escape(chapter.title)}</h3>{about}'
-    if len(tables) == 1:
+    if [one.title for one in tables] == [chapter.title]:
         return f"{head}{table_html(tables[0], name, is_titled=False)}</section>"
-    return (
-        head + "\n".join(table_html(one, f"{name}-{part}") for part, one in enumerate(tables, start=1)) + "</section>"
-    )
+    parts = [table_html(table, f"{name}-{part}") for part, table in enumerate(tables, start=1)]
+    return f"{head}{''.join(parts)}</section>"
 
 
 def table_html(table: Table, name: str, *, is_titled: bool = True) -> str:
@@ -55,7 +54,8 @@ def table_html(table: Table, name: str, *, is_titled: bool = True) -> str:
     tools = ""
     if len(table.rows) >= _MIN_FILTERED_ROWS:
         tools = (
-            f'<div class="tools"><label>Filter <input type="search" data-filters="{name}-rows"></label>'
+            f'<div class="tools"><label>Filter <input type="search" data-filters="{name}-rows"'
+            f' aria-describedby="{name}-title"></label>'
             f'<output data-counts="{name}-rows">{len(table.rows)} rows</output></div>'
         )
     title = f'<h4 id="{name}-title">{escape(table.title)}</h4>' if is_titled else ""

@@ -77,7 +77,16 @@ def test_by_keyboard_alone(opened: Any) -> None:
     for _ in range(60):
         tab.keyboard.press("Tab")
         reached.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
-    for name in ("model", "method-qlora", "batch_size", "seq_len", "gradient_checkpointing", "optim", "copy-link"):
+    for name in (
+        "model",
+        "method-qlora",
+        "batch_size",
+        "seq_len",
+        "gradient_checkpointing",
+        "num_gpus",
+        "copy-link",
+        "changes-card",
+    ):
         assert name in reached
     tab.focus("#method-qlora")
     tab.keyboard.press("ArrowLeft")

@@ -70,7 +70,7 @@ def some_options(rng):
         "seq_len": rng.choice([1, 128, 1000, 2048, 8192]), "gradient_checkpointing": rng.random() < 0.5,
         "optim": rng.choice(get_args(spec.Optim)), "grad_accum": rng.choice([1, 1, 4]),
         "attn": rng.choice([None, "eager", "flash_attention_2"]), "dtype": rng.choice([None, "fp32"]),
-        "autocast": rng.choice([None, "bf16", "none"]),
+        "autocast": rng.choice([None, "bf16", "none"]), "fused_linear_cross_entropy": rng.random() < 0.25,
     }  # fmt: skip
     if method != "full":
         words |= {"lora_r": rng.choice([8, 64]), "lora_dropout": rng.choice([None, 0.1]),

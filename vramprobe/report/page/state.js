@@ -18,6 +18,7 @@ const state = (() => {
     batch_size: { key: "b", kind: "number" },
     seq_len: { key: "s", kind: "number" },
     gradient_checkpointing: { key: "gc", kind: "flag", label: "Gradient checkpointing", saves: true },
+    fused_linear_cross_entropy: { key: "fl", kind: "flag", label: "Fused loss (Liger)", saves: true },
     num_gpus: { key: "n", kind: "number" },
     sharding: { key: "sh", kind: "choice" },
     lora_r: { key: "r", kind: "number" },

@@ -116,7 +116,7 @@ const changes = (() => {
     byId("changes").replaceChildren(...rows.map((one) => row(one, job)));
     const enough = rows.some(fits) ? "" : " None of them is enough.";
     byId("changes-basis").textContent = !rows.length ? "Nothing that was tried saves more."
-      : gpu ? `${now.fits ? "It fits as it is." : "Each line alone, to take over."}${now.fits ? "" : enough}` : "Each line alone, to take over.";
+      : gpu ? `${now.fits ? "It fits as it is." : "Each line by itself; a click takes it over."}${now.fits ? "" : enough}` : "Each line by itself; a click takes it over.";
     byId("changes").dataset.done = String(job.number);
   }
 

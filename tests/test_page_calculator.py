@@ -185,6 +185,8 @@ def test_the_changes_are_those_for_the_card_that_is_asked_for(opened: Any) -> No
     one.tab.select_option("#changes-card", "H200")
     one.tab.wait_for_selector("#changes[data-done]")
     assert {row.split()[-1] for row in one.tab.locator("#changes li").all_inner_texts()} == {"fits"}
+    one.tab.fill("#seq_len", "65536")
+    assert one.tab.input_value("#changes-card") == "H200"  # as it was asked for
     one.tab.fill("#batch_size", "0")
     assert one.tab.locator("#changes li").count() == 0
     assert one.tab.locator("#changes-on").is_hidden()

@@ -250,5 +250,5 @@ function largest(spec, config, gpu) {
 
 window.vramprobe = {
   catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, resolve, predict, verdict, largest, command,
-  formatBytes: $units.format_bytes, fixed: $fixed,
+  formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

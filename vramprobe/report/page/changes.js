@@ -31,39 +31,39 @@ const changes = (() => {
     return value === true ? label : `${label}: ${typeof value === "number" ? words.count(value) : value}`;
   }).join("; ");
 
-  /** What is left out of options, since another method has no use for it. */
-  const without = (options, change) => (change.method
-    ? Object.fromEntries(Object.entries(options).map(([name, value]) => [name, keeps(name, change.method) ? value : null])) : options);
-  const keeps = (name, method) => !(method === "full" ? /^(lora_|dora|quant|kbit)/ : method === "lora" ? /^(quant|kbit)/ : /^$/).test(name);
-
   /** {change, options, needed, verdict} of other options; null where they cannot be, or change nothing. */
   function tried(change, options, job) {
-    const next = { ...without(options, change), ...change };
+    const next = { ...options, ...change };
     try {
       const { spec, errors } = vramprobe.resolve(next, job.config);
       if (errors.length) return null;
       const prediction = vramprobe.predict(spec, job.config, job.gpu);
       const verdict = job.gpu ? vramprobe.verdict(prediction, job.gpu) : null;
       return { change, options: next, verdict, needed: chart.needed(prediction).value };
-    } catch {
-      return null; // what cannot be predicted is no advice
+    } catch (error) {
+      if (error instanceof vramprobe.Refusal) return null; // what cannot be predicted is no advice
+      throw error;
     }
   }
 
   let last = null; // what is shown, to show it for another card
+  let asked = null; // the card that the user chose here
   function build() {
-    byId("changes-card").addEventListener("change", () => show(...last, byId("changes-card").value));
+    byId("changes-card").addEventListener("change", () => {
+      asked = byId("changes-card").value;
+      show(...last);
+    });
   }
 
-  /** For the chosen card `slug`; unless told, the smallest that the cell does not fit, or the smallest. */
-  function show(answer, options, take, slug = null) {
+  /** For the card that was asked for, or the smallest that the cell does not fit, or the smallest. */
+  function show(answer, options, take) {
     const { spec, config, prediction, verdicts = [] } = answer;
     last = [answer, options, take];
     running += 1;
     byId("changes-basis").textContent = prediction ? "…" : "";
     byId("changes").replaceChildren();
     delete byId("changes").dataset.done;
-    const aim = verdicts.find(({ gpu }) => gpu.slug === slug) ?? verdicts.find(({ verdict }) => verdict.verdict !== "fits") ?? verdicts[0];
+    const aim = verdicts.find(({ gpu }) => gpu.slug === asked) ?? verdicts.find(({ verdict }) => verdict.verdict !== "fits") ?? verdicts[0];
     byId("changes-card").replaceChildren(...verdicts.map(({ gpu }) => element("option", { value: gpu.slug }, gpu.name)));
     byId("changes-card").value = aim?.gpu.slug ?? "";
     byId("changes-on").hidden = !aim;
@@ -116,7 +116,7 @@ const changes = (() => {
     byId("changes").replaceChildren(...rows.map((one) => row(one, job)));
     const enough = rows.some(fits) ? "" : " None of them is enough.";
     byId("changes-basis").textContent = !rows.length ? "Nothing that was tried saves more."
-      : gpu ? `${now.fits ? "It fits as it is." : "Each line alone, to take over."}${now.fits ? "" : enough}` : "Each line alone, to take over.";
+      : gpu ? `${now.fits ? "It fits as it is." : "Each line by itself; a click takes it over."}${now.fits ? "" : enough}` : "Each line by itself; a click takes it over.";
     byId("changes").dataset.done = String(job.number);
   }
 

@@ -73,7 +73,7 @@ _MODULES: dict[str, set[str] | None] = {
 }  # fmt: skip
 #: Members of CellSpec that no prediction asks for.
 _UNWANTED = frozenset({"fingerprint", "emulated_vram_bytes"})
-#: What runtime.js has in place of what the modules import.
+#: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
     "vramprobe.errors.VramprobeError": "$Error",
     "vramprobe.errors.SpecError": "$Error",
@@ -105,6 +105,7 @@ def javascript() -> str:
     ]
     parts = [
         here.joinpath("runtime.js").read_text(),
+        here.joinpath("builtins.js").read_text(),
         translate(modules, _GIVEN),
         here.joinpath("calculator.js").read_text(),
     ]

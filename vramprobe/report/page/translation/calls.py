@@ -24,13 +24,13 @@ from vramprobe.report.page.translation.names import (
     target_names,
 )
 
-#: Methods of Python's own str, list, dict and set: runtime.js has them, for objects that have none of this name.
+#: Methods of Python's own str, list, dict and set: builtins.js has them, for objects that have none of this name.
 BUILTIN_METHODS = frozenset({
     "add", "append", "bit_length", "clear", "copy", "count", "endswith", "extend", "fromkeys", "get", "index", "items",
     "join", "keys", "lower", "partition", "pop", "removeprefix", "removesuffix", "replace", "rpartition", "rstrip",
     "setdefault", "split", "startswith", "strip", "subtract", "title", "update", "upper", "values",
 })  # fmt: skip
-#: Methods of what runtime.js has in place of a module's own class.
+#: Methods of what runtime.js and builtins.js have in place of a module's own class.
 _RUNTIME_METHODS = frozenset({"_replace", "covers", "digits", "model_copy", "resolved"})
 
 

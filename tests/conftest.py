@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and wha
 
 import numpy as np
 import pytest
+from page_browser import browser, html, opened, with_tables
+
+__all__ = ["browser", "html", "opened", "with_tables"]  # fixtures of the tests in a browser
 
 
 @pytest.fixture(autouse=True)

@@ -6,18 +6,18 @@ In: what a test wants to differ. Out: the HTML, and a Chromium to open it in.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from page_browser import CHROMIUM
+
 from vramprobe.report import page as page_builder
 from vramprobe.report.page import engine
 
 ROOT = Path(__file__).parent.parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 #: No network, no first-run pages, no sandbox (containers have none to give).
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -39,7 +39,7 @@ def engine_data(**overrides: Any) -> dict[str, Any]:
 def content(**overrides: Any) -> page_builder.Content:
     """The page of a few words, for tests of the calculator."""
     plain = page_builder.Content(
-        engine=engine_data(), predictor=engine.predictor(), tables=[], plots=[],
+        engine=engine_data(), predictor=engine.predictor(), chapters=[], plots=[],
         provenance=["nothing"], command="vramprobe report results -o out",
     )  # fmt: skip
     return dataclasses.replace(plain, **overrides)

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from factories import TINY_LLAMA_PATH, make_record, make_spec
+from factories import TINY_LLAMA, TINY_LLAMA_PATH, make_record, make_spec
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -142,18 +142,23 @@ def test_what_is_simulated_is_not_saved_beside_what_was_measured(tmp_path: Path)
 
 
 def test_what_a_model_cannot_do_without_values_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     from vramprobe.simulate import run
 
-    def fails(one: spec.CellSpec, **options: Any) -> None:
-        raise RuntimeError("aten.nonzero needs values\nand more")
-
-    monkeypatch.setattr(run, "simulate", fails)
+    monkeypatch.setattr(run, "train_step", lambda work, *rest: torch.nonzero(next(work.model.parameters())))
     cell = {"model": str(TINY_LLAMA_PATH), "method": "full", "batch_size": 1, "seq_len": 16, "device": "cpu"}
-    with pytest.raises(
-        VramprobeError, match=r"cannot be simulated \(RuntimeError: aten.nonzero needs values\); it may"
-    ):
+    with pytest.raises(VramprobeError, match=r"cannot be simulated \(DynamicOut.*: .*\); tensors without"):
         api.simulate(**cell)
+
+
+@pytest.mark.parametrize("words", [["simulate"], ["predict", "--engine", "trace"]], ids=["simulate", "predict"])
+def test_what_a_library_refuses_is_not_blamed_on_the_simulation(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA | {"model_type": "mixtral", "num_local_experts": 4}))
+    done = vramprobe(*words, "--model", "config.json", *CELL, "--lora-dropout", "0.1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "cannot be simulated (ValueError: lora.ParamWrapper does not work with lora_dropout != 0.)" in done.stderr
+    assert "peft refuses it, and would in a real run, too" in done.stderr
 
 
 def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:

@@ -23,8 +23,23 @@ from vramprobe.units import GIB, MIB
 pytestmark = pytest.mark.gpu
 
 
-def measured(tmp_path: Path, **options: Any) -> RunRecord:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Starts cells from a fork server, or anew where it does not prove itself: minutes on a GPU are dear."""
+    server = Server("cuda", None, worker_environment(), ["llama"], tmp_path_factory.mktemp("server") / "forkserver.log")
+    server.start()
+    yield server
+    server.close()
+
+
+def measured(server: Server, tmp_path: Path, **options: Any) -> RunRecord:
     """One cell in its own process on the GPU."""
+    spec = make_spec(device="cuda", timing_steps=1, **options)
+    return run_isolated(spec, server, new_ticket(tmp_path), tmp_path / "log", 300)
+
+
+def spawned(tmp_path: Path, **options: Any) -> RunRecord:
+    """The same in a new interpreter."""
     return runner.measure(make_spec(device="cuda", timing_steps=1, **options), log=tmp_path / "log")
 
 
@@ -62,8 +77,8 @@ def test_torch_and_nvml_mean_the_same_gpu() -> None:
     {"method": "qlora"},
     {"method": "qlora", "quant": "int8", "kbit_prep": "none"},
 ], ids=str)  # fmt: skip
-def test_a_cell_is_measured_in_three_tiers(options: dict[str, Any], tmp_path: Path) -> None:
-    record = measured(tmp_path, **options)
+def test_a_cell_is_measured_in_three_tiers(server: Server, options: dict[str, Any], tmp_path: Path) -> None:
+    record = measured(server, tmp_path, **options)
     assert record.outcome.kind == "ok", record.outcome
     peak = record.peak
     assert peak.allocated_bytes <= peak.reserved_bytes <= peak.device_bytes
@@ -80,50 +95,52 @@ def test_a_cell_is_measured_in_three_tiers(options: dict[str, Any], tmp_path: Pa
     assert record.timing.step_seconds
 
 
-def test_a_compiled_cell_repeats_its_steps(tmp_path: Path) -> None:
-    record = measured(tmp_path, method="lora", torch_compile=True)
+def test_a_compiled_cell_repeats_its_steps(server: Server, tmp_path: Path) -> None:
+    record = measured(server, tmp_path, method="lora", torch_compile=True)
     assert record.outcome.kind == "ok", record.outcome
     assert record.timing.first_step_seconds > record.timing.step_seconds[0]
 
 
-def test_replicates_are_equal_to_the_byte(tmp_path: Path) -> None:
-    first, second = (measured(tmp_path, method="lora") for _ in range(2))
+def test_replicates_are_equal_to_the_byte(server: Server, tmp_path: Path) -> None:
+    first, second = (measured(server, tmp_path, method="lora") for _ in range(2))
     assert first.peak.allocated_bytes == second.peak.allocated_bytes
     assert abs(first.peak.reserved_bytes - second.peak.reserved_bytes) <= 20 * MIB
 
 
-def test_random_weights_do_not_pass_through_the_host(tmp_path: Path) -> None:
+def test_random_weights_do_not_pass_through_the_host(server: Server, tmp_path: Path) -> None:
     """Two layers of an 8B model and its embeddings: 3 GiB on the device, not in the process."""
-    record = measured(tmp_path, model="llama-3.1-8b", num_layers=2, method="lora", seq_len=128)
-    plain = measured(tmp_path, method="lora")
+    record = measured(server, tmp_path, model="llama-3.1-8b", num_layers=2, method="lora", seq_len=128)
+    plain = measured(server, tmp_path, method="lora")
     assert record.ledger.weights_bytes > 2.5 * GIB
     assert record.phases[0].rss_end_bytes < plain.phases[0].rss_end_bytes + GIB
 
 
-def test_a_quantised_model_is_never_held_whole_in_16_bits(tmp_path: Path) -> None:
-    record = measured(tmp_path, model="llama-3.1-8b", num_layers=8, method="qlora", kbit_prep="none", seq_len=64)
+def test_a_quantised_model_is_never_held_whole_in_16_bits(server: Server, tmp_path: Path) -> None:
+    record = measured(
+        server, tmp_path, model="llama-3.1-8b", num_layers=8, method="qlora", kbit_prep="none", seq_len=64
+    )
     in_16_bits = 2 * record.facts.num_params
     largest = 2 * 128256 * 4096
     assert record.peak.load_allocated_bytes < record.ledger.weights_bytes + 2 * largest < in_16_bits + largest
 
 
-def test_out_of_memory_is_a_record_with_its_evidence(tmp_path: Path) -> None:
-    record = measured(tmp_path, method="full", model="llama-3.1-405b", seq_len=64)
+def test_out_of_memory_is_a_record_with_its_evidence(server: Server, tmp_path: Path) -> None:
+    record = measured(server, tmp_path, method="full", model="llama-3.1-405b", seq_len=64)
     assert record.outcome.kind == "oom", record.outcome
     assert record.outcome.phase == "load"
     assert record.outcome.requested_bytes > record.outcome.free_bytes
     assert 0 < record.outcome.allocated_bytes <= record.outcome.reserved_bytes
 
 
-def test_the_device_goes_back_to_where_it_was(tmp_path: Path) -> None:
+def test_the_device_goes_back_to_where_it_was(server: Server, tmp_path: Path) -> None:
     device = nvml.open_device(nvml.first_visible_gpu()[0])
     before = device.used_bytes()
-    assert measured(tmp_path, method="full").outcome.kind == "ok"
+    assert measured(server, tmp_path, method="full").outcome.kind == "ok"
     assert abs(device.used_bytes() - before) <= nvml.CONTAMINATION_BYTES
 
 
-def test_weights_on_the_gpu_are_the_same_bytes(tmp_path: Path) -> None:
-    record = measured(tmp_path, method="full")
+def test_weights_on_the_gpu_are_the_same_bytes(server: Server, tmp_path: Path) -> None:
+    record = measured(server, tmp_path, method="full")
     assert record.facts.num_params == TINY_LLAMA_PARAMS
     assert record.ledger.gradients_bytes == 2 * TINY_LLAMA_PARAMS
 
@@ -131,27 +148,19 @@ def test_weights_on_the_gpu_are_the_same_bytes(tmp_path: Path) -> None:
 # --- cells forked from a server that has the libraries loaded ---
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A started fork server for CUDA."""
-    log = tmp_path_factory.mktemp("server") / "forkserver.log"
-    server = Server("cuda", None, worker_environment(), ["llama"], log)
-    server.start()
-    assert server.isolation == "forkserver", f"{server.isolation_reason}\n{log.read_text()}"
-    yield server
-    server.close()
-
-
 def forked(server: Server, tmp_path: Path, **options: Any) -> RunRecord:
     """One cell in a child of the server."""
-    spec = make_spec(device="cuda", timing_steps=1, **options)
-    record = run_isolated(spec, server, new_ticket(tmp_path), tmp_path / "log", 300)
+    record = measured(server, tmp_path, **options)
     assert record.environment.isolation == "forkserver", record.environment.isolation_reason
     return record
 
 
 def test_the_proof_passes(server: Server) -> None:
-    assert (server.isolation, server.isolation_reason) == ("forkserver", None)
+    assert (server.isolation, server.isolation_reason) == ("forkserver", None), _log_of(server)
+
+
+def _log_of(server: Server) -> str:
+    return server._settings[-1].read_text()
 
 
 def test_the_server_has_bitsandbytes_for_cuda_and_no_context(server: Server, tmp_path: Path) -> None:
@@ -174,7 +183,7 @@ def test_the_server_has_bitsandbytes_for_cuda_and_no_context(server: Server, tmp
 def test_forked_and_spawned_cells_measure_the_same_bytes(
     server: Server, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    one, other = forked(server, tmp_path, **options), measured(tmp_path, **options)
+    one, other = forked(server, tmp_path, **options), spawned(tmp_path, **options)
     assert (one.outcome.kind, other.outcome.kind) == ("ok", "ok")
     assert other.environment.isolation == "spawn"
     assert one.peak.allocated_bytes == other.peak.allocated_bytes
@@ -220,8 +229,8 @@ def test_a_forked_cell_costs_less_than_two_seconds_beside_its_own_work(server: S
 LARGE = {"method": "full", "model": "llama-3.1-8b", "num_layers": 2, "seq_len": 64, "batch_size": 1}
 
 
-def test_a_cell_runs_out_of_memory_on_an_emulated_small_card_only(tmp_path: Path) -> None:
-    whole, small = measured(tmp_path, **LARGE), measured(tmp_path, **LARGE, emulate_vram="6GiB")
+def test_a_cell_runs_out_of_memory_on_an_emulated_small_card_only(server: Server, tmp_path: Path) -> None:
+    whole, small = measured(server, tmp_path, **LARGE), measured(server, tmp_path, **LARGE, emulate_vram="6GiB")
     assert whole.outcome.kind == "ok", whole.outcome
     assert small.outcome.kind == "oom", small.outcome
     assert small.outcome.phase in ("backward", "optimizer_step")
@@ -236,8 +245,8 @@ def test_a_cell_runs_out_of_memory_on_an_emulated_small_card_only(tmp_path: Path
 
 
 @pytest.mark.parametrize("options", [{"method": "lora"}, {"method": "qlora"}], ids=str)
-def test_the_ballast_moves_no_number_of_the_cell(options: dict[str, Any], tmp_path: Path) -> None:
-    plain, emulated = measured(tmp_path, **options), measured(tmp_path, **options, emulate_vram="4GiB")
+def test_the_ballast_moves_no_number_of_the_cell(server: Server, options: dict[str, Any], tmp_path: Path) -> None:
+    plain, emulated = measured(server, tmp_path, **options), measured(server, tmp_path, **options, emulate_vram="4GiB")
     assert emulated.outcome.kind == "ok", emulated.outcome
     assert emulated.peak.allocated_bytes == plain.peak.allocated_bytes
     assert emulated.ledger == plain.ledger
@@ -254,8 +263,8 @@ def test_a_forked_cell_emulates_too_and_gives_everything_back(server: Server, tm
     assert device.use_that_stayed(before) is None
 
 
-def test_a_card_larger_than_this_one_cannot_be_emulated(tmp_path: Path) -> None:
-    record = measured(tmp_path, method="lora", emulate_vram="1000GiB")
+def test_a_card_larger_than_this_one_cannot_be_emulated(server: Server, tmp_path: Path) -> None:
+    record = measured(server, tmp_path, method="lora", emulate_vram="1000GiB")
     assert (record.outcome.kind, record.outcome.error_type) == ("error", "VramprobeError")
     assert "emulate at most" in record.outcome.message
 
@@ -277,14 +286,14 @@ SIMULATED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", SIMULATED, ids=str)
-def test_a_simulated_cell_is_the_measured_one(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_simulated_cell_is_the_measured_one(server: Server, options: dict[str, Any], tmp_path: Path) -> None:
     """Requested bytes of every phase within 2 %, the allocator's segments within 3 %: what the issue asks for."""
     from vramprobe import catalog
     from vramprobe.simulate.run import simulate
 
     words = {"model": "smollm2-135m", "num_layers": 4, "batch_size": 4, "seq_len": 512} | options
     spec = make_spec(device="cuda", timing_steps=0, **words)
-    real = runner.measure(spec, log=tmp_path / "log")
+    real = run_isolated(spec, server, new_ticket(tmp_path), tmp_path / "log", 300)
     assert real.outcome.kind == "ok", real.outcome
     name = nvml.first_visible_gpu()[1]
     fake = simulate(spec, gpu=catalog.find_gpu(name.removeprefix("NVIDIA "))).record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from factories import make_record, make_spec
+from factories import make_environment, make_record, make_spec
 
 from vramprobe import api, catalog, store
 from vramprobe.duration import num_params
@@ -215,11 +216,70 @@ def test_a_prediction_that_came_late_is_told(tmp_path: Path) -> None:
     for days, said in ((-1, False), (1, True)):
         moment = datetime.fromisoformat(record.started_at) + timedelta(days=days)
         content = {"made_at": moment.isoformat(), "commit": "c", "dirty": False, "fit": None,
-                   "cells": [predicted(spec, 10**9)]}  # fmt: skip
+                   "card": None, "cells": [predicted(spec, 10**9)]}  # fmt: skip
         (tmp_path / "predictions.json").write_text(json.dumps(content))
         text = "".join(compare.predicted(tmp_path, {spec.fingerprint: record}))
         assert "1 of 1 cells run since" in text
         assert ("1 BEFORE it was made" in text) is said
+
+
+def test_cells_that_were_run_on_another_gpu_than_predicted_are_told() -> None:
+    compare = script("compare")
+    on = {name: make_record(environment=make_environment(device_name=name))
+          for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")}  # fmt: skip
+    said = compare.run_elsewhere("H200 SXM", list(on.values()))
+    assert said.startswith("1 of them on NVIDIA H100 80GB HBM3, not on the H200 SXM")
+    assert compare.run_elsewhere("H200 SXM", [on["NVIDIA H200"]]) is None
+    assert compare.run_elsewhere(None, list(on.values())) is None  # predicted for a CPU
+
+
+#: Stands for python3: as a sweep it writes a record, a lock and a failed cell's log, and ends as it is told.
+STUB = """#!/bin/sh
+folder=$(echo "$*" | sed 's/.*--out \\([^ ]*\\).*/\\1/')
+echo '{{}}' >> $folder/records.jsonl
+touch $folder/.lock
+echo why > $folder/logs/cell.log
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "status", "left"), [
+    ("exit 1", 1, {"h200-edges/records.jsonl", "h200-edges.logs.tgz"}),
+    ("kill -KILL $PPID", -9, {"h200-edges/records.jsonl", "h200-edges/.lock"}),  # the ten minutes are over
+], ids=["ended", "killed"])  # fmt: skip
+def test_a_stage_leaves_few_files_to_carry_home(end: str, status: int, left: set[str], tmp_path: Path) -> None:
+    """Eight come back from a lent machine: logs must not take the records' place."""
+    stub = tmp_path / "python"
+    stub.write_text(STUB.format(end=end))
+    stub.chmod(0o755)
+    out = tmp_path / "out"
+    for _ in range(2):  # a second time, on what the first one left
+        done = subprocess.run(["bash", STAGES / "stage.sh", "3"], env=lent(tmp_path, out, PYTHON=str(stub)))
+        assert done.returncode == status
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and not path.is_symlink()}
+    assert {name for name in files if "/logs/" not in name} == left
+    assert not [path for path in out.rglob("logs") if path.is_dir() and not path.is_symlink()]
+
+
+def lent(tmp_path: Path, out: Path, **more: str) -> dict[str, str]:
+    site = tmp_path / "site"
+    site.mkdir(exist_ok=True)
+    (site / ".done").touch()  # the wheels are installed
+    return {"OUT": str(out), "SITE": str(site), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)} | more
+
+
+def test_a_lent_call_takes_up_what_was_measured_and_starts_nothing_late(tmp_path: Path) -> None:
+    before = tmp_path / "results" / "h200-speed" / "records.jsonl"
+    before.parent.mkdir(parents=True)
+    before.write_text("{}\n")
+    out = tmp_path / "out"
+    out.mkdir()
+    env = lent(tmp_path, out, RESULTS=str(tmp_path / "results"), CALL_SECONDS="0", PYTHON="/bin/false")
+    done = subprocess.run(["bash", STAGES / "lent.sh", "4", "3"], env=env, capture_output=True, text=True)
+    assert done.returncode == 124
+    assert done.stderr.count("no time left") == 2
+    assert "VRAMPROBE_COMMIT is not set" in done.stderr
+    assert [path for path in out.rglob("*") if path.is_file()] == [out / "h200-speed" / "records.jsonl"]
 
 
 def test_a_rate_is_tokens_over_the_median_step() -> None:

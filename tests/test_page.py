@@ -14,7 +14,7 @@ from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.report import page as page_builder
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.page import gather, json_for_html, page
-from vramprobe.report.page.tables import table_html
+from vramprobe.report.page.tables import Chapter, chapter_html, table_html
 
 EVIL = "</script><img src=x onerror=alert(1)><!--"
 
@@ -41,7 +41,14 @@ def test_what_others_wrote_is_text_everywhere() -> None:
     plot = page_builder.Plot(title=EVIL, svg="<svg/>", caption=EVIL, alt=EVIL)
     engine = engine_data(catalog=[{"slug": EVIL, "name": EVIL, "num_params": 1, "config": {"model_type": EVIL}}])
     text = page(
-        content(engine=engine, tables=[table], plots=[plot], provenance=[EVIL], command=EVIL, predictor=EVIL),
+        content(
+            engine=engine,
+            chapters=[Chapter(title=EVIL, about=EVIL, tables=[table])],
+            plots=[plot],
+            provenance=[EVIL],
+            command=EVIL,
+            predictor=EVIL,
+        ),
         engine_script(),
     )
     tags = Seen(text).tags
@@ -63,15 +70,15 @@ def test_nothing_is_fetched_and_only_the_pages_own_script_may_run() -> None:
 
 
 def test_published_results_are_tables_with_exact_values_behind_rounded_ones() -> None:
-    tables = {table.title: table for table in published().tables}
-    measured = tables["Measured peak memory: in the fit"]
+    chapters = {chapter.title: chapter for chapter in published().chapters}
+    [measured] = [table for table in chapters["Measured peak memory"].tables if table.title == "In the fit"]
     column = next(column for column in measured.shown if column.name == "measured_bytes")
     exact = column.value(measured.rows[0])
     assert isinstance(exact, int)
-    assert f'data-sort="{exact}">{exact / 1024**2:.1f}</td>' in table_html(measured, 1)
-    claims = tables["Published claims, checked"]
-    assert len(claims.rows) == 135
-    assert "135 claims: " in claims.caption
+    assert f'data-sort="{exact}">{exact / 1024**2:.1f}</td>' in table_html(measured, "measured")
+    claims = chapters["Published claims, checked"]
+    assert len(claims.tables[0].rows) == 135
+    assert "135 claims: " in claims.about
     assert published().plots[0].svg.lstrip().startswith("<?xml")
     assert any("torch" in line for line in published().provenance)
 
@@ -82,11 +89,32 @@ def test_a_table_sorts_by_value_marks_the_unknown_and_wraps_only_long_texts() ->
         Column("size_bytes", "size, KiB", lambda row: row[1], lambda value: f"{value / 1024:.0f}", is_number=True),
         Column("exact", None, lambda row: row[1]),
     ]
-    text = table_html(Table(title="Sizes", columns=columns, rows=[("a", 2048), ("b" * 50, None)]), 3)
+    text = table_html(Table(title="Sizes", columns=columns, rows=[("a", 2048), ("b" * 50, None)]), "sizes")
     assert '<th scope="row" class="long">a</th><td class="number" data-sort="2048">2</td>' in text
     assert '<td class="number">–</td>' in text
     assert "<input" not in text
-    assert "<input" in table_html(Table(title="Many", columns=columns, rows=[("a", 1)] * 9), 1)
+    assert "<input" in table_html(Table(title="Many", columns=columns, rows=[("a", 1)] * 9), "many")
+
+
+def test_a_chapter_has_one_heading_and_its_tables_smaller_ones_where_there_are_several() -> None:
+    columns = [Column("name", "name", str)]
+    tables = [Table(title=f"Part {part}", columns=columns, rows=["a"]) for part in range(3)]
+    text = chapter_html(Chapter(title="All", about="How.", tables=tables), 2)
+    assert re.findall(r"<(h\d) id=.(.*?).>(.*?)</", text) == [
+        ("h3", "chapter-2-title", "All"), ("h4", "chapter-2-1-title", "Part 0"), ("h4", "chapter-2-2-title", "Part 1"),
+        ("h4", "chapter-2-3-title", "Part 2"),
+    ]  # fmt: skip
+    assert "<h4" in chapter_html(Chapter(title="All", about="", tables=tables[:1]), 2)  # its title may be a condition
+    alone = chapter_html(Chapter(title="Part 0", about="", tables=tables[:1]), 2)
+    assert re.findall(r"<h\d", alone) == ["<h3"]
+    assert 'aria-labelledby="chapter-2-title"' in alone
+    html = page(published(), engine_script())
+    headings = re.findall(r"<h[34][^>]*>(.*?)</h", html.split('id="tables"')[1].split('id="plots"')[0])
+    assert len(headings) == len(set(headings)) > 10
+    assert html.count(">Formulas that everybody quotes, scored</") == 2  # the heading, and the link to it
+    assert "1 × 64 tokens, checkpointing off</h4>" in html
+    labels = re.findall('aria-(?:labelled|described)by="(.*?)"', html)
+    assert all(html.count(f'id="{label}"') == 1 for label in labels)
 
 
 def test_claims_that_are_missing_or_no_claims_say_how_to_make_them(tmp_path: Path) -> None:

@@ -4,20 +4,21 @@ import html
 import json
 import random
 import re
-import shutil
 import subprocess
 from typing import get_args
 
 import pytest
+from page_browser import CHROMIUM
 
 from vramprobe import api, catalog, spec
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
-from vramprobe.report.page.translation.expressions import BUILTIN_METHODS, BUILTINS
+from vramprobe.report.page.translation.calls import BUILTIN_METHODS
+from vramprobe.report.page.translation.expressions import BUILTINS
+from vramprobe.terms.ranks import Sharding
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
@@ -78,7 +79,17 @@ def some_options(rng):
     if method == "qlora":
         words |= {"quant": rng.choice([None, "fp4", "int8", "nf4-single"]),
                   "kbit_prep": rng.choice(get_args(spec.KbitPrep))}  # fmt: skip
+    words["dora"] = rng.random() < (0.02 if method == "full" else 0.3)
+    if rng.random() < 0.1:
+        words["num_layers"] = rng.choice([1, 2, 5, 30])
+    if rng.random() < 0.3:
+        words |= {"num_gpus": rng.choice([2, 3, 8, 1000]), "sharding": rng.choice(get_args(Sharding))}
     return {name: value for name, value in words.items() if value is not None}
+
+
+def on_one_gpu(options):
+    """A fit is of one GPU, and the page predicts a rank of several by arithmetic alone."""
+    return {name: value for name, value in options.items() if name not in ("num_gpus", "sharding")} | {"device": "cuda"}
 
 
 def question(options, gpu="RTX-4090", **more):
@@ -125,7 +136,7 @@ def test_the_page_evaluates_a_fit_of_a_gpu(tmp_path):
     model = gpu_fit()
     data = engine.data() | {"fits": [{"gpu": "RTX-4090", "model": model.model_dump(mode="json")}]}
     rng = random.Random(1)
-    asked = [some_options(rng) | {"device": "cuda"} for _ in range(300)]
+    asked = [on_one_gpu(some_options(rng)) for _ in range(300)]
     found = answers(tmp_path, [question(options) for options in asked], data)
     num_reserved = 0
     for options, answer in zip(asked, found, strict=True):
@@ -182,10 +193,13 @@ def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
     rng = random.Random(3)
     asked = [one for one in (some_options(rng) for _ in range(200)) if expected(one)][:20]
     for options, answer in zip(asked, answers(tmp_path, [question(one) for one in asked]), strict=True):
-        words = answer["command"].replace("vramprobe measure", "predict --json --engine formula", 1).split()
-        outcome = CliRunner().invoke(app, words)
+        vramprobe, verb, *words = answer["command"].split()
+        assert (vramprobe, verb) == ("vramprobe", "predict" if "num_gpus" in options else "measure")
+        outcome = CliRunner().invoke(app, ["predict", "--json", "--engine", "formula", *words])
         assert outcome.exit_code == 0, outcome.output
-        assert json.loads(outcome.output)["cell_id"] == expected(options)["cell_id"]
+        said_there = json.loads(outcome.output)
+        for name in ("cell_id", "peak_allocated_bytes"):
+            assert said_there[name] == answer[name] == expected(options)[name]
 
 
 def test_python_that_has_no_rule_is_an_error_and_not_another_number():

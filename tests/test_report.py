@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec
 
@@ -306,7 +308,7 @@ def test_what_cannot_be_reported(tmp_path: Path) -> None:
     (tmp_path / "empty" / "records.jsonl").touch()
     with pytest.raises(StoreError, match="holds no record"):
         report(tmp_path / "empty", tmp_path / "out")
-    with pytest.raises(StoreError, match=r"cannot write the report to .*file: .*choose another folder"):
+    with pytest.raises(StoreError, match=r"cannot write .*file: File exists; choose another folder"):
         report(good, tmp_path / "file")
 
 
@@ -453,6 +455,29 @@ def test_a_report_is_the_same_each_time_and_a_check_names_what_is_not(tmp_path: 
         f"  {out / 'by_term.csv'} is missing",
     ]
     assert (out / "measured.md").read_text() == "x"
+
+
+def test_pictures_of_another_matplotlib_are_named_and_not_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But their page's words are, and so is a picture that says it is by this very release, or by none."""
+    results = save(tmp_path / "results", [make_record(), make_record(make_spec(method="lora"))])
+    out, version = tmp_path / "out", matplotlib.__version__.encode()
+    files = build(results, out)
+    svg, page = files["peak_by_term.svg"], files["index.html"]
+    older = svg.replace(version, b"3.0.1").replace(b"<path", b"<path ")
+    of_older = page.replace(base64.b64encode(svg), base64.b64encode(older))
+    assert svg != older
+    assert page != of_older
+    publish(out, files | {"peak_by_term.svg": older, "index.html": of_older})
+    assert publish(out, files, check=True)
+    said = f"pictures not compared: drawn by matplotlib 3.0.1, this is {matplotlib.__version__}"
+    assert caplog.messages == [f"{out / name}: {said}" for name in ("index.html", "peak_by_term.svg")]
+    for changed in ({"index.html": of_older.replace(b"<table", b"<table ")}, {"peak_by_term.svg": svg + b" "},
+                    {"peak_by_term.png": b"none"}):  # fmt: skip
+        publish(out, files | changed)
+        with pytest.raises(StaleReport, match=f"1 of {len(files)} files are stale:\n  .*{next(iter(changed))} differs"):
+            publish(out, files, check=True)
 
 
 def test_a_models_name_or_a_message_is_only_text_everywhere(tmp_path: Path) -> None:

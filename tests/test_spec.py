@@ -342,3 +342,19 @@ def test_every_catalog_model_resolves_for_every_method() -> None:
 
 def test_the_tiny_model_is_found_by_its_folder() -> None:
     assert make_spec().model == str(TINY_LLAMA_PATH)
+
+
+@pytest.mark.parametrize(("words", "filled"), [
+    ({"method": "full"}, {"quant": "none", "kbit_prep": "none", "autocast": "none", "attn": "sdpa"}),
+    ({"method": "lora"}, {"quant": "none", "kbit_prep": "none", "autocast": "bf16", "lora_r": 16, "lora_alpha": 32.0,
+                          "lora_dropout": 0.0, "lora_targets": "all-linear", "lora_dtype": "fp32"}),
+    ({"method": "qlora", "lora_r": 8}, {"quant": "nf4", "kbit_prep": "peft", "lora_alpha": 16.0, "lora_r": 8}),
+    ({"method": "qlora", "kbit_prep": "trl"}, {"kbit_prep": "trl", "lora_dtype": "bf16"}),
+    ({"method": "qlora", "kbit_prep": "trl", "lora_dtype": "fp32"}, {"lora_dtype": "fp32"}),
+    ({"method": "full", "optim": None, "dtype": "fp32"}, {"optim": "adamw_torch_fused", "dtype": "fp32"}),
+])  # fmt: skip
+def test_what_is_left_out_gets_what_the_methods_users_expect(words: dict, filled: dict) -> None:
+    found = spec.with_defaults(words, "llama")
+    assert {name: found[name] for name in filled} == filled
+    assert set(found) == set(spec.with_defaults(words | filled, "llama"))
+    assert spec.with_defaults(words, "bloom")["attn"] == "eager"  # transformers has no sdpa for it

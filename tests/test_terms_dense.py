@@ -210,7 +210,7 @@ def test_other_falcons_say_what_they_are(key: str) -> None:
     [
         ("gemma3_text", {"layer_types": ["sliding_attention"]}, "layer_types .* it must be a list of 3 names"),
         ("gemma2", {"layer_types": ["full", "full", "full"]}, "each one of sliding_attention, full_attention"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "is no causal model"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "being no causal model"),
         (
             "bloom",
             {"slow_but_exact": True, "pretraining_tp": 2},

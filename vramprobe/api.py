@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vramprobe import catalog, spec, store
-from vramprobe.errors import SpecError, StoreError, VramprobeError
+from vramprobe.errors import SpecError, StoreError
 from vramprobe.jobs import PlanEngine, default_results, job_of
 from vramprobe.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
 
@@ -131,24 +131,16 @@ def simulate(
 def _simulated(
     one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], *, with_history: bool
 ) -> Simulation:
-    """Raises VramprobeError also where the model's own code cannot run on tensors that have no values."""
+    """Raises NotSimulated also where a library cannot build the cell or run it on tensors that have no values."""
     from vramprobe.measure.isolation import require_packages
 
     require_packages([one], with_device=False)
-    try:
-        from vramprobe.simulate.run import simulate
+    from vramprobe.simulate.run import simulate
 
-        simulation = simulate(one, gpu=card, depth=depth)
-        if with_history and simulation.history is None:
-            simulation = simulate(one, gpu=card, depth="full")
-        return simulation
-    except (VramprobeError, AssertionError):
-        raise
-    except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
-        raise VramprobeError(
-            f"{one.cell_id} cannot be simulated ({type(error).__name__}: {said}); it may be measured all the same"
-        ) from error
+    simulation = simulate(one, gpu=card, depth=depth)
+    if with_history and simulation.history is None:
+        simulation = simulate(one, gpu=card, depth="full")
+    return simulation
 
 
 def plan(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import vramprobe
-from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
 from vramprobe.errors import FitError
 from vramprobe.interval import interval_width
@@ -21,7 +21,7 @@ from vramprobe.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, S
 from vramprobe.record import TRAINING_PHASES, RunRecord
 from vramprobe.regression import Observation, design_of, relative_errors, solution_of
 from vramprobe.table import require_comparable
-from vramprobe.terms import moments
+from vramprobe.terms import course_of, moments_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,8 +97,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
             left_out[reason if size is None else "a peak of 0 bytes, which nothing has"] += 1
             continue
         try:
-            num_params = architecture(record.spec.architecture).num_params
-            found.append(Observation(record, moments(record.spec), size, censored, num_params))
+            course = course_of(record.spec)
+            found.append(Observation(record, moments_of(course, record.spec), size, censored, course.arch.num_params))
         except UnsupportedArchitecture as error:
             left_out[str(error)] += 1
     return found, dict(left_out)

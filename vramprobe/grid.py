@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.architecture import Architecture
@@ -207,7 +208,8 @@ def _outside(
             is_far |= factor > FAR
         added = np.zeros(factor.size)
         # math.log2, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
-        added[beyond] = [math.log2(one) for one in factor[beyond].tolist()]
+        outside = factor[beyond]
+        added[beyond] = np.fromiter(map(math.log2, outside.tolist()), float, outside.size)
         doublings += added
     unseen, refused = unseen_choices(spec, model)
     widening = 0.0
@@ -229,7 +231,8 @@ def _half_width(
         constant_name(method): width.from_bytes / value
     }
     # Python's power, as predict takes it: NumPy's may differ in the last bit, and so in a byte.
-    noise = np.array([noise_share(one, width.power) for one in (value / width.from_bytes).tolist()])
+    sizes = (value / width.from_bytes).tolist()
+    noise = np.fromiter(map(noise_share, sizes, repeat(width.power)), float, value.size)
     times = np.sqrt(noise * noise + np.maximum(unsure_share(width, shares), 0.0))
     grown = times * (1 + width.growth_per_doubling * doublings)
     return np.minimum(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)

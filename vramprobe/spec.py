@@ -256,7 +256,7 @@ def resolve(
     dtype: str | None = None,
     autocast: str | None = None,
     num_layers: int | None = None,
-    optim: str = "adamw_torch_fused",
+    optim: str | None = None,
     lora_r: int | None = None,
     lora_alpha: float | None = None,
     lora_dropout: float | None = None,
@@ -278,26 +278,41 @@ def resolve(
     named = _recipe_values(recipe, dtype=dtype, autocast=autocast, lora_dtype=lora_dtype)
     entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
     architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
-    values = {
-        "model": entry.name, "architecture": architecture, "num_layers": num_layers,
-        "method": method, "device": device, "optim": OPTIM_ALIASES.get(optim, optim),
-        "quant": quant or ("nf4" if method == "qlora" else "none"),
-        "kbit_prep": kbit_prep or ("peft" if method == "qlora" else "none"),
-        "dtype": named["dtype"] or "bf16",
-        "autocast": named["autocast"] or ("none" if method == "full" else "bf16"),
-        "attn": attn or ("eager" if architecture["model_type"] in _NO_SDPA else "sdpa"),
-        **rest,
+    words = {
+        "method": method, "device": device, "optim": OPTIM_ALIASES.get(optim, optim), "quant": quant,
+        "kbit_prep": kbit_prep, "attn": attn, "lora_r": lora_r, "lora_alpha": lora_alpha,
+        "lora_dropout": lora_dropout, **named,
+        "lora_targets": ",".join(lora_targets) if isinstance(lora_targets, list) else lora_targets,
     }  # fmt: skip
-    adapter = {"lora_r": lora_r, "lora_alpha": lora_alpha, "lora_dropout": lora_dropout,
-               "lora_targets": lora_targets, "lora_dtype": named["lora_dtype"]}  # fmt: skip
+    words = with_defaults(words, architecture["model_type"])
+    made = {"model": entry.name, "architecture": architecture, "num_layers": num_layers}
+    return checked(CellSpec, made | words | rest)
+
+
+def with_defaults(words: dict[str, Any], model_type: str) -> dict[str, Any]:
+    """A cell's words, and for each of them that is None what the method's users expect, if anything.
+
+    The calculator of the page fills its cells with this same function, translated.
+    """
+    given = {name: value for name, value in words.items() if value is not None}
+    method = given.get("method")
+    usual = {
+        "optim": "adamw_torch_fused",
+        "quant": "nf4" if method == "qlora" else "none",
+        "kbit_prep": "peft" if method == "qlora" else "none",
+        "dtype": "bf16",
+        "autocast": "none" if method == "full" else "bf16",
+        "attn": "eager" if model_type in _NO_SDPA else "sdpa",
+    }
     if method in ("lora", "qlora"):
-        rank = adapter["lora_r"] = 16 if lora_r is None else lora_r
-        defaults = {"lora_alpha": 2.0 * rank, "lora_dropout": 0.0, "lora_targets": "all-linear",
-                    "lora_dtype": "bf16" if kbit_prep == "trl" else "fp32"}  # fmt: skip
-        adapter |= {key: default for key, default in defaults.items() if adapter[key] is None}
-        if isinstance(adapter["lora_targets"], list):
-            adapter["lora_targets"] = ",".join(adapter["lora_targets"])
-    return checked(CellSpec, values | adapter)
+        usual |= {
+            "lora_r": 16,
+            "lora_alpha": 2.0 * given.get("lora_r", 16),
+            "lora_dropout": 0.0,
+            "lora_targets": "all-linear",
+            "lora_dtype": "bf16" if given.get("kbit_prep") == "trl" else "fp32",
+        }
+    return usual | given
 
 
 def option_names() -> list[str]:

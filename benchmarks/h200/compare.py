@@ -114,6 +114,19 @@ def out_of_memory(content: dict[str, Any], records: dict[str, RunRecord]) -> lis
             if (record := records.get(cell["fingerprint"])) is not None and record.outcome.kind == "oom"]  # fmt: skip
 
 
+def run_elsewhere(card: str | None, records: Sequence[RunRecord]) -> str | None:
+    """A sentence on cells that were run on another GPU than they were predicted for; None where there is none."""
+    names = [record.environment.device_name for record in records]
+    others = [name for name in names if card is not None and getattr(card_seen(name, 0).gpu, "name", None) != card]
+    if not others:
+        return None
+    where = ", ".join(sorted(set(others)))
+    return (
+        f"{len(others)} of them on {where}, not on the {card} that they were predicted for: "
+        "what a context takes, and where the card ends, differ."
+    )
+
+
 def predicted(out: Path, records: dict[str, RunRecord]) -> Iterator[str]:
     """A section for each file of predictions."""
     for name in PREDICTIONS:
@@ -129,7 +142,10 @@ def predicted(out: Path, records: dict[str, RunRecord]) -> Iterator[str]:
         told = f"fitted on {fit['num_records']} records of {fit['device_name']}" if fit else "without a fit"
         yield f"\n### {name}: {told}\n\nMade at {content['made_at']} by commit {content['commit']}"
         yield f"{' (with changes)' if content['dirty'] else ''}, {len(known)} of {len(content['cells'])} cells run "
-        yield f"since{f', {late} BEFORE it was made' if late else ''}.\n\n{accuracy(pairs_of(content, records))}"
+        yield f"since{f', {late} BEFORE it was made' if late else ''}.\n\n"
+        if elsewhere := run_elsewhere(content["card"], known):
+            yield f"{elsewhere}\n\n"
+        yield accuracy(pairs_of(content, records))
         if ooms := out_of_memory(content, records):
             yield f"\nOut of memory: {', '.join(ooms)}.\n"
 

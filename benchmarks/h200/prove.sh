@@ -22,7 +22,7 @@ stage predict
 [ -f "$OUT/predictions-fitted.json" ] || fail "no predictions with the fit of stage 1"
 stage 2
 stage predict && fail "stage 2 was predicted after it had been run"
-for number in 3 4 5 compare; do stage "$number"; done
+for number in 3 snapshots 4 5 compare; do stage "$number"; done
 for sweep in h200-calibration h200-held-out h200-edges h200-speed h200-claims; do
   left=$("$PYTHON" -m vramprobe run "$OUT/tiny/$sweep.yaml" --out "$OUT/$sweep" --device cpu --dry-run --json |
     "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["actions"].get("run", 0))')

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vramprobe.measure.launcher import worker_environment
+from vramprobe.measure.launcher import allocator_settings, worker_environment
 from vramprobe.simulate.against_snapshot import Comparison
 from vramprobe.spec import CellSpec, resolve
 
@@ -64,8 +64,7 @@ def _watch(spec: CellSpec) -> dict[str, Any]:
 
 def _asked(spec: CellSpec, number: int) -> dict[str, Any]:
     """The same from a process of its own; what went wrong, where it did."""
-    setting = spec.alloc_conf or ""
-    environment = worker_environment() | {"PYTORCH_ALLOC_CONF": setting, "PYTORCH_CUDA_ALLOC_CONF": setting}
+    environment = worker_environment() | allocator_settings(spec.alloc_conf)
     command = [sys.executable, __file__, "--cell", str(number)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
@@ -83,10 +82,12 @@ def main() -> None:
     if sys.argv[2:] == ["cpu"]:
         print("snapshots: only a GPU's allocator has a history; nothing written")
         return
-    found = [_asked(spec, number) for number, spec in enumerate(specs())]
-    for one in found:
-        print(one["cell_id"], one.get("error") or f"reserved peak off by {100 * one['peak_error']:.2f} %", sep=" · ")
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
+    found: list[dict[str, Any]] = []
+    for number, spec in enumerate(specs()):
+        found.append(one := _asked(spec, number))
+        told = one.get("error") or f"reserved peak off by {100 * one['peak_error']:.2f} %"
+        print(one["cell_id"], told, sep=" · ", flush=True)
+        Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
     sys.exit(any("error" in one for one in found))
 
 

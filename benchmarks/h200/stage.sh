@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One stage of the H200 campaign: stage.sh N. Ends inside MAX_TIME; run again to go on. See README.md.
+# One stage of the H200 campaign: stage.sh N. Ends inside MAX_TIME, and by UNTIL (seconds since 1970) where that is set;
+# run again to go on. Killed in the middle it has written what it measured, and nothing else, to OUT. See README.md.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=benchmarks/h200
@@ -8,6 +9,17 @@ python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$out"
+
+# Seconds until UNTIL; a stage's own usual limit where nobody set that.
+seconds_left() { echo $((${UNTIL:-$(($(date +%s) + 540))} - $(date +%s))); }
+
+# Run what may not go on for longer than that; told to end, a Python program ends its children too.
+in_time() {
+  local seconds
+  seconds=$(seconds_left)
+  if [ "$seconds" -lt 20 ]; then echo "stage.sh: no time left for $*" >&2; return 124; fi
+  timeout --signal INT --kill-after 10 "$seconds" "$@"
+}
 
 # The sweep's file; with TINY=1 one of tiny stand-ins on the same axes.
 file_of() {
@@ -19,17 +31,24 @@ file_of() {
   fi
 }
 
-# Run one sweep; its logs become one file, so that few have to be carried home.
+# Run one sweep. Its logs lie elsewhere meanwhile and become one file: few can be carried home from a lent machine, and
+# one that is cut off must not leave fifty logs in the place of its records.
 sweep() {
-  local status=0 file
-  file=$(file_of "$1")
-  "$python" -m vramprobe run "$file" --out "$out/$1" --device "$device" \
-    --max-time "${MAX_TIME:-9m}" --replicate 5% || status=$?
-  rm -f "$out/$1/.lock"
-  if [ -d "$out/$1/logs" ]; then
-    tar -czf "$out/$1.logs.tgz" -C "$out/$1" logs
-    rm -rf "$out/$1/logs"
+  local status=0 file limit=${MAX_TIME:-9m} logs
+  if [ -n "${UNTIL:-}" ]; then
+    limit=$(seconds_left)s
+    if [ "${limit%s}" -lt 20 ]; then echo "stage.sh: no time left for $1" >&2; return 124; fi
   fi
+  file=$(file_of "$1")
+  logs=$(mktemp -d)
+  mkdir -p "$out/$1" "$logs/logs"
+  rm -rf "$out/$1/logs"
+  ln -s "$logs/logs" "$out/$1/logs"
+  "$python" -m vramprobe run "$file" --out "$out/$1" --device "$device" \
+    --max-time "$limit" --replicate 5% || status=$?
+  rm -f "$out/$1/.lock" "$out/$1/logs"
+  tar -czf "$out/$1.logs.tgz" -C "$logs" logs
+  rm -rf "$logs"
   return "$status"
 }
 
@@ -44,13 +63,18 @@ require_predictions() {
 
 trust() {
   local ready=0
-  "$python" -m vramprobe doctor --device "$device" --json > "$out/doctor.json" || ready=$?
+  in_time "$python" -m vramprobe doctor --device "$device" --json > "$out/doctor.json" || ready=$?
   "$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["verdict"])' "$out/doctor.json" || true
-  "$python" "$here/facts.py" "$out/facts.json" "$device" || ready=$?
-  if [ "$device" = cuda ]; then
-    "$python" -m pytest -m gpu -W default -p no:cacheprovider 2>&1 | tee "$out/stage0.log"
-  fi
+  in_time "$python" "$here/facts.py" "$out/facts.json" "$device" || ready=$?
   return "$ready"
+}
+
+# The tests that need a GPU, all of them in one file; on a machine without one there is none.
+gpu_tests() {
+  if [ "$device" = cuda ]; then
+    in_time "$python" -m pytest -v --tb=short -m gpu -W default -p no:cacheprovider tests/test_cuda.py 2>&1 |
+      tee "$out/tests.log"
+  fi
 }
 
 predict() {
@@ -86,12 +110,14 @@ compare() {
 
 case "${1:-}" in
   0) trust ;;
+  tests) gpu_tests ;;
   1) sweep h200-calibration ;;
   2) require_predictions; sweep h200-held-out ;;
-  3) sweep h200-edges; "$python" "$here/snapshots.py" "$out/snapshots.json" "$device" ;;
+  3) sweep h200-edges ;;
+  snapshots) in_time "$python" "$here/snapshots.py" "$out/snapshots.json" "$device" ;;
   4) sweep h200-speed ;;
   5) require_predictions; sweep h200-claims ;;
   predict) predict ;;
   compare) compare ;;
-  *) echo "usage: bash benchmarks/h200/stage.sh 0|1|2|3|4|5|predict|compare" >&2; exit 2 ;;
+  *) echo "usage: bash benchmarks/h200/stage.sh 0|tests|1|2|3|snapshots|4|5|predict|compare" >&2; exit 2 ;;
 esac

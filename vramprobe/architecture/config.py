@@ -44,6 +44,20 @@ class Config:
         """A size that null switches off; the default is for an absent key."""
         return None if self.values.get(key, default) is None else self.size(key, default)
 
+    def count(self, key: str, default: int) -> int:
+        """How many of something that may be missing; the default is for an absent key."""
+        value = self.values.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.wrong(key, "a whole number of 0 or more")
+        return value
+
+    def limit(self, key: str, default: float | None) -> float | None:
+        """A number above 0 that null switches off; the default is for an absent key."""
+        value = self.values.get(key, default)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not value > 0):
+            raise self.wrong(key, "a number above 0, or null for none")
+        return value
+
     def rate(self, key: str, default: float) -> float:
         """A probability or a share."""
         value = self.values.get(key, default)
@@ -75,6 +89,11 @@ class Config:
     def no_arithmetic(self, text: str) -> UnsupportedArchitecture:
         """An error for a kind of this family that is not counted here."""
         return UnsupportedArchitecture(f"{self.model_type} with {text}; --engine trace knows it")
+
+    def require_flag(self, key: str, allowed: bool, why: str = "") -> None:
+        """Raise where this yes or no, ``allowed`` where the key is absent, is the one that is not counted here."""
+        if self.flag(key, allowed) != allowed:
+            raise self.no_arithmetic(f"{key} {str(not allowed).lower()} has no arithmetic{why}")
 
     def require_multiple(self, key: str, other: str, value: int, divisor: int) -> None:
         """Raise unless ``value``, of this key, is a multiple of ``divisor``, of the other."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from vramprobe.architecture.config import Config, Inventory
 from vramprobe.architecture.parts import Architecture
+from vramprobe.architecture.relatives import sliding_layers
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 #: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
@@ -50,27 +51,37 @@ def llama_like(config: Config) -> Architecture:
     inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(config.size("vocab_size"), hidden, tied)
-    # Mistral's window is on when it is set; Qwen's needs use_sliding_window as well, and its first layers have none.
-    windowed = model_type == "mistral" or config.flag("use_sliding_window", False)
-    sliding = _windows_of_qwen(config) if windowed and model_type != "mistral" else ()
-    if sliding and not any(sliding):
-        windowed, sliding = False, ()
+    window, sliding = _window(config, model_type)
     return Architecture(
         model_type=model_type, num_layers=config.size("num_hidden_layers"),
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"),
         tied=tied, activation=config.text("hidden_act", "silu"), rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
-        sliding_window=config.absent_or_size("sliding_window", 4096) if windowed else None, sliding_layers=sliding,
+        sliding_window=window, sliding_layers=sliding,
         parameters=tuple(inventory.parameters),
     )  # fmt: skip
 
 
-def _windows_of_qwen(config: Config) -> tuple[bool, ...]:
-    """Which layers look through the window: those after the first max_window_layers."""
-    num_full = config.values.get("max_window_layers", 28)
-    if not isinstance(num_full, int) or isinstance(num_full, bool) or num_full < 0:
-        raise config.wrong("max_window_layers", "a whole number of 0 or more")
-    return tuple(index >= num_full for index in range(config.size("num_hidden_layers")))
+def _window(config: Config, model_type: str) -> tuple[int | None, tuple[bool, ...]]:
+    """The window, and which layers look through it where not all do.
+
+    Mistral's is on when it is set. Qwen's needs use_sliding_window as well, and the layers are those of layer_types,
+    else those after the first max_window_layers. Llama has none.
+    """
+    if model_type == "llama":
+        return None, ()
+    window = config.absent_or_size("sliding_window", 4096)
+    if model_type == "mistral":
+        return window, ()
+    window = window if config.flag("use_sliding_window", False) else None
+    num_layers, num_full = config.size("num_hidden_layers"), config.count("max_window_layers", 28)
+    if config.values.get("layer_types") is not None:
+        sliding = sliding_layers(config, 1, num_layers)
+        if window is None and any(sliding):
+            raise config.wrong("layer_types", "full_attention alone unless use_sliding_window is true and there is one")
+    else:
+        sliding = tuple(window is not None and index >= num_full for index in range(num_layers))
+    return (window, sliding) if any(sliding) else (None, ())
 
 
 def gpt_neox(config: Config) -> Architecture:
@@ -108,6 +119,8 @@ def _partial_rotary(config: Config) -> float:
 def gpt2(config: Config) -> Architecture:
     hidden, num_heads = config.size("n_embd"), config.size("n_head")
     config.require_multiple("n_embd", "n_head", hidden, num_heads)
+    for key in ("add_cross_attention", "reorder_and_upcast_attn"):
+        config.require_flag(key, False)
     mlp = config.size("n_inner", 4 * hidden)
     tied = config.flag("tie_word_embeddings", True)
     inventory, layer = Inventory(), "transformer.h.{layer}"
@@ -133,6 +146,9 @@ def gpt2(config: Config) -> Architecture:
 def opt(config: Config) -> Architecture:
     hidden, mlp, num_heads = config.size("hidden_size"), config.size("ffn_dim"), config.size("num_attention_heads")
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
+    config.require_flag("layer_norm_elementwise_affine", True)
+    if config.rate("layerdrop", 0.0):
+        raise config.no_arithmetic("layerdrop above 0, which skips layers by chance, has no arithmetic")
     embedding = config.size("word_embed_proj_dim", hidden)
     tied, bias = config.flag("tie_word_embeddings", True), config.flag("enable_bias", True)
     norm_first = config.flag("do_layer_norm_before", True)

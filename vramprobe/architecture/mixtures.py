@@ -11,7 +11,7 @@ from typing import Literal
 
 from vramprobe.architecture.config import Config, Inventory
 from vramprobe.architecture.parts import Architecture, Experts, UnsupportedArchitecture, Wrapped
-from vramprobe.architecture.relatives import sliding_layers
+from vramprobe.architecture.relatives import sliding_layers, window_of
 from vramprobe.errors import VramprobeError
 
 _LAYER = "model.layers.{layer}"
@@ -39,7 +39,7 @@ def mixture(config: Config) -> Architecture:
 
 
 def _mixtral(config: Config) -> Architecture:
-    if config.values.get("router_jitter_noise"):
+    if config.rate("router_jitter_noise", 0.0):
         raise UnsupportedArchitecture("the formula engine has no arithmetic for router_jitter_noise; set it to 0")
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     if config.values.get("head_dim") is None:
@@ -82,11 +82,11 @@ def _qwen3_moe(config: Config) -> Architecture:
     inventory.add(f"{_ATTENTION}.k_norm.weight", (head_size,), "norm")
     _add_experts(inventory, experts, hidden)
     inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
-    windowed = config.flag("use_sliding_window", False)
+    window = config.absent_or_size("sliding_window", 4096)
     return _finish(
         config, inventory, experts, num_heads, num_kv_heads, head_size,
         wrapped=_wrapped(experts, hidden, _QWEN_TARGETS),
-        window=config.absent_or_size("sliding_window", 4096) if windowed else None,
+        window=window if config.flag("use_sliding_window", False) else None,
     )  # fmt: skip
 
 
@@ -106,15 +106,21 @@ def _gpt_oss(config: Config) -> Architecture:
         "down_proj_bias": (hidden,),
     }.items():  # fmt: skip
         inventory.add(f"{_MLP}.experts.{name}", (experts.num, *shape), "experts")
+    sliding = sliding_layers(config, 2, config.size("num_hidden_layers"))
+    window_of(config, sliding, 128)
     # The window is only in a mask's values: the eager path, the only one, makes a mask of the same size without it.
     return _finish(
-        config, inventory, experts, num_heads, num_kv_heads, head_size, wrapped=(), window=None,
-        sliding=sliding_layers(config, 2, config.size("num_hidden_layers")),
+        config, inventory, experts, num_heads, num_kv_heads, head_size, wrapped=(), window=None, sliding=sliding,
     )  # fmt: skip
 
 
 def _deepseek_v2(config: Config) -> Architecture:
-    num_dense, method = config.values.get("first_k_dense_replace") or 0, config.text("topk_method", "greedy")
+    num_dense, method = config.count("first_k_dense_replace", 0), config.text("topk_method", "greedy")
+    if config.values.get("moe_layer_freq", 1) not in (None, 1):
+        raise config.wrong("moe_layer_freq", "1: transformers makes every layer after the dense ones a mixture")
+    for key in ("n_group", "topk_group"):  # of group_limited_greedy
+        config.absent_or_size(key, None)
+    config.flag("norm_topk_prob", False)  # which transformers never reads
     if num_dense not in (0, 1) or method != "greedy":
         raise UnsupportedArchitecture(
             f"the formula engine has no arithmetic for a deepseek_v2 with first_k_dense_replace {num_dense!r} and "

@@ -44,9 +44,12 @@ def sliding_layers(config: Config, period: int, num_layers: int) -> tuple[bool, 
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def _caps(config: Config, key: str, default: float | None) -> bool:
-    """Whether a tanh bends what this key names."""
-    return config.values.get(key, default) is not None
+def window_of(config: Config, sliding: tuple[bool, ...], default: int) -> int | None:
+    """The window that these layers look through, None where none does."""
+    window = config.absent_or_size("sliding_window", default)
+    if any(sliding) and window is None:
+        raise config.wrong("sliding_window", "a whole number of 1 or more: some of its layers are sliding_attention")
+    return window if any(sliding) else None
 
 
 def _gemma(config: Config, inventory: Inventory) -> Architecture:
@@ -58,8 +61,7 @@ def _gemma(config: Config, inventory: Inventory) -> Architecture:
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     head_size, num_layers = config.size("head_dim", 256), config.size("num_hidden_layers")
     tied, bias = config.flag("tie_word_embeddings", True), config.flag("attention_bias", False)
-    if config.flag("use_bidirectional_attention", False):
-        raise config.no_arithmetic("use_bidirectional_attention true is no causal model and has no arithmetic")
+    config.require_flag("use_bidirectional_attention", False, ", being no causal model")
     queries, keys = num_heads * head_size, num_kv_heads * head_size
     layer = "model.layers.{layer}"
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
@@ -82,10 +84,10 @@ def _gemma(config: Config, inventory: Inventory) -> Architecture:
         head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
         activation=config.text("hidden_activation", "gelu_pytorch_tanh"), rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
-        sliding_window=config.absent_or_size("sliding_window", 4096) if any(sliding) else None, sliding_layers=sliding,
+        sliding_window=window_of(config, sliding, 4096), sliding_layers=sliding,
         scales_embedding=True, num_rotary_tables=len(set(sliding)) if is_third else 1,
-        caps_scores=_caps(config, "attn_logit_softcapping", None if is_third else 50.0),
-        caps_logits=_caps(config, "final_logit_softcapping", None if is_third else 30.0),
+        caps_scores=config.limit("attn_logit_softcapping", None if is_third else 50.0) is not None,
+        caps_logits=config.limit("final_logit_softcapping", None if is_third else 30.0) is not None,
         parameters=tuple(inventory.parameters),
     )  # fmt: skip
 
@@ -153,10 +155,10 @@ def _falcon(config: Config, inventory: Inventory) -> Architecture:
     """Falcon 7B's: one key and value head for all, attention beside the MLP, rotated heads."""
     for key, allowed in (("alibi", False), ("new_decoder_architecture", False), ("multi_query", True),
                          ("parallel_attn", True)):  # fmt: skip
-        if config.flag(key, allowed) != allowed:
-            raise config.no_arithmetic(
-                f"{key} {str(not allowed).lower()} has no arithmetic, which knows Falcon 7B's architecture alone"
-            )
+        config.require_flag(key, allowed, ", which knows Falcon 7B's architecture alone")
+    if config.values.get("num_ln_in_parallel_attn") not in (None, 1):
+        raise config.wrong("num_ln_in_parallel_attn", "1 or null to be predicted; --engine trace knows others")
+    config.rate("attention_dropout", 0.0)  # which transformers applies with alibi alone
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     head_size, vocab_size = hidden // num_heads, config.size("vocab_size")
@@ -182,7 +184,7 @@ def _bloom(config: Config, inventory: Inventory) -> Architecture:
     hidden, num_heads = config.size("hidden_size"), config.size("n_head")
     config.require_multiple("hidden_size", "n_head", hidden, num_heads)
     vocab_size, tied = config.size("vocab_size"), config.flag("tie_word_embeddings", True)
-    if config.flag("slow_but_exact", False) and config.size("pretraining_tp", 1) > 1:
+    if config.size("pretraining_tp", 1) > 1 and config.flag("slow_but_exact", False):
         raise config.no_arithmetic("slow_but_exact true and pretraining_tp above 1 has no arithmetic")
     layer = "transformer.h.{layer}"
     inventory.embedding("transformer.word_embeddings", vocab_size, hidden)

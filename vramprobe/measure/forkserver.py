@@ -36,8 +36,17 @@ _CANARY_SECONDS = 60  # a context takes one, or a few where the driver has to be
 
 
 def is_available() -> bool:
-    """Whether this system has what the server needs: fork, and Linux's pidfd to wait for two things at once."""
-    return hasattr(os, "fork") and hasattr(os, "pidfd_open")
+    """Whether this system has what the server needs: fork, and Linux's pidfd to wait for two things at once.
+
+    Tried, not looked up: a sandbox may have Python's function and not the kernel's call (gVisor's issue 5839).
+    """
+    if not hasattr(os, "fork") or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 class ServerEnded(Exception):

@@ -101,7 +101,7 @@ class Spawner:
         with open(self._log, "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "vramprobe.measure.worker"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                start_new_session=True, env=self._env | _allocator_settings(alloc_conf), bufsize=0,
+                start_new_session=True, env=self._env | allocator_settings(alloc_conf), bufsize=0,
             )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ class Server:
     def __init__(
         self, device: str, alloc_conf: str | None, env: dict[str, str], model_types: list[str], log: Path
     ) -> None:
-        self._settings = (device, model_types, env | _allocator_settings(alloc_conf), log)
+        self._settings = (device, model_types, env | allocator_settings(alloc_conf), log)
         self._server: ForkServer | None = None
         self._instead: Spawner | None = None
         if not forkserver.is_available():
@@ -204,5 +204,6 @@ def worker_environment() -> dict[str, str]:
     return quiet | inherited | order | ours
 
 
-def _allocator_settings(alloc_conf: str | None) -> dict[str, str]:
+def allocator_settings(alloc_conf: str | None) -> dict[str, str]:
+    """The allocator's setting as torch reads it, in the variables of newer and of older releases alike."""
     return dict.fromkeys(_ALLOCATOR_SETTINGS, alloc_conf) if alloc_conf else {}

@@ -19,7 +19,7 @@ from vramprobe.units import MIB
 
 #: NVML moves by this much without anybody allocating; more means that someone else was on the card.
 CONTAMINATION_BYTES = 16 * MIB
-_TEARDOWN_SECONDS = 3.0  # the driver frees a dead process's memory a moment after it is gone
+_TEARDOWN_SECONDS = 10.0  # the driver frees a dead process's memory, up to 140 GB, a moment after it is gone
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ _DEVICE_OOM = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "cudaErrorMemoryAllocation",
     "CUDA error: out of memory",
-    "NVML_SUCCESS == r INTERNAL ASSERT",
+    "NVML_SUCCESS == ",  # the allocator, asking who else is on the card before it says that it is full
 )
 
 
@@ -187,6 +187,8 @@ def load_libraries(spec: CellSpec) -> None:
         import peft  # noqa: F401
     if spec.quant != "none":
         import transformers.integrations.bitsandbytes  # noqa: F401
+    elif spec.optim.endswith(("_8bit", "_32bit")):
+        import bitsandbytes  # noqa: F401
     if spec.fused_linear_cross_entropy:
         from vramprobe.workload.fused_loss import load_liger
 

@@ -267,7 +267,7 @@ def _flash_attn(chip: Chip) -> Iterator[None]:
         patch.object(modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", can_dispatch),
         patch.object(utils, "_lazy_imports", lambda *args, **kwargs: functions),
         patch.object(utils, "_loaded_implementation", None),
-        patch.object(utils, "_is_packed_sequence", lambda *args: False),
+        patch.object(utils, "_is_packed_sequence", lambda *args, **kwargs: False),
     ):
         yield
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -62,7 +63,7 @@ class Simulation:
 
 
 def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto") -> Simulation:
-    """Run the cell on fake tensors. Raises NotSimulated where it is not covered.
+    """Run the cell on fake tensors. Raises NotSimulated where it is not covered or a library refuses it.
 
     ``gpu`` decides which kernels a cuda cell meets; an A100's where none is named. A deep model is made of three
     shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third and later steps are the
@@ -76,8 +77,13 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
         if spec.method != "full" and is_bitsandbytes_available():  # peft looks for its layers, whatever the method
             import peft.tuners.lora.bnb  # noqa: F401
         began, started_at = time.perf_counter(), datetime.now(UTC)
-        run = _deep(on_cpu, chip) if depth == "auto" else None
-        run = run or _run(on_cpu, chip)
+        try:
+            run = _deep(on_cpu, chip) if depth == "auto" else None
+            run = run or _run(on_cpu, chip)
+        except (VramprobeError, AssertionError):
+            raise
+        except Exception as error:
+            raise _refusal(spec, error) from error
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
     remarks = remarks_on(run.facts, spec.quant)
@@ -162,6 +168,18 @@ def _period(architecture: dict[str, Any]) -> int | None:
     kinds = list(zip(*[one for one in lists if isinstance(one, list) and one], strict=False)) or [None] * 2
     repeats = (size for size in range(1, len(kinds)) if kinds[:-size] == kinds[size:])
     return next(repeats, None)
+
+
+def _refusal(spec: CellSpec, error: Exception) -> NotSimulated:
+    """Whatever a library raised; only where torch or this simulation did can fake tensors be the reason."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    package = frames[-1].f_globals.get("__name__", "").partition(".")[0]
+    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if package in ("torch", "vramprobe", ""):
+        why = "tensors without values may be the reason: try vramprobe measure, which runs real ones"
+    else:
+        why = f"{package} refuses it, and would in a real run, too; change what it names"
+    return NotSimulated(f"{spec.cell_id} cannot be simulated ({said}); {why}")
 
 
 def _check(spec: CellSpec) -> AllocatorConfig:

@@ -113,7 +113,11 @@ def moments(spec: CellSpec) -> list[Moment]:
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
-    course = course_of(spec)
+    return moments_of(course_of(spec), spec)
+
+
+def moments_of(course: Course, spec: CellSpec) -> list[Moment]:
+    """The same of a cell whose course is at hand."""
     idle = course.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens}
     places = course.walk.highest(spec.batch_size, spec.seq_len) | {_OPTIMIZER: course.at_step}
     return [Moment(phase, place, _in_order(idle | terms)) for (phase, place), terms in places.items()]

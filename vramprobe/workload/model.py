@@ -127,14 +127,15 @@ def _random_quantised(spec: CellSpec) -> PreTrainedModel:
     model.tie_weights()
     kept = _kept_in_fp32(model, spec)
     fill = _filler(spec.device)
+    places = _places(model)
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.is_meta:
                 full_name = f"{module_name}.{name}"
                 dtype = torch.float32 if _is_part_of(full_name, kept) else TORCH_DTYPES[spec.dtype]
                 made = _materialise(full_name, parameter, dtype, spec.device, fill)
-                setattr(module, name, made)
-                _share(model, parameter, made)
+                for owner, its_name in places[id(parameter)]:  # more than one where weights are tied
+                    setattr(owner, its_name, made)
         for name, buffer in list(module.named_buffers(recurse=False)):
             module._buffers[name] = buffer.to(spec.device)
     # What from_pretrained leaves on a quantised model; peft chooses its layers by these.
@@ -184,12 +185,16 @@ def _is_part_of(name: str, modules: set[str]) -> bool:
     return not modules.isdisjoint(name.split("."))
 
 
-def _share(model: PreTrainedModel, old: nn.Parameter, new: nn.Parameter) -> None:
-    """Keep tied weights tied: wherever ``old`` still stands, put ``new``."""
+def _places(model: PreTrainedModel) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Parameter, by identity → every module that has it and its name there; looked up once for all of them.
+
+    Searched for one parameter at a time, this took longer than anything else in making a 70B model on a GPU.
+    """
+    found: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter is old:
-                setattr(module, name, new)
+            found.setdefault(id(parameter), []).append((module, name))
+    return found
 
 
 def _filler(device: str) -> Any:

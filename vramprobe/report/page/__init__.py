@@ -17,13 +17,15 @@ from string import Template
 from typing import Any
 
 from vramprobe.errors import VramprobeError
-from vramprobe.report.definition import Table
-from vramprobe.report.page.tables import table_html
+from vramprobe.report.page.tables import Chapter, chapter_html
 
 #: The largest page that opens at once on a phone, in bytes.
 MAX_BYTES = 3_000_000
 #: In the order in which they need each other.
-_SCRIPTS = ("words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js", "page.js")
+_SCRIPTS = (
+    "words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js",
+    "changes.js", "page.js",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Content:
 
     engine: Mapping[str, Any]
     predictor: str
-    tables: Sequence[Table]
+    chapters: Sequence[Chapter]
     plots: Sequence[Plot]
     provenance: Sequence[str]
     command: str
@@ -68,8 +70,11 @@ def page(content: Content, engine_script: str) -> str:
         policy=_policy([engine, script], style),
         engine_data=json_for_html(content.engine),
         predictor=escape(content.predictor),
-        tables="\n".join(table_html(table, number) for number, table in enumerate(content.tables, start=1)),
-        contents=_contents(content.tables),
+        chapters="\n".join(chapter_html(one, number) for number, one in enumerate(content.chapters, start=1)),
+        contents="".join(
+            f'<li><a href="#chapter-{number}">{escape(one.title)}</a></li>'
+            for number, one in enumerate(content.chapters, start=1)
+        ),
         plots="\n".join(map(_plot, content.plots)),
         has_plots="" if content.plots else "hidden",
         provenance="".join(f"<li>{escape(line)}</li>" for line in content.provenance),
@@ -104,14 +109,6 @@ def _policy(scripts: Sequence[str], style: str) -> str:
 
 def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _contents(tables: Sequence[Table]) -> str:
-    """A link to each table, or to the first of those of one document, which share what stands before the colon."""
-    first: dict[str, int] = {}
-    for number, table in enumerate(tables, start=1):
-        first.setdefault(table.title.partition(": ")[0], number)
-    return "".join(f'<li><a href="#table-{number}">{escape(title)}</a></li>' for title, number in first.items())
 
 
 def _plot(plot: Plot) -> str:

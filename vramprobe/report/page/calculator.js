@@ -1,7 +1,7 @@
 // Calculator: the words of a cell -> its prediction, its verdict on a GPU, the largest batch and length that fit.
 //
-// Everything is counted by the translated modules ($terms, $predict, $largest …); here are only a cell's defaults, as
-// spec.resolve has them, and plain objects in and out. Sizes are bytes.
+// Everything is counted, and every default filled, by the translated modules ($spec, $terms, $predict, $largest …); here
+// are only plain objects in and out. Sizes are bytes.
 
 const $data = JSON.parse(document.getElementById("engine-data").textContent);
 
@@ -26,34 +26,25 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 // -- the cell ----------------------------------------------------------------------------------------------------------
 
-const $COUNTS = ["batch_size", "seq_len", "grad_accum"];
+const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "num_layers"];
 const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
+const $NOT_OF_A_CELL = ["num_gpus", "sharding"]; // they are predict's
+const $SHARDING = "fsdp"; // of several GPUs, unless told
 
-function $words(options) {
-  const trains = options.method !== "full", quantised = options.method === "qlora";
-  const values = {
-    device: "cuda", optim: "adamw_torch_fused", quant: quantised ? "nf4" : "none", kbit_prep: quantised ? "peft" : "none",
-    dtype: "bf16", autocast: trains ? "bf16" : "none", grad_accum: 1, gradient_checkpointing: false,
-    attn: $in(options.model_type, $spec._NO_SDPA) ? "eager" : "sdpa",
-  };
-  const adapter = {
-    lora_r: 16, lora_dropout: 0, lora_targets: "all-linear", lora_dtype: options.kbit_prep === "trl" ? "bf16" : "fp32",
-  };
-  return trains ? {...values, ...adapter} : values;
-}
-
-function $problems(options) {
+function $problems(spec) {
   const problems = [];
   const say = (option, message) => problems.push({option, message});
-  for (const name of [...$COUNTS, ...("lora_r" in options ? ["lora_r"] : [])]) {
-    const value = options[name];
+  for (const name of $COUNTS) {
+    const value = spec[name];
+    if (value === null) continue;
     if (!Number.isInteger(value) || value < 1) say(name, `${name}: ${value ?? "nothing"} given; must be a whole number of 1 or more`);
   }
   for (const [name, allowed] of Object.entries($data.choices)) {
-    const value = options[name];
+    const value = spec[name];
     if (value == null ? name === "method" : !allowed.includes(value)) say(name, `${name}: ${value ?? "nothing"} given; allowed: ${allowed.join(", ")}`);
   }
-  if (Array.isArray(options.lora_targets) && !(options.lora_targets.length && options.lora_targets.every((one) => /^[\w.]+$/.test(one)))) {
+  const targets = spec.lora_targets;
+  if (Array.isArray(targets) && !(targets.length && targets.every((one) => /^[\w.]+$/.test(one)))) {
     say("lora_targets", "lora_targets: write all-linear, q_v, or module names such as q_proj,v_proj");
   }
   return problems;
@@ -65,11 +56,20 @@ function $targets(given) {
   return $const($list(names));
 }
 
+function $filled(words, model_type) { return Object.fromEntries($entries($spec.with_defaults($dict(Object.entries(words)), model_type))); }
+
+const $configs = new WeakMap();
+function $configOf(config) {
+  if (!$configs.has(config)) $configs.set(config, $fromJson(config));
+  return $configs.get(config);
+}
+
+// A CellSpec, and beside its fields the GPUs that a rank is one of. Throws for a depth that the model has not.
 function $cell(given, config) {
-  const values = {...$words({...given, model_type: config.model_type}), ...given};
-  values.lora_targets = $targets(values.lora_targets);
-  const spec = Object.assign(new $spec.CellSpec(values.model, $fromJson(config)), {lora_alpha: values.lora_r ? 2 * values.lora_r : null}, values);
-  return {values, spec};
+  const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, ...words} = given;
+  const values = $filled({device: "cuda", ...words, lora_targets: $targets(words.lora_targets)}, config.model_type);
+  const whole = $configOf(config), architecture = values.num_layers == null ? whole : $const($catalog.cut_depth(whole, values.num_layers));
+  return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding});
 }
 
 // The option where a reason is told: one without which there are fewer reasons, first if the reason names it; or one
@@ -77,12 +77,19 @@ function $cell(given, config) {
 function $blamed(reason, reasons, given, config) {
   const mends = (name) => {
     const {[name]: _, ...others} = given;
-    const left = [...$items($spec._impossible($cell(others, config).spec))];
+    const left = $reasons($cell(others, config));
     return left.length < reasons.length && !left.includes(reason);
   };
   const named = Object.keys(given).filter((name) => new RegExp(`\\b${name}\\b`).test(reason));
   const mending = Object.keys(given).filter((name) => !$ALWAYS_GIVEN.includes(name) && mends(name));
   return mending.find((name) => named.includes(name)) ?? mending[0] ?? named[0] ?? null;
+}
+
+// Why a cell cannot be, as spec.py and sharding.py say it.
+function $reasons(spec) {
+  const reasons = [...$items($spec._impossible(spec))];
+  const rank = spec.num_gpus > 1 ? $sharding.cannot_shard(spec, spec.sharding) : null;
+  return rank === null ? reasons : [...reasons, rank];
 }
 
 // {spec, errors}: a checked cell with every default, or what is wrong, each with the option where one is to blame.
@@ -91,25 +98,33 @@ function resolve(options, config) {
   if (config === null || typeof config !== "object" || typeof config.model_type !== "string") {
     return {spec: null, errors: [{option: "config", message: "the config must name its model_type, as a config.json does"}]};
   }
-  const {values, spec} = $cell(given, config);
-  const errors = $problems(values);
+  let spec;
+  try {
+    spec = $cell(given, config);
+  } catch (error) {
+    if (!(error instanceof $Error)) throw error;
+    return {spec: null, errors: [{option: "num_layers", message: error.message}]};
+  }
+  const errors = $problems(spec);
   if (errors.length) return {spec: null, errors};
-  const reasons = [...$items($spec._impossible(spec))];
+  const reasons = $reasons(spec);
   if (!reasons.length) return {spec, errors: []};
   return {spec: null, errors: reasons.map((message) => ({option: $blamed(message, reasons, given, config), message}))};
 }
 
-// The command that measures the cell: what differs from the defaults.
+// The command that measures the cell, or predicts one rank of several: what differs from what is usual for it.
 function command(spec) {
-  const usual = $words({method: spec.method, model_type: spec.model_type, kbit_prep: spec.kbit_prep});
-  const written = [`vramprobe measure --model ${spec.model} --method ${spec.method}`];
-  for (const name of ["batch_size", "seq_len"]) written.push(`--${name.replaceAll("_", "-")} ${spec[name]}`);
-  for (const [name, usually] of Object.entries(usual)) {
-    const value = Array.isArray(spec[name]) ? spec[name].join(",") : spec[name];
-    if (value === usually || value == null) continue;
+  const {rc, model, architecture, method, batch_size, seq_len, num_gpus, sharding, ...fields} = spec;
+  const verb = num_gpus > 1 ? "predict" : "measure", nothing = new $spec.CellSpec();
+  const written = [`vramprobe ${verb} --model ${model} --method ${method} --batch-size ${batch_size} --seq-len ${seq_len}`];
+  for (const [name, its] of Object.entries(fields)) {
+    const {[name]: _, ...others} = fields;
+    const usual = {...nothing, device: "cuda", ...$filled({method, ...others}, spec.model_type)}[name];
+    if (its === usual || its == null) continue;
     const flag = `--${name.replaceAll("_", "-")}`;
-    written.push(value === true ? flag : `${flag} ${value}`);
+    written.push(its === true ? flag : `${flag} ${Array.isArray(its) ? its.join(",") : its}`);
   }
+  if (num_gpus > 1) written.push(`--sharding ${sharding} --num-gpus ${num_gpus}`);
   return written.join(" ");
 }
 
@@ -120,7 +135,8 @@ const $courses = new Map();
 function $courseOf(spec) {
   const arch = $archOf(spec.architecture), one = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1};
   const branch = [...$items($terms$setup.branch_of(spec, arch))];
-  const key = JSON.stringify([{...spec, ...one, model: null, architecture: $idOf(spec.architecture)}, branch]);
+  const alike = {...spec, ...one, model: null, num_gpus: null, sharding: null, architecture: $idOf(spec.architecture)};
+  const key = JSON.stringify([alike, branch]);
   if (!$courses.has(key)) {
     const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
     const idle = $const($terms._idle_terms(spec, arch, tensors, $terms$optimizer.allocated_state_bytes(spec, trained)));
@@ -160,8 +176,9 @@ function $moments(spec) {
     new $terms.Moment(phase, place, $const($terms._in_order($union(now, terms)))))));
 }
 
-// The fit that ships for the cell's device: of the CPU any will do, of GPUs only the card's own.
+// The fit that ships for the cell's device: of the CPU any will do, of GPUs only the card's own; none of a rank.
 function $fitOf(spec, gpu) {
+  if (spec.num_gpus > 1) return null;
   const fits = $fits.filter((one) => one.model.device === spec.device);
   return (spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug))?.model ?? null;
 }
@@ -169,6 +186,7 @@ function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
 function $predicted(spec, gpu) {
+  if (spec.num_gpus > 1) return $sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false);
   const fit = $fitOf(spec, gpu);
   const moments = $moments(spec), notes = $const($predict._not_quantised(spec));
   try {
@@ -204,7 +222,7 @@ function verdict(prediction, gpu) {
   const {spec, config, fit} = prediction.cell;
   if ($fitOf(spec, gpu) !== fit) prediction = predict(spec, config, gpu);
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
-  const found = $predict._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device));
+  const found = $predict._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device), spec.num_gpus);
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
   return {
     verdict: found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,
@@ -232,4 +250,5 @@ function largest(spec, config, gpu) {
 
 window.vramprobe = {
   catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, resolve, predict, verdict, largest, command,
+  formatBytes: $units.format_bytes, fixed: $fixed,
 };

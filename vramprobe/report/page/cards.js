@@ -47,8 +47,7 @@ const cards = (() => {
     }
     const verdict = vramprobe.verdict(prediction, gpu);
     const order = ["fits", "tight", "does not fit"].indexOf(verdict.verdict);
-    cells.verdict.replaceChildren(element("span", { class: `verdict ${verdict.verdict.replaceAll(" ", "-")}` },
-      element("span", { "aria-hidden": "true" }, result.SIGNS[verdict.verdict]), ` ${verdict.verdict}`));
+    cells.verdict.replaceChildren(result.badge(verdict.verdict));
     cells.verdict.dataset.sort = String(order);
     const share = (100 * verdict.needed.value) / verdict.usable_bytes;
     write(cells.share, share.toFixed(0), share);

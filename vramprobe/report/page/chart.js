@@ -11,11 +11,11 @@ const chart = (() => {
     gradients: "M0 0 8 8M0 8 8 0", optimizer_state: "M-2 2 2 -2M0 8 8 0M6 10 10 6", checkpoint_store: "M4 0V8",
     saved_activations: "M0 4H8", recomputed_layer: "M0 2H8M0 6H8", cast_copies: "M3 4h2", dequantisation: "M2 0V8M6 0V8",
     temporaries: "M1 2h2M5 6h2", optimizer_temporaries: "M-2 6 2 10M0 0 8 8M6 -2 10 2", allocator: "M0 8 8 0",
-    context: "M0 0 8 8", constant: "M1 1h1M5 5h1",
+    context: "M0 0 8 8", constant: "M1 1h1M5 5h1", gathered_weights: "M0 4H8M4 0V8", gradient_buckets: "M0 2H8M2 0V8",
   };
   const KNOWN = ["weights", "gradients", "optimizer_state", "batch", "saved_activations", "checkpoint_store",
-    "recomputed_layer", "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries", "allocator",
-    "context", "constant"];
+    "recomputed_layer", "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries", "gathered_weights",
+    "gradient_buckets", "allocator", "context", "constant"];
 
   function node(tag, attributes, ...children) {
     const made = document.createElementNS(SVG, tag);

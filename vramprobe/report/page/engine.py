@@ -2,7 +2,7 @@
 
 In: the installed package: its own source, catalog and shipped fits. Out: the text of the script that makes the global
 ``vramprobe``, and its data as plain JSON. Never imports torch. What the page counts is the source of terms/, predict.py
-and largest.py, translated (translation/): only the defaults of a cell are written a second time, in calculator.js.
+and largest.py, translated (translation/), and the defaults of a cell are spec.py's own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any, get_args
 
 import vramprobe
 from vramprobe import catalog, memory_model, spec
-from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import UnknownName
 from vramprobe.report.page.translation import Module, translate
+from vramprobe.terms.ranks import Sharding
 
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
     "units": {"GIB", "MIB", "KIB", "format_bytes"},
+    "catalog": {"cut_depth", "_depth_key", "_DEPTH_KEYS", "_PER_LAYER_LISTS", "_LAYER_INDEX_LISTS"},
     "architecture.parts": None,
     "architecture.config": None,
     "architecture.families": None,
@@ -27,8 +28,8 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture": None,
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
-        "_device_rules", "_architecture_reasons", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS", "_LEARNED_POSITIONS",
-        "_SHORT_OPTIM",
+        "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
+        "_LEARNED_POSITIONS", "_SHORT_OPTIM",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -64,6 +65,9 @@ _MODULES: dict[str, set[str] | None] = {
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
         "device_tier", "_provenance",
     },
+    "terms.rank_tape": None,
+    "terms.ranks": None,
+    "sharding": {"DTENSOR_OPTIMIZERS", "predict_rank", "_some", "_check", "cannot_shard", "_doubts"},
     "largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
         "_start_of_range", "_made_for", "_nothing_fits",
@@ -78,8 +82,11 @@ _GIVEN = {
     "vramprobe.errors.OutOfRange": "$OutOfRange",
     "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
     "vramprobe.terms.sizes.monomials": "$sizes.monomials",
-    "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor", "math.ceil": "$math.ceil",
+    "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor",
     "math.sqrt": "Math.sqrt",
+    "typing.get_args": "(($values) => $values)",
+    "vramprobe.architecture.architecture": "$archOf",
+    "vramprobe.terms.moments": "$moments",
     "collections.Counter": "$counter",
     "operator.ge": "((one, other) => one >= other)",
 }  # fmt: skip
@@ -87,7 +94,7 @@ _GIVEN = {
 CHOICES = {
     "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
-    "device": spec.Device,
+    "device": spec.Device, "sharding": Sharding,
 }  # fmt: skip
 
 
@@ -133,13 +140,7 @@ def _source(name: str) -> str:
 
 
 def _model(entry: catalog.ModelEntry) -> dict[str, Any]:
-    try:
-        architecture(entry.config)
-        reason = None
-    except UnsupportedArchitecture as error:
-        reason = str(error)
-    return {"slug": entry.name, "name": entry.hf_id or entry.name, "num_params": entry.n_params, "config": entry.config,
-            "not_counted_because": reason}  # fmt: skip
+    return {"slug": entry.name, "name": entry.hf_id or entry.name, "num_params": entry.n_params, "config": entry.config}
 
 
 def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:

@@ -5,9 +5,10 @@ const form = (() => {
   const { element, plain } = words;
   const root = document.getElementById("form");
   const byId = (id) => document.getElementById(id);
-  const SELECTS = ["quant", "optim", "dtype", "autocast", "attn", "lora_dtype", "kbit_prep"];
-  const INPUTS = ["batch_size", "seq_len", "lora_r", "lora_targets", "grad_accum", "lora_dropout"];
-  const MORE = ["grad_accum", "lora_dropout", "lora_dtype", "kbit_prep"];
+  const SELECTS = state.NAMES.filter((name) => state.isA(name, "choice"));
+  const INPUTS = state.NAMES.filter((name) => state.isA(name, "number") || state.isA(name, "text"));
+  const FLAGS = state.NAMES.filter((name) => state.isA(name, "flag"));
+  const MORE = state.NAMES.filter((name) => state.OPTIONS[name].more);
 
   /** Fill lists once, from the engine's own. */
   function build() {
@@ -31,10 +32,17 @@ const form = (() => {
         element("input", { type: "checkbox", id, value: gpu.slug, disabled: !gpu.memory_bytes }),
         element("span", {}, gpu.name), element("span", { class: "soft" }, size)));
     }
+    for (const name of FLAGS) byId(MORE.includes(name) ? "more-flags" : "flags").append(checkbox(name));
     for (const field of root.querySelectorAll("[data-option]")) {
       const name = field.dataset.option;
       field.append(element("p", { class: "error", id: `${name}-error`, hidden: true }));
     }
+  }
+
+  function checkbox(name) {
+    const { label, methods } = state.OPTIONS[name];
+    return element("div", { class: "field check", "data-option": name, "data-methods": methods },
+      element("input", { id: name, type: "checkbox" }), element("label", { for: name }, label));
   }
 
   /** By family, in the catalog's order, and the config of one's own last. */
@@ -56,7 +64,7 @@ const form = (() => {
     byId("model").value = now.options.model;
     byId("config").value = now.configText;
     for (const radio of root.elements.method) radio.checked = radio.value === now.options.method;
-    byId("gradient_checkpointing").checked = now.options.gradient_checkpointing === true;
+    for (const name of FLAGS) byId(name).checked = now.options[name] === true;
     for (const name of SELECTS) choose(byId(name), now.options[name]);
     for (const name of INPUTS) byId(name).value = now.options[name] ?? "";
     for (const box of root.querySelectorAll("#cards input")) box.checked = now.cards.includes(box.value);
@@ -71,13 +79,13 @@ const form = (() => {
     select.value = value ?? "";
   }
 
-  /** The state that the form shows. Options that the method has no use for are left out. */
+  /** The state that the form shows. Options that the method, or a single GPU, has no use for are left out. */
   function read() {
     const options = { ...state.start().options, model: byId("model").value, method: root.elements.method.value || null };
-    options.gradient_checkpointing = byId("gradient_checkpointing").checked;
+    for (const name of FLAGS) options[name] = byId(name).checked || null;
     for (const name of [...SELECTS, ...INPUTS]) options[name] = typed(name);
-    for (const field of root.querySelectorAll("[data-methods] [data-option], [data-methods][data-option]")) {
-      if (!isFor(field, options.method)) options[field.dataset.option] = null;
+    for (const field of root.querySelectorAll("[data-option]")) {
+      if (!isFor(field, options)) options[field.dataset.option] = null;
     }
     const cards = [...root.querySelectorAll("#cards input:checked")].map((box) => box.value);
     return { options, cards, configText: byId("config").value };
@@ -88,24 +96,26 @@ const form = (() => {
     const field = byId(name), text = field.value.trim();
     if (field.validity.badInput) return "no number";
     if (text === "") return null;
-    return state.NUMBERS.has(name) ? Number(text) : text;
+    return state.isA(name, "number") ? Number(text) : text;
   }
 
-  function isFor(field, method) {
+  function isFor(field, options) {
     for (let at = field; at && at !== root; at = at.parentElement) {
-      if (at.dataset.methods && !at.dataset.methods.split(" ").includes(method)) return false;
+      if (at.dataset.methods && !at.dataset.methods.split(" ").includes(options.method)) return false;
+      if ("several" in at.dataset && !(options.num_gpus > 1)) return false;
     }
     return true;
   }
 
-  /** Hide what the method has no use for, and say what each default comes to in this cell. */
+  /** Hide what the method, or a single GPU, has no use for, and say what each default comes to in this cell. */
   function follow(now, spec) {
-    for (const field of root.querySelectorAll("[data-methods]")) field.hidden = !isFor(field, now.options.method);
+    for (const field of root.querySelectorAll("[data-methods], [data-several]")) field.hidden = !isFor(field, now.options);
+    byId("batch-label").textContent = now.options.num_gpus > 1 ? "Batch per GPU" : "Batch";
     root.querySelector('[data-option="config"]').hidden = now.options.model !== state.PASTED;
     for (const name of SELECTS) {
       byId(name).options[0].textContent = spec?.[name] && now.options[name] === null ? `${spec[name]} (default)` : "default";
     }
-    for (const name of INPUTS) byId(name).placeholder = spec?.[name] ?? "";
+    for (const name of INPUTS) byId(name).placeholder = spec?.[name] ?? byId(name).dataset.none ?? "";
     byId("cards-count").textContent = now.cards.length ? `${now.cards.length} chosen` : "none chosen";
     byId("model-hint").textContent = modelHint(now);
   }

@@ -18,6 +18,7 @@ from vramprobe.errors import StoreError
 from vramprobe.report import claims
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.page import Content, Plot
+from vramprobe.report.page.tables import Chapter
 from vramprobe.report.plots import PICTURES
 
 #: A verdict and its figure, as one row of claims.csv.
@@ -35,34 +36,23 @@ def content_of(
     command: str,
 ) -> Content:
     """Everything on the page; ``drawn`` are the report's plots: their files by name."""
-    tables = [table for document in documents for table in tables_of(document)]
-    tables += [claims_table(claim_rows)] if claim_rows else []
+    chapters = [chapter for document in documents if (chapter := chapter_of(document)).tables]
+    chapters += [claims_chapter(claim_rows)] if claim_rows else []
     plots = [
         Plot(title=name.replace("_", " ").capitalize(), svg=files[f"{name}.svg"].decode(), caption=PICTURES[name].says,
              alt=PICTURES[name].says)
         for name, files in drawn.items()
     ]  # fmt: skip
     return Content(
-        engine=engine, predictor=predictor, tables=tables, plots=plots, provenance=provenance, command=command
+        engine=engine, predictor=predictor, chapters=chapters, plots=plots, provenance=provenance, command=command
     )
 
 
-def tables_of(document: Document) -> list[Table]:
-    """Those with rows; what the document says of itself stands before its first."""
-    found = [table for table in document.tables if table.rows]
-    several = len(found) > 1
-    return [
-        replace(
-            table,
-            title=f"{document.title}: {_lowered(table.title)}" if several else document.title,
-            note=" ".join([*(document.about if index == 0 else ()), *([table.note] if table.note else [])]),
-        )
-        for index, table in enumerate(found)
-    ]
-
-
-def _lowered(title: str) -> str:
-    return title[:1].lower() + title[1:]
+def chapter_of(document: Document) -> Chapter:
+    """Its tables with rows under its title."""
+    return Chapter(
+        title=document.title, about=" ".join(document.about), tables=[table for table in document.tables if table.rows]
+    )
 
 
 def read_claims(path: Path) -> list[ClaimRow]:
@@ -84,11 +74,12 @@ def read_claims(path: Path) -> list[ClaimRow]:
     return rows
 
 
-def claims_table(rows: Sequence[ClaimRow]) -> Table:
+def claims_chapter(rows: Sequence[ClaimRow]) -> Chapter:
     """A row per claim."""
     counts = Counter(row["verdict"] for row in rows)
     kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    note = (
+    title = "Published claims, checked"
+    about = (
         "What guides print, each with a verdict worked out from this project's own figures. Nothing here was measured "
         f"unless the column from says cuda. {len(rows)} claims: {kinds}."
     )
@@ -96,7 +87,7 @@ def claims_table(rows: Sequence[ClaimRow]) -> Table:
     columns += [  # last: the same long texts in many rows
         replace(_read(column), heading="source", is_prose=True) for column in claims.COLUMNS if column.name == "source"
     ]
-    return Table(title="Published claims, checked", columns=columns, rows=rows, note=note)
+    return Chapter(title=title, about=about, tables=[Table(title=title, columns=columns, rows=rows)])
 
 
 def _read(column: Column) -> Column:

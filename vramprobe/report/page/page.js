@@ -9,6 +9,7 @@
     chart.patterns();
     form.build();
     cards.build();
+    changes.build();
     tables.start();
     load();
     form.root.addEventListener("input", changed);
@@ -63,6 +64,7 @@
     form.showErrors(answer.errors);
     result.show(answer);
     cards.show(answer, now.cards, giveLargest);
+    changes.show(answer, now.options, takeAll);
   }
 
   const found = new Map(); // slug → largest counts of the cell on show, for when it is drawn again
@@ -79,6 +81,11 @@
   function take(option, value) {
     adopt({ ...now, options: { ...now.options, [option]: value } });
     byId(option).focus();
+  }
+
+  function takeAll(options, first) {
+    adopt({ ...now, options });
+    (byId(`${first}-${options[first]}`) ?? byId(first)).focus();
   }
 
   /** What the engine answers: {errors, spec, config, prediction, verdicts}, or a message in place of a prediction. */

@@ -12,6 +12,7 @@ const result = (() => {
     checkpoint_store: "each layer's input, kept by checkpointing", recomputed_layer: "the layer that backward runs again",
     logits: "the vocabulary's width, in fp32 too", cast_copies: "weights that autocast copied", dequantisation: "weights made 16 bit to be used",
     temporaries: "live within their phase only", optimizer_temporaries: "within the optimizer's step",
+    gathered_weights: "other ranks' shards, while they are used", gradient_buckets: "on their way to the other ranks",
     allocator: "reserved by torch, not handed out", context: "CUDA context and libraries", constant: "what the fit found beside the terms",
   };
   let drawn = null; // what was drawn last, to draw it again at another width
@@ -30,9 +31,9 @@ const result = (() => {
   }
 
   function clear() {
-    for (const id of ["interval", "where", "basis", "command", "command-hint"]) byId(id).textContent = "";
+    for (const id of ["interval", "where", "basis", "changes-basis", "command", "command-hint"]) byId(id).textContent = "";
     byId("peak").textContent = "No prediction";
-    for (const id of ["chart", "verdicts", "notes"]) byId(id).replaceChildren();
+    for (const id of ["chart", "verdicts", "changes", "notes"]) byId(id).replaceChildren();
     byId("terms").tBodies[0].replaceChildren();
     byId("copy-command").disabled = true;
   }
@@ -43,13 +44,19 @@ const result = (() => {
     byId("interval").textContent = `${bytes(peak.low)} to ${bytes(peak.high)}`;
     const tiers = [["reserved", prediction.reserved_bytes], ["device", prediction.device_bytes]]
       .filter(([, tier]) => tier).map(([name, tier]) => `${bytes(tier.value)} ${name} (${bytes(tier.low)} to ${bytes(tier.high)})`);
-    byId("where").textContent = [`allocated at the peak, in ${plain(prediction.peak_phase)}${place(prediction)}`, ...tiers].join("; ");
+    const onEach = spec.num_gpus > 1 ? " on each GPU" : "";
+    byId("where").textContent = [`allocated${onEach} at the peak, in ${plain(prediction.peak_phase)}${place(prediction)}`, ...tiers].join("; ");
     draw();
     terms(prediction);
-    byId("notes").replaceChildren(...(prediction.notes ?? []).map((note) => element("p", { class: "note" }, element("b", {}, "Note: "), note)));
+    const isKnown = !vramprobe.fits.some((one) => one.model.device === "cuda"); // said above the peak: no GPU was measured
+    const notes = prediction.notes.filter((note) => !(isKnown && note.startsWith("arithmetic alone")));
+    byId("notes").replaceChildren(...notes.map((note) => element("p", { class: "note" }, element("b", {}, "Note: "), note)));
     byId("command").replaceChildren(...wrapped(vramprobe.command(spec)));
     byId("copy-command").disabled = false;
-    byId("command-hint").textContent = spec.model === state.PASTED ? "Save the pasted config as config.json first." : "";
+    byId("command-title").textContent = spec.num_gpus > 1 ? "Ask the command line" : "Verify it yourself";
+    const saved = spec.model === state.PASTED ? " Save the pasted config as config.json first." : "";
+    byId("command-hint").textContent = (spec.num_gpus > 1 ? "Predicts the same: one GPU of several cannot be measured yet."
+      : "Runs this cell on your GPU and shows what was measured.") + saved;
   }
 
   /** The command in pieces that are not broken within: an option stays with its value. */
@@ -67,15 +74,18 @@ const result = (() => {
     const scale = chart.scaleOf(prediction, verdicts.map(({ verdict }) => verdict.usable_bytes));
     byId("chart").replaceChildren(chart.bar(width, prediction, scale, verdicts));
     byId("verdicts").replaceChildren(...verdicts.map((one) => card(one, width, prediction, scale)));
-    byId("basis").textContent = verdicts.length ? words.basis(verdicts[0].verdict.tier) : "";
+    byId("basis").textContent = verdicts.length ? words.basis(verdicts[0].verdict) : "";
     if (!verdicts.length) byId("verdicts").append(element("li", { class: "soft" }, "No GPU is chosen."));
   }
 
+  function badge(verdict) {
+    return element("span", { class: `verdict ${verdict.replaceAll(" ", "-")}` },
+      element("span", { "aria-hidden": "true" }, SIGNS[verdict]), ` ${verdict}`);
+  }
+
   function card({ gpu, verdict }, width, prediction, scale) {
-    const badge = element("span", { class: `verdict ${verdict.verdict.replaceAll(" ", "-")}` },
-      element("span", { "aria-hidden": "true" }, SIGNS[verdict.verdict]), ` ${verdict.verdict}`);
     const row = element("li", { "data-gpu": gpu.slug },
-      element("p", { class: "card" }, element("b", {}, gpu.name), badge),
+      element("p", { class: "card" }, element("b", {}, gpu.name), badge(verdict.verdict)),
       element("p", { class: "reason" }, element("span", {}, words.amounts(verdict)), element("span", { class: "largest" }, "…")));
     row.querySelector(".card").after(chart.track(width, prediction, verdict, scale));
     return row;
@@ -95,9 +105,11 @@ const result = (() => {
       return [`${label} `, made];
     };
     const { batch_size: batch, seq_len: length } = largest;
+    const isTight = drawn?.verdicts?.find(({ gpu }) => gpu.slug === slug)?.verdict.verdict === "tight";
+    const none = isTight ? "leaves room to spare" : "fits"; // what is tight is in, but not by much
     place.replaceChildren(
-      ...(batch ? button("batch_size", batch, "largest batch") : ["no batch fits"]), ", ",
-      ...(length ? button("seq_len", length, "largest length") : ["no length fits"]));
+      ...(batch ? button("batch_size", batch, "largest batch") : [`no batch ${none}`]), ", ",
+      ...(length ? button("seq_len", length, "largest length") : [`no length ${none}`]));
   }
 
   function terms(prediction) {
@@ -127,5 +139,5 @@ const result = (() => {
     timer = setTimeout(() => { byId("spoken").textContent = text; }, 500);
   }
 
-  return { SIGNS, show, draw, showLargest };
+  return { badge, show, draw, showLargest };
 })();

@@ -18,6 +18,12 @@ class $Frozen { // a record: a dataclass, a NamedTuple, one of pydantic's
     made.rc = 0;
     return $born(made);
   }
+  _replace(values) {
+    const made = this.model_copy(values);
+    for (const name of Object.keys(made)) if (name.startsWith("$")) delete made[name]; // what was worked out of the old values
+    return made;
+  }
+  * [Symbol.iterator]() { for (const [name, value] of Object.entries(this)) if (name !== "rc" && !name.startsWith("$")) yield value; }
 }
 class $Object {
   constructor() { this.rc = 0; $born(this); }
@@ -37,6 +43,8 @@ function $release(it) {
 
 // A result on its way out of its function: its local is gone, and nobody has taken it yet.
 function $float(it) { if (it !== null && it !== undefined && it.rc !== undefined) it.rc--; }
+
+function $floated(it) { $float(it); return it; }
 
 function $drop(it) {
   if (it !== null && it !== undefined && it.rc === 0) $end(it);
@@ -93,6 +101,29 @@ function $sweep(watched, error, expected) {
 function $enter(manager) { // of a generator with one yield
   const first = manager.next();
   return {value: first.value, exit() { manager.next(); }};
+}
+
+// functools.lru_cache: what a call with equal arguments gave before, kept for good; results know no Value of a tape.
+function $cached(use) {
+  const results = new Map();
+  return (...given) => {
+    const key = given.map($described).join("\u0002");
+    if (!results.has(key)) {
+      if (results.size >= 256) results.clear();
+      results.set(key, $const(use(...given)));
+    } else for (const one of given) $drop(one);
+    return results.get(key);
+  };
+}
+const $descriptions = new WeakMap(); // of what is kept for good, which nothing changes any more
+function $described(it) {
+  if (typeof it === "function") return "";
+  if (it === null || typeof it !== "object") return typeof it + String(it);
+  if ($descriptions.has(it)) return $descriptions.get(it);
+  const parts = it instanceof $Dict ? $entries(it).flat() : Array.isArray(it) ? it : [...it];
+  const text = `${it.constructor.name}(${parts.map($described).join("\u0001")})`;
+  if (it.rc === Infinity) $descriptions.set(it, text);
+  return text;
 }
 
 // -- dicts, by Python's idea of equal keys -----------------------------------------------------------------------------
@@ -241,7 +272,14 @@ function $asSet(items) {
 function $format(value, how) {
   if (typeof value === "number" && how.includes(",")) return value.toLocaleString("en-US");
   const digits = /\.(\d+)f/.exec(how);
-  return digits ? value.toFixed(Number(digits[1])) : $py.str(value);
+  return digits ? $fixed(value, Number(digits[1])) : $py.str(value);
+}
+// A tie goes to the even digit, as Python rounds; only odd multiples of 1 / 2^(digits + 1) are ties.
+function $fixed(value, digits) {
+  const halves = value * 2 ** (digits + 1);
+  if (!Number.isInteger(halves) || halves % 2 === 0) return value.toFixed(digits);
+  const below = Math.floor(value * 10 ** digits);
+  return ((below % 2 === 0 ? below : below + 1) / 10 ** digits).toFixed(digits);
 }
 function $isinstance(it, kind) {
   if (Array.isArray(kind)) return kind.some((one) => $isinstance(it, one));
@@ -340,7 +378,14 @@ $define("join", (by, texts) => [...$items(texts)].join(by));
 $define("keys", (dict) => $entries(dict).map(([key]) => key));
 $define("lower", (text) => text.toLowerCase());
 $define("partition", (text, by) => { const at = text.indexOf(by); return at < 0 ? [text, "", ""] : [text.slice(0, at), by, text.slice(at + by.length)]; });
-$define("pop", (list) => { const one = list.pop(); $float(one); return one; });
+$define("pop", (owner, key, otherwise) => {
+  if (Array.isArray(owner)) return $floated(owner.pop());
+  if (!owner.has(key)) return otherwise;
+  const [its, value] = owner.map.get($Dict.key(key));
+  owner.map.delete($Dict.key(key));
+  $release(its);
+  return $floated(value);
+});
 $define("removeprefix", (text, start) => text.startsWith(start) ? text.slice(start.length) : text);
 $define("removesuffix", (text, end) => end && text.endsWith(end) ? text.slice(0, -end.length) : text);
 $define("replace", (text, one, other) => text.replaceAll(one, other));
@@ -363,7 +408,7 @@ function $counter(items) { // collections.Counter: how often each occurs
 }
 
 const $math = {
-  ceil: Math.ceil, floor: Math.floor, inf: Infinity, log2: Math.log2,
+  floor: Math.floor, log2: Math.log2,
   prod: $eager((source) => { let product = 1; for (const one of $items(source)) product = $mul(product, one); return product; }),
 };
 

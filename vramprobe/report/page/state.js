@@ -7,22 +7,45 @@ const state = (() => {
   const PASTED = "config.json";
   /** A link that is longer than this breaks in chats and mails. */
   const MAX_CONFIG_CHARACTERS = 4000;
-  const KEYS = {
-    model: "m", method: "t", batch_size: "b", seq_len: "s", gradient_checkpointing: "gc", lora_r: "r",
-    lora_targets: "lt", quant: "q", optim: "o", dtype: "d", autocast: "ac", attn: "a", grad_accum: "ga",
-    lora_dropout: "ld", lora_dtype: "ldt", kbit_prep: "kp",
+  /**
+   * Every option of the form: its key in a link and what it is typed as. A `flag` needs nothing but its line here: the
+   * form makes its checkbox (under "More options" where it is of `more`), the link and the engine take it by its name.
+   * `methods`: those it is of use to. `saves`: switched on, it may make a cell fit.
+   */
+  const OPTIONS = {
+    model: { key: "m", kind: "model" },
+    method: { key: "t", kind: "method" },
+    batch_size: { key: "b", kind: "number" },
+    seq_len: { key: "s", kind: "number" },
+    gradient_checkpointing: { key: "gc", kind: "flag", label: "Gradient checkpointing", saves: true },
+    num_gpus: { key: "n", kind: "number" },
+    sharding: { key: "sh", kind: "choice" },
+    lora_r: { key: "r", kind: "number" },
+    lora_targets: { key: "lt", kind: "text" },
+    quant: { key: "q", kind: "choice" },
+    optim: { key: "o", kind: "choice" },
+    dtype: { key: "d", kind: "choice" },
+    autocast: { key: "ac", kind: "choice" },
+    attn: { key: "a", kind: "choice" },
+    grad_accum: { key: "ga", kind: "number", more: true },
+    lora_dropout: { key: "ld", kind: "number", more: true },
+    lora_dtype: { key: "ldt", kind: "choice", more: true },
+    kbit_prep: { key: "kp", kind: "choice", more: true },
+    num_layers: { key: "nl", kind: "number", more: true },
+    dora: { key: "do", kind: "flag", label: "DoRA", more: true, methods: "lora qlora" },
   };
-  const NUMBERS = new Set(["batch_size", "seq_len", "lora_r", "grad_accum", "lora_dropout"]);
-  const CARDS = ["RTX-4090", "A100-80GB-SXM", "H100-SXM", "H200"];
+  const NAMES = Object.keys(OPTIONS);
+  const isA = (name, kind) => OPTIONS[name].kind === kind;
+  const CARDS = ["RTX-4090", "RTX-A6000", "H100-SXM", "H200"];
 
-  /** The configuration that the page opens with; null leaves an option to its default. */
+  /** The configuration that the page opens with; null leaves an option to its default, which for a flag is off. */
   function start() {
     const slugs = vramprobe.catalog.map((entry) => entry.slug);
-    const options = Object.fromEntries(Object.keys(KEYS).map((name) => [name, null]));
+    const options = Object.fromEntries(NAMES.map((name) => [name, null]));
     return {
       options: {
         ...options, model: slugs.includes("llama-3.1-8b") ? "llama-3.1-8b" : slugs[0] ?? PASTED, method: "qlora",
-        batch_size: 1, seq_len: 2048, gradient_checkpointing: true,
+        batch_size: 1, seq_len: 2048,
       },
       cards: CARDS.filter((slug) => vramprobe.gpus.some((gpu) => gpu.slug === slug)),
       configText: "",
@@ -32,10 +55,10 @@ const state = (() => {
   /** The hash without its `#`; empty for the start. `isWhole` is false where a pasted config is too long for a link. */
   function encode(now) {
     const first = start(), parts = [];
-    for (const [name, key] of Object.entries(KEYS)) {
+    for (const name of NAMES) {
       const value = now.options[name];
       if (value === first.options[name]) continue;
-      parts.push(`${key}=${value === null ? "" : value === true ? 1 : value === false ? 0 : readable(String(value))}`);
+      parts.push(`${OPTIONS[name].key}=${value === null ? "" : value === true ? 1 : readable(String(value))}`);
     }
     if (now.cards.join() !== first.cards.join()) parts.push(`g=${now.cards.map(readable).join(",")}`);
     let isWhole = true;
@@ -50,7 +73,7 @@ const state = (() => {
   /** {state, problems}: what is not understood is left at its start and named. */
   function decode(hash) {
     const found = start(), problems = [];
-    const names = Object.fromEntries(Object.entries(KEYS).map(([name, key]) => [key, name]));
+    const names = Object.fromEntries(NAMES.map((name) => [OPTIONS[name].key, name]));
     for (const part of hash.split("&").filter(Boolean)) {
       const at = part.indexOf("=");
       const key = at < 0 ? part : part.slice(0, at);
@@ -59,7 +82,7 @@ const state = (() => {
         if (key === "g") found.cards = knownCards(value, problems);
         else if (key === "c") found.configText = unpack(value);
         else if (names[key] && at >= 0) found.options[names[key]] = parsed(names[key], value);
-        else problems.push(`the link has an unknown part ${JSON.stringify(part)}; known: ${[...Object.values(KEYS), "g", "c"].join(", ")}`);
+        else problems.push(`the link has an unknown part ${JSON.stringify(part)}; known: ${[...Object.keys(names), "g", "c"].join(", ")}`);
       } catch {
         problems.push(`the part ${JSON.stringify(key)} of the link is damaged and was left out`);
       }
@@ -73,11 +96,14 @@ const state = (() => {
 
   /** Throws where the form could not show the value: a number's field or the methods' would silently be empty. */
   function parsed(name, value) {
-    const damaged = { gradient_checkpointing: !["0", "1"].includes(value), method: !vramprobe.choices.method.includes(value) };
-    if (damaged[name] || (NUMBERS.has(name) && !Number.isFinite(Number(value)))) throw new Error(value);
-    if (name === "gradient_checkpointing") return value === "1";
+    const isDamaged = {
+      flag: !["0", "1"].includes(value), method: !vramprobe.choices.method.includes(value), number: !Number.isFinite(Number(value)),
+    };
+    const { kind } = OPTIONS[name];
+    if (isDamaged[kind]) throw new Error(value);
+    if (kind === "flag") return value === "1" || null;
     if (value === "") return null;
-    return NUMBERS.has(name) ? Number(value) : value;
+    return kind === "number" ? Number(value) : value;
   }
 
   function knownCards(value, problems) {
@@ -105,5 +131,5 @@ const state = (() => {
     try { return JSON.stringify(JSON.parse(text), null, 1); } catch { return text; }
   }
 
-  return { PASTED, NUMBERS, start, encode, decode };
+  return { PASTED, OPTIONS, NAMES, isA, start, encode, decode };
 })();

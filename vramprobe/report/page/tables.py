@@ -1,10 +1,13 @@
-"""A Table → HTML that a person can sort and filter, and read without scripts.
+"""Chapters of Tables → HTML that a person can sort and filter, and read without scripts.
 
-In: a Table of definition.py. Out: HTML with everything escaped; the exact value stands behind each rounded number.
+In: Tables of definition.py under one title. Out: HTML with everything escaped; the exact value stands behind each
+rounded number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -16,9 +19,29 @@ _MIN_FILTERED_ROWS = 9
 _LONGEST_LINE = 44
 
 
-def table_html(table: Table, number: int) -> str:
-    """A section ``table-<number>``: title, caption, a filter where there are many rows, and the table itself."""
-    name, columns = f"table-{number}", table.shown
+@dataclass(frozen=True, kw_only=True)
+class Chapter:
+    """Tables under one title; ``about`` is said before the first. A table of the same title gets no second heading."""
+
+    title: str
+    about: str
+    tables: Sequence[Table]
+
+
+def chapter_html(chapter: Chapter, number: int) -> str:
+    """A section ``chapter-<number>`` with one heading, and a smaller one for each table with another title."""
+    name, tables = f"chapter-{number}", chapter.tables
+    about = f'<p class="caption">{escape(chapter.about)}</p>' if chapter.about else ""
+    head = f'<section class="chapter" id="{name}"><h3 id="{name}-title">{escape(chapter.title)}</h3>{about}'
+    if [one.title for one in tables] == [chapter.title]:
+        return f"{head}{table_html(tables[0], name, is_titled=False)}</section>"
+    parts = [table_html(table, f"{name}-{part}") for part, table in enumerate(tables, start=1)]
+    return f"{head}{''.join(parts)}</section>"
+
+
+def table_html(table: Table, name: str, *, is_titled: bool = True) -> str:
+    """A table ``<name>-rows`` with its title ``<name>-title``, caption, and a filter where there are many rows."""
+    columns = table.shown
     kinds = [_kind(table, column) for column in columns]
     head = "".join(
         f'<th scope="col"{kind}>{escape(column.heading or "")}</th>'
@@ -31,15 +54,17 @@ def table_html(table: Table, number: int) -> str:
     tools = ""
     if len(table.rows) >= _MIN_FILTERED_ROWS:
         tools = (
-            f'<div class="tools"><label>Filter <input type="search" data-filters="{name}-rows"></label>'
+            f'<div class="tools"><label>Filter <input type="search" data-filters="{name}-rows"'
+            f' aria-describedby="{name}-title"></label>'
             f'<output data-counts="{name}-rows">{len(table.rows)} rows</output></div>'
         )
+    title = f'<h4 id="{name}-title">{escape(table.title)}</h4>' if is_titled else ""
+    caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
     return (
-        f'<section class="sheet" id="{name}"><h3 id="{name}-title">{escape(table.title)}</h3>'
-        f'<p class="caption">{escape(table.caption)}</p>{tools}'
+        f"{title}{caption}{tools}"
         f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{name}-title">'
         f'<table class="sortable" id="{name}-rows"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
-        "</div></section>"
+        "</div>"
     )
 
 

@@ -2,28 +2,11 @@
 "use strict";
 
 const words = (() => {
-  const KIB = 1024, MIB = 1024 ** 2, GIB = 1024 ** 3;
+  const GIB = 1024 ** 3;
 
-  /** Two decimals; a tie goes to the even digit, as Python rounds. Only eighths can be ties. */
-  function twoDecimals(value) {
-    const eighths = value * 8;
-    if (Number.isInteger(eighths) && eighths % 2 !== 0) {
-      const below = Math.floor(value * 100);
-      return ((below % 2 === 0 ? below : below + 1) / 100).toFixed(2);
-    }
-    return value.toFixed(2);
-  }
-
-  /** `7.32 GiB`, as vramprobe.units.format_bytes. */
-  function bytes(count) {
-    if (count === null || count === undefined) return "-";
-    for (const [unit, size] of [["GiB", GIB], ["MiB", MIB], ["KiB", KIB]]) {
-      if (Math.abs(count) >= size) return `${twoDecimals(count / size)} ${unit}`;
-    }
-    return `${count} B`;
-  }
-
-  const gib = (count) => twoDecimals(count / GIB);
+  /** `7.32 GiB`, by vramprobe.units.format_bytes itself. */
+  const bytes = (count) => vramprobe.formatBytes(count ?? null);
+  const gib = (count) => vramprobe.fixed(count / GIB, 2);
   const plain = (name) => name.replaceAll("_", " ");
   const count = (number) => number.toLocaleString("en-US");
   const percent = (share) => (share > 0 && share < 0.0005 ? "< 0.1%" : `${(100 * share).toFixed(1)}%`);
@@ -34,15 +17,9 @@ const words = (() => {
     return number >= 1e8 ? `${(number / 1e9).toPrecision(3)} B` : `${(number / 1e6).toPrecision(3)} M`;
   }
 
-  /** What a verdict compares, as vramprobe.predict says it. */
-  const basis = (tier) =>
-    tier === "device" ? "predicted device memory" : `predicted ${tier} memory, 1.00 GiB set aside for the CUDA context`;
-
-  /** The amounts that a verdict compares, in the same words. */
-  function amounts({ needed, usable_bytes: usable }) {
-    const upTo = needed.high > needed.value ? ` (up to ${bytes(needed.high)})` : "";
-    return `${bytes(needed.value)}${upTo} of ${bytes(usable)}`;
-  }
+  /** What a verdict compares, and the amounts, in predict.py's words: `basis: amounts`. */
+  const basis = (verdict) => verdict.reason.split(": ")[0];
+  const amounts = (verdict) => verdict.reason.split(": ")[1];
 
   /** An element with its text and attributes; text is never HTML. */
   function element(tag, attributes = {}, ...children) {

@@ -64,7 +64,7 @@ def images(kinds: Sequence[str], size: tuple[float, float], draw: Callable[[Any]
         figure.set_layout_engine("none")  # laid out once, for all kinds alike
         for kind in kinds:
             buffer = io.BytesIO()
-            metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+            metadata = {"Date": None} if kind == "svg" else {}  # its version stays, for whoever compares
             figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
             found[kind] = buffer.getvalue()
     return found

@@ -12,8 +12,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
+from vramprobe.report.page.translation.modules import Module, ModuleTranslation
 from vramprobe.report.page.translation.names import Signatures, TranslationError
-from vramprobe.report.page.translation.statements import Module, ModuleTranslation
 
 __all__ = ["Module", "TranslationError", "translate"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 _RESERVED = frozenset({
-    "await", "case", "catch", "const", "debugger", "default", "delete", "do", "enum", "export", "extends",
+    "arguments", "await", "case", "catch", "const", "debugger", "default", "delete", "do", "enum", "export", "extends",
     "function", "instanceof", "let", "new", "null", "package", "static", "super", "switch", "this", "throw", "typeof",
     "var", "void",
 })  # fmt: skip
@@ -48,7 +48,7 @@ class Signatures:
                         self._passed_on[module, alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 if isinstance(node, ast.FunctionDef):
                     self.functions[module, node.name] = parameters_of(node)
-                    if node.args.kwarg:
+                    if node.args.kwarg and not node.args.vararg:
                         self.takes_others.add((module, node.name))
                 elif isinstance(node, ast.ClassDef):
                     self._add_class(module, node)
@@ -78,10 +78,10 @@ class Signatures:
 
 
 def parameters_of(node: ast.FunctionDef | ast.Lambda) -> list[str]:
-    """In their order."""
-    return [one.arg for one in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]] + (
-        [node.args.kwarg.arg] if node.args.kwarg else []
-    )
+    """In their order. Keywords beside ``*others`` have no name here: a caller puts them in their places among those."""
+    names = [one.arg for one in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+    rest = node.args.vararg or node.args.kwarg
+    return [*names, rest.arg] if rest else names
 
 
 def _fields(node: ast.ClassDef) -> list[str]:
@@ -143,6 +143,16 @@ def target_names(target: ast.expr) -> set[str]:
 def is_made(node: ast.expr) -> bool:
     """Whether an expression may be a new object that nobody holds."""
     return not isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Constant)
+
+
+def is_error(base: str) -> bool:
+    """Whether a class's base, as it is written, is an exception."""
+    return base.endswith(("Error", "Exception"))
+
+
+def is_super(node: ast.expr) -> bool:
+    """Whether this is ``super()``."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
 
 
 def is_class_name(called: str) -> bool:

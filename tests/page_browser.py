@@ -1,0 +1,118 @@
+"""A Chromium for tests of the page: tabs that notice what goes wrong in them. Its fixtures are conftest.py's.
+
+In: a page's path and a link's fragment. Out: an Opened tab.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Skips where there is none."""
+    pytest.importorskip("playwright", reason="playwright is not installed: pip install 'vramprobe[test]'")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium")
+    from page_example import chromium
+
+    with chromium() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="session")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The calculator alone."""
+    from page_example import content
+
+    return written(tmp_path_factory.mktemp("page"), content())
+
+
+@pytest.fixture(scope="session")
+def with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of what is published."""
+    from page_example import published
+
+    return written(tmp_path_factory.mktemp("page"), published())
+
+
+def written(folder: Path, content: Any) -> Path:
+    """The page of this content, as a file."""
+    from page_example import engine_script
+
+    from vramprobe.report.page import page
+
+    path = folder / "index.html"
+    path.write_text(page(content, engine_script()), encoding="utf-8")
+    return path
+
+
+class Opened:
+    """A tab: what it asks of the network and what goes wrong in it are kept."""
+
+    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
+        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+        self.tab = self.context.new_page()
+        self.problems: list[str] = []
+        self.tab.on("console", lambda message: self.problems.append(message.text))
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("request", lambda request: self._note(request.url))
+        self.url = path.as_uri()
+        self.tab.goto(self.url + fragment)
+        self.tab.wait_for_selector("html[data-ready]")
+
+    def _note(self, url: str) -> None:
+        if not url.startswith(("file:", "data:")):
+            self.problems.append(f"asked for {url}")
+
+    def text(self, selector: str) -> str:
+        return self.tab.inner_text(selector).strip()
+
+    @property
+    def fragment(self) -> str:
+        return self.tab.evaluate("location.hash")
+
+    def cells(self, table: str, column: int) -> list[str]:
+        """The texts of a column's cells, of the rows that are shown."""
+        return [
+            text.strip()
+            for text in self.tab.locator(f"#{table} tbody tr:not([hidden]) > :nth-child({column})").all_inner_texts()
+        ]
+
+
+@pytest.fixture
+def opened(browser: Any, html: Path) -> Iterator[Any]:
+    """Opens tabs, and fails where any of them logged an error or asked for anything."""
+    tabs: list[Opened] = []
+
+    def open_page(fragment: str = "", path: Path = html, **options: Any) -> Opened:
+        tabs.append(Opened(browser, path, fragment, **options))
+        return tabs[-1]
+
+    yield open_page
+    for one in tabs:
+        one.context.close()
+        assert one.problems == []
+
+
+def waiting(locator: Any) -> Any:
+    """Assertions that wait until they hold."""
+    from playwright.sync_api import expect
+
+    return expect(locator)
+
+
+def asked(tab: Any, answer: str) -> Any:
+    """What the engine says, past the page, of the ``spec`` and ``config`` that the form shows."""
+    return tab.evaluate(
+        "() => { const { options } = form.read(); "
+        "const { config } = vramprobe.catalog.find(one => one.slug === options.model); "
+        f"const {{ spec }} = vramprobe.resolve(options, config); return {answer}; }}"
+    )

@@ -1,0 +1,190 @@
+"""The calculator in headless Chromium: what it shows of a cell is what the engine and predict say.
+
+That the engine's numbers are predict's is tested in test_page_arithmetic.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from page_browser import asked, waiting, written
+from page_example import content, engine_data
+from test_page_arithmetic import gpu_fit
+
+from vramprobe import api, catalog
+from vramprobe.predict import verdict
+from vramprobe.units import format_bytes
+
+
+def test_a_click_through_the_calculator(opened: Any) -> None:
+    one = opened()
+    tab = one.tab
+    assert one.fragment == ""
+    tab.select_option("#model", "qwen2.5-7b")
+    tab.click("label[for=method-full]")
+    tab.fill("#batch_size", "2")
+    tab.fill("#seq_len", "512")
+    tab.check("#gradient_checkpointing")
+    tab.select_option("#optim", "adamw_bnb_8bit")
+    tab.click("#cards-choice summary")
+    tab.check("#card-B200")
+    tab.uncheck("#card-RTX-4090")
+    prediction = asked(tab, "vramprobe.predict(spec, config)")
+    assert one.tab.get_attribute("#copy-command", "disabled") is None
+    peak = prediction["peak_allocated_bytes"]
+    assert one.text("#peak") == format_bytes(peak["value"])
+    assert one.text("#interval") == f"{format_bytes(peak['low'])} to {format_bytes(peak['high'])}"
+    assert one.tab.locator("#terms tbody tr").count() == len(prediction["terms"])
+    assert [name.split("\n")[0] for name in tab.locator("#verdicts li").all_inner_texts()] == [
+        "RTX A6000", "H100 SXM5 80GB", "H200 SXM", "B200 SXM",
+    ]  # fmt: skip
+    judged = asked(
+        tab,
+        "vramprobe.gpus.map(gpu => "
+        "[gpu.slug, gpu.memory_bytes && vramprobe.verdict(vramprobe.predict(spec, config), gpu)])",
+    )
+    for slug, found in judged:
+        if slug in ("H100-SXM", "B200"):
+            assert one.text(f"#verdicts [data-gpu={slug}] .verdict")[2:] == found["verdict"]
+        if found:
+            assert one.text(f"#gpus-rows [data-gpu={slug}] .verdict")[2:] == found["verdict"]
+    assert {found["verdict"] for _, found in judged if found} == {"fits", "tight", "does not fit"}
+    assert "1.00 GiB set aside for the CUDA context" in one.text("#basis")
+    assert one.text("#command").startswith("vramprobe measure --model qwen2.5-7b --method full")
+    assert tab.locator("[data-option=quant]").is_hidden()
+    assert one.fragment == "#m=qwen2.5-7b&t=full&b=2&s=512&gc=1&o=adamw_bnb_8bit&g=RTX-A6000,H100-SXM,H200,B200"
+
+
+def test_what_a_fit_knows_beside_tensors_is_part_of_the_bar_and_of_the_verdict(opened: Any, tmp_path: Path) -> None:
+    model = gpu_fit().model_copy(update={"constant_bytes": {"qlora": 1024**3}})
+    fits = [{"gpu": "RTX-4090", "model": model.model_dump(mode="json")}]
+    path = written(tmp_path, content(engine=engine_data(fits=fits)))
+    one = opened("#gc=1&g=H100-SXM,RTX-4090", path=path)
+    predicted = api.predict(
+        model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True,
+        engine="formula", fit=model, gpu="RTX-4090",
+    )  # fmt: skip
+    allocated, reserved, device = (
+        predicted.peak_allocated_bytes.value, predicted.reserved_bytes.value, predicted.device_bytes.value
+    )  # fmt: skip
+    assert one.text("#peak") == format_bytes(allocated)
+    rows = one.tab.locator("#terms tbody tr").all_inner_texts()
+    assert [row.split("\n")[0] for row in rows][-3:] == ["constant", "allocator", "context"]
+    assert [row.replace("\n", "\t").split("\t")[-2] for row in rows][-3:] == [
+        "1.00 GiB", format_bytes(reserved - allocated), format_bytes(device - reserved),
+    ]  # fmt: skip
+    assert one.text("#basis") == "predicted device memory"
+    assert f"{format_bytes(reserved)} reserved (" in one.text("#where")
+    assert f"{format_bytes(device)} device (" in one.text("#where")
+    judged = one.text("#verdicts [data-gpu=RTX-4090] .reason")
+    assert judged.startswith(f"{format_bytes(device)} (up to {format_bytes(predicted.device_bytes.high)}) of")
+    alone = api.predict(
+        model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, engine="formula"
+    ).peak_allocated_bytes  # the other card was not measured
+    other = one.text("#verdicts [data-gpu=H100-SXM] .reason")
+    assert other.startswith(f"{format_bytes(alone.value)} (up to {format_bytes(alone.high)}) of")
+
+
+def test_no_gpu_is_a_choice_too(opened: Any) -> None:
+    one = opened("#g=")
+    assert one.text("#verdicts") == "No GPU is chosen."
+    assert one.text("#cards-count") == "none chosen"
+    one.tab.fill("#batch_size", "2")
+    assert one.fragment == "#b=2&g="
+
+
+def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
+    one = opened("#gc=1")
+    button = one.tab.locator("[data-gpu=RTX-4090] .largest button").first
+    button.wait_for()
+    largest = button.inner_text()
+    button.click()
+    assert one.tab.input_value("#batch_size") == largest.replace(",", "")
+    assert "fits" in one.text("#verdicts [data-gpu=RTX-4090] .verdict")
+
+
+def test_what_is_tight_is_not_said_not_to_fit(opened: Any) -> None:
+    one = opened("#m=llama-3.1-70b&nl=4&do=1")
+    assert one.text("#verdicts [data-gpu=RTX-4090] .verdict") == "≈ tight"
+    waiting(one.tab.locator("[data-gpu=RTX-4090] .largest")).to_contain_text("no batch leaves room to spare, largest")
+
+
+def test_every_card_gets_the_largest_counts_that_the_engine_finds_for_it(opened: Any) -> None:
+    one = opened("#m=qwen2.5-7b&t=lora")
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    found = asked(one.tab, "vramprobe.gpus.map(gpu => gpu.memory_bytes && vramprobe.largest(spec, config, gpu))")
+    for column, name in ((4, "batch_size"), (5, "seq_len")):
+        told = [f"{one_card[name]:,}" if one_card and one_card[name] else "–" for one_card in found]
+        assert one.cells("gpus-rows", column) == told
+
+
+def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
+    sizes = [0, 1, 1023, 1024, 1024**2 - 1, 1024**3, 24 * 1024**3, 13619882884]
+    sizes += [eighths * 1024**3 // 8 for eighths in range(8, 200)] + [7 * 1024**2 * n // 64 for n in range(1, 300)]
+    assert opened().tab.evaluate("sizes => sizes.map(words.bytes)", sizes) == [format_bytes(size) for size in sizes]
+
+
+def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> None:
+    one = opened("#m=llama-3.1-70b&gc=1&n=8&sh=zero3&g=RTX-A6000")
+    predicted = api.predict(
+        model="llama-3.1-70b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=8,
+        sharding="zero3", gpu="RTX-A6000",
+    )  # fmt: skip
+    judged = verdict(predicted, catalog.find_gpu("RTX-A6000"))
+    assert one.text("#peak") == format_bytes(predicted.peak_allocated_bytes.value)
+    assert (
+        one.text("#where") == f"allocated on each GPU at the peak, in {predicted.peak_phase} ({predicted.peak_label})"
+    )
+    assert f"{one.text('#basis')}: {one.text('#verdicts .reason span >> nth=0')}" == judged.reason
+    assert "for NCCL, on each rank" in judged.reason
+    assert one.text("#verdicts .verdict")[2:] == judged.verdict
+    assert one.text("#command").endswith(" --gradient-checkpointing --sharding zero3 --num-gpus 8")
+    assert one.text("#command").startswith("vramprobe predict --model llama-3.1-70b")
+    assert "cannot be measured" in one.text("#command-hint")
+    names = [row.split("\n")[0] for row in one.tab.locator("#terms tbody tr").all_inner_texts()]
+    assert names == [name.replace("_", " ") for name in predicted.terms]
+    assert one.tab.locator("#notes .note").all_inner_texts() == [
+        f"Note: {note}" for note in predicted.warnings if not note.startswith("arithmetic alone")
+    ]
+
+
+def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by_a_click(opened: Any) -> None:
+    one = opened("#m=llama-3.1-70b&g=RTX-A6000,H200")
+    one.tab.wait_for_selector("#changes[data-done]")
+    rows = [row.replace("\t", "\n").split("\n") for row in one.tab.locator("#changes li").all_inner_texts()]
+    cell = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
+    peak = api.predict(**cell).peak_allocated_bytes.value
+    for label, change in (
+        ("Gradient checkpointing", {"gradient_checkpointing": True}),
+        ("Length, tokens: 1,024", {"seq_len": 1024}),
+        ("k-bit preparation: none", {"kbit_prep": "none"}),
+        ("Optimizer: adamw_bnb_8bit", {"optim": "adamw_bnb_8bit"}),
+        ("GPUs: 8", {"num_gpus": 8, "sharding": "fsdp"}),
+    ):
+        less = api.predict(**(cell | change)).peak_allocated_bytes.value
+        assert [label, f"{format_bytes(less)}, {format_bytes(peak - less)} less", "✕ does not fit"] in rows
+    assert rows[0][0].startswith("Gradient checkpointing; ")
+    assert rows[0][-1] == "✓ fits"
+    first = one.tab.locator("#changes button").first
+    first.focus()
+    one.tab.keyboard.press("Enter")
+    assert one.text("#verdicts [data-gpu=RTX-A6000] .verdict") == "✓ fits"
+    assert one.tab.evaluate("document.activeElement.id") == "gradient_checkpointing"
+    assert f"{one.text('#peak')}, " in rows[0][1]
+
+
+def test_the_changes_are_those_for_the_card_that_is_asked_for(opened: Any) -> None:
+    one = opened("#gc=1")
+    one.tab.wait_for_selector("#changes[data-done]")
+    assert one.text("#changes-basis") == "It fits as it is."
+    one.tab.fill("#seq_len", "32768")
+    one.tab.wait_for_selector("#changes[data-done]")
+    assert one.tab.input_value("#changes-card") == "RTX-4090"  # the smallest that it does not fit
+    assert one.text("#changes-basis").endswith("None of them is enough.")
+    one.tab.select_option("#changes-card", "H200")
+    one.tab.wait_for_selector("#changes[data-done]")
+    assert {row.split()[-1] for row in one.tab.locator("#changes li").all_inner_texts()} == {"fits"}
+    one.tab.fill("#batch_size", "0")
+    assert one.tab.locator("#changes li").count() == 0
+    assert one.tab.locator("#changes-on").is_hidden()

@@ -1,0 +1,182 @@
+"""The form and its links in headless Chromium: what is chosen has a link, and a refusal stands where it is mended."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from page_browser import asked, waiting
+
+from vramprobe import catalog, spec
+from vramprobe.terms.ranks import Sharding
+
+
+def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
+    first = opened()
+    first.tab.select_option("#model", "gpt2")
+    first.tab.fill("#seq_len", "512")
+    first.tab.fill("#lora_targets", "c_attn,c_proj")
+    first.tab.select_option("#quant", "int8")
+    first.tab.click("#more summary")
+    first.tab.fill("#lora_dropout", "0.05")
+    second = opened(first.fragment)
+    for selector in ("#peak", "#interval", "#command", "#verdicts .card >> nth=0"):
+        assert second.text(selector) == first.text(selector)
+    assert second.tab.input_value("#lora_targets") == "c_attn,c_proj"
+    assert second.tab.input_value("#lora_dropout") == "0.05"
+    assert second.tab.locator("#more").get_attribute("open") is not None
+    second.tab.evaluate("location.hash = '#m=gpt2&b=7'")  # of this length, gpt2 has no positions
+    waiting(second.tab.locator("#seq_len-error")).to_contain_text("1024 learned positions")
+    waiting(second.tab.locator("#batch_size")).to_have_value("7")
+    second.tab.click("nav a[href='#gpus']")  # a place in the page takes nothing from the state
+    assert second.fragment == "#m=gpt2&b=7"
+    assert second.tab.evaluate("document.activeElement.id") == "gpus"
+    second.tab.click("#reset")
+    assert second.fragment == ""
+
+
+@pytest.mark.parametrize(("fragment", "words"), [
+    ("#m=no-such-model&b=2", 'the model "no-such-model" of the link is not in this page'),
+    ("#g=RTX-4090,RTX-1", "not in this page's catalog: RTX-1"),
+    ("#zz=1", 'unknown part "zz=1"'),
+    ("#m=config.json&c=%25%25", 'the part "c" of the link is damaged'),
+    ("#m=%E0%A4%A", 'the part "m" of the link is damaged'),
+    ("#t=loar", 'the part "t" of the link is damaged'),
+    ("#ga=x", 'the part "ga" of the link is damaged'),
+    ("#gc=yes", 'the part "gc" of the link is damaged'),
+])  # fmt: skip
+def test_a_bad_link_says_what_of_it_is_not_understood(opened: Any, fragment: str, words: str) -> None:
+    one = opened(fragment)
+    assert words in one.text("#link-problems")
+    if "config.json" not in fragment:
+        assert one.text("#peak").endswith("iB")
+
+
+def test_an_error_stands_at_its_option_and_no_number_is_left(opened: Any) -> None:
+    one = opened("#d=fp16&kp=peft")
+    assert "mix two 16-bit formats" in one.text("#dtype-error")
+    assert one.tab.get_attribute("#dtype", "aria-invalid") == "true"
+    assert one.tab.get_attribute("#dtype", "aria-describedby") == "dtype-error"
+    assert one.text("#peak") == "No prediction"
+    assert one.tab.locator("#verdicts li").count() == 0
+    one.tab.select_option("#autocast", "fp16")
+    assert one.tab.locator("#dtype-error").is_hidden()
+    assert one.tab.get_attribute("#dtype", "aria-invalid") is None
+    assert one.text("#peak").endswith("GiB")
+    one.tab.fill("#batch_size", "")
+    assert one.text("#batch_size-error") == "batch_size: nothing given; must be a whole number of 1 or more"
+
+
+@pytest.mark.parametrize(("fragment", "option", "words"), [
+    ("#b=0", "batch_size", "batch_size: 0 given"),
+    ("#s=1.5", "seq_len", "seq_len: 1.5 given"),
+    ("#b=1e300", "batch_size", "more than 10^300 bytes"),
+    ("#m=gpt2", "seq_len", "longer than the 1024 learned positions of gpt2"),
+    ("#o=adam", "optim", "optim: adam given; allowed: adamw_torch, "),
+    ("#q=none", "quant", "method qlora trains adapters on a quantised base"),
+    ("#r=0", "lora_r", "lora_r: 0 given"),
+    ("#ld=2", "lora_dropout", "lora_dropout must be in [0, 1), 2 given"),
+    ("#lt=q proj", "lora_targets", "or module names such as"),
+    ("#lt=c_attn", "lora_targets", "lora_targets c_attn: no such linear layer; this model has down_proj"),
+    ("#nl=99", "num_layers", "num_layers 99 is not possible: this model has 32 layers, so 1 to 32"),
+    ("#nl=1.5", "num_layers", "num_layers: 1.5 given"),
+    ("#kp=trl&ac=none", "autocast", "set autocast bf16"),
+    ("#kp=trl&ldt=fp16", "lora_dtype", "lora_dtype fp16 was given"),
+    ("#t=full&d=fp16&ac=fp16", "autocast", "GradScaler refuses"),
+    ("#m=gpt-oss-20b&a=sdpa", "attn", "transformers has no sdpa attention"),
+    ("#m=llama-4-scout", "model", "cannot be predicted by this version"),
+])  # fmt: skip
+def test_every_refusal_stands_at_the_option_that_mends_it(opened: Any, fragment: str, option: str, words: str) -> None:
+    one = opened(fragment)
+    shown = one.tab.locator(".error:not([hidden])")
+    assert shown.count() == 1
+    assert shown.get_attribute("id") == f"{option}-error"
+    assert shown.is_visible()
+    assert words in shown.inner_text()
+    assert one.tab.locator("#form-problems").is_hidden()
+    assert one.text("#peak") == "No prediction"
+    assert one.text("#command") == ""
+
+
+def test_what_the_engine_refuses_is_told_in_its_words(opened: Any) -> None:
+    one = opened("#m=llama-4-scout")
+    assert one.text("#no-prediction").startswith("model type 'llama4_text' cannot be predicted by this version")
+    assert set(one.cells("gpus-rows", 2)) == {"–", "memory not known"}
+
+
+def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(opened: Any) -> None:
+    one = opened()
+    tab = one.tab
+    tab.select_option("#model", "config.json")
+    assert "Paste the model's config.json" in one.text("#config-error")
+    tab.fill("#config", '{"model_type": "llama", ')
+    assert "not valid JSON" in one.text("#config-error")
+    tab.fill("#config", "[1]")
+    assert "no config.json" in one.text("#config-error")
+    tab.fill("#config", '{"hidden_size": 4096}')
+    assert "must name its model_type" in one.text("#config-error")
+    config = catalog.find_model("llama-3.1-8b").config | {"name": "π 𝜋"}
+    tab.fill("#config", json.dumps({key: value for key, value in config.items() if key != "intermediate_size"}))
+    assert "intermediate_size" in one.text("#config-error")
+    assert one.text("#peak") == "No prediction"
+    tab.fill("#config", json.dumps(config, indent=2, ensure_ascii=False))
+    assert one.tab.locator("#config-error").is_hidden()
+    assert one.text("#peak") == opened().text("#peak")
+    assert one.text("#command").startswith("vramprobe measure --model config.json --method qlora")
+    assert one.text("#command-hint").endswith(" Save the pasted config as config.json first.")
+    other = opened(one.fragment)
+    assert json.loads(other.tab.input_value("#config")) == config
+    assert other.text("#peak") == one.text("#peak")
+    tab.fill("#config", json.dumps(config | {"more": "x" * 5000}))
+    assert "too large for a link" in one.text("#link-hint")
+    assert "c=" not in one.fragment
+    assert one.text("#peak") == other.text("#peak")
+
+
+def test_the_form_opens_with_the_defaults_of_the_command_line(opened: Any) -> None:
+    one = opened()
+    shown = asked(one.tab, "Object.fromEntries(Object.entries(spec).filter(([name]) => name !== 'rc'))")
+    wanted = spec.resolve(model="llama-3.1-8b", method="qlora", device="cuda", batch_size=1, seq_len=2048)
+    del shown["architecture"]
+    assert (shown.pop("num_gpus"), shown.pop("sharding")) == (1, None)
+    assert shown == wanted.model_dump(mode="json", exclude={"architecture"})
+    assert one.text("#command") == "vramprobe measure --model llama-3.1-8b --method qlora --batch-size 1 --seq-len 2048"
+
+
+def test_each_flag_of_the_table_is_a_checkbox_a_part_of_the_link_and_an_option_of_the_cell(opened: Any) -> None:
+    one = opened()
+    flags = one.tab.evaluate("state.NAMES.filter(name => state.isA(name, 'flag')).map(n => [n, state.OPTIONS[n].key])")
+    assert len(flags) >= 2
+    one.tab.click("#more summary")
+    for name, key in flags:
+        assert spec.CellSpec.model_fields[name].annotation is bool
+        assert one.tab.get_by_label(one.text(f"label[for={name}]"), exact=True).get_attribute("id") == name
+        one.tab.check(f"#{name}")
+        assert one.fragment == f"#{key}=1"
+        assert asked(one.tab, f"spec.{name}") is True
+        assert one.text("#command").endswith(f" --{name.replace('_', '-')}")
+        assert opened(one.fragment).tab.is_checked(f"#{name}")
+        one.tab.uncheck(f"#{name}")
+        assert one.fragment == ""
+
+
+def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> None:
+    one = opened("#n=2&sh=zero3")
+    one.tab.fill("#num_gpus", "1")
+    assert one.tab.locator("#sharding").is_hidden()
+    assert one.fragment == "#n=1"
+    one.tab.fill("#num_gpus", "8")
+    assert one.fragment == "#n=8&sh=zero3"
+    assert one.tab.input_value("#sharding") == "zero3"
+    assert one.text("label[for=batch_size]") == "Batch per GPU"
+    assert one.tab.locator("#sharding option").all_inner_texts() == ["default", *get_args(Sharding)]
+    one.tab.select_option("#sharding", "")
+    assert one.tab.locator("#sharding option").first.inner_text() == "fsdp (default)"
+    one.tab.select_option("#quant", "int8")
+    assert "quant int8 under fsdp" in one.text("#quant-error")
+    one.tab.fill("#num_gpus", "0")
+    assert one.text("#num_gpus-error") == "num_gpus: 0 given; must be a whole number of 1 or more"
+    one.tab.fill("#num_gpus", "")
+    assert one.tab.locator("#sharding").is_hidden()
+    assert one.text("label[for=batch_size]") == "Batch"

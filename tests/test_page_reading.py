@@ -1,0 +1,174 @@
+"""The page in headless Chromium as people read it: tables, keyboard, screen reader, any width, without scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_browser import waiting, written
+from page_example import content, engine_data
+from test_page_arithmetic import gpu_fit
+
+from vramprobe import catalog
+from vramprobe.report.page import page
+
+EVIL = '<img src=x onerror="document.title=1">'
+
+
+def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path) -> None:
+    one = opened(path=with_tables)
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    heading = "#gpus-rows thead th:nth-child(6)"
+    one.tab.click(f"{heading} button")
+    sizes = one.cells("gpus-rows", 6)
+    known = [float(size) for size in sizes if size != "–"]
+    assert known == sorted(known)
+    assert sizes[-1] == "–"  # unknown is last, both ways
+    assert one.tab.get_attribute(heading, "aria-sort") == "ascending"
+    one.tab.click(f"{heading} button")
+    again = one.cells("gpus-rows", 6)
+    assert [float(size) for size in again if size != "–"] == sorted(known, reverse=True)
+    assert again[-1] == "–"
+    one.tab.click("#gpus-rows thead th:nth-child(7) button")
+    prices = [float(price) for price in one.cells("gpus-rows", 7) if price != "–"]
+    assert prices == sorted(prices)
+    assert prices
+    one.tab.fill("input[data-filters=gpus-rows]", "blackwell RTX")
+    assert len(one.cells("gpus-rows", 1)) == 2
+    assert one.text("output[data-counts=gpus-rows]") == "2 of 33 rows"
+    title = one.tab.locator("h4", has_text="In the fit").get_attribute("id")
+    rows = one.tab.locator(f"[aria-labelledby={title}] table")
+    measured = rows.get_attribute("id")
+    one.tab.fill(f"input[data-filters={measured}]", "qlora smollm2")
+    names = one.cells(measured, 1)
+    assert set(names) == {"smollm2-135m"}
+    assert 0 < len(names) < rows.locator("tbody tr").count()
+    one.tab.fill(f"input[data-filters={measured}]", "")
+    one.tab.click(f"#{measured} thead th:nth-child(5) button")
+    sizes = one.cells(measured, 5)
+    one.tab.click(f"#{measured} thead th:nth-child(12) button")
+    assert one.text(f"#{measured} thead th:nth-child(12)").startswith("error, %")
+    errors = one.tab.locator(f"#{measured} tbody tr > :nth-child(12)")
+    exact = [float(errors.nth(row).get_attribute("data-sort")) for row in range(errors.count())]
+    assert exact == sorted(exact)
+    assert min(exact) < 0 < max(exact)
+    assert sizes.index("1 × 64") < sizes.index("1 × 128") < sizes.index("2 × 64")
+
+
+def test_the_command_and_the_link_are_copied(opened: Any) -> None:
+    one = opened("#m=gpt2&b=3&s=512")
+    for button, expected_text in (("#copy-command", one.text("#command")), ("#copy-link", one.url + one.fragment)):
+        assert expected_text.count("gpt2") == 1
+        one.tab.click(button)
+        waiting(one.tab.locator(button)).to_have_text("Copied")
+        one.tab.fill("input[data-filters=gpus-rows]", "")
+        one.tab.focus("input[data-filters=gpus-rows]")
+        one.tab.keyboard.press("Control+V")
+        assert one.tab.input_value("input[data-filters=gpus-rows]") == expected_text
+
+
+def test_by_keyboard_alone(opened: Any) -> None:
+    one = opened()
+    tab = one.tab
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "skip"
+    reached = []
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
+    for name in (
+        "model",
+        "method-qlora",
+        "batch_size",
+        "seq_len",
+        "gradient_checkpointing",
+        "num_gpus",
+        "copy-link",
+        "changes-card",
+    ):
+        assert name in reached
+    tab.focus("#method-qlora")
+    tab.keyboard.press("ArrowLeft")
+    assert one.fragment.startswith("#t=lora")
+    tab.focus("#gpus-rows thead button >> nth=0")
+    tab.keyboard.press("Enter")
+    names = one.cells("gpus-rows", 1)
+    assert names.index("A10") < names.index("H100 NVL") < names.index("T4")
+    assert one.fragment.startswith("#t=lora")
+
+
+def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened: Any) -> None:
+    one = opened()
+    one.tab.fill("#batch_size", "3")
+    waiting(one.tab.locator("#spoken")).to_contain_text("GeForce RTX 4090: ")
+    assert one.tab.text_content("#spoken").startswith("Predicted peak ")
+    assert one.tab.get_attribute("#chart svg", "aria-label").startswith("Stacked bar: weights")
+    nameless = one.tab.eval_on_selector_all(
+        "input, select, textarea, button",
+        "all => all.filter(one => one.tagName === 'BUTTON' ? !one.textContent.trim() : !one.labels.length)"
+        ".map(one => one.id)",
+    )
+    assert nameless == []
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, with_tables: Path, width: int) -> None:
+    one = opened("#t=full&b=8&gc=1", path=with_tables, viewport={"width": width, "height": 800})
+    assert one.tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert one.tab.locator("#bar").is_visible() == (width < 960)
+    if width < 960:
+        assert one.text("#bar-peak") == one.text("#peak")
+        assert one.text("#bar-verdict") == "fits H200 SXM"
+        one.tab.fill("#batch_size", "999")
+        assert one.text("#bar-verdict") == "does not fit the 4 chosen"
+
+
+def test_nothing_moves_while_the_page_opens(browser: Any, with_tables: Path) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.add_init_script(
+        "window.moved = 0; new PerformanceObserver(list => list.getEntries().forEach(one => { moved += one.value; }))"
+        ".observe({ type: 'layout-shift', buffered: true });"
+    )
+    tab = context.new_page()
+    tab.goto(with_tables.as_uri())
+    tab.wait_for_selector("#gpus-rows[data-done]")
+    tab.wait_for_timeout(300)  # shifts are reported after the frame
+    assert tab.evaluate("moved") < 0.02
+    context.close()
+
+
+def test_without_scripts_the_tables_are_there_and_a_broken_engine_says_so(
+    browser: Any, with_tables: Path, tmp_path: Path
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(with_tables.as_uri())
+    assert tab.locator("noscript p").is_visible()
+    claims = tab.locator("section.chapter", has_text="Published claims, checked")
+    assert claims.locator("tbody tr").count() == 135
+    assert not tab.locator("#form").is_visible()
+    context.close()
+    path = tmp_path / "index.html"
+    path.write_text(page(content(), "throw new Error('no engine');"))
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(path.as_uri())
+    assert "The calculator did not start (vramprobe is not defined)" in tab.inner_text("#link-problems")
+    context.close()
+
+
+def test_html_in_a_model_or_a_note_is_text(opened: Any, tmp_path: Path) -> None:
+    llama = catalog.find_model("llama-3.1-8b").config
+    entry = {"slug": EVIL, "name": f"name {EVIL}", "num_params": 1, "config": llama}
+    model = gpu_fit().model_copy(update={"device": "cpu", "device_name": EVIL})
+    fits = [{"gpu": "RTX-4090", "model": model.model_copy(update={"device": "cuda"}).model_dump(mode="json")}]
+    fits[0]["model"]["ranges"]["choices"]["optim"] = [EVIL]
+    data = engine_data(catalog=[entry], fits=fits)
+    one = opened(path=written(tmp_path, content(engine=data, predictor=EVIL, command=EVIL)))
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    assert one.tab.locator("img").count() == 0
+    assert one.tab.title() == "vramprobe: GPU memory of fine-tuning"
+    assert EVIL in one.text("#notes")
+    assert EVIL in one.text("#model-hint")
+    assert EVIL in one.tab.text_content("#model option >> nth=0")

@@ -2,7 +2,7 @@
 
 Every verb that takes a cell or a sweep takes the same options (cli_options.py). Exit codes: 0 done, 1 a user's
 error, a cell that failed or records that break a rule, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when
-the terminal went).
+the terminal went). Long because every verb stands here, a function each: options, the stage it calls, exit code.
 """
 
 from __future__ import annotations

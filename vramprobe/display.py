@@ -2,7 +2,7 @@
 live.py's.
 
 In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON for machines.
-Decides nothing and computes nothing that a stage should.
+Decides nothing and computes nothing that a stage should. Long because each kind of result has its function here.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vramprobe.terms import layout
 from vramprobe.terms import operators as op
 from vramprobe.terms.graph import Value
 from vramprobe.terms.setup import Setup
@@ -55,7 +56,7 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     out = op.fused_attention(query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, bias)
     if setup.device == "cuda" and (bias is not None or query.dtype == "fp32"):
         out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
-    return op.contiguous(out), None
+    return layout.contiguous(out), None
 
 
 def _num_out(setup: Setup) -> int:
@@ -66,7 +67,7 @@ def _repeated(query: Value, key: Value, value: Value, *, as_view: bool) -> tuple
     """transformers' ``repeat_kv``, whose expand and reshape of a single head is a view."""
     if key.numel == query.numel:
         return key, value
-    return op.repeated(key, query.numel, as_view=as_view), op.repeated(value, query.numel, as_view=as_view)
+    return layout.repeated(key, query.numel, as_view=as_view), layout.repeated(value, query.numel, as_view=as_view)
 
 
 def num_scores(setup: Setup) -> int:
@@ -78,23 +79,23 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
     q, k, v = (op.cast(x, "fp32") for x in (query, key, value))
     broadcasts = setup.arch.model_type == "falcon" and k.numel != q.numel  # its products repeat the one head
     if k.numel != q.numel and not broadcasts:
-        k, v = op.repeated(k, q.numel), op.repeated(v, q.numel)
+        k, v = layout.repeated(k, q.numel), layout.repeated(v, q.numel)
     scaled_query = op.elementwise(q)
     mask = query.tape.new(setup.seq_len**2, "fp32") if bias is None else bias
     scaled_key = op.elementwise(k)
     if broadcasts:  # after its other operand is laid out
-        scaled_query = op.by_heads(scaled_query, setup.batch_size)
-        scaled_key = op.repeated(scaled_key, q.numel, as_view=setup.batch_size == 1)
+        scaled_query = layout.by_heads(scaled_query, setup.batch_size)
+        scaled_key = layout.repeated(scaled_key, q.numel, as_view=setup.batch_size == 1)
     scores = product(scaled_query, scaled_key, num_scores(setup), setup.batch_size)
     scores = _safe_softmax(scores)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     if broadcasts:
-        v = op.repeated(v, q.numel, as_view=setup.batch_size == 1)
+        v = layout.repeated(v, q.numel, as_view=setup.batch_size == 1)
     weights = op.cast(scores, query.dtype)  # the other thing that it returns
     out = op.cast(product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
     del q, k, v, scaled_query, scaled_key, scores, mask, bias, weights
     out.contiguous = False
-    return op.contiguous(out)
+    return layout.contiguous(out)
 
 
 def _safe_softmax(scores: Value) -> Value:
@@ -124,11 +125,11 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     out = product(scores, value, _num_out(setup), setup.batch_size, setup.autocast)
     out.contiguous = False
-    return op.contiguous(out), scores
+    return layout.contiguous(out), scores
 
 
 def product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
     """``torch.matmul`` of two values laid out by heads."""
     if autocast != "none":
         return product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
-    return op.batched_product(op.by_heads(left, batch_size), op.by_heads(right, batch_size), numel)
+    return op.batched_product(layout.by_heads(left, batch_size), layout.by_heads(right, batch_size), numel)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from vramprobe.terms import layout, routing
 from vramprobe.terms import operators as op
-from vramprobe.terms import routing
 from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
 
@@ -100,7 +100,7 @@ def adapted_stack(model: Model, name: str) -> Callable[[], Value]:
 
 def gated(model: Model, both: Value) -> Value:
     """``act(gate) * up`` of the two halves of one product."""
-    gate, up = op.split(both, 2)
+    gate, up = layout.split(both, 2)
     return op.mul(model.activation(gate), up)
 
 

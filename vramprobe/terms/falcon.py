@@ -6,7 +6,7 @@ transformers' ``modeling_falcon.py`` (Falcon 7B's branches) and ``modeling_bloom
 
 from __future__ import annotations
 
-from vramprobe.terms import llama
+from vramprobe.terms import layout, llama
 from vramprobe.terms import operators as op
 from vramprobe.terms.attention import num_scores, product
 from vramprobe.terms.graph import Value
@@ -36,8 +36,8 @@ def falcon_layer(model: Model, hidden: Value) -> Value:
 def _falcon_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, Value | None]:
     numel = model.num_tokens * model.arch.head_size
     fused = model.linear(prefix + "query_key_value", hidden)
-    query = op.heads(op.part(fused, numel * model.arch.num_heads))
-    key, value = op.heads(op.chosen(fused, numel)), op.heads(op.chosen(fused, numel))
+    query = layout.heads(layout.part(fused, numel * model.arch.num_heads))
+    key, value = layout.heads(layout.chosen(fused, numel)), layout.heads(layout.chosen(fused, numel))
     query, key = model.rotary(query), model.rotary(key)
     if model.setup.attn == "eager":
         out, scores = _falcon_eager(model, query, key, value, hidden.dtype)
@@ -51,17 +51,17 @@ def _falcon_eager(model: Model, query: Value, key: Value, value: Value, dtype: s
     setup, single = model.setup, model.setup.batch_size == 1
     if setup.autocast != "none":
         query, key = op.cast(query, setup.autocast), op.cast(key, setup.autocast)
-    query = op.by_heads(query, setup.batch_size)
-    key = op.repeated(key, query.numel, as_view=single)
+    query = layout.by_heads(query, setup.batch_size)
+    key = layout.repeated(key, query.numel, as_view=single)
     scores = product(query, key, num_scores(setup), setup.batch_size)
     scores = op.scaled(scores, in_place=True)
     scores = op.elementwise(op.cast(op.add(scores, model.mask), dtype), saves="output")
     if setup.autocast != "none":
         value = op.cast(value, setup.autocast)
-    value = op.repeated(value, query.numel, as_view=single)
+    value = layout.repeated(value, query.numel, as_view=single)
     out = product(scores, value, query.numel, setup.batch_size, setup.autocast)
     out.contiguous = False
-    return op.contiguous(out), scores
+    return layout.contiguous(out), scores
 
 
 def finish(model: Model, hidden: Value) -> Value:
@@ -98,7 +98,7 @@ def _bloom_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, V
     setup, alibi = model.setup, model.shared[0]
     fused = model.linear(prefix + "query_key_value", hidden)
     numel, dtype = fused.numel // 3, fused.dtype
-    query, key, value = (op.by_heads(op.heads(op.part(fused, numel)), setup.batch_size) for _ in range(3))
+    query, key, value = (layout.by_heads(layout.heads(layout.part(fused, numel)), setup.batch_size) for _ in range(3))
     if setup.autocast != "none":
         alibi, query, key = (op.cast(x, setup.autocast) for x in (alibi, query, key))
     scores = op.batched_product(query, key, num_scores(setup))  # baddbmm, which saves no biases
@@ -107,4 +107,4 @@ def _bloom_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, V
     probabilities = op.dropout(probabilities, model.arch.attention_dropout, model.device)
     out = product(probabilities, value, numel, setup.batch_size, setup.autocast)
     out.contiguous = False  # scores and weights stay in variables, unlike elsewhere
-    return model.linear(prefix + "dense", op.contiguous(out)), probabilities
+    return model.linear(prefix + "dense", layout.contiguous(out)), probabilities

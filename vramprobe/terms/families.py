@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, Architecture
-from vramprobe.terms import falcon, gpt_oss, llama, mla, relatives
+from vramprobe.terms import falcon, gpt_oss, layout, llama, mla, relatives
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import mixture
 from vramprobe.terms.fused_loss import fused_linear_cross_entropy
@@ -149,8 +149,8 @@ def _neox_layer(model: Model, hidden: Value) -> Value:
 
 
 def _neox_attention(model: Model, prefix: str, hidden: Value) -> Value:
-    fused = op.heads(model.linear(prefix + "attention.query_key_value", hidden))
-    query, key, value = op.split(fused, 3)
+    fused = layout.heads(model.linear(prefix + "attention.query_key_value", hidden))
+    query, key, value = layout.split(fused, 3)
     query, key = llama.partly_rotated(model, query), llama.partly_rotated(model, key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "attention.dense", out)
@@ -186,7 +186,7 @@ def _gpt2_layer(model: Model, hidden: Value) -> Value:
 
 
 def _gpt2_attention(model: Model, prefix: str, hidden: Value) -> Value:
-    query, key, value = (op.heads(part) for part in op.split(model.linear(prefix + "c_attn", hidden), 3))
+    query, key, value = (layout.heads(part) for part in layout.split(model.linear(prefix + "c_attn", hidden), 3))
     out = model.attend(query, key, value)
     out = model.linear(prefix + "c_proj", out)
     return model.dropout(out, model.arch.residual_dropout)
@@ -233,9 +233,9 @@ def _opt_layer(model: Model, hidden: Value) -> Value:
 
 
 def _opt_attention(model: Model, prefix: str, hidden: Value) -> Value:
-    query = op.heads(op.scaled(model.linear(prefix + "q_proj", hidden)))
-    key = op.heads(model.linear(prefix + "k_proj", hidden))
-    value = op.heads(model.linear(prefix + "v_proj", hidden))
+    query = layout.heads(op.scaled(model.linear(prefix + "q_proj", hidden)))
+    key = layout.heads(model.linear(prefix + "k_proj", hidden))
+    value = layout.heads(model.linear(prefix + "v_proj", hidden))
     out = model.attend(query, key, value)
     return model.linear(prefix + "out_proj", out)
 

@@ -7,11 +7,10 @@ layers are alike however long the sequence is. Never imports torch.
 
 from __future__ import annotations
 
-from vramprobe.terms import llama, routing
+from vramprobe.terms import layout, llama, routing
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import Routing, grouped_experts
 from vramprobe.terms.graph import Value
-from vramprobe.terms.mla import parts
 from vramprobe.terms.modules import Model
 
 
@@ -46,9 +45,9 @@ def norm(model: Model, name: str, value: Value) -> Value:
 
 
 def _attention(model: Model, prefix: str, hidden: Value) -> Value:
-    query = op.heads(model.linear(prefix + "q_proj", hidden))
-    key = op.heads(model.linear(prefix + "k_proj", hidden))
-    value = op.heads(model.linear(prefix + "v_proj", hidden))
+    query = layout.heads(model.linear(prefix + "q_proj", hidden))
+    key = layout.heads(model.linear(prefix + "k_proj", hidden))
+    value = layout.heads(model.linear(prefix + "v_proj", hidden))
     query, key = _rotated(model, query), _rotated(model, key)
     out = _attend(model, query, key, value, model.weight(prefix + "sinks"))
     return model.linear(prefix + "o_proj", out)
@@ -58,10 +57,10 @@ def _rotated(model: Model, value: Value) -> Value:
     """``_apply_rotary_emb``: both halves of each head, turned and put together again."""
     cos, sin = model.tables
     half = value.numel // 2
-    first, second = parts(value, [half, half], by_heads=True)
+    first, second = layout.parts(value, [half, half], by_heads=True)
     turned_first = _minus(op.mul(first, cos), op.mul(second, sin))
     turned_second = op.add(op.mul(second, cos), op.mul(first, sin))
-    return op.concatenate(turned_first, turned_second)
+    return layout.concatenate(turned_first, turned_second)
 
 
 def _minus(left: Value, right: Value) -> Value:
@@ -85,7 +84,7 @@ def _attend(model: Model, query: Value, key: Value, value: Value, sinks: Value) 
     num_rows = model.num_tokens * arch.num_heads
     if key.numel != query.numel:
         single = setup.batch_size == arch.num_kv_heads == 1
-        key, value = (op.repeated(x, query.numel, as_view=single) for x in (key, value))
+        key, value = (layout.repeated(x, query.numel, as_view=single) for x in (key, value))
     scores = model.heads_product(query, key, num_rows * setup.seq_len)
     scores = op.scaled(scores)
     scores = op.add(scores, model.mask)
@@ -98,7 +97,7 @@ def _attend(model: Model, query: Value, key: Value, value: Value, sinks: Value) 
     out = model.heads_product(weights, value, query.numel)
     out.contiguous = False
     model.held_in_layer = weights
-    return op.contiguous(out)
+    return layout.contiguous(out)
 
 
 def _with_column(scores: Value, sinks: Value, num_rows: int) -> Value:

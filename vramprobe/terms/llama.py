@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vramprobe.terms import layout
 from vramprobe.terms import operators as op
 from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
@@ -40,9 +41,9 @@ def rms_norm(model: Model, name: str, value: Value) -> Value:
 
 def attention(model: Model, prefix: str, hidden: Value) -> Value:
     """Three projections, rotated; queries and keys are normed head by head where the family does so."""
-    query = op.heads(model.linear(prefix + "q_proj", hidden))
-    key = op.heads(model.linear(prefix + "k_proj", hidden))
-    value = op.heads(model.linear(prefix + "v_proj", hidden))
+    query = layout.heads(model.linear(prefix + "q_proj", hidden))
+    key = layout.heads(model.linear(prefix + "k_proj", hidden))
+    value = layout.heads(model.linear(prefix + "v_proj", hidden))
     if f"{prefix}q_norm.weight" in model.tensors:
         query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
     query, key = model.rotary(query), model.rotary(key)
@@ -54,9 +55,9 @@ def partly_rotated(model: Model, value: Value) -> Value:
     """The first part of each head, rotated, and the rest behind it: copied together even where the rest is empty."""
     rotated_numel = value.numel // model.arch.head_size * model.arch.rotary_size
     # The slice that is the whole makes no zeros in backward, but the empty rest does.
-    rotated = op.part(value, rotated_numel) if rotated_numel < value.numel else op.whole(value)
-    rest = op.part(value, value.numel - rotated_numel)
-    return op.concatenate(model.rotary(rotated), rest)
+    rotated = layout.part(value, rotated_numel) if rotated_numel < value.numel else layout.whole(value)
+    rest = layout.part(value, value.numel - rotated_numel)
+    return layout.concatenate(model.rotary(rotated), rest)
 
 
 def gated_mlp(model: Model, prefix: str, hidden: Value) -> Value:

@@ -6,9 +6,7 @@ keys are wider than values, and one rotated part of the keys serves all heads. N
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from vramprobe.terms import llama, routing
+from vramprobe.terms import layout, llama, routing
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import Routing, gated, grouped_experts, router_weight
 from vramprobe.terms.graph import Value
@@ -60,34 +58,20 @@ def _attention(model: Model, prefix: str, hidden: Value) -> Value:
     else:
         query = model.linear(prefix + "q_a_proj", hidden)
         query = model.linear(prefix + "q_b_proj", model.rms_norm(prefix + "q_a_layernorm", query))
-    query, num_rows = op.heads(query), num_tokens * num_heads
-    query_still, query_turned = parts(query, [num_rows * still, num_rows * rotated], by_heads=True)
+    query, num_rows = layout.heads(query), num_tokens * num_heads
+    query_still, query_turned = layout.parts(query, [num_rows * still, num_rows * rotated], by_heads=True)
     latents = model.linear(prefix + "kv_a_proj_with_mqa", hidden)
     num_latent = latents.numel - num_tokens * rotated
-    latent, key_turned = parts(latents, [num_latent, num_tokens * rotated], by_heads=False)
+    latent, key_turned = layout.parts(latents, [num_latent, num_tokens * rotated], by_heads=False)
     latent = model.rms_norm(prefix + "kv_a_layernorm", latent)
     query_turned, key_turned = _rotated(model, query_turned, key_turned)
-    whole_query = op.concatenate(query_still, query_turned)
-    both = op.heads(model.linear(prefix + "kv_b_proj", latent))
-    key_still, value = parts(both, [num_rows * still, num_rows * value_size], by_heads=True)
+    whole_query = layout.concatenate(query_still, query_turned)
+    both = layout.heads(model.linear(prefix + "kv_b_proj", latent))
+    key_still, value = layout.parts(both, [num_rows * still, num_rows * value_size], by_heads=True)
     del both
     key = _joined(key_still, key_turned, num_heads)
     out = model.attend(whole_query, key, value)
     return model.linear(prefix + "o_proj", out)
-
-
-def parts(value: Value, sizes: Sequence[int], *, by_heads: bool) -> list[Value]:
-    """``torch.split`` of the last dimension: views; backward concatenates their gradients."""
-    tape, numel = value.tape, value.numel
-
-    def backward(grads: list[Value | None]) -> list[Value | None]:
-        grad = tape.new(numel, next(grad.dtype for grad in grads if grad is not None))
-        grad.contiguous = not by_heads
-        return [grad]
-
-    outs = [tape.view(value, size) for size in sizes]
-    tape.record([value], outs, [], backward)
-    return outs
 
 
 def _rotated(model: Model, query: Value, key: Value) -> tuple[Value, Value]:

@@ -1,7 +1,8 @@
 """The modules of a model on the tape: its weights, linears (plain, quantised, adapted), norms, embeddings.
 
 In: a Setup. Out: a Model whose methods do on the tape what the libraries' modules do, under the cell's dtypes,
-autocast, quantisation (bitsandbytes) and adapters (peft). Never imports torch or the workload.
+autocast, quantisation (bitsandbytes) and adapters (peft). Never imports torch or the workload. Long because a linear's
+rules, the plain one's and the quantised and the adapted one's, work on one set of weights and one autocast cache.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.terms import norms
 from vramprobe.terms import operators as op
 from vramprobe.terms.attention import attend, product
 from vramprobe.terms.graph import Leaf, Value
@@ -226,17 +228,17 @@ class Model:
         weight = self.weight(f"{name}.weight")
         match self.arch.model_type:
             case "gemma2" | "gemma3_text":
-                norm = op.rms_norm_around_one
+                norm = norms.rms_norm_around_one
             case "olmo2":
-                norm = op.rms_norm_weighted_in_fp32
+                norm = norms.rms_norm_weighted_in_fp32
             case _:
-                norm = op.rms_norm
+                norm = norms.rms_norm
         return norm(value, weight, value.numel // weight.numel)
 
     def layer_norm(self, name: str, value: Value) -> Value:
         """An ``nn.LayerNorm``."""
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
-        return op.layer_norm(value, weight, bias, value.numel // weight.numel, self.device, self.setup.autocast)
+        return norms.layer_norm(value, weight, bias, value.numel // weight.numel, self.device, self.setup.autocast)
 
     def dropout(self, value: Value, rate: float) -> Value:
         """``nn.Dropout`` in training mode."""

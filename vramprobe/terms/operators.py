@@ -1,13 +1,14 @@
 """Operators on the tape: what each one allocates, saves for backward and allocates again in backward.
 
 In: Values. Out: Values. One function per operator that the models use, with the rules of ``derivatives.yaml`` and of
-the kernels behind it. Where the CPU's and CUDA's kernels differ, the function asks ``device`` and says so. Never
-imports torch. Long because a model uses many operators; each is short.
+the kernels behind it; norms.py has those that are made of several, layout.py what computes nothing. Where the CPU's and
+CUDA's kernels differ, the function asks ``device`` and says so. Never imports torch.
 """
 
 from __future__ import annotations
 
 from vramprobe.terms.graph import Value
+from vramprobe.terms.layout import as_view, concatenate, part
 from vramprobe.terms.tape import Tape
 
 
@@ -136,53 +137,6 @@ def mean_of_rows(value: Value, num_rows: int) -> Value:
     return out
 
 
-def rms_norm(value: Value, weight: Value, num_rows: int) -> Value:
-    """transformers' LlamaRMSNorm line by line: fp32 inside, the input's dtype outside."""
-    return mul(weight, cast(_normalised(value, num_rows), value.dtype))
-
-
-def rms_norm_weighted_in_fp32(value: Value, weight: Value, num_rows: int) -> Value:
-    """OLMo 2's: the weight is multiplied before the way back to the input's dtype."""
-    return cast(mul(weight, _normalised(value, num_rows)), value.dtype)
-
-
-def rms_norm_around_one(value: Value, weight: Value, num_rows: int) -> Value:
-    """Gemma's: ``(x * (1 + weight.float())).type_as(x)``, the weight counted from 1."""
-    hidden = _normalised(value, num_rows)
-    hidden = mul(hidden, elementwise(cast(weight, "fp32")))
-    return cast(hidden, value.dtype)
-
-
-def _normalised(value: Value, num_rows: int) -> Value:
-    hidden = cast(value, "fp32")
-    variance = mean_of_rows(power(hidden), num_rows)
-    return mul(hidden, elementwise(elementwise(variance), saves="output"))
-
-
-def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: str, autocast: str) -> Value:
-    """``nn.LayerNorm``: saves its input, weight, bias and the rows' mean and inverse deviation.
-
-    CUDA keeps the statistics in fp32 and, under autocast, computes and returns fp32 (autocast_mode.cpp); the CPU keeps
-    them in the input's dtype, or fp32 where the weight is fp32 and the input is not (layer_norm_kernel.cpp).
-    """
-    if device == "cuda" and autocast != "none" and not value.dtype == weight.dtype == "fp32":
-        return layer_norm(cast(value, "fp32"), cast(weight, "fp32"), cast(bias, "fp32"), num_rows, device, autocast)
-    tape = value.tape
-    mixed = weight.dtype != value.dtype
-    stat_dtype = "fp32" if device == "cuda" or mixed else value.dtype
-    out = tape.new_like(value)
-    mean, deviation = tape.new(num_rows, stat_dtype), tape.new(num_rows, stat_dtype)
-    needs, trained, width, weight_dtype = value.needs_grad, weight.needs_grad, weight.numel, weight.dtype
-
-    def backward(grads: list[Value]) -> list[Value | None]:
-        grad = value_like(grads[0]) if needs else None
-        sides = [tape.new(width, weight_dtype) if trained else None for _ in range(2)]
-        return [grad, *sides]
-
-    tape.record([value, weight, bias], [out], [value, weight, bias, mean, deviation], backward)
-    return out
-
-
 def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Value:
     """``x @ W.T + b``: saves the input if the weight is trained, and the weight if the input needs a gradient."""
     tape = value.tape
@@ -194,8 +148,8 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Val
     def backward(grads: list[Value]) -> list[Value | None]:
         dtype = grads[0].dtype
         sums = [tape.new(num_out, dtype) if trains_bias else None] if has_bias else []
-        grad_weight = _as_view(tape.new(weight_numel, dtype)) if trained else None
-        return [_as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
+        grad_weight = as_view(tape.new(weight_numel, dtype)) if trained else None
+        return [as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
 
     # What it saves is saved before it runs: the last product of a recomputed layer is never made again.
     edge = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
@@ -204,95 +158,12 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Val
     return out
 
 
-def _as_view(grad: Value) -> Value:
-    grad.is_view = True  # mm's results come back through .t() and .view()
-    return grad
-
-
 def embedding(num_ids: int, weight: Value, width: int, ids: Value | None = None) -> Value:
     """A table's rows: saves only the ids (those of the batch are counted there); backward makes a dense gradient."""
     tape, table = weight.tape, weight.numel
     out = tape.new(num_ids * width, weight.dtype)
     saved = [ids] if ids is not None else []
     tape.record([weight], [out], saved, lambda grads: [tape.new(table, grads[0].dtype)])
-    return out
-
-
-def heads(value: Value) -> Value:
-    """``view(b, s, heads, d).transpose(1, 2)``: shares the storage; backward copies a gradient laid out by heads."""
-
-    def backward(grads: list[Value]) -> list[Value | None]:
-        grad = grads[0]
-        return [grad.tape.view(grad) if grad.contiguous else grad.tape.new(grad.numel, grad.dtype)]
-
-    out = value.tape.view(value)
-    value.tape.record([value], [out], [], backward)
-    return out
-
-
-def chosen(value: Value, numel: int) -> Value:
-    """``value[..., [index], :]``: a copy; saves the index (8 bytes); backward adds into zeros of the full size."""
-    full, out = value.numel, value.tape.new(numel, value.dtype)
-    index = value.tape.new(1, "int64")
-    value.tape.record([value], [out], [index], lambda grads: [grads[0].tape.new(full, grads[0].dtype)])
-    return out
-
-
-def part(value: Value, numel: int) -> Value:
-    """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size."""
-    full = value.numel
-
-    def backward(grads: list[Value]) -> list[Value | None]:
-        grad = grads[0].tape.new(full, grads[0].dtype)
-        grad.contiguous = False
-        return [grad]
-
-    out = value.tape.view(value, numel)
-    value.tape.record([value], [out], [], backward)
-    return out
-
-
-def whole(value: Value) -> Value:
-    """``value[..., :n]`` of all that there is: an alias."""
-    out = value.tape.view(value)
-    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.view(grads[0])])
-    return out
-
-
-def split(value: Value, num_parts: int) -> list[Value]:
-    """``value.split(...)``: views; backward concatenates the parts' gradients."""
-    numel = value.numel
-
-    def backward(grads: list[Value | None]) -> list[Value | None]:
-        dtype = next(grad.dtype for grad in grads if grad is not None)
-        return [value_tape.new(numel, dtype)]
-
-    value_tape = value.tape
-    outs = [value.tape.view(value, numel // num_parts) for _ in range(num_parts)]
-    value.tape.record([value], outs, [], backward)
-    return outs
-
-
-def concatenate(left: Value, right: Value) -> Value:
-    """``torch.cat``: copies both; backward hands each its slice of the gradient."""
-    tape = left.tape
-    out = tape.new(left.numel + right.numel, left.dtype)
-    out.contiguous = False  # of two parts of heads: cat writes the logical order, batch × heads × length × size
-    sizes = (left.numel, right.numel)
-
-    def backward(grads: list[Value]) -> list[Value | None]:
-        return [_as_view(tape.view(grads[0], size)) for size in sizes]
-
-    tape.record([left, right], [out], [], backward)
-    return out
-
-
-def contiguous(value: Value) -> Value:
-    """``value.contiguous()``: a copy where the layout asks for one; backward passes the gradient on."""
-    if value.contiguous:
-        return value
-    out = value.tape.new(value.numel, value.dtype)
-    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.view(grads[0])])
     return out
 
 
@@ -337,31 +208,6 @@ def fused_attention(
 
     masks = [bias] if bias is not None else []
     tape.record([query, key, value], [out], [query, key, value, out, stats, *masks], backward)
-    return out
-
-
-def by_heads(value: Value, batch_size: int) -> Value:
-    """What ``matmul`` hands to ``bmm``: itself where the memory is laid out by heads, else a copy that is; of a single
-    row the reshape is a view."""
-    if not value.contiguous:
-        return value
-    out = value.tape.new(value.numel, value.dtype) if batch_size > 1 else value.tape.view(value)
-    out.contiguous = False
-    value.tape.record([value], [out], [], _passed_on)
-    return out
-
-
-def _passed_on(grads: list[Value]) -> list[Value | None]:
-    """The same gradient, seen through a view."""
-    return [_as_view(grads[0].tape.view(grads[0]))]
-
-
-def repeated(value: Value, numel: int, *, as_view: bool = False) -> Value:
-    """``repeat_kv``: key and value heads copied to the number of query heads; backward adds them up again."""
-    out = value.tape.view(value, numel) if as_view else value.tape.new(numel, value.dtype)
-    before = value.numel
-    out.contiguous = False
-    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.new(before, grads[0].dtype)])
     return out
 
 

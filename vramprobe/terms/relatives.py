@@ -6,7 +6,7 @@ In: a Model. Out: one layer, as families.py runs them. Reads like transformers' 
 
 from __future__ import annotations
 
-from vramprobe.terms import llama
+from vramprobe.terms import layout, llama
 from vramprobe.terms import operators as op
 from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
@@ -37,8 +37,8 @@ def _phi3_attention(model: Model, prefix: str, hidden: Value) -> Value:
     arch, num_tokens = model.arch, model.num_tokens
     fused = model.linear(prefix + "qkv_proj", hidden)
     keys_numel = num_tokens * arch.num_kv_heads * arch.head_size
-    query = op.heads(op.part(fused, num_tokens * arch.num_heads * arch.head_size))
-    key, value = op.heads(op.part(fused, keys_numel)), op.heads(op.part(fused, keys_numel))
+    query = layout.heads(layout.part(fused, num_tokens * arch.num_heads * arch.head_size))
+    key, value = layout.heads(layout.part(fused, keys_numel)), layout.heads(layout.part(fused, keys_numel))
     query, key = llama.partly_rotated(model, query), llama.partly_rotated(model, key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)
@@ -46,7 +46,7 @@ def _phi3_attention(model: Model, prefix: str, hidden: Value) -> Value:
 
 def _phi3_mlp(model: Model, prefix: str, hidden: Value) -> Value:
     up = model.linear(prefix + "gate_up_proj", hidden)
-    gate, up = op.split(up, 2)
+    gate, up = layout.split(up, 2)
     up = op.mul(up, model.activation(gate))
     return model.linear(prefix + "down_proj", up)
 
@@ -68,7 +68,7 @@ def _olmo2_attention(model: Model, prefix: str, hidden: Value) -> Value:
     query = model.rms_norm(prefix + "q_norm", model.linear(prefix + "q_proj", hidden))
     key = model.rms_norm(prefix + "k_norm", model.linear(prefix + "k_proj", hidden))
     value = model.linear(prefix + "v_proj", hidden)
-    query, key, value = op.heads(query), op.heads(key), op.heads(value)
+    query, key, value = layout.heads(query), layout.heads(key), layout.heads(value)
     query, key = model.rotary(query), model.rotary(key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)

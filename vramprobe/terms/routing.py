@@ -9,7 +9,8 @@ Never imports torch.
 from __future__ import annotations
 
 from vramprobe.terms.graph import Value
-from vramprobe.terms.operators import _as_view, value_like
+from vramprobe.terms.layout import as_view
+from vramprobe.terms.operators import value_like
 
 
 def top_k(value: Value, num_chosen: int) -> tuple[Value, Value]:
@@ -59,7 +60,7 @@ def grouped_product(value: Value, weight: Value, offsets: Value, num_in: int, nu
 
     def backward(grads: list[Value]) -> list[Value | None]:
         dtype = grads[0].dtype
-        grad_weight = _as_view(tape.new(weight_numel, dtype)) if trained else None  # through .transpose()
+        grad_weight = as_view(tape.new(weight_numel, dtype)) if trained else None  # through .transpose()
         return [tape.new(numel, dtype) if needs else None, grad_weight]
 
     edge = tape.record([value, weight], [], saved, backward)

@@ -68,7 +68,7 @@ function $configOf(config) {
 function $cell(given, config) {
   const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, ...words} = given;
   const values = $filled({device: "cuda", ...words, lora_targets: $targets(words.lora_targets)}, config.model_type);
-  const whole = $configOf(config), architecture = values.num_layers == null ? whole : $const($catalog.cut_depth(whole, values.num_layers));
+  const whole = $configOf(config), architecture = values.num_layers == null ? whole : $const($catalog$depth.cut_depth(whole, values.num_layers));
   return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding});
 }
 

@@ -19,7 +19,7 @@ from vramprobe.terms.ranks import Sharding
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
     "units": {"GIB", "MIB", "KIB", "format_bytes"},
-    "catalog": {"cut_depth", "_depth_key", "_DEPTH_KEYS", "_PER_LAYER_LISTS", "_LAYER_INDEX_LISTS"},
+    "catalog.depth": None,
     "architecture.parts": None,
     "architecture.config": None,
     "architecture.families": None,
@@ -33,7 +33,9 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "terms.graph": None,
     "terms.tape": None,
+    "terms.layout": None,
     "terms.operators": None,
+    "terms.norms": None,
     "terms.parameters": None,
     "terms.optimizer": None,
     "terms.setup": None,

@@ -22,10 +22,10 @@ def fused_linear_cross_entropy(model: Model, hidden: Value) -> Value:
     for _ in range(1 if setup.loss_chunk is None else 2):  # no later one is higher than the second, taken as full
         _chunk(model, hidden, weight, grad_weight)
     loss = tape.new(1, "fp32")
-    waiting = [grad_input, grad_weight]
+    waiting = [grad_weight, grad_input]
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        made = [waiting.pop(0), waiting.pop(0)]
+        made = [waiting.pop(), waiting.pop()]
         one = tape.new(1, "fp32")  # which the loss's own gradient is held against
         del one
         return made

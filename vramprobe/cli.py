@@ -132,7 +132,7 @@ def simulate(
     from vramprobe.catalog import find_gpu
     from vramprobe.predict import verdict_on_simulated
 
-    card = find_gpu(gpu) if gpu else None
+    card = find_gpu(gpu) if gpu is not None else None
     with display.working("simulating on fake tensors"):
         record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
     ended = record.outcome.kind in ("ok", "oom")
@@ -254,7 +254,7 @@ def predict(
     from vramprobe.catalog import find_gpu
     from vramprobe.predict import verdict
 
-    card = find_gpu(gpu) if gpu else None
+    card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
     ranks = {"sharding": sharding, "num_gpus": num_gpus}
@@ -326,6 +326,7 @@ def evaluate(
     json_output: Json = False,
 ) -> None:
     """Show how far predictions are from measurements that their fit has not seen."""
+    _require_folder(out, check=check)
     found = api.evaluate(results, hold_out=hold_out, leave_out=leave_out, fit=fit, out=out, check=check)
     if json_output:
         from vramprobe.report.evaluation import as_json as evaluation_as_json
@@ -360,6 +361,7 @@ def claims(
     json_output: Json = False,
 ) -> None:
     """Give each published claim a verdict, with our figure and the command that reproduces it."""
+    _require_folder(out, check=check)
     judged = api.claims(ids or (), topics=topic or (), gpu=gpu, results=results, out=out, check=check)
     display.print_claims(judged, out, as_json=json_output)
 
@@ -396,6 +398,12 @@ def report(
         print(f"fresh: {len(written)} files are what the records give")
     else:
         display.print_report(written)
+
+
+def _require_folder(out: Path | None, *, check: bool) -> None:
+    """Raise wrong usage where there is nothing to check."""
+    if check and out is None:
+        raise typer.BadParameter("--check compares the files of a folder: name it with -o.")
 
 
 def _version(wanted: bool) -> None:
@@ -444,6 +452,9 @@ def main() -> None:
     except BrokenPipeError:
         _leave_stdout()
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"vramprobe: no path is so long: {str(error.filename)[:60]}…; give a shorter one", file=sys.stderr)
+            sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         print(f"vramprobe: the output could not be written: {error.strerror}", file=sys.stderr)

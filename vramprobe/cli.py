@@ -8,6 +8,7 @@ the terminal went).
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -436,12 +437,19 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, closefd=False))
 
 
+def _print_what_can_be() -> None:
+    """Put ? for a character that a terminal or file of an older encoding lacks: a table is worth more than its bars."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line; a user's error is one line on stderr and exit code 1.
 
     SIGINT, SIGTERM and SIGHUP (but under nohup) unwind like an exit, so that workers and temporary files go with us.
     """
     _open_what_is_closed()
+    _print_what_can_be()
     for signum in signals_that_end():
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:

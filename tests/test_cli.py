@@ -336,6 +336,15 @@ def test_a_dry_run_refuses_the_limits_that_a_run_refuses(limit: tuple[str, str],
     assert done.stderr.startswith("vramprobe: ")
 
 
+@pytest.mark.parametrize("words", [["claims"], ["predict", *TINY]], ids=lambda words: words[0])
+def test_an_output_without_unicode_lacks_only_those_characters(words: list[str]) -> None:
+    command, env = [sys.executable, "-m", "vramprobe", *words], os.environ | {"PYTHONPATH": HERE}
+    plain = subprocess.run(command, capture_output=True, env=env | {"PYTHONIOENCODING": "ascii"})
+    assert (plain.returncode, plain.stderr) == (0, b"")
+    whole = subprocess.run(command, capture_output=True, env=env | {"PYTHONIOENCODING": "utf-8"}).stdout.decode()
+    assert [len(line) for line in plain.stdout.decode("ascii").splitlines()] == [*map(len, whole.splitlines())]
+
+
 def test_closed_output_is_no_error(tmp_path: Path) -> None:
     """What follows must not be opened under the number of stderr, where libraries write."""
     command = shlex.join([sys.executable, "-m", "vramprobe", "gpus"])

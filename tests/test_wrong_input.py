@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from factories import CONSTANT_BYTES, TRUE, make_environment, make_oom, make_record, make_spec, specs, synthetic
 
-from vramprobe import cli
+from vramprobe import cli, store
 from vramprobe.fit import fit
 from vramprobe.memory_model import save_fit
 from vramprobe.record import RunRecord
@@ -100,7 +101,7 @@ def test_two_gpus(refused: Callable[..., str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [(float("nan"), "peak.allocated_bytes"), (-5, "peak.allocated_bytes"), ("many", "peak.allocated_bytes"),
-     (1.5, "peak.allocated_bytes"), (None, "peak.allocated_bytes")],
+     (1.5, "peak.allocated_bytes"), (None, "peak.allocated_bytes"), (10**30, "peak.allocated_bytes")],
 )  # fmt: skip
 def test_a_record_with_bytes_that_cannot_be(
     words: list[str], value: Any, message: str, refused: Callable[..., str], tmp_path: Path
@@ -180,6 +181,69 @@ def test_a_model_outside_the_range(refused: Callable[..., str], fitted: Path) ->
 def test_a_fit_that_has_seen_every_record(refused: Callable[..., str], fitted: Path, tmp_path: Path) -> None:
     told = refused("evaluate", written(tmp_path, made()), "--fit", fitted)
     assert "the fit has seen every record" in told
+
+
+# -- files and options that cannot be meant ----------------------------------------------------------------------------
+
+
+def test_a_model_with_a_name_that_no_path_has(refused: Callable[..., str]) -> None:
+    told = refused("predict", "--model", "x" * 5000, *CELL)
+    assert "no path is so long: xxx" in told
+    assert len(told) < 200
+
+
+@pytest.mark.parametrize("words", [["predict"], ["simulate"], ["plan", "nosuch.yaml"]], ids=lambda words: words[0])
+def test_a_gpu_without_a_name(words: list[str], refused: Callable[..., str]) -> None:
+    if words[0] == "plan":
+        words = ["plan", str(Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.yaml")]
+    cell = [] if words[0] == "plan" else ["--model", "pythia-70m", *CELL[:-2]]
+    assert "unknown GPU ''. `vramprobe gpus` lists them" in refused(*words, *cell, "--gpu", "")
+
+
+@pytest.mark.parametrize("words", [["evaluate", "results"], ["claims"]], ids=lambda words: words[0])
+def test_a_check_of_no_folder(words: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "signals_that_end", list)
+    monkeypatch.setattr(sys, "argv", ["vramprobe", *words, "--check"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "--check compares the files of a folder: name it with -o" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("content", [b"my notes\nwithout an end", b'{\n  "format": 2\n}\n', b"\xff\xfe"])
+def test_a_file_of_something_else_takes_no_record(content: bytes, refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_bytes(content)
+    told = refused("measure", "--model", "pythia-70m", *CELL, "--save", tmp_path / "mine.txt")
+    assert "mine.txt is no file of records: it begins with" in told
+    assert (tmp_path / "mine.txt").read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("content", ["", '{"for', '{"format":1,"line":"started","attempt_id":"3', '{"format": 1}\n'])
+def test_a_journal_takes_another_record_however_it_ends(content: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text(content)
+    store.require_journal(tmp_path / "mine.jsonl")
+    store.require_journal(tmp_path / "new.jsonl")
+
+
+def test_a_fit_that_cannot_be_written_leaves_the_old_one(
+    refused: Callable[..., str], fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, results = fitted.read_text(), tmp_path / "results"
+    results.mkdir()
+    written(results, made())
+
+    def full(path: Path, text: str) -> None:
+        path.touch()
+        path.write_bytes(text[:100].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    told = refused("fit", results, "--out", fitted)
+    assert "cannot write the fit to" in told
+    assert "No space left on device; name another file with --out" in told
+    assert fitted.read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.json", "results"]
 
 
 def test_records_are_well_formed_without_being_spoilt(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -68,9 +68,10 @@ def measure(
             "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
             "or draw what it would do there with `vramprobe simulate --timeline FILE.html`"
         )
-    for path in (save, snapshot):
-        if path is not None:
-            store.require_writable(path)
+    if save is not None:
+        store.require_journal(save)
+    if snapshot is not None:
+        store.require_writable(snapshot)
     handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
     os.close(handle)
     log = Path(name)
@@ -107,14 +108,14 @@ def simulate(
 
     if depth not in ("auto", "full"):
         raise SpecError(f"depth {depth!r} is not known; use auto or full")
-    if gpu and device == "cpu":
+    if gpu is not None and device == "cpu":
         raise SpecError(f"a simulation for {gpu} is one for device cuda, and cpu was given; drop one of them")
-    card = catalog.find_gpu(gpu) if gpu else None
+    card = catalog.find_gpu(gpu) if gpu is not None else None
     one = cell(device="cuda" if device == "auto" else device, **options)
     if timeline is not None:
         timeline_file.require_writable(timeline)
     if save is not None:
-        store.require_writable(save)
+        store.require_journal(save)
         if open_journal(save).attempts:
             raise StoreError(f"{save} holds what was measured; name another file for what is simulated")
     simulation = _simulated(one, card, depth, with_history=timeline is not None)

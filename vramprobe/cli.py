@@ -8,6 +8,7 @@ the terminal went). Long because every verb stands here, a function each: option
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -132,7 +133,7 @@ def simulate(
     from vramprobe.catalog import find_gpu
     from vramprobe.predict import verdict_on_simulated
 
-    card = find_gpu(gpu) if gpu else None
+    card = find_gpu(gpu) if gpu is not None else None
     with display.working("simulating on fake tensors"):
         record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
     ended = record.outcome.kind in ("ok", "oom")
@@ -254,7 +255,7 @@ def predict(
     from vramprobe.catalog import find_gpu
     from vramprobe.predict import verdict
 
-    card = find_gpu(gpu) if gpu else None
+    card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
     ranks = {"sharding": sharding, "num_gpus": num_gpus}
@@ -326,6 +327,7 @@ def evaluate(
     json_output: Json = False,
 ) -> None:
     """Show how far predictions are from measurements that their fit has not seen."""
+    _require_folder(out, check=check)
     found = api.evaluate(results, hold_out=hold_out, leave_out=leave_out, fit=fit, out=out, check=check)
     if json_output:
         from vramprobe.report.evaluation import as_json as evaluation_as_json
@@ -360,6 +362,7 @@ def claims(
     json_output: Json = False,
 ) -> None:
     """Give each published claim a verdict, with our figure and the command that reproduces it."""
+    _require_folder(out, check=check)
     judged = api.claims(ids or (), topics=topic or (), gpu=gpu, results=results, out=out, check=check)
     display.print_claims(judged, out, as_json=json_output)
 
@@ -398,6 +401,12 @@ def report(
         display.print_report(written)
 
 
+def _require_folder(out: Path | None, *, check: bool) -> None:
+    """Raise wrong usage where there is nothing to check."""
+    if check and out is None:
+        raise typer.BadParameter("--check compares the files of a folder: name it with -o.")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"vramprobe {vramprobe.__version__}")
@@ -428,12 +437,19 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, closefd=False))
 
 
+def _print_what_can_be() -> None:
+    """Put ? for a character that a terminal or file of an older encoding lacks: a table is worth more than its bars."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line; a user's error is one line on stderr and exit code 1.
 
     SIGINT, SIGTERM and SIGHUP (but under nohup) unwind like an exit, so that workers and temporary files go with us.
     """
     _open_what_is_closed()
+    _print_what_can_be()
     for signum in signals_that_end():
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:
@@ -444,6 +460,9 @@ def main() -> None:
     except BrokenPipeError:
         _leave_stdout()
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"vramprobe: no path is so long: {str(error.filename)[:60]}…; give a shorter one", file=sys.stderr)
+            sys.exit(1)
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         print(f"vramprobe: the output could not be written: {error.strerror}", file=sys.stderr)

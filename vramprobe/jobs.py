@@ -52,11 +52,11 @@ def job_of(
     from vramprobe.card import card_named, hourly_rate
     from vramprobe.measure.environment import device_to_use
 
-    if gpu and device == "cpu":
+    if gpu is not None and device == "cpu":
         raise SpecError(f"a plan for {gpu} is one for device cuda, and cpu was given; drop one of them")
-    device = "cuda" if gpu else device_to_use(device)
+    device = "cuda" if gpu is not None else device_to_use(device)
     chosen = sweep.select(sweep.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard)
-    card = card_named(gpu) if gpu else _card_here(chosen)
+    card = card_named(gpu) if gpu is not None else _card_here(chosen)
     folder = Path(out) if out is not None else default_results(chosen.name, device, card)
     beside = folder / "fit.json"
     model = given_fit(beside if fit is None and beside.exists() else fit)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -206,11 +208,20 @@ class MemoryModel(_Frozen):
 
 
 def save_fit(model: MemoryModel, path: str | Path) -> None:
-    """Write the model as readable JSON. Raises FitError where the path cannot be written."""
+    """Write the model as readable JSON. Raises FitError where that cannot be; a fit that was there stays then."""
+    text = model.model_dump_json(indent=2) + "\n"
+    whole = Path(path).resolve()
+    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
     try:
-        Path(path).write_text(model.model_dump_json(indent=2) + "\n")
+        if whole.exists() and not whole.is_file():
+            whole.write_text(text)  # a device or a pipe
+        else:
+            part.write_text(text)
+            part.replace(whole)
     except OSError as error:
-        raise FitError(f"cannot write the fit to {path}: {error.strerror}") from error
+        with suppress(OSError):
+            part.unlink()
+        raise FitError(f"cannot write the fit to {path}: {error.strerror}; name another file with --out") from error
 
 
 def load_fit(path: str | Path) -> MemoryModel:

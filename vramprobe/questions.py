@@ -61,7 +61,7 @@ def predict(
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if fit is None and sharding is None:
-        model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu else None)
+        model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu is not None else None)
     try:
         return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
     except OutOfRange as error:
@@ -101,7 +101,7 @@ def _engine(
                     raise
         from vramprobe.simulate import engine as trace  # loads torch
 
-        return trace.predict(one, gpu=catalog.find_gpu(gpu) if gpu else None, model=model)
+        return trace.predict(one, gpu=catalog.find_gpu(gpu) if gpu is not None else None, model=model)
 
     return predict_one
 

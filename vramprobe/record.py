@@ -26,8 +26,8 @@ PhaseName = Literal["load", "prepare", "batch", "forward", "backward", "optimize
 TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
 
 
-#: Bytes or a count: never negative. What is a difference of two readings may be (device use, unaccounted).
-Amount = Annotated[int, Field(ge=0)]
+#: Bytes or a count: never negative, and of 64 bits. A difference of two readings may be (device use, unaccounted).
+Amount = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Frozen(BaseModel):

@@ -223,6 +223,20 @@ def require_writable(path: str | Path) -> None:
         raise _cannot_write(path, error) from error
 
 
+def require_journal(path: str | Path) -> None:
+    """The same, and where the file holds something else than records, which a record appended would spoil."""
+    require_writable(path)
+    if not Path(path).exists():
+        return
+    with Path(path).open("rb") as file:
+        first = file.readline(1 << 16)
+    if b'"format"' not in first and not b'{"format"'.startswith(first):  # a torn first line is a journal's, too
+        raise StoreError(
+            f"{path} is no file of records: it begins with {first[:60]!r}; name a new .jsonl file, or one that holds "
+            "records"
+        )
+
+
 def _rescued(line: bytes, entry: RunRecord | Started) -> str:
     """Where a record went that could not be stored: the temporary folder, if that has room. What was measured stays."""
     if isinstance(entry, Started):

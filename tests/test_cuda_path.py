@@ -21,7 +21,7 @@ from factories import make_spec
 from fake_cuda import CONTEXT_BYTES, UUID, fake_cuda
 
 from vramprobe.measure import forkserver, machine, nvml, selftest
-from vramprobe.measure.worker import run_cell
+from vramprobe.measure.worker import outcome_of, run_cell
 from vramprobe.record import RunRecord
 from vramprobe.units import GIB, MIB
 
@@ -79,6 +79,15 @@ def test_out_of_memory_tells_what_was_asked_for_and_what_there_was() -> None:
     assert "Tried to allocate" in oom.message
     assert [phase.name for phase in record.phases][:3] == ["load", "prepare", "batch"]
     assert record.context_bytes == CONTEXT_BYTES
+
+
+@pytest.mark.parametrize("text", [
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+])  # fmt: skip
+def test_a_full_card_whose_other_users_nvml_does_not_tell_is_out_of_memory(text: str) -> None:
+    """The allocator asks NVML who else is on the card before it calls its observers; in a container it may fail."""
+    assert outcome_of(RuntimeError(text), None).kind == "oom"
 
 
 def test_a_smaller_card_is_emulated_around_the_cell() -> None:

@@ -24,6 +24,7 @@ from vramprobe.measure import forkserver, machine, nvml, selftest
 from vramprobe.measure.worker import outcome_of, run_cell
 from vramprobe.record import RunRecord
 from vramprobe.units import GIB, MIB
+from vramprobe.workload import training
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries, at each other
 
@@ -105,6 +106,33 @@ def test_a_smaller_card_is_emulated_around_the_cell() -> None:
         refused = measured(method="full", emulate_vram="24GiB")
     assert (refused.outcome.kind, refused.outcome.error_type) == ("error", "VramprobeError")
     assert "emulate at most" in refused.outcome.message
+
+
+def test_garbage_that_goes_between_phases_costs_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a collection of cycles may have it; what is allocated there would mean that two clocks disagree."""
+    forward, gradients = training._forward, training.gradient_storages
+    kept: list[torch.Tensor] = []
+
+    def littering(work: Any) -> torch.Tensor:
+        kept.append(torch.empty(1000, device="cuda"))
+        return forward(work)
+
+    def collecting(model: Any) -> Any:
+        kept.clear()
+        return gradients(model)
+
+    def allocating(model: Any) -> Any:
+        kept[:] = [torch.empty(1000, device="cuda")]
+        return gradients(model)
+
+    monkeypatch.setattr(training, "_forward", littering)
+    for between, is_known in ((collecting, True), (allocating, False)):
+        monkeypatch.setattr(training, "gradient_storages", between)
+        with fake_cuda():
+            record = measured(method="full")
+        assert record.outcome.kind == "ok", record.outcome
+        assert (record.ledger.at_peak is not None) is is_known
+        kept.clear()
 
 
 def test_a_snapshot_holds_one_step(tmp_path: Path) -> None:

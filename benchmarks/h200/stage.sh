@@ -82,13 +82,14 @@ predict() {
   for name in h200-held-out h200-claims; do files+=("$(file_of "$name")"); done
   if [ -f "$out/h200-calibration/records.jsonl" ]; then
     "$python" -m vramprobe fit "$out/h200-calibration" -o "$out/fit.new.json"
-    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device" --fit "$out/fit.new.json" || {
+    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device" --jobs "${JOBS:-2}" \
+      --fit "$out/fit.new.json" || {
       rm "$out/fit.new.json"
       return 1  # the fit that predicted stays
     }
     mv "$out/fit.new.json" "$out/fit.json"
   else
-    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device"
+    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device" --jobs "${JOBS:-2}"
   fi
 }
 

@@ -21,9 +21,10 @@ from factories import make_spec
 from fake_cuda import CONTEXT_BYTES, UUID, fake_cuda
 
 from vramprobe.measure import forkserver, machine, nvml, selftest
-from vramprobe.measure.worker import run_cell
+from vramprobe.measure.worker import outcome_of, run_cell
 from vramprobe.record import RunRecord
 from vramprobe.units import GIB, MIB
+from vramprobe.workload import training
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries, at each other
 
@@ -81,6 +82,15 @@ def test_out_of_memory_tells_what_was_asked_for_and_what_there_was() -> None:
     assert record.context_bytes == CONTEXT_BYTES
 
 
+@pytest.mark.parametrize("text", [
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+])  # fmt: skip
+def test_a_full_card_whose_other_users_nvml_does_not_tell_is_out_of_memory(text: str) -> None:
+    """The allocator asks NVML who else is on the card before it calls its observers; in a container it may fail."""
+    assert outcome_of(RuntimeError(text), None).kind == "oom"
+
+
 def test_a_smaller_card_is_emulated_around_the_cell() -> None:
     with fake_cuda() as card:
         plain = measured(method="full")
@@ -96,6 +106,33 @@ def test_a_smaller_card_is_emulated_around_the_cell() -> None:
         refused = measured(method="full", emulate_vram="24GiB")
     assert (refused.outcome.kind, refused.outcome.error_type) == ("error", "VramprobeError")
     assert "emulate at most" in refused.outcome.message
+
+
+def test_garbage_that_goes_between_phases_costs_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a collection of cycles may have it; what is allocated there would mean that two clocks disagree."""
+    forward, gradients = training._forward, training.gradient_storages
+    kept: list[torch.Tensor] = []
+
+    def littering(work: Any) -> torch.Tensor:
+        kept.append(torch.empty(1000, device="cuda"))
+        return forward(work)
+
+    def collecting(model: Any) -> Any:
+        kept.clear()
+        return gradients(model)
+
+    def allocating(model: Any) -> Any:
+        kept[:] = [torch.empty(1000, device="cuda")]
+        return gradients(model)
+
+    monkeypatch.setattr(training, "_forward", littering)
+    for between, is_known in ((collecting, True), (allocating, False)):
+        monkeypatch.setattr(training, "gradient_storages", between)
+        with fake_cuda():
+            record = measured(method="full")
+        assert record.outcome.kind == "ok", record.outcome
+        assert (record.ledger.at_peak is not None) is is_known
+        kept.clear()
 
 
 def test_a_snapshot_holds_one_step(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -95,6 +96,17 @@ def test_a_server_that_initialised_the_driver_is_not_forked_from(monkeypatch: py
     assert "initialised the CUDA driver" in forkserver._unsafe("cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert "has initialised CUDA" in forkserver._unsafe("cuda")
+
+
+def test_a_kernel_without_pidfd_is_not_forked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has the function wherever it was built; gVisor, for one, may lack the call."""
+    assert forkserver.is_available()
+
+    def missing(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    assert not forkserver.is_available()
 
 
 def test_a_canary_that_hangs_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:

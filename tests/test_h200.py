@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ HELD_OUT = ("h200-held-out", "h200-claims")
 NAMES = (CALIBRATION, *HELD_OUT, EDGES, SPEED)
 #: A stage ends what it has begun within ten minutes, so no more than nine may be planned.
 BOX_SECONDS = 9 * 60
+#: What stage.sh gives a cell before it takes it for hung.
+CELL_SECONDS = 240
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,6 +58,7 @@ def sweeps() -> dict[str, Sweep]:
 def test_every_sweep_of_the_campaign_has_its_stage() -> None:
     text = (STAGES / "stage.sh").read_text()
     assert sorted(re.findall(r"(?<!\w)sweep (h200-[\w-]+)", text)) == sorted(NAMES)
+    assert f"${{CELL_SECONDS:-{CELL_SECONDS}}}" in text
     subprocess.run(["bash", "-n", STAGES / "stage.sh"], check=True)
     usage = subprocess.run(["bash", STAGES / "stage.sh", "6"], env={"OUT": "/dev/null/no", "PATH": "/usr/bin:/bin"},
                            capture_output=True, text=True)  # fmt: skip
@@ -79,6 +83,7 @@ def test_a_stage_is_planned_within_its_box(name: str, tmp_path: Path) -> None:
     plan = api.plan(SWEEPS / f"{name}.yaml", gpu="H200", out=tmp_path, engine="formula",
                     policy=Policy(replicate_share=0.05))  # fmt: skip
     assert plan.seconds <= BOX_SECONDS
+    assert 2 * max(row.seconds for row in plan.rows) <= CELL_SECONDS
     assert "skip" not in plan.actions()
 
 
@@ -319,6 +324,76 @@ def test_every_fact_that_a_cpu_knows_is_of_a_closed_form() -> None:
     assert widths.lora == 8 * ((2 + 4) * 3 + (4 + 2) + (2 + 3) * 3)
     assert widths.attention == 2 * 16 + 4
     assert facts.SAVED["full, all bf16"][1](widths, 1) == 16 * 2 + 8 * 3 + 36 + 8
+
+
+class Bench:
+    """Facts' bench, of made-up records: what the caching allocator adds to what was asked for is in ``slack``."""
+
+    device = "cuda"
+
+    def __init__(self, kernels: dict[bool, list[str]] | None = None, reserved: Any = (0,)) -> None:
+        self.kernels, self.reserved, self.failing = kernels or {}, iter(reserved), "full"
+
+    def run(self, size: Any, **options: Any) -> Any:
+        if options["method"] == self.failing:
+            raise RuntimeError("out of memory")
+        facts = SimpleNamespace(attention_kernels=self.kernels.get(options.get("padding", False), []))
+        slack = 900_000 * (size.num_layers == 6)
+        phase = SimpleNamespace(name="backward", requested_peak_bytes=10**6 * size.num_layers,
+                                allocated_peak_bytes=10**6 * size.num_layers + slack)  # fmt: skip
+        peak = SimpleNamespace(allocated_bytes=phase.allocated_peak_bytes, reserved_bytes=next(self.reserved, 0))
+        ledger = SimpleNamespace(saved_activations_bytes=0, unaccounted_bytes=0)
+        spec = SimpleNamespace(num_tokens=512)
+        return SimpleNamespace(facts=facts, phases=[phase], peak=peak, ledger=ledger, spec=spec, context_bytes=None)
+
+
+def test_a_case_that_fails_leaves_the_others_to_be_measured() -> None:
+    facts = script("facts")
+    found = list(facts.saved_activations(Bench()))
+    assert len(found) == 2 * len(facts.SAVED)
+    assert [fact.says for fact in found].count("the check itself failed") == 4  # two of full, at two sizes
+    assert not any(fact.holds for fact in found)
+
+
+def test_facts_are_of_what_was_asked_for_and_not_of_what_the_allocator_adds() -> None:
+    facts, bench = script("facts"), Bench()
+    bench.failing = "none"
+    assert all(fact.holds for fact in facts.depth(bench))
+
+
+@pytest.mark.parametrize(("reserved", "holds"), [((0, 20 * 2**20), True), ((0, 20 * 2**20 + 1), False)])
+def test_a_replicate_may_reserve_a_segment_more(reserved: Any, holds: bool) -> None:
+    facts = script("facts")
+    found = {fact.name: fact for fact in facts.repeats(Bench(reserved=reserved))}
+    assert found["replicates: reserved"].holds is holds
+    assert found["replicates: allocated"].holds is True
+
+
+@pytest.mark.parametrize(("without", "padded", "holds"), [
+    ("ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention", True),
+    ("ScaledDotProductFlashAttention", "ScaledDotProductFlashAttention", False),
+    ("ScaledDotProductCudnnAttention", "ScaledDotProductCudnnAttention", None),  # no flash to be turned off
+])  # fmt: skip
+def test_padding_turns_flash_off_only_where_it_was_on(without: str, padded: str, holds: bool | None) -> None:
+    facts, bench = script("facts"), Bench({False: [without], True: [padded]})
+    bench.failing = "none"
+    (found,) = facts.attention(bench)
+    assert found.holds is holds
+
+
+def test_facts_are_written_as_they_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = script("facts")
+    monkeypatch.setattr(facts, "Bench", lambda *arguments: nullcontext(Bench()))
+    told = facts.Fact(name="one", says="", expected=None, found=1.0, unit="", holds=True)
+
+    def breaks(bench: Any) -> Any:
+        yield told
+        assert json.loads((tmp_path / "facts.json").read_text())[0]["name"] == "one"
+        raise ValueError("broken")
+
+    monkeypatch.setattr(facts, "CHECKS", (breaks,))
+    assert [fact.holds for fact in facts.check_all("cuda", tmp_path / "facts.json")] == [True, False]
+    assert "broken" in (tmp_path / "facts.json").read_text()
 
 
 def test_snapshots_compare_like_cells() -> None:

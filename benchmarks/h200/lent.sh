@@ -5,7 +5,7 @@ set -euo pipefail
 export UNTIL=$(($(date +%s) + ${CALL_SECONDS:-570}))
 cd "$(dirname "$0")/../.."
 out=${OUT:?where the results go} results=${RESULTS:-results/h200} site=${SITE:-/tmp/site}
-export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # no thread that a fork would lose
 if [ ! -f "$site/.done" ]; then
   "${PYTHON:-python3}" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" .whl/*.whl
   touch "$site/.done"

@@ -45,7 +45,7 @@ sweep() {
   rm -rf "$out/$1/logs"
   ln -s "$logs/logs" "$out/$1/logs"
   "$python" -m vramprobe run "$file" --out "$out/$1" --device "$device" \
-    --max-time "$limit" --replicate 5% || status=$?
+    --max-time "$limit" --timeout "${CELL_SECONDS:-240}" --replicate 5% || status=$?
   rm -f "$out/$1/.lock" "$out/$1/logs"
   tar -czf "$out/$1.logs.tgz" -C "$logs" logs
   rm -rf "$logs"
@@ -82,13 +82,14 @@ predict() {
   for name in h200-held-out h200-claims; do files+=("$(file_of "$name")"); done
   if [ -f "$out/h200-calibration/records.jsonl" ]; then
     "$python" -m vramprobe fit "$out/h200-calibration" -o "$out/fit.new.json"
-    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device" --fit "$out/fit.new.json" || {
+    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device" --jobs "${JOBS:-2}" \
+      --fit "$out/fit.new.json" || {
       rm "$out/fit.new.json"
       return 1  # the fit that predicted stays
     }
     mv "$out/fit.new.json" "$out/fit.json"
   else
-    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device"
+    "$python" "$here/predictions.py" "$out" "${files[@]}" --device "$device" --jobs "${JOBS:-2}"
   fi
 }
 

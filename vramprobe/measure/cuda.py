@@ -153,8 +153,9 @@ class CudaInstrument:
             return None
         times_ns = list(accumulate((event.time_ns for event in events), max))  # read on two threads, put in one order
         spans = [range(bisect_left(times_ns, start), bisect_right(times_ns, end)) for start, end in self._spans_ns]
-        if sum(map(len, spans)) != len(events):
-            return None  # the allocator's clock and ours disagree: nothing is allocated between phases
+        made_inside = sum(event.size_bytes > 0 for span in spans for event in events[span.start : span.stop])
+        if made_inside != sum(event.size_bytes > 0 for event in events):
+            return None  # the allocator's clock and ours disagree: between phases garbage may go, but nothing is made
         named = list(zip(phases, spans, strict=True))
         forwards = [span for phase, span in named if phase.name == "forward"]
         after_backward = max(span.stop for phase, span in named if phase.name == "backward") - 1

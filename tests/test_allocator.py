@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from vramprobe.errors import SpecError
+from vramprobe.record import Oom
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.ledger import Device, OutOfMemory
@@ -596,3 +597,16 @@ def test_the_replay_loads_nothing_heavy() -> None:
     code = "import sys, vramprobe.simulate.against_snapshot as _; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+@pytest.mark.parametrize(
+    "size_bytes", [1, 512, MIB, MIB + 1, 9 * MIB, 10 * MIB, 10 * MIB + 1, 20 * MIB, 21 * MIB, GIB + 1]
+)
+def test_what_an_oom_needed_is_no_more_than_was_asked_for(size_bytes: int) -> None:
+    """The allocator tells its observers the segment it wanted; several requests ask for the same one."""
+    config = AllocatorConfig()
+    segment = config.allocation_size(size_bytes)
+    least = Oom(phase="forward", allocated_bytes=GIB, requested_bytes=segment, message="").at_least_bytes - GIB
+    assert least <= size_bytes
+    assert config.allocation_size(least) == segment
+    assert least == 1 or config.allocation_size(least - 1) != segment

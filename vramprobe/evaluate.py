@@ -151,7 +151,9 @@ def evaluate(
         summaries=tuple(_summaries(scores)),
         cards=tuple(_card_scores([(record, found) for record, found in predictions if record.outcome.kind == "ok"])),
         num_lower_bounds=len(bounds),
-        num_below_bound=sum(found.peak_allocated_bytes.high < _bound(record) for record, found in bounds),
+        num_below_bound=sum(
+            found.peak_allocated_bytes.high < (record.outcome.at_least_bytes or 0) for record, found in bounds
+        ),
         left_out=dict(left_out),
     )
 
@@ -292,8 +294,3 @@ def _needed(record: RunRecord) -> int:
     """Bytes of a card that the cell took: as NVML saw it, else what torch held and an allowance for the context."""
     peak = record.peak
     return peak.device_bytes or (peak.reserved_bytes or peak.allocated_bytes) + CONTEXT_ALLOWANCE_BYTES
-
-
-def _bound(record: RunRecord) -> int:
-    """What an out-of-memory record shows to be too little."""
-    return (record.outcome.allocated_bytes or 0) + (record.outcome.requested_bytes or 0)

@@ -114,7 +114,7 @@ def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     if outcome.kind == "ok" and record.peak is not None:
         return record.peak.allocated_bytes, False, ""
     if outcome.kind == "oom" and outcome.phase in TRAINING_PHASES and outcome.allocated_bytes is not None:
-        return outcome.allocated_bytes + (outcome.requested_bytes or 0), True, ""
+        return outcome.at_least_bytes, True, ""
     return None, False, f"outcome {outcome.kind}"
 
 

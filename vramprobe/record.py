@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from vramprobe.spec import CellSpec
+from vramprobe.units import MIB
 
 #: Raise it when a field changes its meaning or goes; say what changed in FORMAT_HISTORY and keep reading the old one.
 FORMAT = 1
@@ -148,16 +149,31 @@ class Ok(_Frozen):
 
 
 class Oom(_Frozen):
-    """The device ran out; a lower bound for the fit: allocated + requested at the failure."""
+    """The device ran out; a lower bound for the fit."""
 
     kind: Literal["oom"] = "oom"
     phase: PhaseName
     step: int | None = None
-    requested_bytes: int | None = None
+    requested_bytes: int | None = None  # the segment that the allocator asked the device for
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     free_bytes: int | None = None
     message: str
+
+    @property
+    def at_least_bytes(self) -> int | None:
+        """What the cell needs at least: allocated at the failure, and the least request that asks for such a segment.
+
+        A request up to 1 MiB asks for 2 MiB, one below 10 MiB for 20 MiB, a larger one is rounded up to 2 MiB
+        (c10/cuda/CUDACachingAllocator.cpp, ``get_allocation_size``, which its observers are told).
+        """
+        if self.allocated_bytes is None:
+            return None
+        segment = self.requested_bytes or 0
+        if segment % (2 * MIB):  # no segment of this allocator's
+            return self.allocated_bytes + segment
+        least = {0: 0, 2 * MIB: 1, 20 * MIB: MIB + 1}.get(segment, max(segment - 2 * MIB + 1, 10 * MIB))
+        return self.allocated_bytes + least
 
 
 class OomHost(_Frozen):

@@ -39,7 +39,7 @@ class FakeCard:
 
     def __init__(self, total_bytes: int = 143_771 * MIB, others_bytes: int = 0) -> None:
         self.total_bytes, self.others_bytes, self.held_bytes = total_bytes, others_bytes, 0
-        self.has_context = False
+        self.has_context, self.num_ooms = False, 0
         self.allocator = CachingAllocator(device=Device(total_bytes=total_bytes))
         self.allocator.ledger.on_segment = self._segment
         self.history: list[dict[str, Any]] | None = None
@@ -70,6 +70,7 @@ class FakeCard:
         try:
             block = self.allocator.allocate(name, size_bytes)
         except OutOfMemory as error:
+            self.num_ooms += 1
             for observer in self.observers:
                 observer(0, error.segment_bytes, self.total_bytes, self.free_bytes)
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes.") from None
@@ -89,7 +90,7 @@ class FakeCard:
         for key in ("requested", "allocated", "active", "reserved"):
             moments = {"current": getattr(ledger, key), "peak": getattr(ledger, f"{key}_peak")}
             found[f"{key}_bytes"] = {pool: dict(moments, allocated=0, freed=0) for pool in _POOLS}
-        return {**found, "num_alloc_retries": ledger.num_alloc_retries, "num_ooms": ledger.num_ooms}
+        return {**found, "num_alloc_retries": ledger.num_alloc_retries, "num_ooms": self.num_ooms}
 
     def snapshot(self, mempool_id: Any) -> dict[str, Any]:
         """``_cuda_memorySnapshot``, its trace alone."""

@@ -178,14 +178,14 @@ def test_the_changes_are_those_for_the_card_that_is_asked_for(opened: Any) -> No
     one = opened("#gc=1")
     one.tab.wait_for_selector("#changes[data-done]")
     assert one.text("#changes-basis") == "It fits as it is."
-    one.tab.fill("#seq_len", "32768")
+    one.tab.fill("#seq_len", "65536")
     one.tab.wait_for_selector("#changes[data-done]")
     assert one.tab.input_value("#changes-card") == "RTX-4090"  # the smallest that it does not fit
     assert one.text("#changes-basis").endswith("None of them is enough.")
     one.tab.select_option("#changes-card", "H200")
     one.tab.wait_for_selector("#changes[data-done]")
     assert {row.split()[-1] for row in one.tab.locator("#changes li").all_inner_texts()} == {"fits"}
-    one.tab.fill("#seq_len", "65536")
+    one.tab.fill("#seq_len", "32768")
     assert one.tab.input_value("#changes-card") == "H200"  # as it was asked for
     one.tab.fill("#batch_size", "0")
     assert one.tab.locator("#changes li").count() == 0

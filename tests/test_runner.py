@@ -222,8 +222,8 @@ def test_some_cells_are_measured_twice_if_asked_and_not_a_third_time(
 
 
 def workers() -> list[psutil.Process]:
-    """This process's children but for the one that multiprocessing keeps once any test has used it."""
-    return [child for child in psutil.Process().children() if "resource_tracker" not in " ".join(child.cmdline())]
+    """This process's children that are ours; other tests may have left a driver or a tracker."""
+    return [child for child in psutil.Process().children() if "worker" in " ".join(child.cmdline())]
 
 
 def test_a_spawned_worker_that_hangs_is_killed_and_described(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ function $define(name, use) {
 }
 $define("add", (set, one) => { if (!$in(one, set)) set.push($keep(one)); });
 $define("append", (list, one) => { list.push($keep(one)); });
-$define("bit_length", (number) => number.toString(2).length);
+$define("bit_length", (number) => (number === 0 ? 0 : number.toString(2).length));
 $define("clear", (owner) => {
   const held = owner instanceof $Dict ? $entries(owner).flat() : [...owner];
   if (owner instanceof $Dict) owner.map.clear(); else owner.length = 0;

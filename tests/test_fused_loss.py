@@ -148,3 +148,16 @@ def test_without_liger_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
     with pytest.raises(MissingDependency, match=r"liger-kernel's, .* Install vramprobe\[liger\]"):
         simulate(make_spec(fused_linear_cross_entropy=True))
+
+
+def test_without_liger_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep is told before its first cell, not by an error in each."""
+    from vramprobe.measure import isolation
+
+    found = isolation.importlib.util.find_spec
+    monkeypatch.setattr(
+        isolation.importlib.util, "find_spec", lambda name: None if name == "liger_kernel" else found(name)
+    )
+    isolation.require_packages([make_spec()])
+    with pytest.raises(MissingDependency, match=r"fused-loss needs liger_kernel, .*vramprobe\[measure,liger\]"):
+        isolation.require_packages([make_spec(), make_spec(fused_linear_cross_entropy=True)])

@@ -256,6 +256,24 @@ def test_a_verdict_of_does_not_fit_says_how_many_gpus_would_do() -> None:
     assert "zero3" in vramprobe(*words).stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["llama-3.1-8b", "--fused-linear-cross-entropy"], "under zero1 with a fused loss"),
+        (["deepseek-v2-lite"], "under zero1: its layers differ"),
+    ],
+)
+def test_a_verdict_stands_where_ranks_cannot_be_counted(words: list[str], why: str) -> None:
+    command = ["predict", "--model", *words, "--method", "full", "--batch-size", "1", "--seq-len", "64", *CARD]
+    shown = vramprobe(*command)
+    assert shown.returncode == 0, shown.stderr
+    assert "GeForce RTX 4090: does not fit" in shown.stdout
+    assert f"cannot be counted {why}" in shown.stdout
+    written = json.loads(vramprobe(*command, "--json").stdout)
+    assert (written["verdict"]["verdict"], "min_gpus" in written) == ("does not fit", False)
+    assert vramprobe(*command, "--min-gpus").returncode == 1  # asked for, it is an error
+
+
 def test_how_many_gpus_is_answered_for_the_kinds_that_the_libraries_can_do() -> None:
     words = ["predict", "--model", "llama-3.1-70b", "--method", "qlora", "--quant", "int8", "--kbit-prep", "none",
              "--batch-size", "1", "--seq-len", "64", *CARD, "--min-gpus", "--json"]  # fmt: skip

@@ -515,12 +515,15 @@ def test_the_terminal_shows_the_held_out_cells_and_one_line_per_page(
     from vramprobe.display import print_report
 
     results, model = example(tmp_path, predictor)
-    print_report(report(results, tmp_path / "out", model=model))
+    index = tmp_path / "out" / "index.html"
+    print_report([index, *report(results, tmp_path / "out", model=model)])
     shown = capsys.readouterr().out
     assert "## Held out of the fit" in shown
     assert "## In the fit" not in shown
-    assert shown.count(str(tmp_path / "out")) == 5
-    assert f"{tmp_path / 'out' / 'by_size'}  .md .csv .tex .html\n" in shown
+    *pages, last = shown.splitlines()
+    assert "\n".join(pages).count(str(tmp_path / "out")) == 6
+    assert f"{tmp_path / 'out' / 'by_size'}  .md .csv .tex .html" in pages
+    assert last.startswith(f"open {index} in a browser")
 
 
 def test_reporting_needs_no_torch(tmp_path: Path) -> None:

@@ -282,9 +282,9 @@ def predict(
         return
     prediction = api.predict(engine=engine, gpu=gpu, **ranks, **cell)
     judged = verdict(prediction, card) if card else None
-    fewest = []
+    fewest, uncounted = [], ""
     if judged and judged.verdict == "does not fit" and sharding is None and prediction.engine == "formula":
-        fewest = _min_gpus(gpu, None, engine, cell)
+        fewest, uncounted = _min_gpus_if_countable(gpu, engine, cell)
     if json_output:
         more = {"verdict": judged.model_dump(mode="json")} if judged else {}
         more |= {"min_gpus": [one.model_dump(mode="json") for one in fewest]} if fewest else {}
@@ -292,6 +292,18 @@ def predict(
     else:
         display.print_prediction(prediction, judged)
         display.print_min_gpus(fewest)
+        if uncounted:
+            print(f"note: {uncounted}")
+
+
+def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple[list[MinGpus], str]:
+    """(the fewest for each kind of sharding, or why they are not counted): nobody asked, so the verdict stands."""
+    from vramprobe.architecture import UnsupportedArchitecture
+
+    try:
+        return _min_gpus(gpu, None, engine, cell), ""
+    except UnsupportedArchitecture as error:
+        return [], str(error)
 
 
 def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:

@@ -289,7 +289,7 @@ def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = (), *, width
 
 
 def print_report(paths: Sequence[Path]) -> None:
-    """The head of the report's first page, up to the cells that the fit has seen, and the files written."""
+    """The head of the report's first page, up to the cells that the fit has seen, the files written, what to open."""
     console = Console(highlight=False, markup=False)
     written: dict[Path, list[str]] = {}
     for path in paths:
@@ -299,6 +299,9 @@ def print_report(paths: Sequence[Path]) -> None:
             console.print("".join(line for line in head.splitlines(True) if not line.startswith("![")), soft_wrap=True)
     for stem, suffixes in written.items():
         console.print(f"{stem}  {' '.join(suffixes)}", soft_wrap=True)
+    for path in paths:
+        if path.name == "index.html":
+            console.print(f"open {path} in a browser: all of it, and a calculator", soft_wrap=True)
 
 
 def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) -> None:

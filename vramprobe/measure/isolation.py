@@ -156,9 +156,10 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
     devices = {name for name in ("cpu", "cuda") if first_with.pop(name, None)}
     missing = {name: spec for name, spec in first_with.items() if importlib.util.find_spec(name) is None}
     if missing:
+        extras = "measure,liger" if "liger_kernel" in missing else "measure"
         raise MissingDependency(
             f"running {next(iter(missing.values())).cell_id} needs {', '.join(missing)}, not installed here; "
-            "install what measuring and simulating need: pip install 'vramprobe[measure]'"
+            f"install what measuring and simulating need: pip install 'vramprobe[{extras}]'"
         )
     if with_device and "cuda" in devices and nvml.first_visible_gpu() is None:
         raise MissingDependency(
@@ -171,6 +172,7 @@ def _needed_packages(spec: CellSpec) -> list[str]:
     needed = ["torch", "transformers", "accelerate"]
     needed += ["peft"] if spec.method != "full" else []
     needed += ["bitsandbytes"] if spec.quant != "none" or spec.optim.endswith(("_8bit", "_32bit")) else []
+    needed += ["liger_kernel"] if spec.fused_linear_cross_entropy else []
     return needed
 
 

@@ -98,7 +98,7 @@ def branch_of(spec: CellSpec, arch: Architecture) -> Branch:
 
 
 def _loss_chunk(arch: Architecture, num_tokens: int) -> int | None:
-    """As many tokens, to a power of 2, as have no more logits than all have hidden states (liger_kernel,
+    """As many tokens as have no more logits than all have hidden states, rounded up to a power of 2 (liger_kernel,
     ops/fused_linear_cross_entropy.py).
     """
     num_chunks = -(-arch.vocab_size // arch.head_width)

@@ -140,3 +140,13 @@ def test_a_fit_adds_what_it_knows_beyond_the_allocator() -> None:
     assert found.reserved_bytes.value == 1_000_000
     assert found.device_bytes.value == 1_000_500
     assert engine.prediction_of(record, spec).device_bytes is None
+
+
+def test_a_card_without_flash_attention_is_noted_where_arithmetic_answers() -> None:
+    words = {"model": "llama-3.2-1b", "method": "qlora", "batch_size": 1, "seq_len": 8192, "device": "cuda"}
+    said = {gpu: " ".join(api.predict(engine="formula", gpu=gpu, **words).warnings) for gpu in ("T4", "A10")}
+    assert "T4 has no flash attention" in said["T4"]
+    assert "ask the trace engine" in said["T4"]
+    assert "flash" not in said["A10"]
+    eager = api.predict(engine="formula", gpu="T4", attn="eager", **words)
+    assert not any("flash" in warning for warning in eager.warnings)

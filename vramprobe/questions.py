@@ -62,14 +62,27 @@ def predict(
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if fit is None and sharding is None:
         model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu is not None else None)
+    notes = []
     try:
-        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        found = _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
     except OutOfRange as error:
         if fit is not None:
             raise
-        alone = _engine(None, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
-        note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
-        return alone.model_copy(update={"warnings": [*alone.warnings, note]})
+        found = _engine(None, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        notes.append(f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}")
+    if gpu is not None and found.engine == "formula" and spec.device == "cuda":
+        notes += _without_flash(catalog.find_gpu(gpu), spec)
+    return found.model_copy(update={"warnings": [*found.warnings, *notes]}) if notes else found
+
+
+def _without_flash(gpu: catalog.Gpu, spec: spec.CellSpec) -> list[str]:
+    """A note on a card before Ampere, whose kernels the arithmetic does not know."""
+    if spec.attn != "sdpa" or float(gpu.compute_capability) >= 8:
+        return []
+    return [
+        f"{gpu.name} has no flash attention, which the arithmetic takes for granted: where query heads share keys, "
+        "scores may be held whole and need far more; ask the trace engine"
+    ]
 
 
 def _engine(

@@ -8,7 +8,7 @@ Ampere, which take the CPU's way to the weight's gradient, are left out. Never i
 from __future__ import annotations
 
 from vramprobe.terms import operators as op
-from vramprobe.terms.graph import Value
+from vramprobe.terms.graph import TEMPORARY, Value
 from vramprobe.terms.modules import Model
 
 
@@ -51,7 +51,8 @@ def _chunk(model: Model, hidden: Value, weight: Value, grad_weight: Value | None
         product = tape.new(chunk.numel, dtype)
         del product
     if grad_weight is not None:
-        _add_to(grad_weight, logits, chunk, model.device)
+        with tape.cause(TEMPORARY):
+            _add_to(grad_weight, logits, chunk, model.device)
 
 
 def _add_to(grad_weight: Value, logits: Value, chunk: Value, device: str) -> None:

@@ -17,6 +17,7 @@ from factories import TINY_LLAMA_PATH, make_spec
 from vramprobe import catalog, spec, store
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency
+from vramprobe.measure.isolation import require_packages
 from vramprobe.predict import predict
 from vramprobe.record import RunRecord
 from vramprobe.sharding import predict_rank
@@ -140,8 +141,9 @@ def test_on_the_cpu_it_asks_for_the_interpreter(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     require_kernels("cuda")
-    with pytest.raises(MissingDependency, match=r"need device cuda; .*TRITON_INTERPRET=1"):
-        require_kernels("cpu")
+    for ask in (lambda: require_kernels("cpu"), lambda: require_packages([make_spec(fused_linear_cross_entropy=True)])):
+        with pytest.raises(MissingDependency, match=r"need device cuda; .*TRITON_INTERPRET=1"):
+            ask()
 
 
 def test_without_liger_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

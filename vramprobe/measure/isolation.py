@@ -33,6 +33,7 @@ from vramprobe.record import (
     record_from_json,
 )
 from vramprobe.spec import CellSpec
+from vramprobe.workload.fused_loss import require_kernels
 
 #: The kernel's counts of OOM kills: of this cgroup (version 2), else of the whole machine (Linux 4.13 and later).
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
@@ -150,7 +151,9 @@ def describe_death(spec: CellSpec, launcher: Launcher, ticket: Ticket, outcome: 
 def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> None:
     """Raise MissingDependency for a package or, unless only simulated, a device that one of these cells needs."""
     first_with: dict[str, CellSpec] = {}
+    interprets = False
     for spec in specs:
+        interprets = interprets or (spec.fused_linear_cross_entropy and spec.device == "cpu")
         for name in (*_needed_packages(spec), spec.device):
             first_with.setdefault(name, spec)
     devices = {name for name in ("cpu", "cuda") if first_with.pop(name, None)}
@@ -161,6 +164,8 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
             f"running {next(iter(missing.values())).cell_id} needs {', '.join(missing)}, not installed here; "
             f"install what measuring and simulating need: pip install 'vramprobe[{extras}]'"
         )
+    if with_device and interprets:
+        require_kernels("cpu")
     if with_device and "cuda" in devices and nvml.first_visible_gpu() is None:
         raise MissingDependency(
             "device cuda was asked for, but no NVIDIA GPU is visible here (NVML lists none, or CUDA_VISIBLE_DEVICES "

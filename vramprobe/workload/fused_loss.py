@@ -11,12 +11,13 @@ import functools
 import gc
 import inspect
 import os
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.spec import CellSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Triton's own switch, which counts where kernels are defined: before Liger is imported.
 _INTERPRET = "TRITON_INTERPRET"

@@ -192,6 +192,11 @@ class CellSpec(BaseModel):
         return longest if isinstance(longest, int) else None
 
     @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether its layers or its optimizers run: all of those, and they alone, say how many bits their state has."""
+        return self.quant != "none" or self.optim.endswith(("_8bit", "_32bit"))
+
+    @property
     def emulated_vram_bytes(self) -> int | None:
         """The size of the card that is emulated; None for the real one."""
         return None if self.emulate_vram is None else parse_bytes(self.emulate_vram)

@@ -176,7 +176,7 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
 def _needed_packages(spec: CellSpec) -> list[str]:
     needed = ["torch", "transformers", "accelerate"]
     needed += ["peft"] if spec.method != "full" else []
-    needed += ["bitsandbytes"] if spec.quant != "none" or spec.optim.endswith(("_8bit", "_32bit")) else []
+    needed += ["bitsandbytes"] if spec.needs_bitsandbytes else []
     needed += ["liger_kernel"] if spec.fused_linear_cross_entropy else []
     return needed
 

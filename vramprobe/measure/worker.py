@@ -187,7 +187,7 @@ def load_libraries(spec: CellSpec) -> None:
         import peft  # noqa: F401
     if spec.quant != "none":
         import transformers.integrations.bitsandbytes  # noqa: F401
-    elif spec.optim.endswith(("_8bit", "_32bit")):
+    elif spec.needs_bitsandbytes:
         import bitsandbytes  # noqa: F401
     if spec.fused_linear_cross_entropy:
         from vramprobe.workload.fused_loss import load_liger

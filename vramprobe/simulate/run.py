@@ -225,8 +225,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
 
     None: as on the CPU. Either way the tensors say that they are on the CPU; ``spec.device`` must.
     """
-    with_bitsandbytes = spec.quant != "none" or any(word in spec.optim for word in ("bnb", "paged", "lion"))
-    own_kernels = KERNELS | (kernels(chip) if with_bitsandbytes else {})
+    own_kernels = KERNELS | (kernels(chip) if spec.needs_bitsandbytes else {})
     own_kernels |= fused_loss.KERNELS if spec.fused_linear_cross_entropy else {}
     if chip is None:
         recorder, rng_state = Recorder(cpu_scratch, own_kernels), _rng_state
@@ -255,7 +254,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         patch.object(torch, "get_rng_state", rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
         patch.object(torch, "set_autocast_enabled", set_and_tell),
-        bitsandbytes_on_fake_tensors(recorder.hide) if with_bitsandbytes else nullcontext(),
+        bitsandbytes_on_fake_tensors(recorder.hide) if spec.needs_bitsandbytes else nullcontext(),
         on_cuda(chip) if chip is not None else nullcontext(),
         fused_loss.liger_on_fake_tensors(chip) if spec.fused_linear_cross_entropy else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),

@@ -7,6 +7,7 @@ within another holds what it uses of it.
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from vramprobe.report.page.translation.expressions import BUILTINS, Expressions
@@ -34,14 +35,18 @@ BUILTIN_METHODS = frozenset({
 _RUNTIME_METHODS = frozenset({"_replace", "covers", "digits", "model_copy", "resolved"})
 
 
-class Calls(Expressions):
-    """Translates calls, and what makes functions: a method ``_Name`` for each kind."""
+class Calls(Expressions, ABC):
+    """Translates calls, and what makes functions: a method ``_Name`` for each kind. A function has statements in it,
+    whose translation is a subclass's.
+    """
 
+    @abstractmethod
     def _body(self, node: ast.FunctionDef, names: Sequence[str]) -> None:
-        raise NotImplementedError  # of the statements' translation, which a function in an expression needs
+        """Write the statements of a function of these local names."""
 
+    @abstractmethod
     def _unpack(self, target: ast.expr, value: str) -> None:
-        raise NotImplementedError
+        """Write what gives the names of ``target`` the parts of ``value``."""
 
     def _Lambda(self, node: ast.Lambda) -> str:
         return self._closure(node)

@@ -18,7 +18,6 @@ import yaml
 from factories import make_environment, make_record, make_spec
 
 from vramprobe import api, catalog, store
-from vramprobe.duration import num_params
 from vramprobe.plan import Policy
 from vramprobe.record import Oom, Peak, RunRecord, Timing
 from vramprobe.sweep import Sweep, load_sweep
@@ -74,8 +73,8 @@ def test_there_are_cells_enough_and_the_fit_sees_none_that_it_is_judged_by(sweep
         assert sweeps[name].held_out == cells[name], name
         assert not cells[name] & cells[CALIBRATION], name
         assert not sweeps[name].notes, name  # no cell stands twice
-    fitted = max(num_params(spec) for spec in sweeps[CALIBRATION].cells)
-    assert fitted < min(num_params(spec) for spec in sweeps["h200-held-out"].cells)
+    fitted = max(spec.num_params for spec in sweeps[CALIBRATION].cells)
+    assert fitted < min(spec.num_params for spec in sweeps["h200-held-out"].cells)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,7 +117,7 @@ def test_the_stand_ins_are_tiny_and_have_the_same_axes(name: str, tmp_path: Path
     assert {spec.method for spec in tiny.cells} == {spec.method for spec in real.cells}
     assert {spec.model_label for spec in tiny.cells} == {spec.model_label for spec in real.cells}
     assert {spec.kbit_prep for spec in tiny.cells} == {spec.kbit_prep for spec in real.cells}
-    assert max(num_params(spec) for spec in tiny.cells) < 1_000_000
+    assert max(spec.num_params for spec in tiny.cells) < 1_000_000
     blocks = [len(yaml.safe_load(path.read_text())["cells"]) for path in (source, tmp_path / source.name)]
     assert blocks[0] == blocks[1]
 

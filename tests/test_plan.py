@@ -10,7 +10,7 @@ from factories import make_oom, make_record, make_spec
 
 from vramprobe import api, store
 from vramprobe.card import Card, Rate, card_named, card_seen, hourly_rate
-from vramprobe.duration import Pace, account_seconds, num_params, pace_of
+from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.plan import START_SECONDS, Plan, Policy, make_plan, plan_sweep, with_evidence
 from vramprobe.record import Skipped
@@ -160,7 +160,7 @@ def test_what_is_done_with_comes_first_and_costs_nothing() -> None:
 
 def test_durations_of_the_committed_cells_are_within_a_factor_of_two() -> None:
     records = store.read(RESULTS).records
-    expected = [account_seconds(one.spec, num_params(one.spec), None) for one in records]
+    expected = [account_seconds(one.spec, one.spec.num_params, None) for one in records]
     taken = [one.timing.total_seconds for one in records]
     assert sum(expected) == pytest.approx(sum(taken), rel=0.5)
     ratios = [here / there for here, there in zip(taken, expected, strict=True)]
@@ -179,7 +179,7 @@ def test_a_pace_is_the_median_of_comparable_models_else_of_all() -> None:
     assert pace.correct(10**12, 7.0) == 7.0 * 2.5  # nothing comparable: the median of all four
     records = store.read(RESULTS).records
     learnt = pace_of(records, None)
-    sizes = [num_params(one.spec) for one in records]
+    sizes = [one.spec.num_params for one in records]
     expected = [
         learnt.correct(size, account_seconds(one.spec, size, None)) for size, one in zip(sizes, records, strict=True)
     ]
@@ -189,7 +189,7 @@ def test_a_pace_is_the_median_of_comparable_models_else_of_all() -> None:
 def test_more_work_takes_longer_and_a_better_card_takes_less() -> None:
     def seconds(gpu: str = "H200", **options: Any) -> float:
         spec = cell(**options)
-        return account_seconds(spec, num_params(spec), card_named(gpu).gpu)
+        return account_seconds(spec, spec.num_params, card_named(gpu).gpu)
 
     assert seconds(seq_len=4096) > seconds(seq_len=512)
     assert seconds(method="full", seq_len=4096) > seconds(method="lora", seq_len=4096)
@@ -204,7 +204,7 @@ def test_more_work_takes_longer_and_a_better_card_takes_less() -> None:
     ("t5-large", 12, 3.7e8, 4.3e8),  # half its layers and all of its embedding
 ])  # fmt: skip
 def test_parameters_of_any_model(model: str, layers: int | None, low: float, high: float) -> None:
-    assert low < num_params(cell(model, num_layers=layers)) < high
+    assert low < cell(model, num_layers=layers).num_params < high
 
 
 # Money and cards

@@ -11,14 +11,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from vramprobe.duration import num_params
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec
 
 Condition = Callable[[CellSpec], bool]
 
 _NUMBERS: dict[str, Callable[[CellSpec], float | None]] = {
-    "params": num_params,
+    "params": operator.attrgetter("num_params"),
     "tokens": lambda spec: spec.num_tokens,
     **{name: operator.attrgetter(name) for name in ("batch_size", "seq_len", "lora_r", "grad_accum")},
 }

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from vramprobe import catalog
-from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.record import RunRecord
 from vramprobe.spec import CellSpec
 
@@ -69,31 +67,15 @@ def pace_of(records: Iterable[RunRecord], gpu: catalog.Gpu | None) -> Pace:
     pace = Pace()
     for record in records:
         if record.outcome.kind == "ok" and record.timing is not None:
-            size = num_params(record.spec)
+            size = record.spec.num_params
             pace.learn(size, account_seconds(record.spec, size, gpu), record.timing.total_seconds)
     return pace
-
-
-def num_params(spec: CellSpec) -> int:
-    """Parameters of the cell's model, tied ones once: by arithmetic, else the catalog's count scaled to the depth.
-
-    A stranger to both counts as the usual 12 × width² per layer with an untied head.
-    """
-    with suppress(UnsupportedArchitecture):
-        return architecture(spec.architecture).num_params
-    entry, depth = catalog.find_model(spec.model), catalog.depth_of(spec.architecture) or 1
-    if entry.n_params is not None:
-        embedding = entry.n_embedding_params or 0
-        return embedding + (entry.n_params - embedding) * depth // (catalog.depth_of(entry.config) or depth)
-    text = {**spec.architecture, **spec.architecture.get("text_config", {})}
-    width = next((text[key] for key in ("hidden_size", "n_embd", "d_model") if isinstance(text.get(key), int)), 1024)
-    return 12 * width**2 * depth + 2 * width * text.get("vocab_size", 0)
 
 
 def account_seconds(spec: CellSpec, params: int, gpu: catalog.Gpu | None) -> float:
     """Seconds by counting: making the weights, then per step the matrix work, the bytes moved and the launches.
 
-    ``params`` is :func:`num_params` of the cell; ``gpu`` is null where the catalog does not know the card.
+    ``params`` is the number of its model's parameters; ``gpu`` is null where the catalog does not know the card.
     """
     machine = _CPU if spec.device == "cpu" else _machine(gpu)
     tokens = spec.num_tokens * spec.grad_accum

@@ -14,7 +14,7 @@ from typing import Literal
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.card import Card, Rate, is_same_card
-from vramprobe.duration import Pace, account_seconds, num_params, pace_of
+from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import Prediction, predict, verdict
@@ -224,7 +224,7 @@ def _row(
     policy: Policy,
 ) -> Row:
     row = Row(
-        spec=cell.spec, num_params=num_params(cell.spec), action=cell.action, reason=cell.reason, record=cell.record,
+        spec=cell.spec, num_params=cell.spec.num_params, action=cell.action, reason=cell.reason, record=cell.record,
         num_ok=cell.num_ok,
     )  # fmt: skip
     if not row.is_run:

@@ -192,6 +192,11 @@ class CellSpec(BaseModel):
         return longest if isinstance(longest, int) else None
 
     @property
+    def num_params(self) -> int:
+        """Parameters of the model at the cell's depth, tied ones once (see :func:`vramprobe.catalog.num_params`)."""
+        return catalog.num_params(self.model, self.architecture)
+
+    @property
     def needs_bitsandbytes(self) -> bool:
         """Whether its layers or its optimizers run: all of those, and they alone, say how many bits their state has."""
         return self.quant != "none" or self.optim.endswith(("_8bit", "_32bit"))

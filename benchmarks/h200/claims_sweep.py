@@ -17,7 +17,7 @@ from vramprobe.catalog import Claim
 from vramprobe.claims.conditions import Conditions
 from vramprobe.claims.figures import Cells
 from vramprobe.claims.memory import conditions_of
-from vramprobe.duration import account_seconds, num_params
+from vramprobe.duration import account_seconds
 from vramprobe.plan import START_SECONDS
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES
 from vramprobe.spec import CellSpec
@@ -81,7 +81,7 @@ def chosen() -> Iterator[tuple[CellSpec, Conditions, list[str]]]:
             if one is None or (known := identity(spec := cells.spec(one.options))) in measured:
                 continue
             spec = spec.model_copy(update={"timing_steps": TIMING_STEPS})
-            cost = account_seconds(spec, num_params(spec), gpu)
+            cost = account_seconds(spec, spec.num_params, gpu)
             if seconds + cost <= MAX_SECONDS:
                 measured.add(known)
                 seconds += cost
@@ -96,7 +96,7 @@ def identity(spec: CellSpec) -> str:
 def content() -> str:
     """The sweep file, small weights before large ones; without the plan's figures (benchmarks/planned.py)."""
     lines = [HEAD]
-    for _, one, names in sorted(chosen(), key=lambda each: num_params(each[0])):
+    for _, one, names in sorted(chosen(), key=lambda each: each[0].num_params):
         words = {**one.options, "hold_out": True}
         text = ", ".join(f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
                          for key, value in words.items())  # fmt: skip

@@ -23,7 +23,6 @@ import sweep_time  # noqa: E402
 
 from vramprobe import catalog, store  # noqa: E402
 from vramprobe.card import Rate, card_seen, hourly_rate  # noqa: E402
-from vramprobe.duration import num_params  # noqa: E402
 from vramprobe.errors import VramprobeError  # noqa: E402
 from vramprobe.record import RunRecord  # noqa: E402
 
@@ -156,7 +155,7 @@ def large_qlora(records: Sequence[RunRecord]) -> str:
         [record.cell_id, *(_gb(getattr(record.peak, f"{tier}_bytes")) for tier in TIERS), record.spec.kbit_prep]
         for record in records
         if record.spec.method == "qlora" and record.peak and record.outcome.kind == "ok"
-        and num_params(record.spec) >= LARGE_PARAMS
+        and record.spec.num_params >= LARGE_PARAMS
     ]  # fmt: skip
     guides = [
         [claim.id, claim.statement, _span(claim), claim.unit]

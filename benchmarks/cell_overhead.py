@@ -27,7 +27,7 @@ from pathlib import Path
 
 from vramprobe.measure import runner
 from vramprobe.measure.environment import cpu_name
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.sweep import Sweep
 

@@ -20,7 +20,7 @@ from speed import PREDICT, seconds_of
 from vramprobe.fit import fit
 from vramprobe.grid import predict_cells, predict_grid
 from vramprobe.memory_model import peak_moment
-from vramprobe.record import Environment, Ok, Peak, RunRecord
+from vramprobe.records.record import Environment, Ok, Peak, RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
 

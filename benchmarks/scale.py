@@ -11,7 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from vramprobe import api, store
+from vramprobe import api
+from vramprobe.records import store
 from vramprobe.resume import open_journal, resume
 from vramprobe.spec import CellSpec, resolve
 

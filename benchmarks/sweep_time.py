@@ -15,8 +15,8 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from vramprobe import store
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
 
 #: No attempt for so long, and the sweep had been stopped.
 PAUSE_SECONDS = 60.0

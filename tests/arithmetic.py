@@ -13,7 +13,7 @@ from typing import Any
 from factories import make_spec
 
 from vramprobe.architecture import architecture
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.terms import ledger_terms, moments
 from vramprobe.terms.parameters import tensors

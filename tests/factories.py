@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.memory_model import peak_moment
-from vramprobe.record import (
+from vramprobe.records.record import (
     Composition,
     Environment,
     Ledger,

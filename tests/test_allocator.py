@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from vramprobe.errors import SpecError
-from vramprobe.record import Oom
+from vramprobe.records.record import Oom
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.ledger import Device, OutOfMemory

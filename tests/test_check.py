@@ -12,9 +12,10 @@ from factories import make_environment, make_record, make_spec, make_started
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from vramprobe import api, check, cli, store
+from vramprobe import api, check, cli
 from vramprobe.errors import StoreError
-from vramprobe.record import (
+from vramprobe.records import store
+from vramprobe.records.record import (
     Contaminated,
     Error,
     Interrupted,

@@ -22,7 +22,7 @@ from vramprobe.claims import VERDICTS, Judgement, judge_claims, reading_of
 from vramprobe.claims.figures import Cells, evaluate, figure
 from vramprobe.claims.judge import TOLERANCE, Case, Reading, bounds_of, judge
 from vramprobe.errors import StoreError, UnknownName
-from vramprobe.record import Oom, Peak
+from vramprobe.records.record import Oom, Peak
 from vramprobe.report.claims import as_json, says, text_files
 from vramprobe.spec import resolve
 

@@ -20,9 +20,10 @@ from factories import TINY_LLAMA, TINY_LLAMA_PATH, make_record, make_spec
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from vramprobe import api, cli, cli_options, spec, store
+from vramprobe import api, cli, cli_options, spec
 from vramprobe.errors import StoreError, VramprobeError
-from vramprobe.record import record_from_json
+from vramprobe.records import store
+from vramprobe.records.record import record_from_json
 
 HERE = str(Path(cli.__file__).parents[1])  # from any folder, the package that this test imports is the one that runs
 VERBS = get_command(cli.app).commands

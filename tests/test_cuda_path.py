@@ -22,7 +22,7 @@ from fake_cuda import CONTEXT_BYTES, UUID, fake_cuda
 
 from vramprobe.measure import forkserver, machine, nvml, selftest
 from vramprobe.measure.worker import outcome_of, run_cell
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.units import GIB, MIB
 from vramprobe.workload import training
 

@@ -16,9 +16,10 @@ import yaml
 from factories import make_environment, make_record, make_spec
 from typer.testing import CliRunner
 
-from vramprobe import api, cli, store
+from vramprobe import api, cli
 from vramprobe.errors import MissingDependency, StaleReport, StoreError, VramprobeError
-from vramprobe.record import Oom, RunRecord, record_from_json
+from vramprobe.records import store
+from vramprobe.records.record import Oom, RunRecord, record_from_json
 from vramprobe.report import dataset
 from vramprobe.report.dataset.columns import meaning_of, type_of
 from vramprobe.report.dataset.push import push

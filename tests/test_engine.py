@@ -11,7 +11,7 @@ import psutil
 import pytest
 from factories import TINY_LLAMA, make_spec
 
-from vramprobe import api, store
+from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.card import card_named
 from vramprobe.display_plan import plan_in_words
@@ -20,6 +20,7 @@ from vramprobe.fit import fit
 from vramprobe.memory_model import Spread
 from vramprobe.plan import make_plan
 from vramprobe.predict import Prediction, predict, verdict
+from vramprobe.records import store
 from vramprobe.resume import ResumedCell
 from vramprobe.simulate import engine
 from vramprobe.simulate.run import simulate

@@ -12,13 +12,14 @@ import pytest
 from factories import CONSTANT_BYTES, TRUE, make_oom, make_record, make_spec, specs, synthetic
 from typer.testing import CliRunner
 
-from vramprobe import api, store
+from vramprobe import api
 from vramprobe.cli import app
-from vramprobe.condition import parse_condition
 from vramprobe.errors import FitError, IncomparableRecords, SpecError, VramprobeError
 from vramprobe.evaluate import evaluate
 from vramprobe.fit import fit
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.condition import parse_condition
+from vramprobe.records.record import RunRecord
 from vramprobe.report.evaluation import evaluation_page
 from vramprobe.units import GIB
 

@@ -24,12 +24,12 @@ import faulty_worker
 import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_record, make_spec, make_started
 
-from vramprobe import store
 from vramprobe.errors import StoreError
 from vramprobe.measure import environment, launcher, runner
 from vramprobe.measure.limits import Limits
 from vramprobe.plan import Policy
-from vramprobe.record import RunRecord, Timeout
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.resume import MAX_RETRIES, open_journal
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep

@@ -15,7 +15,7 @@ from factories import CONSTANT_BYTES, MODELS, TRUE, make_environment, make_recor
 from vramprobe.errors import FitError, IncomparableRecords
 from vramprobe.fit import fit
 from vramprobe.memory_model import MemoryModel, load_fit, save_fit
-from vramprobe.record import RunRecord, Timeout
+from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
 

@@ -14,12 +14,13 @@ import pytest
 import yaml
 from factories import TINY_LLAMA_PATH, make_spec
 
-from vramprobe import catalog, spec, store
+from vramprobe import catalog, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency
 from vramprobe.measure.isolation import require_packages
 from vramprobe.predict import predict
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
 from vramprobe.sharding import predict_rank
 from vramprobe.simulate.run import simulate
 from vramprobe.terms import moments

@@ -17,9 +17,10 @@ import pytest
 import yaml
 from factories import make_environment, make_record, make_spec
 
-from vramprobe import api, catalog, store
+from vramprobe import api, catalog
 from vramprobe.plan import Policy
-from vramprobe.record import Oom, Peak, RunRecord, Timing
+from vramprobe.records import store
+from vramprobe.records.record import Oom, Peak, RunRecord, Timing
 from vramprobe.sweep import Sweep, load_sweep
 
 ROOT = Path(__file__).parents[1]

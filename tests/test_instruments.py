@@ -12,7 +12,7 @@ from vramprobe.measure.cpu import CpuInstrument
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.measure.worker import outcome_of, run_cell
-from vramprobe.record import PhaseMemory
+from vramprobe.records.record import PhaseMemory
 from vramprobe.spec import CellSpec
 from vramprobe.workload.storages import storages_of
 

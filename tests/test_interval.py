@@ -22,7 +22,7 @@ from vramprobe.interval import (
 )
 from vramprobe.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
 from vramprobe.predict import MIN_HALF_WIDTH, bounds, predict_moments
-from vramprobe.record import Peak, RunRecord
+from vramprobe.records.record import Peak, RunRecord
 from vramprobe.regression import Estimate, Solution
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import CAUSES, Moment, moments

@@ -15,7 +15,7 @@ from vramprobe import api, cli, display
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.measure import runner
 from vramprobe.measure.isolation import new_ticket, run_isolated
-from vramprobe.record import Ok, Oom, RunRecord
+from vramprobe.records.record import Ok, Oom, RunRecord
 
 torch = pytest.importorskip("torch")
 

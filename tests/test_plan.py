@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from factories import make_oom, make_record, make_spec
 
-from vramprobe import api, store
+from vramprobe import api
 from vramprobe.card import Card, Rate, card_named, card_seen, hourly_rate
 from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.plan import START_SECONDS, Plan, Policy, make_plan, plan_sweep, with_evidence
-from vramprobe.record import Skipped
+from vramprobe.records import store
+from vramprobe.records.record import Skipped
 from vramprobe.resume import ResumedCell, open_journal
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep

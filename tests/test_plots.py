@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from factories import make_record, make_spec
 
-from vramprobe import store
 from vramprobe.errors import OutOfRange
 from vramprobe.memory_model import load_fit
-from vramprobe.record import Peak
+from vramprobe.records import store
+from vramprobe.records.record import Peak
 from vramprobe.report.cells import Cell, cells_of
 from vramprobe.report.plots import LOOKS, METHODS, errors, files, label_ends, length, predicted, spread, terms
 from vramprobe.units import GIB, MIB

@@ -16,7 +16,7 @@ from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.fit import fit
 from vramprobe.memory_model import MemoryModel, Spread, is_same_gpu
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict, verdict_on_simulated
-from vramprobe.record import Invalid, Peak
+from vramprobe.records.record import Invalid, Peak
 from vramprobe.simulate.engine import prediction_of
 from vramprobe.spec import resolve
 from vramprobe.units import GIB

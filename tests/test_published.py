@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vramprobe import store
 from vramprobe.api import evaluate, fit
 from vramprobe.memory_model import load_fit
+from vramprobe.records import store
 from vramprobe.sweep import load_sweep
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from factories import CONSTANT_BYTES, TRUE, make_record, specs, synthetic
 
 from vramprobe.fit import fit
 from vramprobe.memory_model import MemoryModel, peak_moment
-from vramprobe.record import Oom, RunRecord
+from vramprobe.records.record import Oom, RunRecord
 from vramprobe.regression import Estimate, Observation, design_of, solve
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments

@@ -14,9 +14,9 @@ import matplotlib
 import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec
 
-from vramprobe import store
 from vramprobe.errors import FitError, IncomparableRecords, OutOfRange, StaleReport, StoreError
-from vramprobe.record import Oom, Peak, RunRecord, Timeout
+from vramprobe.records import store
+from vramprobe.records.record import Oom, Peak, RunRecord, Timeout
 from vramprobe.report import Material, build, documents, gather, publish
 from vramprobe.report.by_size import LADDER, by_size, params_in_words
 from vramprobe.report.cells import cells_of, summaries

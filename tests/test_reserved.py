@@ -9,7 +9,7 @@ import pytest
 from factories import make_spec
 
 from vramprobe.measure.observation import order_of_tiers
-from vramprobe.record import PhaseMemory
+from vramprobe.records.record import PhaseMemory
 from vramprobe.simulate.allocator_config import parse_alloc_conf
 from vramprobe.simulate.history import History
 from vramprobe.simulate.instrument import PhaseMark

@@ -8,9 +8,9 @@ import pytest
 from factories import make_environment, make_record, make_spec, make_started
 from test_store import OUTCOMES
 
-from vramprobe import store
 from vramprobe.errors import StoreError
-from vramprobe.record import Environment, Interrupted, RunRecord, Started, Timeout
+from vramprobe.records import store
+from vramprobe.records.record import Environment, Interrupted, RunRecord, Started, Timeout
 from vramprobe.resume import MAX_RETRIES, ResumedCell, open_journal, resume
 from vramprobe.spec import CellSpec
 

@@ -17,7 +17,6 @@ import psutil
 import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_oom, make_record, make_spec
 
-from vramprobe import store
 from vramprobe.card import Card
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import forkserver, isolation, launcher, runner
@@ -25,7 +24,8 @@ from vramprobe.measure import limits as limits_module
 from vramprobe.measure.limits import Limits
 from vramprobe.measure.progress import log_path
 from vramprobe.plan import Policy
-from vramprobe.record import Ok, RunRecord, Timeout
+from vramprobe.records import store
+from vramprobe.records.record import Ok, RunRecord, Timeout
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vramprobe.errors import SpecError
 from vramprobe.measure.trace import lifetimes
 from vramprobe.measure.worker import run_cell
-from vramprobe.record import record_from_json
+from vramprobe.records.record import record_from_json
 from vramprobe.simulate import run
 from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.recorder import Recorder

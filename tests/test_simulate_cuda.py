@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.simulate.cuda import Chip, backend, chip_of, cuda_scratch
 from vramprobe.simulate.quantised import _real_skeleton
 from vramprobe.simulate.run import session, simulate

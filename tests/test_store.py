@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from factories import make_record, make_spec, make_started
 
-from vramprobe import store
 from vramprobe.errors import StoreError
-from vramprobe.record import (
+from vramprobe.records import store
+from vramprobe.records.record import (
     Contaminated,
     Error,
     Interrupted,
@@ -198,7 +198,7 @@ KILLED_WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from factories import make_record
-from vramprobe import store
+from vramprobe.records import store
 record = make_record()
 number = 0
 while True:
@@ -333,7 +333,7 @@ def test_the_lock_is_held_once_and_freed(tmp_path: Path) -> None:
 
 LOCK_HOLDER = """
 import sys, time
-from vramprobe import store
+from vramprobe.records import store
 with store.lock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec
 
-from vramprobe import record as rec
 from vramprobe.errors import IncomparableRecords
+from vramprobe.records import record as rec
+from vramprobe.records.table import describe_outcome, require_comparable, to_frame, to_row
 from vramprobe.spec import CellSpec
-from vramprobe.table import describe_outcome, require_comparable, to_frame, to_row
 
 
 def test_a_row_says_what_was_run_and_what_came_out() -> None:

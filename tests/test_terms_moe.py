@@ -14,7 +14,7 @@ from test_terms import LORA, QLORA
 from vramprobe.architecture import MIXTURES, UnsupportedArchitecture, architecture
 from vramprobe.errors import SpecError
 from vramprobe.predict import predict
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.terms import moments
 from vramprobe.terms.walk import walk_layers, walk_of

@@ -17,7 +17,7 @@ from matplotlib.image import imread
 
 from vramprobe import api
 from vramprobe.errors import SpecError, StoreError, VramprobeError
-from vramprobe.record import Peak, PhaseMemory, RunRecord
+from vramprobe.records.record import Peak, PhaseMemory, RunRecord
 from vramprobe.report import timeline_file, timeline_page
 from vramprobe.report.timeline import MAX_COLUMNS, STACK, Timeline, _with_ordered_frees, timeline_of
 from vramprobe.report.timeline_page import page, ticks

@@ -11,7 +11,7 @@ from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH, make_spec
 
 from vramprobe.errors import SpecError
 from vramprobe.measure.worker import run_cell
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.workload.model import build_model, config_from_dict
 from vramprobe.workload.training import NOBODY, Workload, set_up, watch_stack
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from factories import CONSTANT_BYTES, TRUE, make_environment, make_oom, make_record, make_spec, specs, synthetic
 
-from vramprobe import cli, store
+from vramprobe import cli
 from vramprobe.fit import fit
 from vramprobe.memory_model import save_fit
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
 
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "64", "--device", "cpu"]
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vramprobe import catalog, spec, store
+from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.jobs import PlanEngine, default_results, job_of
 from vramprobe.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
+from vramprobe.records import store
 
 if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from vramprobe.measure.progress import Progress, RunSummary
     from vramprobe.memory_model import MemoryModel
     from vramprobe.plan import Plan, Policy
-    from vramprobe.record import RunRecord
+    from vramprobe.records.record import RunRecord
     from vramprobe.simulate.run import Simulation
 
 __all__ = [

@@ -16,15 +16,15 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from vramprobe import store
 from vramprobe.errors import FitError, VramprobeError
 from vramprobe.formulas import FORMULAS, Facts, facts_of
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import predict
 from vramprobe.recalibrate import Constant, constants_of
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
+from vramprobe.records.table import require_comparable
 from vramprobe.spec import CellSpec, Method
-from vramprobe.table import require_comparable
 from vramprobe.terms import ledger_terms
 
 #: Our own engines, among the formulas: arithmetic alone, and with the fit that was given.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError, UnknownName
-from vramprobe.record import Environment
+from vramprobe.records.record import Environment
 
 
 @dataclass(frozen=True, kw_only=True)

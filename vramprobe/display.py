@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from vramprobe import catalog
-from vramprobe.table import describe_outcome
+from vramprobe.records.table import describe_outcome
 from vramprobe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.memory_model import MemoryModel
     from vramprobe.predict import Prediction, Verdict
-    from vramprobe.record import RunRecord
+    from vramprobe.records.record import RunRecord
     from vramprobe.report.definition import Table
     from vramprobe.sharding import MinGpus
 

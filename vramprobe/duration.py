@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vramprobe import catalog
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 
 _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

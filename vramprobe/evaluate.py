@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from vramprobe import catalog
-from vramprobe.condition import parse_condition
 from vramprobe.errors import FitError, OutOfRange, SpecError, VramprobeError
 from vramprobe.fit import SIMULATED, fit
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
-from vramprobe.record import PhaseName, RunRecord
+from vramprobe.records.condition import parse_condition
+from vramprobe.records.record import PhaseName, RunRecord
+from vramprobe.records.store import latest_by_fingerprint
+from vramprobe.records.table import require_comparable
 from vramprobe.spec import CellSpec, Method
-from vramprobe.store import latest_by_fingerprint
-from vramprobe.table import require_comparable
 
 LeaveOut = Literal["model", "family", "length"]
 Tier = Literal["allocated", "reserved", "device"]

@@ -18,9 +18,9 @@ from vramprobe.cross_validation import leave_larger_out, leave_one_model_out, le
 from vramprobe.errors import FitError
 from vramprobe.interval import interval_width
 from vramprobe.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
-from vramprobe.record import TRAINING_PHASES, RunRecord
+from vramprobe.records.record import TRAINING_PHASES, RunRecord
+from vramprobe.records.table import require_comparable
 from vramprobe.regression import Observation, design_of, relative_errors, solution_of
-from vramprobe.table import require_comparable
 from vramprobe.terms import course_of, moments_of
 
 if TYPE_CHECKING:

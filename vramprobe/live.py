@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from vramprobe import store
 from vramprobe.display_plan import plan_as_json, plan_in_words
-from vramprobe.record import TRAINING_PHASES
-from vramprobe.table import describe_outcome
+from vramprobe.records import store
+from vramprobe.records.record import TRAINING_PHASES
+from vramprobe.records.table import describe_outcome
 from vramprobe.tally import Tally, became, prediction_error, worst_error
 from vramprobe.units import format_bytes, format_seconds
 

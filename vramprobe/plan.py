@@ -18,7 +18,7 @@ from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import Prediction, predict, verdict
-from vramprobe.record import Environment, RunRecord, Skipped
+from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.resume import Journal, ResumedCell, differing, resume
 from vramprobe.skip import certain_oom
 from vramprobe.spec import CellSpec

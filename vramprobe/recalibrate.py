@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.formulas import CONSTANTS, FORMULAS, Facts
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 
 #: Distinct rows that a group needs beyond its constants, for a standard error that means something.
 SPARE_ROWS = 2

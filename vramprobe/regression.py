@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.terms import Moment
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from vramprobe import catalog
 from vramprobe.errors import SpecError
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Prediction
-from vramprobe.record import Oom, RunRecord, Skipped
+from vramprobe.records.record import Oom, RunRecord, Skipped
+from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec
-from vramprobe.table import describe_outcome
 from vramprobe.units import format_bytes
 
 #: More of one of these never takes less memory, all else equal.

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from vramprobe import store
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
 
 if TYPE_CHECKING:
     from vramprobe.measure.progress import Progress

@@ -18,7 +18,7 @@ from typing import Any
 
 from vramprobe.measure.isolation import new_ticket, run_isolated
 from vramprobe.measure.launcher import Server, worker_environment
-from vramprobe.record import TRAINING_PHASES, PhaseMemory, RunRecord
+from vramprobe.records.record import TRAINING_PHASES, PhaseMemory, RunRecord
 from vramprobe.spec import resolve
 
 PROBES = Path(__file__).with_name("probes.py")

@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vramprobe import catalog, store
+from vramprobe import catalog
 from vramprobe.errors import VramprobeError
 from vramprobe.measure.environment import PACKAGES, capture
 from vramprobe.memory_model import MemoryModel, load_fit
 from vramprobe.predict import Interval, Prediction, predict
+from vramprobe.records import store
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import load_sweep
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from vramprobe import store
 from vramprobe.check.entry import Doubt, Entry, Severity
 from vramprobe.check.one_record import RULES_OF_A_MEASUREMENT, RULES_OF_A_RECORD, complete
 from vramprobe.check.several_records import RULES_OF_SEVERAL, attempts_by_context, duplicates
 from vramprobe.errors import StoreError
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
 
 
 class _Frozen(BaseModel):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 
 Severity = Literal["error", "warning"]
 Doubt = tuple[Severity, str]  # what one rule has against one record

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from vramprobe.check.entry import Doubt
 from vramprobe.measure.observation import Observation, closure, ledger_of, order_of_tiers, peak_of, steady_steps
-from vramprobe.record import TRAINING_PHASES, RunRecord
+from vramprobe.records.record import TRAINING_PHASES, RunRecord
 from vramprobe.units import MIB, format_bytes
 
 #: Idle allocated memory that no tensor of the workload explains: on cuda cuBLAS workspaces (32 MiB a handle on Hopper,

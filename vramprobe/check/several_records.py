@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vramprobe import store
 from vramprobe.check.entry import Entry, PlacedDoubt
-from vramprobe.record import RunRecord
-from vramprobe.table import COMPARABLE, describe_outcome
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
+from vramprobe.records.table import COMPARABLE, describe_outcome
 from vramprobe.units import MIB, format_bytes
 
 #: The caching allocator's large segment: replicates may differ by where one was cut (measuring.md).

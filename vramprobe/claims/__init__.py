@@ -15,7 +15,7 @@ from vramprobe.claims import memory, rates, states
 from vramprobe.claims.figures import Cells
 from vramprobe.claims.judge import Judgement, Reading, Verdict, judge
 from vramprobe.errors import UnknownName
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 
 __all__ = ["VERDICTS", "Judgement", "Verdict", "judge_claims", "reading_of"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from vramprobe import catalog
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.sharding import predict_rank
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments, parameters

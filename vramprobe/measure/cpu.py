@@ -20,7 +20,7 @@ from torch.autograd.profiler import profile, record_function
 
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.trace import Event, Holding, composition_at_peak
-from vramprobe.record import PhaseMemory, PhaseName
+from vramprobe.records.record import PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
 
 _MARK = "vramprobe"

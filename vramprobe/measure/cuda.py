@@ -23,7 +23,7 @@ from vramprobe.measure.ballast import CudaDriver, Driver, hold_the_rest
 from vramprobe.measure.nvml import open_device
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.trace import Event, Holding, composition, lifetimes
-from vramprobe.record import Composition, PhaseMemory, PhaseName
+from vramprobe.records.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
 
 _TIERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "requested": "requested_bytes",

@@ -24,9 +24,9 @@ from vramprobe.measure.isolation import new_ticket, require_packages, run_isolat
 from vramprobe.measure.launcher import Server, worker_environment
 from vramprobe.measure.machine import Case, Finding
 from vramprobe.measure.selftest import CPU_BLOCK_BYTES
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
+from vramprobe.records.table import describe_outcome
 from vramprobe.spec import resolve
-from vramprobe.table import describe_outcome
 from vramprobe.units import GIB, MIB, format_bytes, format_seconds
 
 _IMPORT_SECONDS, _SELF_TEST_SECONDS, _CELL_SECONDS = 180.0, 180.0, 300.0

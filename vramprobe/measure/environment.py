@@ -16,7 +16,7 @@ from typing import Literal
 import psutil
 
 from vramprobe.measure import nvml
-from vramprobe.record import Environment, Isolation
+from vramprobe.records.record import Environment, Isolation
 from vramprobe.spec import CellSpec
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

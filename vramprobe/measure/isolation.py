@@ -19,7 +19,7 @@ from typing import get_args
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import Launcher
-from vramprobe.record import (
+from vramprobe.records.record import (
     Contaminated,
     Error,
     Interrupted,

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from vramprobe.measure import forkserver, nvml
 from vramprobe.measure.forkserver import ForkServer, ServerEnded
-from vramprobe.record import Isolation
+from vramprobe.records.record import Isolation
 from vramprobe.spec import CellSpec
 
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # newer torch reads the first, older the second

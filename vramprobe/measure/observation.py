@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from vramprobe.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Peak, PhaseMemory
+from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Peak, PhaseMemory
 
 
 @dataclass(frozen=True)

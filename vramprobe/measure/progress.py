@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vramprobe import store
 from vramprobe.measure.limits import Limits
 from vramprobe.plan import Plan, Row
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 
 LOGS = "logs"

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vramprobe import store
 from vramprobe.card import Card, Rate
 from vramprobe.duration import Pace
 from vramprobe.errors import StoreError
@@ -32,7 +31,8 @@ from vramprobe.measure.progress import LOGS, Progress, RunSummary, log_path
 from vramprobe.measure.signals import Signals, Stopped
 from vramprobe.memory_model import MemoryModel
 from vramprobe.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, plan_sweep, with_evidence
-from vramprobe.record import RunRecord, Started
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord, Started
 from vramprobe.resume import open_journal
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import Sweep

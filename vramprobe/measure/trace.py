@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramprobe.measure.observation import Observation, peak_of
-from vramprobe.record import Composition, PhaseMemory
+from vramprobe.records.record import Composition, PhaseMemory
 
 
 class Event(NamedTuple):

@@ -24,7 +24,7 @@ from typing import Any
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
-from vramprobe.record import (
+from vramprobe.records.record import (
     Error,
     Invalid,
     Isolation,

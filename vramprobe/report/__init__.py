@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramprobe import store, table
 from vramprobe.errors import StaleReport, StoreError
+from vramprobe.records import store, table
 
 if TYPE_CHECKING:
     from vramprobe.memory_model import MemoryModel
-    from vramprobe.record import RunRecord
+    from vramprobe.records.record import RunRecord
     from vramprobe.report.cells import Cell
     from vramprobe.report.definition import Document
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from vramprobe.errors import VramprobeError
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.report.cells import Cell
 from vramprobe.report.columns import Unit, method_in_words, precision_in_words, unit_for
 from vramprobe.report.definition import Column, Document, Table

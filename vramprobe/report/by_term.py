@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vramprobe.record import Composition
+from vramprobe.records.record import Composition
 from vramprobe.report.cells import Cell
 from vramprobe.report.columns import Unit, cell_columns, of_row, unit_for
 from vramprobe.report.definition import Column, Document, Table

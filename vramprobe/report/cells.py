@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from vramprobe import store
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.record import RunRecord
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import Method
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
+from vramprobe.records.table import to_row
 from vramprobe.report.cells import Cell
 from vramprobe.report.definition import Column
 from vramprobe.spec import CellSpec
-from vramprobe.table import to_row
 from vramprobe.units import GIB, MIB
 
 _SMALLEST_PERCENT = 0.01  # an error below it is said to be below it; the CSV has all digits

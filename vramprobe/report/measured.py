@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from vramprobe.records.table import describe_outcome
 from vramprobe.report.cells import Cell, Summary, summaries
 from vramprobe.report.columns import (
     Unit,
@@ -18,7 +19,6 @@ from vramprobe.report.columns import (
     unsigned_percent,
 )
 from vramprobe.report.definition import Column, Document, Table
-from vramprobe.table import describe_outcome
 
 
 def measured(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Document:

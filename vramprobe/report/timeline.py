@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vramprobe.errors import VramprobeError
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.simulate.history import CAUSES
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vramprobe.record import Composition, PhaseMemory
+from vramprobe.records.record import Composition, PhaseMemory
 from vramprobe.simulate.history import CAUSES, History
 from vramprobe.simulate.instrument import PhaseMark
 from vramprobe.simulate.pairing import Script, Unpaired, history_from

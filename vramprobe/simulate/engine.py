@@ -18,7 +18,7 @@ from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.memory_model import MemoryModel
 from vramprobe.predict import ALLOCATED_SPREAD, RESERVED_SPREAD, Prediction, device_tier, simulated_interval
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 
 _MAX_PROCESSES = 4

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.trace import Event, Holding, composition_at_peak
-from vramprobe.record import PhaseMemory, PhaseName
+from vramprobe.records.record import PhaseMemory, PhaseName
 
 if TYPE_CHECKING:  # both load torch, and who reads a history needs none
     from vramprobe.simulate.recorder import Recorder

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vramprobe.record import TRAINING_PHASES, Oom, PhaseMemory
+from vramprobe.records.record import TRAINING_PHASES, Oom, PhaseMemory
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig
 from vramprobe.simulate.history import History

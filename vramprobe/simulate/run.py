@@ -28,7 +28,16 @@ from vramprobe.errors import VramprobeError
 from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
-from vramprobe.record import Invalid, ModelFacts, Ok, PhaseMemory, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.records.record import (
+    Invalid,
+    ModelFacts,
+    Ok,
+    PhaseMemory,
+    RunRecord,
+    Timing,
+    attempt_fields,
+    new_attempt_id,
+)
 from vramprobe.simulate import fused_loss
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda

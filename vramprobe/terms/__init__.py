@@ -42,7 +42,7 @@ class Moment:
 
 
 def ledger_terms(spec: CellSpec) -> dict[str, int]:
-    """Bytes of the steady step's ledger by cause, as :class:`vramprobe.record.Ledger` defines them.
+    """Bytes of the steady step's ledger by cause, as :class:`vramprobe.records.record.Ledger` defines them.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from vramprobe.record import PhaseName
+from vramprobe.records.record import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.workload.adapter import prepare_model
 from vramprobe.workload.fused_loss import fuse_loss

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vramprobe import store, table
 from vramprobe.errors import MissingDependency
-from vramprobe.record import RunRecord
+from vramprobe.records import store, table
+from vramprobe.records.record import RunRecord
 from vramprobe.report.dataset.card import card
 from vramprobe.report.dataset.columns import RECORD, type_of
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from vramprobe.record import RunRecord
+from vramprobe.records.record import RunRecord
+from vramprobe.records.store import StoreContents
 from vramprobe.report.dataset.columns import meaning_of, type_of
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import markdown
-from vramprobe.store import StoreContents
 
 _TAGS = ("gpu-memory", "vram", "fine-tuning", "lora", "qlora", "benchmark")
 #: The hub's own classes of size, by their upper ends in rows.

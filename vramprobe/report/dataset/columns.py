@@ -98,7 +98,7 @@ _MEANINGS = {
     "dirty": "whether that checkout had changes",
     "sweep": "the sweep's name; null for a single measurement",
     "held_out": "the sweep keeps this cell out of fits, to test predictions on it",
-    RECORD: "the whole record as one line of JSON; vramprobe reads it back (vramprobe.record.record_from_json)",
+    RECORD: "the whole record as one line of JSON; vramprobe reads it back (vramprobe.records.record.record_from_json)",
 }
 
 

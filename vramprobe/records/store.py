@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vramprobe.errors import StoreError
-from vramprobe.record import FORMAT_HISTORY, RunRecord, Started, record_from_json, started_from_json
+from vramprobe.records.record import FORMAT_HISTORY, RunRecord, Started, record_from_json, started_from_json
 
 #: Outcomes that the same cell on the same machine would give again. ``invalid`` is one: the steps of this cell did not
 #: repeat, and running it again unchanged hides that. The others (error, timeout, interrupted, oom_host, contaminated,

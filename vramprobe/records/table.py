@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from vramprobe import record as rec
 from vramprobe.errors import IncomparableRecords
+from vramprobe.records import record as rec
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vramprobe.memory_model import peak_moment
+from vramprobe.model.memory_model import peak_moment
 from vramprobe.records.record import (
     Composition,
     Environment,

@@ -48,7 +48,7 @@ def content(**overrides: Any) -> page_builder.Content:
 @cache
 def published() -> page_builder.Content:
     """The page of the quickstart and the claims as they are published."""
-    from vramprobe.memory_model import load_fit
+    from vramprobe.model.memory_model import load_fit
     from vramprobe.report import documents, drawings
     from vramprobe.report import gather as material_of
     from vramprobe.report.page import gather

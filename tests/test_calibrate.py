@@ -15,9 +15,9 @@ from factories import make_environment, make_oom, make_record, make_spec
 from vramprobe import api
 from vramprobe.calibrate import OURS, OURS_FITTED, OURS_FITTED_UNSEEN, Calibration, calibrate
 from vramprobe.errors import FitError, IncomparableRecords, StoreError
-from vramprobe.fit import fit
 from vramprobe.formulas import FORMULAS, facts_of
-from vramprobe.memory_model import load_fit
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import load_fit
 from vramprobe.recalibrate import Constant
 from vramprobe.records import store
 from vramprobe.records.record import Invalid, Ledger, ModelFacts, Peak, RunRecord, Timeout

@@ -16,8 +16,8 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.card import card_named
 from vramprobe.display_plan import plan_in_words
 from vramprobe.errors import SpecError
-from vramprobe.fit import fit
-from vramprobe.memory_model import Spread
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import Spread
 from vramprobe.plan import make_plan
 from vramprobe.predict import Prediction, predict, verdict
 from vramprobe.records import store

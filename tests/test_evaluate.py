@@ -16,7 +16,7 @@ from vramprobe import api
 from vramprobe.cli import app
 from vramprobe.errors import FitError, IncomparableRecords, SpecError, VramprobeError
 from vramprobe.evaluate import evaluate
-from vramprobe.fit import fit
+from vramprobe.model.fit import fit
 from vramprobe.records import store
 from vramprobe.records.condition import parse_condition
 from vramprobe.records.record import RunRecord

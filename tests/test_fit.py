@@ -13,8 +13,8 @@ import pytest
 from factories import CONSTANT_BYTES, MODELS, TRUE, make_environment, make_record, specs, synthetic
 
 from vramprobe.errors import FitError, IncomparableRecords
-from vramprobe.fit import fit
-from vramprobe.memory_model import MemoryModel, load_fit, save_fit
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit
 from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments

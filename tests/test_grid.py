@@ -13,9 +13,9 @@ import pytest
 from factories import CONSTANT_BYTES, TRUE, specs, synthetic
 
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.fit import fit
 from vramprobe.grid import CellArrays, predict_cells, predict_grid, verdicts
-from vramprobe.memory_model import MemoryModel, Spread
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import MemoryModel, Spread
 from vramprobe.predict import Interval, predict, verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Course

@@ -10,9 +10,9 @@ import pytest
 from factories import CONSTANT_BYTES, TRUE, make_record, specs, synthetic
 
 from vramprobe.architecture import architecture
-from vramprobe.cross_validation import Fold
-from vramprobe.fit import fit
-from vramprobe.interval import (
+from vramprobe.model.cross_validation import Fold
+from vramprobe.model.fit import fit
+from vramprobe.model.interval import (
     DEFAULT_GROWTH,
     DEFAULT_UNSEEN_FAMILY,
     LEAST_GROWTH,
@@ -20,10 +20,10 @@ from vramprobe.interval import (
     few_models_factor,
     likeliest_power,
 )
-from vramprobe.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
+from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
+from vramprobe.model.regression import Estimate, Solution
 from vramprobe.predict import MIN_HALF_WIDTH, bounds, predict_moments
 from vramprobe.records.record import Peak, RunRecord
-from vramprobe.regression import Estimate, Solution
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import CAUSES, Moment, moments
 

@@ -15,9 +15,9 @@ from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
-from vramprobe.fit import fit
 from vramprobe.largest import Judged, Largest, _last, largest_count
-from vramprobe.memory_model import MemoryModel
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict import Interval, Prediction, Verdict, predict, verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB

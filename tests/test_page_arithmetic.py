@@ -12,7 +12,7 @@ from page_browser import CHROMIUM
 
 from vramprobe import api, catalog, spec
 from vramprobe.errors import VramprobeError
-from vramprobe.memory_model import MemoryModel, Spread, shipped_fits
+from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
 from vramprobe.report.page.translation.calls import BUILTIN_METHODS

@@ -11,7 +11,7 @@ import pytest
 from factories import make_record, make_spec
 
 from vramprobe.errors import OutOfRange
-from vramprobe.memory_model import load_fit
+from vramprobe.model.memory_model import load_fit
 from vramprobe.records import store
 from vramprobe.records.record import Peak
 from vramprobe.report.cells import Cell, cells_of

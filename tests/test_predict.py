@@ -13,8 +13,8 @@ from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.fit import fit
-from vramprobe.memory_model import MemoryModel, Spread, is_same_gpu
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import MemoryModel, Spread, is_same_gpu
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict, verdict_on_simulated
 from vramprobe.records.record import Invalid, Peak
 from vramprobe.simulate.engine import prediction_of

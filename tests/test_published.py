@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vramprobe.api import evaluate, fit
-from vramprobe.memory_model import load_fit
+from vramprobe.model.memory_model import load_fit
 from vramprobe.records import store
 from vramprobe.sweep import load_sweep
 

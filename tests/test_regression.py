@@ -7,10 +7,10 @@ import random
 import pytest
 from factories import CONSTANT_BYTES, TRUE, make_record, specs, synthetic
 
-from vramprobe.fit import fit
-from vramprobe.memory_model import MemoryModel, peak_moment
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import MemoryModel, peak_moment
+from vramprobe.model.regression import Estimate, Observation, design_of, solve
 from vramprobe.records.record import Oom, RunRecord
-from vramprobe.regression import Estimate, Observation, design_of, solve
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
 

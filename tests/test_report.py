@@ -47,7 +47,7 @@ class FakeModel:
 
 
 def test_the_stand_ins_have_the_real_shape() -> None:
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict import Interval, Prediction
 
     assert Prediction.model_fields["peak_allocated_bytes"].annotation is Interval

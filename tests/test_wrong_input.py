@@ -13,8 +13,8 @@ import pytest
 from factories import CONSTANT_BYTES, TRUE, make_environment, make_oom, make_record, make_spec, specs, synthetic
 
 from vramprobe import cli
-from vramprobe.fit import fit
-from vramprobe.memory_model import save_fit
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import save_fit
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vramprobe.evaluate import Evaluation, LeaveOut
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.progress import Progress, RunSummary
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
     from vramprobe.plan import Plan, Policy
     from vramprobe.records.record import RunRecord
     from vramprobe.simulate.run import Simulation
@@ -227,7 +227,7 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
 
 def fit(results: str | Path) -> MemoryModel:
     """A memory model fitted to the records under ``results``; cells that their sweep holds out stay out."""
-    from vramprobe.fit import fit as fit_records
+    from vramprobe.model.fit import fit as fit_records
 
     return fit_records(store.latest_by_fingerprint(store.read(results).records).values())
 

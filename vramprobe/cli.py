@@ -220,7 +220,7 @@ def fit(
     json_output: Json = False,
 ) -> None:
     """Fit the memory model to measured records; cells that their sweep holds out stay out."""
-    from vramprobe.memory_model import save_fit
+    from vramprobe.model.memory_model import save_fit
 
     model = api.fit(results)
     save_fit(model, out)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vramprobe.evaluate import Evaluation
     from vramprobe.largest import Largest
     from vramprobe.measure.doctor import Diagnosis
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict import Prediction, Verdict
     from vramprobe.records.record import RunRecord
     from vramprobe.report.definition import Table

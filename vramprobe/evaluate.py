@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, get_args
 
 from vramprobe import catalog
 from vramprobe.errors import FitError, OutOfRange, SpecError, VramprobeError
-from vramprobe.fit import SIMULATED, fit
-from vramprobe.memory_model import MemoryModel
+from vramprobe.model.fit import SIMULATED, fit
+from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
 from vramprobe.records.condition import parse_condition
 from vramprobe.records.record import PhaseName, RunRecord

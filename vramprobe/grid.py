@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vramprobe.architecture import Architecture
 from vramprobe.errors import VramprobeError
 from vramprobe.grid_moments import MomentMatrices
-from vramprobe.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, noise_share, unsure_share
+from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, noise_share, unsure_share
 from vramprobe.predict import (
     ARITHMETIC_SPREAD,
     FAR,

@@ -16,7 +16,7 @@ from vramprobe.questions import given_fit
 
 if TYPE_CHECKING:
     from vramprobe.card import Card, Rate
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
     from vramprobe.plan import TraceEngine
 
 #: Whether cells without arithmetic are simulated where a sweep is planned.

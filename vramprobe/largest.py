@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
-from vramprobe.memory_model import MemoryModel
+from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict import FAR, TIGHT_SHARE, Prediction, Verdict
 from vramprobe.spec import CellSpec
 

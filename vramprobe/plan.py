@@ -16,7 +16,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.card import Card, Rate, is_same_card
 from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import VramprobeError
-from vramprobe.memory_model import MemoryModel
+from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict import Prediction, predict, verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.resume import Journal, ResumedCell, differing, resume

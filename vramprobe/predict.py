@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
+from vramprobe.model.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
 from vramprobe.records.record import PhaseName, RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec

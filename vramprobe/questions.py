@@ -15,7 +15,7 @@ from vramprobe.errors import OutOfRange, SpecError
 
 if TYPE_CHECKING:
     from vramprobe.largest import Judge, Largest
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict import Engine, Prediction
     from vramprobe.sharding import MinGpus
     from vramprobe.terms.ranks import Sharding
@@ -33,7 +33,7 @@ def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
 def given_fit(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
     """The fit that is meant: a file is read, None stays None. Raises FitError for a file that is none."""
     if isinstance(fit, str | Path):
-        from vramprobe.memory_model import load_fit
+        from vramprobe.model.memory_model import load_fit
 
         return load_fit(fit)
     return fit
@@ -56,7 +56,7 @@ def predict(
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's.
     """
-    from vramprobe.memory_model import shipped_fit
+    from vramprobe.model.memory_model import shipped_fit
 
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
@@ -194,7 +194,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
 def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel | None, dict[str, Any], Judge]:
     """(the fit, the words of the cell, what judges a cell on ``gpu``) from predict's options."""
     from vramprobe.largest import Judged
-    from vramprobe.memory_model import shipped_fit
+    from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict import verdict
 
     words, card = dict(options), catalog.find_gpu(gpu)

@@ -12,7 +12,7 @@ from typing import get_args
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.errors import SpecError
-from vramprobe.memory_model import MemoryModel
+from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict import HasMemory, Prediction, Verdict, predict_moments, verdict
 from vramprobe.spec import CellSpec
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes

@@ -18,7 +18,7 @@ from typing import Any
 from vramprobe import catalog
 from vramprobe.errors import VramprobeError
 from vramprobe.measure.environment import PACKAGES, capture
-from vramprobe.memory_model import MemoryModel, load_fit
+from vramprobe.model.memory_model import MemoryModel, load_fit
 from vramprobe.predict import Interval, Prediction, predict
 from vramprobe.records import store
 from vramprobe.spec import CellSpec

@@ -29,7 +29,7 @@ from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environ
 from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
 from vramprobe.measure.progress import LOGS, Progress, RunSummary, log_path
 from vramprobe.measure.signals import Signals, Stopped
-from vramprobe.memory_model import MemoryModel
+from vramprobe.model.memory_model import MemoryModel
 from vramprobe.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, plan_sweep, with_evidence
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord, Started

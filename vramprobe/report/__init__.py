@@ -21,7 +21,7 @@ from vramprobe.errors import StaleReport, StoreError
 from vramprobe.records import store, table
 
 if TYPE_CHECKING:
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
     from vramprobe.records.record import RunRecord
     from vramprobe.report.cells import Cell
     from vramprobe.report.definition import Document

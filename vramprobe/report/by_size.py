@@ -18,7 +18,7 @@ from vramprobe.report.definition import Column, Document, Table
 from vramprobe.spec import CellSpec, Method, resolve
 
 if TYPE_CHECKING:
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
 
 #: The sizes that guides print; a fit's table goes on with them behind the measured models, as far as the fit reaches.
 LADDER = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-2-13b", "qwen2.5-32b", "llama-3.1-70b")

@@ -16,7 +16,7 @@ from vramprobe.records.record import RunRecord
 from vramprobe.spec import Method
 
 if TYPE_CHECKING:
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
-from vramprobe.memory_model import MemoryModel
+from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict import ALLOCATED_SPREAD, RESERVED_SPREAD, Prediction, device_tier, simulated_interval
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec

@@ -16,8 +16,8 @@ function $fitted(fit) {
   const ranges = {...fit.ranges, choices: $fromJson(fit.ranges.choices)};
   const tables = {coefficients: $fromJson(fit.coefficients), constant_bytes: $fromJson(fit.constant_bytes)};
   const widths = {half_width: $fromJson(fit.interval.half_width), covariance: $fromJson(fit.interval.covariance)};
-  const interval = Object.assign(new $memory_model.IntervalWidth(), fit.interval, widths);
-  return $const(Object.assign(new $memory_model.MemoryModel(), fit, {ranges, ...tables, interval}));
+  const interval = Object.assign(new $model$memory_model.IntervalWidth(), fit.interval, widths);
+  return $const(Object.assign(new $model$memory_model.MemoryModel(), fit, {ranges, ...tables, interval}));
 }
 
 // A GPU as the arithmetic knows it is its name and its memory.

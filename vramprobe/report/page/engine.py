@@ -11,8 +11,9 @@ from importlib import resources
 from typing import Any, get_args
 
 import vramprobe
-from vramprobe import catalog, memory_model, spec
+from vramprobe import catalog, spec
 from vramprobe.errors import UnknownName
+from vramprobe.model import memory_model
 from vramprobe.report.page.translation import Module, translate
 from vramprobe.terms.ranks import Sharding
 
@@ -54,7 +55,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms": {
         "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
-    "memory_model": {
+    "model.memory_model": {
         "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "constant_name", "half_width",
         "noise_share", "peak_moment", "unsure_share",
     },
@@ -102,7 +103,12 @@ def javascript() -> str:
     """The script that makes the global ``vramprobe`` from the data of :func:`data`."""
     here = resources.files("vramprobe").joinpath("report", "page")
     modules = [
-        Module(f"vramprobe.{name}", _source(name), None if wanted is None else frozenset(wanted), _UNWANTED)
+        Module(
+            f"vramprobe.{name}",
+            _source(name),
+            None if wanted is None else frozenset(wanted),
+            _UNWANTED if name == "spec" else frozenset(),
+        )
         for name, wanted in _MODULES.items()
     ]
     parts = [

@@ -17,7 +17,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.units import unit_of
 
 if TYPE_CHECKING:
-    from vramprobe.memory_model import MemoryModel
+    from vramprobe.model.memory_model import MemoryModel
 
 LENGTHS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _PHASES = {"forward": "v", "backward": "o", "optimizer_step": "s", "zero_grad": "D"}

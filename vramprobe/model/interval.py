@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vramprobe.cross_validation import Fold
-from vramprobe.memory_model import IntervalWidth, constant_name
-from vramprobe.regression import Solution
+from vramprobe.model.cross_validation import Fold
+from vramprobe.model.memory_model import IntervalWidth, constant_name
+from vramprobe.model.regression import Solution
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import vramprobe
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
 from vramprobe.errors import FitError
-from vramprobe.interval import interval_width
-from vramprobe.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
+from vramprobe.model.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
+from vramprobe.model.interval import interval_width
+from vramprobe.model.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
+from vramprobe.model.regression import Observation, design_of, relative_errors, solution_of
 from vramprobe.records.record import TRAINING_PHASES, RunRecord
 from vramprobe.records.table import require_comparable
-from vramprobe.regression import Observation, design_of, relative_errors, solution_of
 from vramprobe.terms import course_of, moments_of
 
 if TYPE_CHECKING:

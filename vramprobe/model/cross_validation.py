@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from vramprobe.memory_model import ErrorSummary, LeaveOneModelOut
-from vramprobe.regression import Design, Observation, Solution, relative_errors, rows_of, solution_of
+from vramprobe.model.memory_model import ErrorSummary, LeaveOneModelOut
+from vramprobe.model.regression import Design, Observation, Solution, relative_errors, rows_of, solution_of
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:

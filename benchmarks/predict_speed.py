@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from speed import PREDICT, seconds_of
 
-from vramprobe.grid import predict_cells, predict_grid
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import peak_moment
+from vramprobe.predict.grid import predict_cells, predict_grid
 from vramprobe.records.record import Environment, Ok, Peak, RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments

@@ -31,7 +31,7 @@ from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.differences import MOMENTS, differences_of, moments_of, with_differences
 from vramprobe.formulas import FORMULAS, Estimate, Formula, facts_of
-from vramprobe.predict import predict
+from vramprobe.predict.prediction import predict
 from vramprobe.published import NoCell, PublishedRow, Reason, cell_of, list_published
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec

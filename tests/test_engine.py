@@ -19,10 +19,10 @@ from vramprobe.errors import SpecError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread
 from vramprobe.plan import make_plan
-from vramprobe.predict import Prediction, predict, verdict
+from vramprobe.predict import trace_engine as engine
+from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.records import store
 from vramprobe.resume import ResumedCell
-from vramprobe.simulate import engine
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from vramprobe import api
 from vramprobe.cli import app
 from vramprobe.errors import FitError, IncomparableRecords, SpecError, VramprobeError
-from vramprobe.evaluate import evaluate
 from vramprobe.model.fit import fit
+from vramprobe.predict.evaluate import evaluate
 from vramprobe.records import store
 from vramprobe.records.condition import parse_condition
 from vramprobe.records.record import RunRecord

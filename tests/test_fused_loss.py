@@ -18,10 +18,10 @@ from vramprobe import catalog, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency
 from vramprobe.measure.isolation import require_packages
-from vramprobe.predict import predict
+from vramprobe.predict.prediction import predict
+from vramprobe.predict.sharding import predict_rank
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
-from vramprobe.sharding import predict_rank
 from vramprobe.simulate.run import simulate
 from vramprobe.terms import moments
 from vramprobe.terms.setup import branch_of

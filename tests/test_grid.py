@@ -13,10 +13,10 @@ import pytest
 from factories import CONSTANT_BYTES, TRUE, specs, synthetic
 
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.grid import CellArrays, predict_cells, predict_grid, verdicts
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, Spread
-from vramprobe.predict import Interval, predict, verdict
+from vramprobe.predict.grid import CellArrays, predict_cells, predict_grid, verdicts
+from vramprobe.predict.prediction import Interval, predict, verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Course
 from vramprobe.units import GIB
@@ -104,7 +104,7 @@ def test_many_different_cells_keep_their_order(with_fit: bool, model: MemoryMode
 def test_a_grid_across_chunks_is_as_a_grid_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(SETUPS[0])
     whole = predict_grid(spec, np.arange(1, 41)[:, None], np.arange(1, 101))
-    monkeypatch.setattr("vramprobe.grid._CHUNK", 7)
+    monkeypatch.setattr("vramprobe.predict.grid._CHUNK", 7)
     parts = predict_grid(spec, np.arange(1, 41)[:, None], np.arange(1, 101))
     assert (whole.peak_allocated_bytes.value == parts.peak_allocated_bytes.value).all()
     assert (whole.peak_place == parts.peak_place).all()
@@ -166,6 +166,6 @@ def test_sizes_that_cannot_be_are_clear_errors(batch_sizes: list, seq_lens: list
 
 
 def test_importing_loads_no_numpy() -> None:
-    code = "import sys, vramprobe.grid; print('numpy' in sys.modules)"
+    code = "import sys, vramprobe.predict.grid; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

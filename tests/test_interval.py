@@ -22,7 +22,7 @@ from vramprobe.model.interval import (
 )
 from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
 from vramprobe.model.regression import Estimate, Solution
-from vramprobe.predict import MIN_HALF_WIDTH, bounds, predict_moments
+from vramprobe.predict.prediction import MIN_HALF_WIDTH, bounds, predict_moments
 from vramprobe.records.record import Peak, RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import CAUSES, Moment, moments

@@ -15,10 +15,10 @@ from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
-from vramprobe.largest import Judged, Largest, _last, largest_count
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict import Interval, Prediction, Verdict, predict, verdict
+from vramprobe.predict.largest import Judged, Largest, _last, largest_count
+from vramprobe.predict.prediction import Interval, Prediction, Verdict, predict, verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB
 
@@ -214,7 +214,7 @@ def test_the_trace_engine_is_asked_few_times(monkeypatch: pytest.MonkeyPatch) ->
             update={"peak_allocated_bytes": Interval(value=size, low=size, high=round(size * 1.06))}
         )
 
-    monkeypatch.setattr("vramprobe.simulate.engine.predict", simulated)
+    monkeypatch.setattr("vramprobe.predict.trace_engine.predict", simulated)
     found = api.max_batch_size(gpu="RTX-4090", engine="trace", model="t5-base", method="lora", seq_len=64)
     usable = find_gpu("RTX-4090").total_bytes - GIB
     assert found.tight.value == (usable - 4 * GIB) * 7 // GIB

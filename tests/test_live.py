@@ -20,7 +20,7 @@ from vramprobe.measure.isolation import read_phase
 from vramprobe.measure.limits import Limits
 from vramprobe.measure.progress import Progress, RunSummary
 from vramprobe.plan import Plan, Row
-from vramprobe.predict import Interval, predict
+from vramprobe.predict.prediction import Interval, predict
 from vramprobe.records.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.tally import COUNTED, Tally, prediction_error, worst_error

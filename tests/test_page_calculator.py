@@ -13,7 +13,7 @@ from page_example import content, engine_data
 from test_page_arithmetic import gpu_fit
 
 from vramprobe import api, catalog
-from vramprobe.predict import verdict
+from vramprobe.predict.prediction import verdict
 from vramprobe.units import format_bytes
 
 

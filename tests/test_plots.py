@@ -109,7 +109,7 @@ def test_the_lengths_are_of_the_largest_model_with_most_methods(cells: list[Cell
 
 
 def test_a_line_ends_where_the_fit_does(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramprobe import predict as module
+    from vramprobe.predict import prediction as module
 
     real = module.predict
 

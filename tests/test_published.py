@@ -72,7 +72,7 @@ def test_the_demo_keeps_the_issues_promises() -> None:
         == {"full", "lora", "qlora"}
     )
     assert min(r.facts.num_params for r in held_out) > max(r.facts.num_params for r in fitted)
-    from vramprobe.predict import predict
+    from vramprobe.predict.prediction import predict
 
     model = load_fit(QUICKSTART / "fit.json")
     errors = []

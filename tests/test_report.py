@@ -48,7 +48,7 @@ class FakeModel:
 
 def test_the_stand_ins_have_the_real_shape() -> None:
     from vramprobe.model.memory_model import MemoryModel
-    from vramprobe.predict import Interval, Prediction
+    from vramprobe.predict.prediction import Interval, Prediction
 
     assert Prediction.model_fields["peak_allocated_bytes"].annotation is Interval
     assert set(FakeRange.__dataclass_fields__) <= set(Interval.model_fields)
@@ -72,7 +72,7 @@ def with_peak(spec: CellSpec, allocated_bytes: int, **overrides: Any) -> RunReco
 def predictor(monkeypatch: pytest.MonkeyPatch) -> dict[int, object]:
     """A stand-in for predict with a fit: predictions (or errors to raise) by the cell's seq_len."""
     from vramprobe import calibrate
-    from vramprobe import predict as module
+    from vramprobe.predict import prediction as module
 
     answers: dict[int, object] = {}
     real = module.predict

@@ -11,8 +11,8 @@ from factories import make_spec
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.formulas.papers import zero_bytes
-from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, Prediction, predict, verdict
-from vramprobe.sharding import MAX_GPUS, min_gpus, predict_rank
+from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, Prediction, predict, verdict
+from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment, moments
 from vramprobe.terms.ranks import Sharding, rank_moments

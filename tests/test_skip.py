@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from factories import make_oom, make_spec
 
-from vramprobe.predict import Interval, predict
+from vramprobe.predict.prediction import Interval, predict
 from vramprobe.skip import _COMPARED, _GROWING, _OF_LOADING, _WITHOUT_EFFECT, certain_oom, dominates, lower_bound_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.units import GIB

@@ -13,8 +13,8 @@ from factories import TINY_LLAMA
 from vramprobe import catalog
 from vramprobe.architecture import RELATIVES, UnsupportedArchitecture, architecture
 from vramprobe.errors import VramprobeError
-from vramprobe.grid import predict_grid
-from vramprobe.predict import predict
+from vramprobe.predict.grid import predict_grid
+from vramprobe.predict.prediction import predict
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ledger_terms, moments

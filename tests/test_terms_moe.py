@@ -13,7 +13,7 @@ from test_terms import LORA, QLORA
 
 from vramprobe.architecture import MIXTURES, UnsupportedArchitecture, architecture
 from vramprobe.errors import SpecError
-from vramprobe.predict import predict
+from vramprobe.predict.prediction import predict
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.terms import moments

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.jobs import PlanEngine, default_results, job_of
-from vramprobe.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
+from vramprobe.predict.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
 from vramprobe.records import store
 
 if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport
     from vramprobe.claims import Judgement
-    from vramprobe.evaluate import Evaluation, LeaveOut
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.measure.progress import Progress, RunSummary
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.plan import Plan, Policy
+    from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.records.record import RunRecord
     from vramprobe.simulate.run import Simulation
 
@@ -247,7 +247,7 @@ def evaluate(
     ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out. ``check``: write
     nothing, and raise StaleReport where ``out`` holds other files.
     """
-    from vramprobe.evaluate import evaluate as evaluate_records
+    from vramprobe.predict.evaluate import evaluate as evaluate_records
 
     found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
     if out is not None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.errors import FitError, VramprobeError
 from vramprobe.formulas import FORMULAS, Facts, facts_of
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict import predict
+from vramprobe.predict.prediction import predict
 from vramprobe.recalibrate import Constant, constants_of
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord

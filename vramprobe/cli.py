@@ -28,7 +28,7 @@ from vramprobe.units import parse_duration
 
 if TYPE_CHECKING:
     from vramprobe.plan import Plan
-    from vramprobe.sharding import MinGpus
+    from vramprobe.predict.sharding import MinGpus
 
 app = typer.Typer(
     name="vramprobe",
@@ -131,7 +131,7 @@ def simulate(
 ) -> None:
     """Run one cell on fake tensors, any size on any machine: predicted memory, phase by phase, nothing measured."""
     from vramprobe.catalog import find_gpu
-    from vramprobe.predict import verdict_on_simulated
+    from vramprobe.predict.prediction import verdict_on_simulated
 
     card = find_gpu(gpu) if gpu is not None else None
     with display.working("simulating on fake tensors"):
@@ -253,7 +253,7 @@ def predict(
 ) -> None:
     """Predict the memory of a cell without running it, or ask what fits a GPU: by arithmetic, or by simulation."""
     from vramprobe.catalog import find_gpu
-    from vramprobe.predict import verdict
+    from vramprobe.predict.prediction import verdict
 
     card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
@@ -308,7 +308,7 @@ def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple
 
 def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
     """For one kind of sharding, or for each that the libraries can do with this cell."""
-    from vramprobe.sharding import cannot_shard
+    from vramprobe.predict.sharding import cannot_shard
     from vramprobe.terms.ranks import DIVIDING
 
     if engine == "trace":

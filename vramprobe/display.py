@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport, Finding
     from vramprobe.claims import Judgement
-    from vramprobe.evaluate import Evaluation
-    from vramprobe.largest import Largest
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.memory_model import MemoryModel
-    from vramprobe.predict import Prediction, Verdict
+    from vramprobe.predict.evaluate import Evaluation
+    from vramprobe.predict.largest import Largest
+    from vramprobe.predict.prediction import Prediction, Verdict
+    from vramprobe.predict.sharding import MinGpus
     from vramprobe.records.record import RunRecord
     from vramprobe.report.definition import Table
-    from vramprobe.sharding import MinGpus
 
 _BAR_WIDTH = 36
 _PLACES_PER_RULE = 10

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import sweep
 from vramprobe.errors import SpecError
-from vramprobe.questions import given_fit
+from vramprobe.predict.questions import given_fit
 
 if TYPE_CHECKING:
     from vramprobe.card import Card, Rate
@@ -34,7 +34,7 @@ class Job(NamedTuple):
 
     def trace(self, engine: PlanEngine) -> TraceEngine | None:
         """The simulation on this card, for cells without arithmetic; None where only arithmetic is wanted."""
-        from vramprobe.simulate.engine import predict_many
+        from vramprobe.predict.trace_engine import predict_many
 
         if engine not in get_args(PlanEngine):
             raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(PlanEngine))}")

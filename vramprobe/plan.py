@@ -17,7 +17,7 @@ from vramprobe.card import Card, Rate, is_same_card
 from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict import Prediction, predict, verdict
+from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.resume import Journal, ResumedCell, differing, resume
 from vramprobe.skip import certain_oom

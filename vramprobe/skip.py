@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
-from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Prediction
+from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, Prediction
 from vramprobe.records.record import Oom, RunRecord, Skipped
 from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec

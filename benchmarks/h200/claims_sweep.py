@@ -19,7 +19,7 @@ from vramprobe.claims.figures import Cells
 from vramprobe.claims.memory import conditions_of
 from vramprobe.duration import account_seconds
 from vramprobe.plan import START_SECONDS
-from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES
+from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import load_sweep
 

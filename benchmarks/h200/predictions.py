@@ -19,7 +19,7 @@ from vramprobe import catalog
 from vramprobe.errors import VramprobeError
 from vramprobe.measure.environment import PACKAGES, capture
 from vramprobe.model.memory_model import MemoryModel, load_fit
-from vramprobe.predict import Interval, Prediction, predict
+from vramprobe.predict.prediction import Interval, Prediction, predict
 from vramprobe.records import store
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import load_sweep
@@ -50,7 +50,7 @@ def by_formula(spec: CellSpec, model: MemoryModel | None) -> Prediction | str:
 
 def by_trace(cells: Sequence[CellSpec], card: catalog.Gpu | None, model: MemoryModel | None, jobs: int) -> list[Any]:
     """By simulation, each a Prediction or why there is none."""
-    from vramprobe.simulate import engine
+    from vramprobe.predict import trace_engine as engine
 
     return engine.predict_many(cells, gpu=card, model=model, max_processes=jobs)
 

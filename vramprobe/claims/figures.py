@@ -15,9 +15,9 @@ from typing import Any
 
 from vramprobe import catalog
 from vramprobe.architecture import Architecture, architecture
-from vramprobe.predict import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
+from vramprobe.predict.prediction import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
+from vramprobe.predict.sharding import predict_rank
 from vramprobe.records.record import RunRecord
-from vramprobe.sharding import predict_rank
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments, parameters
 from vramprobe.terms.ranks import Sharding
@@ -125,7 +125,7 @@ class Cells:
         return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
 
     def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> Peak:
-        """The allocated peak of one rank of several, as :func:`vramprobe.sharding.predict_rank` counts it."""
+        """The allocated peak of one rank of several, as :func:`vramprobe.predict.sharding.predict_rank` counts it."""
         key = (*sorted(options.items()), ("sharding", sharding), ("num_gpus", num_gpus))
         if key not in self._predictions:
             self._predictions[key] = predict_rank(self.spec(options), num_gpus, sharding)

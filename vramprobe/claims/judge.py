@@ -14,7 +14,7 @@ from typing import Literal
 
 from vramprobe.catalog import Claim
 from vramprobe.claims.figures import Figure, Source
-from vramprobe.predict import TIGHT_SHARE
+from vramprobe.predict.prediction import TIGHT_SHARE
 
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]
 

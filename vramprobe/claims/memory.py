@@ -1,6 +1,6 @@
 """Readings of claims about peaks, what fits, and how many GPUs it takes.
 
-In: a claim and the cells. Out: its Reading. A job over several GPUs is one rank of it, as vramprobe.sharding counts it.
+In: a claim and the cells. Out: its Reading. A job over several GPUs is one rank of it, as predict.sharding counts it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vramprobe.catalog import Claim, Gpu
 from vramprobe.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
 from vramprobe.claims.figures import Cells, Figure, Source, evaluate, figure
 from vramprobe.claims.judge import Case, Reading
-from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
+from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
 from vramprobe.terms.ranks import Sharding
 
 _FLOORS = {

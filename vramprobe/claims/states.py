@@ -21,7 +21,7 @@ from vramprobe.claims.conditions import (
 from vramprobe.claims.figures import Cells, Figure, Options, Source, figure
 from vramprobe.claims.judge import Case, Reading
 from vramprobe.claims.memory import num_params
-from vramprobe.predict import ARITHMETIC_SPREAD
+from vramprobe.predict.prediction import ARITHMETIC_SPREAD
 
 #: Either peak of a ratio is predicted within -5 and +10 %; what they share cancels, and this much of the ratio may not.
 RATIO_SPREAD = 0.03

@@ -159,7 +159,7 @@ class _Setting:
     def _predicted(self, spec: CellSpec, model: MemoryModel) -> Amount | None:
         """None where the fit has no arithmetic for it, or would refuse."""
         from vramprobe.architecture import architecture
-        from vramprobe.predict import predict
+        from vramprobe.predict.prediction import predict
 
         try:
             peak = predict(spec, model).peak_allocated_bytes

@@ -81,7 +81,7 @@ def summaries(cells: Sequence[Cell]) -> list[Summary]:
 def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
     if model is None:
         return Cell(record=record, held_out=None)
-    from vramprobe.predict import predict
+    from vramprobe.predict.prediction import predict
 
     held_out = record.fingerprint not in model.fingerprints
     remark = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vramprobe.evaluate import CardScore, Evaluation, Score
+from vramprobe.predict.evaluate import CardScore, Evaluation, Score
 from vramprobe.report.cells import Cell
 from vramprobe.report.columns import provenance
 from vramprobe.report.definition import Column, Document, Table

@@ -1,6 +1,6 @@
 // Calculator: the words of a cell -> its prediction, its verdict on a GPU, the largest batch and length that fit.
 //
-// Everything is counted, and every default filled, by the translated modules ($spec, $terms, $predict, $largest …); here
+// Everything is counted, and every default filled, by the translated modules ($spec, $terms, $predict$prediction …); here
 // are only plain objects in and out. Sizes are bytes.
 
 const $data = JSON.parse(document.getElementById("engine-data").textContent);
@@ -88,7 +88,7 @@ function $blamed(reason, reasons, given, config) {
 // Why a cell cannot be, as spec.py and sharding.py say it.
 function $reasons(spec) {
   const reasons = [...$items($spec._impossible(spec))];
-  const rank = spec.num_gpus > 1 ? $sharding.cannot_shard(spec, spec.sharding) : null;
+  const rank = spec.num_gpus > 1 ? $predict$sharding.cannot_shard(spec, spec.sharding) : null;
   return rank === null ? reasons : [...reasons, rank];
 }
 
@@ -186,14 +186,14 @@ function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
 function $predicted(spec, gpu) {
-  if (spec.num_gpus > 1) return $sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false);
+  if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false);
   const fit = $fitOf(spec, gpu);
-  const moments = $moments(spec), notes = $const($predict._not_quantised(spec));
+  const moments = $moments(spec), notes = $const($predict$prediction._not_quantised(spec));
   try {
-    return $predict.predict_moments(spec, moments, fit, false, undefined, notes);
+    return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes);
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
-    const alone = $predict.predict_moments(spec, moments, null, false, undefined, notes);
+    const alone = $predict$prediction.predict_moments(spec, moments, null, false, undefined, notes);
     const first = error.prediction.warnings[0];
     alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${first}`);
     return alone;
@@ -201,7 +201,7 @@ function $predicted(spec, gpu) {
 }
 
 function $interval(it) { return it === null ? null : {value: it.value, low: it.low, high: it.high}; }
-function $bytes(it) { return it && new $predict.Interval(it.value, it.low, it.high); }
+function $bytes(it) { return it && new $predict$prediction.Interval(it.value, it.low, it.high); }
 
 // Bytes of each tier (null where no fit knows it), of each term at the peak, where the peak is, and what to know of it.
 // With a fit of one GPU, that fit counts for this GPU alone.
@@ -222,7 +222,7 @@ function verdict(prediction, gpu) {
   const {spec, config, fit} = prediction.cell;
   if ($fitOf(spec, gpu) !== fit) prediction = predict(spec, config, gpu);
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
-  const found = $predict._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device), spec.num_gpus);
+  const found = $predict$prediction._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device), spec.num_gpus);
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
   return {
     verdict: found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,
@@ -235,11 +235,11 @@ function largest(spec, config, gpu) {
   const fit = $fitOf(spec, gpu);
   const judge = (one) => {
     const prediction = $predicted(one, gpu);
-    return new $largest.Judged(prediction, $predict.verdict(prediction, gpu.card), null);
+    return new $predict$largest.Judged(prediction, $predict$prediction.verdict(prediction, gpu.card), null);
   };
   const count = (question) => {
     try {
-      return $largest.largest_count(question, spec, judge, fit).fits?.value ?? null;
+      return $predict$largest.largest_count(question, spec, judge, fit).fits?.value ?? null;
     } catch (error) {
       if (error instanceof $Error) return null;
       throw error;

@@ -59,7 +59,7 @@ _MODULES: dict[str, set[str] | None] = {
         "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "constant_name", "half_width",
         "noise_share", "peak_moment", "unsure_share",
     },
-    "predict": {
+    "predict.prediction": {
         "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
         "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE", "Interval", "FitProvenance",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "verdict", "_judged", "usable_bytes", "_outside",
@@ -68,8 +68,8 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "terms.rank_tape": None,
     "terms.ranks": None,
-    "sharding": {"DTENSOR_OPTIMIZERS", "predict_rank", "_some", "_check", "cannot_shard", "_doubts"},
-    "largest": {
+    "predict.sharding": {"DTENSOR_OPTIMIZERS", "predict_rank", "_some", "_check", "cannot_shard", "_doubts"},
+    "predict.largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
         "_start_of_range", "_made_for", "_nothing_fits",
     },

@@ -63,7 +63,7 @@ def lines_of(cells: Sequence[Cell], model: MemoryModel) -> list[Line]:
 
 def _line(cells: Sequence[Cell], model: MemoryModel) -> Line:
     """The first cell's spec at every length; of the others those that differ from it in their length alone."""
-    from vramprobe.predict import predict
+    from vramprobe.predict.prediction import predict
 
     spec = cells[0].record.spec
     longest = spec.learned_positions or max(LENGTHS)

@@ -14,10 +14,10 @@ from vramprobe import catalog, spec
 from vramprobe.errors import OutOfRange, SpecError
 
 if TYPE_CHECKING:
-    from vramprobe.largest import Judge, Largest
     from vramprobe.model.memory_model import MemoryModel
-    from vramprobe.predict import Engine, Prediction
-    from vramprobe.sharding import MinGpus
+    from vramprobe.predict.largest import Judge, Largest
+    from vramprobe.predict.prediction import Engine, Prediction
+    from vramprobe.predict.sharding import MinGpus
     from vramprobe.terms.ranks import Sharding
 
 
@@ -91,9 +91,9 @@ def _engine(
 ) -> Callable[[spec.CellSpec], Prediction]:  # fmt: skip
     """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation."""
     from vramprobe.architecture import UnsupportedArchitecture
-    from vramprobe.predict import Engine
-    from vramprobe.predict import predict as predict_cell
-    from vramprobe.sharding import predict_rank
+    from vramprobe.predict.prediction import Engine
+    from vramprobe.predict.prediction import predict as predict_cell
+    from vramprobe.predict.sharding import predict_rank
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
@@ -112,7 +112,7 @@ def _engine(
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:
                     raise
-        from vramprobe.simulate import engine as trace  # loads torch
+        from vramprobe.predict import trace_engine as trace  # loads torch
 
         return trace.predict(one, gpu=catalog.find_gpu(gpu) if gpu is not None else None, model=model)
 
@@ -138,7 +138,7 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
 
     Models without arithmetic are named and not judged.
     """
-    from vramprobe import largest
+    from vramprobe.predict import largest
 
     _, words, judge = _judge(gpu, options, engine="formula")
     device = words.pop("device", None) or "cuda"
@@ -164,7 +164,7 @@ def min_gpus(
     **options: Any,
 ) -> MinGpus:
     """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, by arithmetic, not measured."""
-    from vramprobe import sharding as ranks
+    from vramprobe.predict import sharding as ranks
 
     one = cell(device=options.pop("device", None) or "cuda", **options)
     card = catalog.find_gpu(gpu)
@@ -172,8 +172,8 @@ def min_gpus(
 
 
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:
-    from vramprobe import largest
     from vramprobe.architecture import UnsupportedArchitecture, architecture
+    from vramprobe.predict import largest
 
     allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
     # An inverse question of the simulation takes a minute, so nobody falls into it by chance.
@@ -193,9 +193,9 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
 
 def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel | None, dict[str, Any], Judge]:
     """(the fit, the words of the cell, what judges a cell on ``gpu``) from predict's options."""
-    from vramprobe.largest import Judged
     from vramprobe.model.memory_model import shipped_fit
-    from vramprobe.predict import verdict
+    from vramprobe.predict.largest import Judged
+    from vramprobe.predict.prediction import verdict
 
     words, card = dict(options), catalog.find_gpu(gpu)
     fit = words.pop("fit", None)

@@ -16,7 +16,7 @@ from vramprobe import catalog
 from vramprobe.errors import FitError, OutOfRange, SpecError, VramprobeError
 from vramprobe.model.fit import SIMULATED, fit
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
+from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
 from vramprobe.records.condition import parse_condition
 from vramprobe.records.record import PhaseName, RunRecord
 from vramprobe.records.store import latest_by_fingerprint

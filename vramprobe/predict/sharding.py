@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict import HasMemory, Prediction, Verdict, predict_moments, verdict
+from vramprobe.predict.prediction import HasMemory, Prediction, Verdict, predict_moments, verdict
 from vramprobe.spec import CellSpec
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
 from vramprobe.units import format_bytes

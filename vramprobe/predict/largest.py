@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict import FAR, TIGHT_SHARE, Prediction, Verdict
+from vramprobe.predict.prediction import FAR, TIGHT_SHARE, Prediction, Verdict
 from vramprobe.spec import CellSpec
 
 Question = Literal["batch_size", "seq_len", "model"]

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict import ALLOCATED_SPREAD, RESERVED_SPREAD, Prediction, device_tier, simulated_interval
+from vramprobe.predict.prediction import ALLOCATED_SPREAD, RESERVED_SPREAD, Prediction, device_tier, simulated_interval
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.architecture import Architecture
 from vramprobe.errors import VramprobeError
-from vramprobe.grid_moments import MomentMatrices
 from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, noise_share, unsure_share
-from vramprobe.predict import (
+from vramprobe.predict.grid_moments import MomentMatrices
+from vramprobe.predict.prediction import (
     ARITHMETIC_SPREAD,
     FAR,
     LIMIT_NAMES,

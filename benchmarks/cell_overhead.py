@@ -25,11 +25,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramprobe.measure import runner
 from vramprobe.measure.environment import cpu_name
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.sweep import Sweep
+from vramprobe.sweep import runner
+from vramprobe.sweep.definition import Sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "tests" / "data" / "tiny-llama"

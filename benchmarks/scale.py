@@ -13,8 +13,8 @@ from pathlib import Path
 
 from vramprobe import api
 from vramprobe.records import store
-from vramprobe.resume import open_journal, resume
 from vramprobe.spec import CellSpec, resolve
+from vramprobe.sweep.resume import open_journal, resume
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_RECORDS = 100_000

@@ -14,10 +14,11 @@ import psutil
 import pytest
 from factories import TINY_LLAMA_PARAMS, make_spec
 
-from vramprobe.measure import doctor, nvml, runner, selftest
+from vramprobe.measure import doctor, nvml, selftest
 from vramprobe.measure.isolation import new_ticket, run_isolated
 from vramprobe.measure.launcher import Server, worker_environment
 from vramprobe.records.record import RunRecord
+from vramprobe.sweep import runner
 from vramprobe.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu

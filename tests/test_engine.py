@@ -13,18 +13,18 @@ from factories import TINY_LLAMA, make_spec
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.card import card_named
 from vramprobe.display_plan import plan_in_words
 from vramprobe.errors import SpecError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread
-from vramprobe.plan import make_plan
 from vramprobe.predict import trace_engine as engine
 from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.records import store
-from vramprobe.resume import ResumedCell
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.card import card_named
+from vramprobe.sweep.plan import make_plan
+from vramprobe.sweep.resume import ResumedCell
 
 RESULTS = Path(__file__).parent.parent / "results" / "cpu" / "quickstart"
 #: A family that the formula engine has no arithmetic for.

@@ -25,14 +25,15 @@ import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_record, make_spec, make_started
 
 from vramprobe.errors import StoreError
-from vramprobe.measure import environment, launcher, runner
-from vramprobe.measure.limits import Limits
-from vramprobe.plan import Policy
+from vramprobe.measure import environment, launcher
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord, Timeout
-from vramprobe.resume import MAX_RETRIES, open_journal
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import Sweep
+from vramprobe.sweep import runner
+from vramprobe.sweep.definition import Sweep
+from vramprobe.sweep.limits import Limits
+from vramprobe.sweep.plan import Policy
+from vramprobe.sweep.resume import MAX_RETRIES, open_journal
 
 CELLS = tuple(make_spec(seq_len=16 * number, timing_steps=0) for number in range(1, 6))
 SWEEP = Sweep(name="faults", description="", cells=CELLS, held_out=frozenset(), notes=())

@@ -18,10 +18,10 @@ import yaml
 from factories import make_environment, make_record, make_spec
 
 from vramprobe import api, catalog
-from vramprobe.plan import Policy
 from vramprobe.records import store
 from vramprobe.records.record import Oom, Peak, RunRecord, Timing
-from vramprobe.sweep import Sweep, load_sweep
+from vramprobe.sweep.definition import Sweep, load_sweep
+from vramprobe.sweep.plan import Policy
 
 ROOT = Path(__file__).parents[1]
 STAGES = ROOT / "benchmarks" / "h200"

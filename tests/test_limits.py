@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from vramprobe.card import Rate
 from vramprobe.errors import SpecError
-from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits, limits
+from vramprobe.sweep.card import Rate
+from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits, limits
 
 RATE = Rate(3.6, "test")  # a tenth of a cent per second
 

@@ -15,14 +15,14 @@ from factories import make_record, make_spec
 from rich.console import Console
 
 from vramprobe import display_plan, live, units
-from vramprobe.card import Rate
 from vramprobe.measure.isolation import read_phase
-from vramprobe.measure.limits import Limits
-from vramprobe.measure.progress import Progress, RunSummary
-from vramprobe.plan import Plan, Row
 from vramprobe.predict.prediction import Interval, predict
 from vramprobe.records.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.card import Rate
+from vramprobe.sweep.limits import Limits
+from vramprobe.sweep.plan import Plan, Row
+from vramprobe.sweep.progress import Progress, RunSummary
 from vramprobe.tally import COUNTED, Tally, prediction_error, worst_error
 
 RATE = Rate(3.6, "as given")  # a tenth of a cent per second

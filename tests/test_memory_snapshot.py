@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from vramprobe import api, cli, display
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.measure import runner
 from vramprobe.measure.isolation import new_ticket, run_isolated
 from vramprobe.records.record import Ok, Oom, RunRecord
+from vramprobe.sweep import runner
 
 torch = pytest.importorskip("torch")
 

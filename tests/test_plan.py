@@ -9,15 +9,15 @@ import pytest
 from factories import make_oom, make_record, make_spec
 
 from vramprobe import api
-from vramprobe.card import Card, Rate, card_named, card_seen, hourly_rate
-from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import SpecError, UnknownName
-from vramprobe.plan import START_SECONDS, Plan, Policy, make_plan, plan_sweep, with_evidence
 from vramprobe.records import store
 from vramprobe.records.record import Skipped
-from vramprobe.resume import ResumedCell, open_journal
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import Sweep
+from vramprobe.sweep.card import Card, Rate, card_named, card_seen, hourly_rate
+from vramprobe.sweep.definition import Sweep
+from vramprobe.sweep.duration import Pace, account_seconds, pace_of
+from vramprobe.sweep.plan import START_SECONDS, Plan, Policy, make_plan, plan_sweep, with_evidence
+from vramprobe.sweep.resume import ResumedCell, open_journal
 from vramprobe.units import GIB
 
 CARD_24 = Card(name="Test GPU", total_bytes=24 * GIB, gpu=None)

@@ -12,7 +12,7 @@ import pytest
 from vramprobe.api import evaluate, fit
 from vramprobe.model.memory_model import load_fit
 from vramprobe.records import store
-from vramprobe.sweep import load_sweep
+from vramprobe.sweep.definition import load_sweep
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "results" / "cpu" / "quickstart"

@@ -11,8 +11,8 @@ from test_store import OUTCOMES
 from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.record import Environment, Interrupted, RunRecord, Started, Timeout
-from vramprobe.resume import MAX_RETRIES, ResumedCell, open_journal, resume
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.resume import MAX_RETRIES, ResumedCell, open_journal, resume
 
 HERE = make_environment()
 

@@ -17,17 +17,18 @@ import psutil
 import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_oom, make_record, make_spec
 
-from vramprobe.card import Card
 from vramprobe.errors import MissingDependency, StoreError
-from vramprobe.measure import forkserver, isolation, launcher, runner
-from vramprobe.measure import limits as limits_module
-from vramprobe.measure.limits import Limits
-from vramprobe.measure.progress import log_path
-from vramprobe.plan import Policy
+from vramprobe.measure import forkserver, isolation, launcher
 from vramprobe.records import store
 from vramprobe.records.record import Ok, RunRecord, Timeout
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import Sweep
+from vramprobe.sweep import limits as limits_module
+from vramprobe.sweep import runner
+from vramprobe.sweep.card import Card
+from vramprobe.sweep.definition import Sweep
+from vramprobe.sweep.limits import Limits
+from vramprobe.sweep.plan import Policy
+from vramprobe.sweep.progress import log_path
 
 FAST = {"timing_steps": 0}
 ENDLESS = {"steps": 1_000_000, "timing_steps": 0}

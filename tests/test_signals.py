@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from factories import TINY_LLAMA_PATH
 
-from vramprobe.measure.signals import Signals, Stopped
+from vramprobe.sweep.signals import Signals, Stopped
 
 
 @pytest.fixture

@@ -8,8 +8,16 @@ import pytest
 from factories import make_oom, make_spec
 
 from vramprobe.predict.prediction import Interval, predict
-from vramprobe.skip import _COMPARED, _GROWING, _OF_LOADING, _WITHOUT_EFFECT, certain_oom, dominates, lower_bound_bytes
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.skip import (
+    _COMPARED,
+    _GROWING,
+    _OF_LOADING,
+    _WITHOUT_EFFECT,
+    certain_oom,
+    dominates,
+    lower_bound_bytes,
+)
 from vramprobe.units import GIB
 
 

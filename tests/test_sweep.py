@@ -9,7 +9,7 @@ import pytest
 from factories import TINY_LLAMA_PATH, make_spec
 
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.sweep import Sweep, load_sweep, select
+from vramprobe.sweep.definition import Sweep, load_sweep, select
 
 
 def load(folder: Path, text: str, *, device: str = "cpu", overrides: dict[str, Any] | None = None) -> Sweep:

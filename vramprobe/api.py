@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.jobs import PlanEngine, default_results, job_of
 from vramprobe.predict.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
 from vramprobe.records import store
+from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
     from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport
     from vramprobe.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
-    from vramprobe.measure.progress import Progress, RunSummary
     from vramprobe.model.memory_model import MemoryModel
-    from vramprobe.plan import Plan, Policy
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.records.record import RunRecord
     from vramprobe.simulate.run import Simulation
+    from vramprobe.sweep.plan import Plan, Policy
+    from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
     "calibrate", "cell", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit", "gpus",
@@ -59,8 +59,8 @@ def measure(
     ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
     did not get so far there is none, and the record says why.
     """
-    from vramprobe.measure import runner
-    from vramprobe.measure.limits import limits
+    from vramprobe.sweep import runner
+    from vramprobe.sweep.limits import limits
 
     one = cell(**options)
     limit = limits(timeout_seconds=timeout_seconds).timeout_seconds
@@ -105,7 +105,7 @@ def simulate(
     ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not covered.
     """
     from vramprobe.report import timeline_file
-    from vramprobe.resume import open_journal
+    from vramprobe.sweep.resume import open_journal
 
     if depth not in ("auto", "full"):
         raise SpecError(f"depth {depth!r} is not known; use auto or full")
@@ -166,9 +166,10 @@ def plan(
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
     Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula.
     """
-    from vramprobe.measure import environment, runner
-    from vramprobe.plan import plan_sweep
-    from vramprobe.resume import open_journal
+    from vramprobe.measure import environment
+    from vramprobe.sweep import runner
+    from vramprobe.sweep.plan import plan_sweep
+    from vramprobe.sweep.resume import open_journal
 
     job = job_of(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides)
     journal = open_journal(job.folder / runner.JOURNAL)
@@ -204,8 +205,8 @@ def run(
     Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
     simulate cells without arithmetic, unless ``engine`` is auto.
     """
-    from vramprobe.measure import runner
-    from vramprobe.measure.limits import limits
+    from vramprobe.sweep import runner
+    from vramprobe.sweep.limits import limits
 
     job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(

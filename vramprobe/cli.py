@@ -23,12 +23,12 @@ import vramprobe
 from vramprobe import api, display, display_plan, live
 from vramprobe.cli_options import takes_a_cell, takes_a_sweep
 from vramprobe.errors import VramprobeError
-from vramprobe.measure.signals import signals_that_end
+from vramprobe.sweep.signals import signals_that_end
 from vramprobe.units import parse_duration
 
 if TYPE_CHECKING:
-    from vramprobe.plan import Plan
     from vramprobe.predict.sharding import MinGpus
+    from vramprobe.sweep.plan import Plan
 
 app = typer.Typer(
     name="vramprobe",
@@ -179,7 +179,7 @@ def run(
     json_output: Json = False,
 ) -> None:
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
-    from vramprobe.measure.limits import limits as check_limits
+    from vramprobe.sweep.limits import limits as check_limits
 
     limits = {
         "timeout_seconds": timeout, "max_seconds": math.inf if max_time is None else parse_duration(max_time),

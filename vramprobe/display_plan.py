@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vramprobe.resume import NO_ATTEMPT_YET
+from vramprobe.sweep.resume import NO_ATTEMPT_YET
 from vramprobe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from vramprobe.plan import Plan, Row
+    from vramprobe.sweep.plan import Plan, Row
 
 _MOST_REASONS = 10
 _NO_WIDTH = 10_000

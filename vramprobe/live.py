@@ -25,7 +25,7 @@ from vramprobe.tally import Tally, became, prediction_error, worst_error
 from vramprobe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from vramprobe.measure.progress import Progress, RunSummary
+    from vramprobe.sweep.progress import Progress, RunSummary
 
 _STYLES = {"oom": "yellow", "skipped": "dim", "failed": "bold red", "kept": "dim", "quarantined": "red"}
 _WITH_LOG = ("oom", "failed", "interrupted")

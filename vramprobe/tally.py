@@ -13,8 +13,8 @@ from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 
 if TYPE_CHECKING:
-    from vramprobe.measure.progress import Progress
-    from vramprobe.plan import Row
+    from vramprobe.sweep.plan import Row
+    from vramprobe.sweep.progress import Progress
 
 COUNTED = ("ok", "oom", "skipped", "failed", "kept", "quarantined")
 

@@ -17,11 +17,11 @@ from vramprobe.catalog import Claim
 from vramprobe.claims.conditions import Conditions
 from vramprobe.claims.figures import Cells
 from vramprobe.claims.memory import conditions_of
-from vramprobe.duration import account_seconds
-from vramprobe.plan import START_SECONDS
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import load_sweep
+from vramprobe.sweep.definition import load_sweep
+from vramprobe.sweep.duration import account_seconds
+from vramprobe.sweep.plan import START_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ROOT / "configs" / "sweeps"

@@ -22,7 +22,7 @@ from vramprobe.model.memory_model import MemoryModel, load_fit
 from vramprobe.predict.prediction import Interval, Prediction, predict
 from vramprobe.records import store
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import load_sweep
+from vramprobe.sweep.definition import load_sweep
 
 FILES = {False: "predictions.json", True: "predictions-fitted.json"}  # whether a fit was given
 KIND = "predictions, made before the cells were run; nothing here is measured"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramprobe.card import Rate, card_seen, hourly_rate
 from vramprobe.records.record import RunRecord
 from vramprobe.report.cells import Cell
 from vramprobe.report.columns import cell_columns, of_row, unit_for
 from vramprobe.report.definition import Column, Document, Table
+from vramprobe.sweep.card import Rate, card_seen, hourly_rate
 
 _ABOUT = (
     "Median of the steps that nobody traced. Tokens are those of the batch, padding included, of all accumulated "

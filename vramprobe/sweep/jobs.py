@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from vramprobe import sweep
 from vramprobe.errors import SpecError
 from vramprobe.predict.questions import given_fit
+from vramprobe.sweep import definition
 
 if TYPE_CHECKING:
-    from vramprobe.card import Card, Rate
     from vramprobe.model.memory_model import MemoryModel
-    from vramprobe.plan import TraceEngine
+    from vramprobe.sweep.card import Card, Rate
+    from vramprobe.sweep.plan import TraceEngine
 
 #: Whether cells without arithmetic are simulated where a sweep is planned.
 PlanEngine = Literal["auto", "formula"]
@@ -26,7 +26,7 @@ PlanEngine = Literal["auto", "formula"]
 class Job(NamedTuple):
     """A sweep with everything that planning and running it need."""
 
-    sweep: sweep.Sweep
+    sweep: definition.Sweep
     folder: Path
     card: Card | None
     fit: MemoryModel | None
@@ -49,13 +49,15 @@ def job_of(
     shard: str | None, overrides: dict[str, Any],
 ) -> Job:  # fmt: skip
     """The sweep of a file as it is to be planned or run; the arguments are those of api.plan."""
-    from vramprobe.card import card_named, hourly_rate
     from vramprobe.measure.environment import device_to_use
+    from vramprobe.sweep.card import card_named, hourly_rate
 
     if gpu is not None and device == "cpu":
         raise SpecError(f"a plan for {gpu} is one for device cuda, and cpu was given; drop one of them")
     device = "cuda" if gpu is not None else device_to_use(device)
-    chosen = sweep.select(sweep.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard)
+    chosen = definition.select(
+        definition.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard
+    )
     card = card_named(gpu) if gpu is not None else _card_here(chosen)
     folder = Path(out) if out is not None else default_results(chosen.name, device, card)
     beside = folder / "fit.json"
@@ -63,10 +65,10 @@ def job_of(
     return Job(chosen, folder, card, model, hourly_rate(card, usd_per_hour, provider))
 
 
-def _card_here(chosen: sweep.Sweep) -> Card | None:
+def _card_here(chosen: definition.Sweep) -> Card | None:
     """The GPU that the sweep will use; None where its cells are for the CPU, or where there is no GPU to be seen."""
-    from vramprobe.card import card_seen
     from vramprobe.measure import nvml
+    from vramprobe.sweep.card import card_seen
 
     gpu = nvml.first_visible_gpu() if any(one.device == "cuda" for one in chosen.cells) else None
     watched = nvml.open_device(gpu[0]) if gpu else None

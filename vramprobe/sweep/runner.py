@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vramprobe.card import Card, Rate
-from vramprobe.duration import Pace
 from vramprobe.errors import StoreError
 from vramprobe.measure import environment
 from vramprobe.measure.isolation import (
@@ -26,16 +24,18 @@ from vramprobe.measure.isolation import (
     scratch_folder,
 )
 from vramprobe.measure.launcher import Launcher, Server, Spawner, worker_environment
-from vramprobe.measure.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
-from vramprobe.measure.progress import LOGS, Progress, RunSummary, log_path
-from vramprobe.measure.signals import Signals, Stopped
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, plan_sweep, with_evidence
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord, Started
-from vramprobe.resume import open_journal
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import Sweep
+from vramprobe.sweep.card import Card, Rate
+from vramprobe.sweep.definition import Sweep
+from vramprobe.sweep.duration import Pace
+from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
+from vramprobe.sweep.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, plan_sweep, with_evidence
+from vramprobe.sweep.progress import LOGS, Progress, RunSummary, log_path
+from vramprobe.sweep.resume import open_journal
+from vramprobe.sweep.signals import Signals, Stopped
 
 JOURNAL = "records.jsonl"
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vramprobe.card import Rate
 from vramprobe.errors import SpecError
-from vramprobe.plan import START_SECONDS
+from vramprobe.sweep.card import Rate
+from vramprobe.sweep.plan import START_SECONDS
 
 #: Slow enough for a 70B model to load and train its steps on one card; a hung cell costs no more than this.
 DEFAULT_TIMEOUT_SECONDS = 900.0

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.card import Card, Rate, is_same_card
-from vramprobe.duration import Pace, account_seconds, pace_of
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
-from vramprobe.resume import Journal, ResumedCell, differing, resume
-from vramprobe.skip import certain_oom
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import Sweep
+from vramprobe.sweep.card import Card, Rate, is_same_card
+from vramprobe.sweep.definition import Sweep
+from vramprobe.sweep.duration import Pace, account_seconds, pace_of
+from vramprobe.sweep.resume import Journal, ResumedCell, differing, resume
+from vramprobe.sweep.skip import certain_oom
 
 #: Predicts cells that have no arithmetic, each with a Prediction or why there is none, until it is told to stop.
 TraceEngine = Callable[[Sequence[CellSpec], Callable[[], bool]], Sequence[Prediction | str]]

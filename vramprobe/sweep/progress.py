@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vramprobe.measure.limits import Limits
-from vramprobe.plan import Plan, Row
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.limits import Limits
+from vramprobe.sweep.plan import Plan, Row
 
 LOGS = "logs"
 

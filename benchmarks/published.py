@@ -1,7 +1,7 @@
 """Predictions beside what others measured: ``python benchmarks/published.py`` writes published.csv and published.md.
 
 Every row of vramprobe/data/published.csv is either predicted or counted under the reason why not. A prediction is the
-simulation as it is, and once more with the named differences of the code that ran (vramprobe/differences.py); nothing
+simulation as it is, and once more with the named differences of the code that ran (literature/differences.py); nothing
 is tuned to a row. Beside it the formula engine, and two other estimators, each in an environment of its own that is set
 up by these commands (neither needs torch):
 
@@ -29,10 +29,10 @@ from typing import Any, get_args
 
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.differences import MOMENTS, differences_of, moments_of, with_differences
-from vramprobe.formulas import FORMULAS, Estimate, Formula, facts_of
+from vramprobe.literature.differences import MOMENTS, differences_of, moments_of, with_differences
+from vramprobe.literature.formulas import FORMULAS, Estimate, Formula, facts_of
+from vramprobe.literature.published import NoCell, PublishedRow, Reason, cell_of, list_published
 from vramprobe.predict.prediction import predict
-from vramprobe.published import NoCell, PublishedRow, Reason, cell_of, list_published
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec
 

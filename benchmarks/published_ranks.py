@@ -2,7 +2,7 @@
 
 The rows of published.csv that ran under FSDP on cells of ours, all LoRA or QLoRA with checkpointing on two A100s under
 FSDP1 (accelerate 0.29 to 1.0). Ours is FSDP2 by accelerate's units, then with the root as one unit as FSDP1 has it.
-Last: the first layer's moment of that, with the versions' named differences (vramprobe/differences.py) and what would
+Last: the first layer's moment of that, with the versions' named differences (literature/differences.py) and what would
 explain the figures: every layer's input and all their gradients but two kept to the end of backward. That was inferred
 from these rows, not read in code, and torch 2.13's FSDP1 does not do it; it is in no prediction. Written:
 benchmarks/published_ranks.md; ``--check`` writes nothing and fails where it is stale.
@@ -14,8 +14,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from vramprobe.differences import differences_of
-from vramprobe.published import NoCell, PublishedRow, cell_of, list_published
+from vramprobe.literature.differences import differences_of
+from vramprobe.literature.published import NoCell, PublishedRow, cell_of, list_published
 from vramprobe.spec import CellSpec
 from vramprobe.terms.ranks import rank_moments
 

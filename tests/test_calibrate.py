@@ -13,12 +13,12 @@ import pytest
 from factories import make_environment, make_oom, make_record, make_spec
 
 from vramprobe import api
-from vramprobe.calibrate import OURS, OURS_FITTED, OURS_FITTED_UNSEEN, Calibration, calibrate
 from vramprobe.errors import FitError, IncomparableRecords, StoreError
-from vramprobe.formulas import FORMULAS, facts_of
+from vramprobe.literature.calibrate import OURS, OURS_FITTED, OURS_FITTED_UNSEEN, Calibration, calibrate
+from vramprobe.literature.formulas import FORMULAS, facts_of
+from vramprobe.literature.recalibrate import Constant
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import load_fit
-from vramprobe.recalibrate import Constant
 from vramprobe.records import store
 from vramprobe.records.record import Invalid, Ledger, ModelFacts, Peak, RunRecord, Timeout
 from vramprobe.report.calibration import calibration_document, said

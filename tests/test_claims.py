@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from vramprobe import api, catalog, cli
 from vramprobe.catalog import Claim
-from vramprobe.claims import VERDICTS, Judgement, judge_claims, reading_of
-from vramprobe.claims.figures import Cells, evaluate, figure
-from vramprobe.claims.judge import TOLERANCE, Case, Reading, bounds_of, judge
 from vramprobe.errors import StoreError, UnknownName
+from vramprobe.literature.claims import VERDICTS, Judgement, judge_claims, reading_of
+from vramprobe.literature.claims.figures import Cells, evaluate, figure
+from vramprobe.literature.claims.judge import TOLERANCE, Case, Reading, bounds_of, judge
 from vramprobe.records.record import Oom, Peak
 from vramprobe.report.claims import as_json, says, text_files
 from vramprobe.spec import resolve

@@ -10,11 +10,11 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.formulas import CONSTANTS, FORMULAS, MISSABLE, Facts, facts_of
-from vramprobe.formulas.facts import IN_ALL, SAVED
-from vramprobe.formulas.papers import zero_bytes
-from vramprobe.formulas.tables import between
-from vramprobe.formulas.tools import deepspeed_zero2_bytes, deepspeed_zero3_bytes
+from vramprobe.literature.formulas import CONSTANTS, FORMULAS, MISSABLE, Facts, facts_of
+from vramprobe.literature.formulas.facts import IN_ALL, SAVED
+from vramprobe.literature.formulas.papers import zero_bytes
+from vramprobe.literature.formulas.tables import between
+from vramprobe.literature.formulas.tools import deepspeed_zero2_bytes, deepspeed_zero3_bytes
 from vramprobe.spec import resolve
 
 BY_NAME = {formula.name: formula for formula in FORMULAS}

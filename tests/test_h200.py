@@ -95,8 +95,8 @@ def test_the_claims_sweep_is_what_its_script_makes() -> None:
 
 
 def test_each_claims_cell_is_one_that_its_claims_are_judged_by(sweeps: dict[str, Sweep]) -> None:
-    from vramprobe.claims.figures import Cells
-    from vramprobe.claims.memory import conditions_of
+    from vramprobe.literature.claims.figures import Cells
+    from vramprobe.literature.claims.memory import conditions_of
 
     cells, claims = Cells(), {claim.id: claim for claim in catalog.list_claims()}
     lines = [line for line in (SWEEPS / "h200-claims.yaml").read_text().splitlines() if line.startswith("  - {")]

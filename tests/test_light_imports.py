@@ -22,10 +22,10 @@ LIGHT = (
     "sweep.duration",
     "sweep.skip",
     "sweep.plan",
-    "formulas",
-    "recalibrate",
-    "calibrate",
-    "claims",
+    "literature.formulas",
+    "literature.recalibrate",
+    "literature.calibrate",
+    "literature.claims",
 )
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from vramprobe import catalog
-from vramprobe.differences import (
+from vramprobe.literature.differences import (
     DIFFERENCES,
     MOMENTS,
     Moments,
@@ -24,7 +24,7 @@ from vramprobe.differences import (
     moments_of,
     with_differences,
 )  # fmt: skip
-from vramprobe.published import NoCell, PublishedRow, Reason, cell_of, list_published
+from vramprobe.literature.published import NoCell, PublishedRow, Reason, cell_of, list_published
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.workload import adapter

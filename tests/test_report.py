@@ -71,7 +71,7 @@ def with_peak(spec: CellSpec, allocated_bytes: int, **overrides: Any) -> RunReco
 @pytest.fixture
 def predictor(monkeypatch: pytest.MonkeyPatch) -> dict[int, object]:
     """A stand-in for predict with a fit: predictions (or errors to raise) by the cell's seq_len."""
-    from vramprobe import calibrate
+    from vramprobe.literature import calibrate
     from vramprobe.predict import prediction as module
 
     answers: dict[int, object] = {}
@@ -500,7 +500,7 @@ def test_a_models_name_or_a_message_is_only_text_everywhere(tmp_path: Path) -> N
 
 
 def test_cuda_records_bring_the_claims_they_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramprobe import claims
+    from vramprobe.literature import claims
 
     seen: list[RunRecord] = []
     monkeypatch.setattr(claims, "judge_claims", lambda records: seen.extend(records) or [])

@@ -10,7 +10,7 @@ from factories import make_spec
 
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
-from vramprobe.formulas.papers import zero_bytes
+from vramprobe.literature.formulas.papers import zero_bytes
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, Prediction, predict, verdict
 from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank
 from vramprobe.spec import CellSpec, resolve

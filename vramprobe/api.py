@@ -22,9 +22,9 @@ from vramprobe.records import store
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
-    from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport
-    from vramprobe.claims import Judgement
+    from vramprobe.literature.calibrate import Calibration
+    from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
@@ -265,7 +265,7 @@ def evaluate(
 
 def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
     """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
-    from vramprobe.calibrate import calibrate as calibrate_records
+    from vramprobe.literature.calibrate import calibrate as calibrate_records
 
     return calibrate_records(store.read(results).records, given_fit(fit))
 
@@ -284,7 +284,7 @@ def claims(
     Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for the tables and JSON; with
     ``check`` nothing is written, and StaleReport raised where it holds other files.
     """
-    from vramprobe.claims import judge_claims
+    from vramprobe.literature.claims import judge_claims
 
     records = store.read(results, allow_empty=True).records if results is not None else ()
     judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())

@@ -23,9 +23,9 @@ from vramprobe.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vramprobe.calibrate import Calibration
     from vramprobe.check import CheckReport, Finding
-    from vramprobe.claims import Judgement
+    from vramprobe.literature.calibrate import Calibration
+    from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim
-from vramprobe.claims.conditions import Conditions
-from vramprobe.claims.figures import Cells
-from vramprobe.claims.memory import conditions_of
+from vramprobe.literature.claims.conditions import Conditions
+from vramprobe.literature.claims.figures import Cells
+from vramprobe.literature.claims.memory import conditions_of
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep

@@ -116,9 +116,9 @@ def gather(
 
 def documents(material: Material) -> list[Document]:
     """Every page of tables, in the order of reading; claims where there are CUDA records to judge them by."""
-    from vramprobe.calibrate import calibrate
-    from vramprobe.claims import judge_claims
     from vramprobe.errors import FitError
+    from vramprobe.literature.calibrate import calibrate
+    from vramprobe.literature.claims import judge_claims
     from vramprobe.report.by_size import by_size
     from vramprobe.report.by_term import by_term
     from vramprobe.report.calibration import calibration_document

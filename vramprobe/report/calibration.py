@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from vramprobe.calibrate import Calibration, Constant, Quantity, Score
+from vramprobe.literature.calibrate import Calibration, Constant, Quantity, Score
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.spec import Method
 

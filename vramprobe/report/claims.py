@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vramprobe.catalog import Claim
-from vramprobe.claims import VERDICTS, Judgement
-from vramprobe.claims.judge import TOLERANCE, Case, amount, text_of
+from vramprobe.literature.claims import VERDICTS, Judgement
+from vramprobe.literature.claims.judge import TOLERANCE, Case, amount, text_of
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.formats import files_of, markdown
 

@@ -13,8 +13,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from vramprobe.claims import VERDICTS
 from vramprobe.errors import StoreError
+from vramprobe.literature.claims import VERDICTS
 from vramprobe.report import claims
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.page import Content, Plot

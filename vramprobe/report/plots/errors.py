@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from vramprobe.formulas import FORMULAS, facts_of
+from vramprobe.literature.formulas import FORMULAS, facts_of
 from vramprobe.report.cells import Cell
 from vramprobe.report.plots import METHODS, files, label_ends
 from vramprobe.spec import Method

@@ -11,10 +11,10 @@ from typing import get_args
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim
-from vramprobe.claims import memory, rates, states
-from vramprobe.claims.figures import Cells
-from vramprobe.claims.judge import Judgement, Reading, Verdict, judge
 from vramprobe.errors import UnknownName
+from vramprobe.literature.claims import memory, rates, states
+from vramprobe.literature.claims.figures import Cells
+from vramprobe.literature.claims.judge import Judgement, Reading, Verdict, judge
 from vramprobe.records.record import RunRecord
 
 __all__ = ["VERDICTS", "Judgement", "Verdict", "judge_claims", "reading_of"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from vramprobe.formulas.facts import IN_ALL, Estimate, Facts, Formula, estimate
+from vramprobe.literature.formulas.facts import IN_ALL, Estimate, Facts, Formula, estimate
 
 GB = 10**9
 #: Billions of parameters, and the rows of the README's table by method and bits; the last figure is its rule in GB.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vramprobe.catalog import Claim
-from vramprobe.claims.conditions import (
+from vramprobe.literature.claims.conditions import (
     ANY_SIZE,
     LENGTHS,
     Recipe,
@@ -18,9 +18,9 @@ from vramprobe.claims.conditions import (
     stand_ins,
     usual,
 )
-from vramprobe.claims.figures import Cells, Figure, Options, Source, figure
-from vramprobe.claims.judge import Case, Reading
-from vramprobe.claims.memory import num_params
+from vramprobe.literature.claims.figures import Cells, Figure, Options, Source, figure
+from vramprobe.literature.claims.judge import Case, Reading
+from vramprobe.literature.claims.memory import num_params
 from vramprobe.predict.prediction import ARITHMETIC_SPREAD
 
 #: Either peak of a ratio is predicted within -5 and +10 %; what they share cancels, and this much of the ratio may not.

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from vramprobe.architecture import Architecture, architecture
-from vramprobe.published import PublishedRow, Version
+from vramprobe.literature.published import PublishedRow, Version
 from vramprobe.simulate.history import History
 from vramprobe.spec import CellSpec, lora_target_names
 

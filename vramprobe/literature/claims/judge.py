@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vramprobe.catalog import Claim
-from vramprobe.claims.figures import Figure, Source
+from vramprobe.literature.claims.figures import Figure, Source
 from vramprobe.predict.prediction import TIGHT_SHARE
 
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]

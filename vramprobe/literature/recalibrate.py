@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from vramprobe.formulas import CONSTANTS, FORMULAS, Facts
+from vramprobe.literature.formulas import CONSTANTS, FORMULAS, Facts
 from vramprobe.records.record import RunRecord
 
 #: Distinct rows that a group needs beyond its constants, for a standard error that means something.

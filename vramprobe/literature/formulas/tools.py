@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from vramprobe.formulas.facts import Estimate, Facts, Formula, estimate, why_not_full_adamw
-from vramprobe.formulas.papers import korthikanti_bytes
+from vramprobe.literature.formulas.facts import Estimate, Facts, Formula, estimate, why_not_full_adamw
+from vramprobe.literature.formulas.papers import korthikanti_bytes
 from vramprobe.units import MIB
 
 _STATES = ("weights", "gradients", "optimizer_state")

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
-from vramprobe.claims.conditions import RECIPES, stand_ins
-from vramprobe.claims.figures import Cells, Figure, figure
-from vramprobe.claims.judge import Case, Reading
-from vramprobe.claims.memory import floor_of, num_params, usable
+from vramprobe.literature.claims.conditions import RECIPES, stand_ins
+from vramprobe.literature.claims.figures import Cells, Figure, figure
+from vramprobe.literature.claims.judge import Case, Reading
+from vramprobe.literature.claims.memory import floor_of, num_params, usable
 
 #: Floating-point operations per parameter and token: forward 2, backward through frozen weights 2, forward again 2.
 _FORWARD, _BACKWARD_FROZEN, _RECOMPUTE = 2, 2, 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramprobe.formulas.facts import Estimate, Facts, Formula, estimate, why_not_full_adamw
+from vramprobe.literature.formulas.facts import Estimate, Facts, Formula, estimate, why_not_full_adamw
 from vramprobe.terms.graph import ITEMSIZE_BYTES
 
 _STATES = ("weights", "gradients", "optimizer_state")

@@ -5,7 +5,7 @@ In: Facts. Out: Estimates. Symbols: s length, b batch, h hidden size, a heads, L
 
 from __future__ import annotations
 
-from vramprobe.formulas.facts import Estimate, Facts, Formula, estimate, why_not_full_adamw
+from vramprobe.literature.formulas.facts import Estimate, Facts, Formula, estimate, why_not_full_adamw
 
 _KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198"
 _ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054"

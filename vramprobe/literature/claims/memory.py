@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
-from vramprobe.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
-from vramprobe.claims.figures import Cells, Figure, Source, evaluate, figure
-from vramprobe.claims.judge import Case, Reading
+from vramprobe.literature.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
+from vramprobe.literature.claims.figures import Cells, Figure, Source, evaluate, figure
+from vramprobe.literature.claims.judge import Case, Reading
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
 from vramprobe.terms.ranks import Sharding
 

@@ -17,10 +17,10 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.errors import FitError, VramprobeError
-from vramprobe.formulas import FORMULAS, Facts, facts_of
+from vramprobe.literature.formulas import FORMULAS, Facts, facts_of
+from vramprobe.literature.recalibrate import Constant, constants_of
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import predict
-from vramprobe.recalibrate import Constant, constants_of
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import require_comparable

@@ -4,11 +4,11 @@ In: a CellSpec, as Facts. Out: bytes by cause whose sum is the formula's figure,
 not among them (terms); how well each does on measured cells is calibrate's. Never imports torch.
 """
 
-from vramprobe.formulas.facts import CONSTANTS, MISSABLE, Estimate, Facts, Formula, facts_of
-from vramprobe.formulas.papers import PAPERS
-from vramprobe.formulas.rules import RULES
-from vramprobe.formulas.tables import TABLES
-from vramprobe.formulas.tools import TOOLS
+from vramprobe.literature.formulas.facts import CONSTANTS, MISSABLE, Estimate, Facts, Formula, facts_of
+from vramprobe.literature.formulas.papers import PAPERS
+from vramprobe.literature.formulas.rules import RULES
+from vramprobe.literature.formulas.tables import TABLES
+from vramprobe.literature.formulas.tools import TOOLS
 
 FORMULAS = (*RULES, *PAPERS, *TOOLS, *TABLES)
 

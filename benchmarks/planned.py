@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from vramprobe import api
-from vramprobe.display_plan import plan_in_words
+from vramprobe.cli.display_plan import plan_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMMENT = re.compile(

@@ -12,7 +12,8 @@ from factories import make_environment, make_record, make_spec, make_started
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from vramprobe import api, check, cli
+from vramprobe import api, check
+from vramprobe.cli import verbs
 from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.record import (
@@ -377,7 +378,7 @@ def test_the_committed_results_have_no_errors() -> None:
 
 
 def invoke(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(cli.app, ["check", *words])
+    done = CliRunner().invoke(verbs.app, ["check", *words])
     return done.exit_code, done.stdout
 
 

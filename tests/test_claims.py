@@ -16,8 +16,9 @@ import pytest
 from factories import make_environment, make_record
 from typer.testing import CliRunner
 
-from vramprobe import api, catalog, cli
+from vramprobe import api, catalog
 from vramprobe.catalog import Claim
+from vramprobe.cli import verbs
 from vramprobe.errors import StoreError, UnknownName
 from vramprobe.literature.claims import VERDICTS, Judgement, judge_claims, reading_of
 from vramprobe.literature.claims.figures import Cells, evaluate, figure
@@ -257,7 +258,7 @@ def printed(command: str) -> str:
             exec(words[2], {})
         return out.getvalue()
     assert words[0] == "vramprobe"
-    done = CliRunner().invoke(cli.app, words[1:])
+    done = CliRunner().invoke(verbs.app, words[1:])
     assert done.exit_code == 0, f"{command}: {done.output}"
     return done.output
 
@@ -299,12 +300,12 @@ def test_filters_choose_and_bad_names_help() -> None:
 
 
 def test_the_command_line_prints_a_table_json_and_files(tmp_path: Path) -> None:
-    text = CliRunner().invoke(cli.app, ["claims", "--id", "L1-06", "--id", "G4-33"], env={"COLUMNS": "200"}).output
+    text = CliRunner().invoke(verbs.app, ["claims", "--id", "L1-06", "--id", "G4-33"], env={"COLUMNS": "200"}).output
     assert "understates" in text
     assert "2 claims: 1 understates, 1 impossible" in text
-    found = json.loads(CliRunner().invoke(cli.app, ["claims", "--id", "L1-06", "--json"]).output)
+    found = json.loads(CliRunner().invoke(verbs.app, ["claims", "--id", "L1-06", "--json"]).output)
     assert (found[0]["id"], found[0]["verdict"], found[0]["figure"]) == ("L1-06", "understates", 0.515869)
-    done = CliRunner().invoke(cli.app, ["claims", "--topic", "cost", "-o", str(tmp_path)])
+    done = CliRunner().invoke(verbs.app, ["claims", "--topic", "cost", "-o", str(tmp_path)])
     assert done.exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"claims.{kind}" for kind in ("csv", "html", "json", "md", "tex")

@@ -20,13 +20,15 @@ from factories import TINY_LLAMA, TINY_LLAMA_PATH, make_record, make_spec
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from vramprobe import api, cli, cli_options, spec
+from vramprobe import api, spec
+from vramprobe.cli import options as cli_options
+from vramprobe.cli import verbs
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.records import store
 from vramprobe.records.record import record_from_json
 
-HERE = str(Path(cli.__file__).parents[1])  # from any folder, the package that this test imports is the one that runs
-VERBS = get_command(cli.app).commands
+HERE = str(Path(verbs.__file__).parents[2])  # from any folder, the package that this test imports is the one that runs
+VERBS = get_command(verbs.app).commands
 TAKES_A_CELL = ("measure", "simulate", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
 TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]
@@ -119,9 +121,9 @@ def test_simulate_is_about_a_gpu_unless_told_otherwise(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(api, "_simulated", simulated)
     words = ["simulate", *TINY[:-2]]
-    plain = CliRunner().invoke(cli.app, words)
-    told = CliRunner().invoke(cli.app, [*words, "--device", "auto", "--gpu", "RTX-4090", "--depth", "full"])
-    data = json.loads(CliRunner().invoke(cli.app, [*words, "--gpu", "RTX-4090", "--json"]).stdout)
+    plain = CliRunner().invoke(verbs.app, words)
+    told = CliRunner().invoke(verbs.app, [*words, "--device", "auto", "--gpu", "RTX-4090", "--depth", "full"])
+    data = json.loads(CliRunner().invoke(verbs.app, [*words, "--gpu", "RTX-4090", "--json"]).stdout)
     assert asked == [
         {"device": "cuda", "card": None, "depth": "auto"},
         {"device": "cuda", "card": "RTX-4090", "depth": "full"},
@@ -350,7 +352,7 @@ def test_closed_output_is_no_error(tmp_path: Path) -> None:
     """What follows must not be opened under the number of stderr, where libraries write."""
     command = shlex.join([sys.executable, "-m", "vramprobe", "gpus"])
     assert subprocess.run(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], check=False).returncode == 0
-    check = "from vramprobe import cli; cli._open_what_is_closed(); import os; os._exit(os.open('/', 0) - 3)"
+    check = "from vramprobe.cli import verbs; verbs._open_what_is_closed(); import os; os._exit(os.open('/', 0) - 3)"
     command = shlex.join([sys.executable, "-c", check])
     assert subprocess.run(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], check=False).returncode == 0
 

@@ -16,7 +16,8 @@ import yaml
 from factories import make_environment, make_record, make_spec
 from typer.testing import CliRunner
 
-from vramprobe import api, cli
+from vramprobe import api
+from vramprobe.cli import verbs
 from vramprobe.errors import MissingDependency, StaleReport, StoreError, VramprobeError
 from vramprobe.records import store
 from vramprobe.records.record import Oom, RunRecord, record_from_json
@@ -117,7 +118,7 @@ def test_no_records_make_no_data_set(tmp_path: Path) -> None:
 def test_without_pyarrow_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from vramprobe.cli import main\n"
+        "from vramprobe.cli.verbs import main\n"
         f"sys.argv[1:] = ['report', {str(QUICKSTART)!r}, '--dataset', '/nonexistent/x']\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -209,11 +210,11 @@ def test_the_verb_writes_the_data_set_alone_or_too(tmp_path: Path) -> None:
     store.append(tmp_path / "results" / "records.jsonl", make_record())
     run = CliRunner().invoke
     words = ["report", str(tmp_path / "results"), "--dataset", str(tmp_path / "set")]
-    done = run(cli.app, [*words, "--json"])
+    done = run(verbs.app, [*words, "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == [str(tmp_path / "set" / name) for name in ("README.md", "records.parquet")]
-    both = run(cli.app, [*words, "-o", str(tmp_path / "out"), "--json"])
+    both = run(verbs.app, [*words, "-o", str(tmp_path / "out"), "--json"])
     assert str(tmp_path / "out" / "measured.md") in json.loads(both.stdout)
-    assert run(cli.app, [*words, "--check"]).output == "fresh: 2 files are what the records give\n"
+    assert run(verbs.app, [*words, "--check"]).output == "fresh: 2 files are what the records give\n"
     for wrong in ([*words, "--check", "--push", "a/b"], [*words[:2], "--push", "a/b"]):
-        assert run(cli.app, wrong).exit_code == 2
+        assert run(verbs.app, wrong).exit_code == 2

@@ -15,7 +15,8 @@ import pytest
 from factories import make_record
 from typer.testing import CliRunner
 
-from vramprobe import api, cli, display
+from vramprobe import api
+from vramprobe.cli import display, verbs
 from vramprobe.errors import SpecError
 from vramprobe.measure import doctor, machine, nvml
 from vramprobe.measure.doctor import Diagnosis
@@ -74,7 +75,7 @@ def failed(diagnosis: Diagnosis) -> list[str]:
 
 def exit_code(diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(api, "doctor", lambda device: diagnosis)
-    return CliRunner().invoke(cli.app, ["doctor"]).exit_code
+    return CliRunner().invoke(verbs.app, ["doctor"]).exit_code
 
 
 def test_this_machine_is_ready_to_measure_on_its_cpu(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from factories import TINY_LLAMA, make_spec
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.display_plan import plan_in_words
+from vramprobe.cli.display_plan import plan_in_words
 from vramprobe.errors import SpecError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread

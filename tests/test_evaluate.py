@@ -13,7 +13,7 @@ from factories import CONSTANT_BYTES, TRUE, make_oom, make_record, make_spec, sp
 from typer.testing import CliRunner
 
 from vramprobe import api
-from vramprobe.cli import app
+from vramprobe.cli.verbs import app
 from vramprobe.errors import FitError, IncomparableRecords, SpecError, VramprobeError
 from vramprobe.model.fit import fit
 from vramprobe.predict.evaluate import evaluate

@@ -14,7 +14,9 @@ import pytest
 from factories import make_record, make_spec
 from rich.console import Console
 
-from vramprobe import display_plan, live, units
+from vramprobe import units
+from vramprobe.cli import display_plan, live
+from vramprobe.cli.tally import COUNTED, Tally, prediction_error, worst_error
 from vramprobe.measure.isolation import read_phase
 from vramprobe.predict.prediction import Interval, predict
 from vramprobe.records.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped
@@ -23,7 +25,6 @@ from vramprobe.sweep.card import Rate
 from vramprobe.sweep.limits import Limits
 from vramprobe.sweep.plan import Plan, Row
 from vramprobe.sweep.progress import Progress, RunSummary
-from vramprobe.tally import COUNTED, Tally, prediction_error, worst_error
 
 RATE = Rate(3.6, "as given")  # a tenth of a cent per second
 OOM = Oom(phase="forward", step=1, requested_bytes=1024, message="out of memory")

@@ -11,7 +11,8 @@ import pytest
 from factories import make_record, make_spec
 from typer.testing import CliRunner
 
-from vramprobe import api, cli, display
+from vramprobe import api
+from vramprobe.cli import display, verbs
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.measure.isolation import new_ticket, run_isolated
 from vramprobe.records.record import Ok, Oom, RunRecord
@@ -141,14 +142,14 @@ def test_the_verb_says_where_it_is_or_why_there_is_none(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     words = [*WORDS, "--snapshot", "step.pickle"]
     asked = measure_with(make_record(), monkeypatch)
-    done = CliRunner().invoke(cli.app, words)
+    done = CliRunner().invoke(verbs.app, words)
     assert "snapshot written to step.pickle; open it at pytorch.org/memory_viz" in done.output
     assert asked == [tmp_path / "step.pickle"]  # the worker's folder is another
     measure_with(make_record(warnings=["no snapshot: OSError: full"]), monkeypatch)
-    assert "no snapshot: OSError: full" in CliRunner().invoke(cli.app, words).output
+    assert "no snapshot: OSError: full" in CliRunner().invoke(verbs.app, words).output
     measure_with(make_record(outcome=Oom(phase="backward", message="x")), monkeypatch)
-    assert "the cell ended as oom before that step" in CliRunner().invoke(cli.app, words).output
-    assert json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).output)["outcome"]["kind"] == "oom"
+    assert "the cell ended as oom before that step" in CliRunner().invoke(verbs.app, words).output
+    assert json.loads(CliRunner().invoke(verbs.app, [*words, "--json"]).output)["outcome"]["kind"] == "oom"
     assert asked
 
 

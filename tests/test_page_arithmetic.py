@@ -188,7 +188,7 @@ def test_the_page_finds_the_largest_batch_and_length_that_predict_finds(tmp_path
 def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
     from typer.testing import CliRunner
 
-    from vramprobe.cli import app
+    from vramprobe.cli.verbs import app
 
     rng = random.Random(3)
     asked = [one for one in (some_options(rng) for _ in range(200)) if expected(one)][:20]

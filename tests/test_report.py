@@ -512,7 +512,7 @@ def test_cuda_records_bring_the_claims_they_judge(monkeypatch: pytest.MonkeyPatc
 def test_the_terminal_shows_the_held_out_cells_and_one_line_per_page(
     tmp_path: Path, predictor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vramprobe.display import print_report
+    from vramprobe.cli.display import print_report
 
     results, model = example(tmp_path, predictor)
     index = tmp_path / "out" / "index.html"

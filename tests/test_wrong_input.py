@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from factories import CONSTANT_BYTES, TRUE, make_environment, make_oom, make_record, make_spec, specs, synthetic
 
-from vramprobe import cli
+from vramprobe.cli import verbs
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import save_fit
 from vramprobe.records import store
@@ -24,12 +24,12 @@ CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "64", "--device", 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., str]:
     """The message with which the command line refuses these words."""
-    monkeypatch.setattr(cli, "signals_that_end", list)
+    monkeypatch.setattr(verbs, "signals_that_end", list)
 
     def run(*words: str | Path) -> str:
         monkeypatch.setattr(sys, "argv", ["vramprobe", *map(str, words)])
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            verbs.main()
         told = capsys.readouterr()
         assert left.value.code == 1, told
         assert told.out == ""
@@ -203,10 +203,10 @@ def test_a_gpu_without_a_name(words: list[str], refused: Callable[..., str]) -> 
 
 @pytest.mark.parametrize("words", [["evaluate", "results"], ["claims"]], ids=lambda words: words[0])
 def test_a_check_of_no_folder(words: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "signals_that_end", list)
+    monkeypatch.setattr(verbs, "signals_that_end", list)
     monkeypatch.setattr(sys, "argv", ["vramprobe", *words, "--check"])
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        verbs.main()
     assert left.value.code == 2
     assert "--check compares the files of a folder: name it with -o" in " ".join(capsys.readouterr().err.split())
 
@@ -250,5 +250,5 @@ def test_a_fit_that_cannot_be_written_leaves_the_old_one(
 def test_records_are_well_formed_without_being_spoilt(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """That the refusals above are not those of any folder that this file writes."""
     folder = written(tmp_path, [*made(), make_record(specs()[20], outcome={"kind": "timeout", "limit_seconds": 1})])
-    cli.app(["fit", str(folder), "-o", str(tmp_path / "fit.json")], standalone_mode=False)
+    verbs.app(["fit", str(folder), "-o", str(tmp_path / "fit.json")], standalone_mode=False)
     assert "12 records of 1 models" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line."""
     try:
-        from vramprobe.cli import main as run
+        from vramprobe.cli.verbs import main as run
 
         run()
     except KeyboardInterrupt:

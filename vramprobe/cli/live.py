@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from vramprobe.display_plan import plan_as_json, plan_in_words
+from vramprobe.cli.display_plan import plan_as_json, plan_in_words
+from vramprobe.cli.tally import Tally, became, prediction_error, worst_error
 from vramprobe.records import store
 from vramprobe.records.record import TRAINING_PHASES
 from vramprobe.records.table import describe_outcome
-from vramprobe.tally import Tally, became, prediction_error, worst_error
 from vramprobe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

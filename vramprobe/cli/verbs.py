@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import vramprobe
-from vramprobe import api, display, display_plan, live
-from vramprobe.cli_options import takes_a_cell, takes_a_sweep
+from vramprobe import api
+from vramprobe.cli import display, display_plan, live
+from vramprobe.cli.options import takes_a_cell, takes_a_sweep
 from vramprobe.errors import VramprobeError
 from vramprobe.sweep.signals import signals_that_end
 from vramprobe.units import parse_duration

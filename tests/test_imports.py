@@ -25,7 +25,7 @@ TORCH_SIDE = ("vramprobe.workload", "vramprobe.measure.cpu", "vramprobe.measure.
               "vramprobe.simulate.run", "vramprobe.simulate.shapes")  # fmt: skip
 
 
-def imports(path: Path, *, also_lazy: bool) -> set[str]:
+def imports(path: Path, *, also_lazy: bool, also_typing: bool = False) -> set[str]:
     """Absolute names that a module imports at its top level, or anywhere; names under TYPE_CHECKING do not run."""
     tree = ast.parse(path.read_text())
     bodies = list(ast.walk(tree)) if also_lazy else tree.body
@@ -35,7 +35,7 @@ def imports(path: Path, *, also_lazy: bool) -> set[str]:
     }  # fmt: skip
     found: set[str] = set()
     for node in bodies:
-        if node in typing_only:
+        if node in typing_only and not also_typing:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -47,29 +47,56 @@ def imports(path: Path, *, also_lazy: bool) -> set[str]:
 def graph() -> dict[str, set[str]]:
     return {
         name: {
-            used for used in imports(path, also_lazy=True) if used in MODULES and used != name and used != "vramprobe"
+            used
+            for used in imports(path, also_lazy=True, also_typing=True)
+            if used in MODULES and used != name and used != "vramprobe"
         }
         for name, path in MODULES.items()
     }
 
 
+#: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
+FLOORS = (
+    "errors", "units", "architecture", "catalog", "spec", "terms", "records", "workload", "measure", "simulate",
+    "model", "predict", "check", "sweep", "literature", "report", "api", "cli", "__main__",
+)  # fmt: skip
+
+
+def room(name: str) -> str:
+    """The room of a module: its first folder, or itself at the top."""
+    return name.removeprefix("vramprobe.").split(".")[0]
+
+
+def test_every_room_has_its_floor_and_few_modules_lie_at_the_top() -> None:
+    assert {room(name) for name in MODULES if name != "vramprobe"} == set(FLOORS)
+    assert len(list(ROOT.glob("*.py"))) <= 10
+
+
 def test_imports_point_one_way() -> None:
-    """No cycle, lazy imports counted too."""
-    edges, done, path = graph(), set(), []
-
-    def visit(name: str) -> None:
-        assert name not in path, f"a cycle: {' → '.join([*path[path.index(name) :], name])}"
-        if name in done:
-            return
-        path.append(name)
-        for used in sorted(edges[name]):
-            if not used.startswith(f"{name}.") and not name.startswith(f"{used}."):  # a package and its own parts
-                visit(used)
-        path.pop()
-        done.add(name)
-
+    """No arrow runs back up from one room to another, and none in a circle inside a room; lazy imports counted too."""
+    edges = graph()
+    for name, used in edges.items():
+        for other in used if name != "vramprobe" else ():
+            assert FLOORS.index(room(other)) <= FLOORS.index(room(name)), f"{name} imports {other}, which lies above it"
     for name in edges:
-        visit(name)
+        for circle in circles(name, edges):
+            raise AssertionError(f"a circle: {' → '.join(circle)}")
+
+
+def circles(name: str, edges: dict[str, set[str]]) -> list[list[str]]:
+    """The ways that lead from ``name`` back to it; a package and its own parts count as one way only."""
+    found, todo, seen = [], [[name]], {name}
+    while todo:
+        path = todo.pop()
+        for used in sorted(edges[path[-1]]):
+            if used.startswith(f"{path[-1]}.") or path[-1].startswith(f"{used}."):
+                continue
+            if used == name:
+                found.append([*path, used])
+            elif used not in seen:
+                seen.add(used)
+                todo.append([*path, used])
+    return found
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,6 +1,6 @@
 """The command line: words in, text or JSON out. The only module that prints and exits.
 
-Every verb that takes a cell or a sweep takes the same options (cli_options.py). Exit codes: 0 done, 1 a user's
+Every verb that takes a cell or a sweep takes the same options (options.py). Exit codes: 0 done, 1 a user's
 error, a cell that failed or records that break a rule, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when
 the terminal went). Long because every verb stands here, a function each: options, the stage it calls, exit code.
 """

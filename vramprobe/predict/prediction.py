@@ -50,7 +50,7 @@ LARGEST_BYTES = 10**300
 TIGHT_SHARE = 0.95
 
 
-#: Closed forms in milliseconds, or the simulation (simulate/engine.py) in seconds, which knows any architecture.
+#: Closed forms in milliseconds, or the simulation (trace_engine.py) in seconds, which knows any architecture.
 Engine = Literal["formula", "trace"]
 
 

@@ -8,11 +8,20 @@ what it saved until its own backward has run. The tape (tape.py) counts and play
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from vramprobe.terms.tape import Tape
+
+    class Tape(Protocol):
+        """What values and checkpoints ask of the tape that they lie on; tape.py's is the one there is."""
+
+        def _free(self, storage: Storage) -> None: ...
+
+        def cause(self, name: str, saved: str | None = None) -> AbstractContextManager[None]: ...
+
+        def checkpointed(self, checkpoint: Checkpoint) -> AbstractContextManager[None]: ...
+
 
 ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
 

@@ -1,8 +1,8 @@
 """Engine: the page's arithmetic, as JavaScript, and the data it counts with.
 
 In: the installed package: its own source, catalog and shipped fits. Out: the text of the script that makes the global
-``vramprobe``, and its data as plain JSON. Never imports torch. What the page counts is the source of terms/, predict.py
-and largest.py, translated (translation/), and the defaults of a cell are spec.py's own.
+``vramprobe``, and its data as plain JSON. Never imports torch. What the page counts is the source of terms/ and
+predict/, translated (translation/), and the defaults of a cell are spec.py's own.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ const words = (() => {
     return number >= 1e8 ? `${(number / 1e9).toPrecision(3)} B` : `${(number / 1e6).toPrecision(3)} M`;
   }
 
-  /** What a verdict compares, and the amounts, in predict.py's words: `basis: amounts`. */
+  /** What a verdict compares, and the amounts, in prediction.py's words: `basis: amounts`. */
   const basis = (verdict) => verdict.reason.split(": ")[0];
   const amounts = (verdict) => verdict.reason.split(": ")[1];
 

@@ -3,7 +3,7 @@
 Each cell is a tiny llama that trains three steps on the CPU as rank 0 of a world that is not there: torch's ``fake``
 process group, whose collectives return at once, under accelerate's own ``fsdp2_prepare_model``, a bare ``fully_shard``
 or DDP. The cpu instrument sees each allocation. Written: benchmarks/sharding.csv and .md, arithmetic beside observed;
-``--quick`` observes the few cells of tests/test_sharded_ranks.py instead and prints JSON, ``--check`` writes
+``--quick`` observes the few cells of tests/predict/test_sharded_ranks.py instead and prints JSON, ``--check`` writes
 nothing and fails where a table is stale. Values of gradients are nonsense (nothing was reduced); sizes are not.
 
 Two kernels of the CPU take scratch that CUDA's do not, and are put aside: oneDNN's reordered weights and

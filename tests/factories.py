@@ -13,15 +13,22 @@ from typing import Any
 from vramprobe.model.memory_model import peak_moment
 from vramprobe.records.record import (
     Composition,
+    Contaminated,
     Environment,
+    Error,
+    Interrupted,
+    Invalid,
     Ledger,
     ModelFacts,
     Ok,
     Oom,
+    OomHost,
     Peak,
     PhaseMemory,
     RunRecord,
+    Skipped,
     Started,
+    Timeout,
     Timing,
 )
 from vramprobe.spec import CellSpec, resolve
@@ -176,3 +183,17 @@ def synthetic(
     size = round((moment.total_bytes + constant) * (1 + noise))
     values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": size, "load_allocated_bytes": 1}
     return make_record(spec, **({"peak": Peak(**(values | overrides.pop("peak", {})))} | overrides))
+
+
+#: One outcome of each kind.
+OUTCOMES = [
+    Ok(),
+    Oom(phase="backward", step=1, requested_bytes=10, allocated_bytes=20, message="out of memory"),
+    OomHost(message="killed"),
+    Timeout(limit_seconds=60),
+    Error(error_type="ValueError", message="boom"),
+    Interrupted(message="SIGTERM"),
+    Skipped(why="dominated", evidence="a smaller cell ran out"),
+    Invalid(reasons=["step 3 differs from step 2"]),
+    Contaminated(baseline_before_bytes=0, baseline_after_bytes=2**30),
+]

@@ -75,7 +75,7 @@ trust() {
 # The tests that need a GPU, all of them in one file; on a machine without one there is none.
 gpu_tests() {
   if [ "$device" = cuda ]; then
-    in_time "$python" -m pytest -v --tb=short -m gpu -W default -p no:cacheprovider tests/test_cuda.py 2>&1 |
+    in_time "$python" -m pytest -v --tb=short -m gpu -W default -p no:cacheprovider tests/measure/test_cuda.py 2>&1 |
       tee "$out/tests.log"
   fi
 }

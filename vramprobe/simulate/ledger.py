@@ -14,7 +14,7 @@ from vramprobe.errors import SpecError
 
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 # cudaMalloc puts each large segment just below the one before: so do the two listings of torch.cuda.memory_snapshot()
-# that tests/test_allocator.py replays. It decides only which of two equal blocks serves.
+# that tests/simulate/test_allocator.py replays. It decides only which of two equal blocks serves.
 _TOP_ADDRESS = 1 << 62  # above all real ones, which a replay of a real history uses beside these
 
 

@@ -5,7 +5,8 @@ In: the units that are gathered at once, with their bytes. Out: the Walk of one 
 
 The order of events is that of torch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py: ``unshard``,
 ``wait_for_unshard``, ``pre_backward``, ``post_backward``; _fsdp_collectives.py: ``foreach_all_gather``,
-``foreach_reduce``), and tests/test_sharded_ranks.py holds it against the real thing. Not counted: NCCL's own buffers.
+``foreach_reduce``), and tests/predict/test_sharded_ranks.py holds it against the real thing.
+Not counted: NCCL's own buffers.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from vramprobe.sweep.resume import ResumedCell, open_journal
 from vramprobe.units import GIB
 
 CARD_24 = Card(name="Test GPU", total_bytes=24 * GIB, gpu=None)
-QUICKSTART = Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.yaml"
-RESULTS = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml"
+RESULTS = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
 
 def cell(model: str = "llama-3.1-8b", **options: Any) -> CellSpec:

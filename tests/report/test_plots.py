@@ -18,7 +18,7 @@ from vramprobe.report.cells import Cell, cells_of
 from vramprobe.report.plots import LOOKS, METHODS, errors, files, label_ends, length, predicted, spread, terms
 from vramprobe.units import GIB, MIB
 
-QUICKSTART = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
 
 @pytest.fixture(scope="module")

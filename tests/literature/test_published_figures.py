@@ -32,7 +32,7 @@ from vramprobe.workload import adapter
 # peft asks by the old name; transformers warns.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: Two layers, 4 query heads and 2 key and value heads of 16, MLP of 96, 32 positions.
 TINY = {
     "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 64, "intermediate_size": 96,

@@ -28,7 +28,7 @@ from vramprobe.records.record import (
 )
 from vramprobe.units import MIB
 
-QUICKSTART = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 CONTEXT_BYTES = 500 * MIB
 
 

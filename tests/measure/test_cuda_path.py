@@ -170,7 +170,7 @@ def test_the_canary_sees_what_it_allocates() -> None:
 
 
 def test_the_campaigns_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks" / "h200")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks" / "h200")
     probes = importlib.import_module("probes")
     with fake_cuda():
         assert probes.context() == {"bytes": CONTEXT_BYTES, "properties_bytes": 0}

@@ -23,7 +23,7 @@ from vramprobe.records.record import RunRecord
 from vramprobe.report.evaluation import evaluation_page
 from vramprobe.units import GIB
 
-RESULTS = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+RESULTS = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from vramprobe.records.record import Oom, Peak
 from vramprobe.report.claims import as_json, says, text_files
 from vramprobe.spec import resolve
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CLAIMS = {claim.id: claim for claim in catalog.list_claims()}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import make_environment, make_record, make_spec, make_started
-from test_store import OUTCOMES
+from factories import OUTCOMES, make_environment, make_record, make_spec, make_started
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store

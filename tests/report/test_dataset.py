@@ -28,7 +28,7 @@ from vramprobe.report.dataset.push import push
 pq = pytest.importorskip("pyarrow.parquet")
 hub = pytest.importorskip("huggingface_hub")
 
-QUICKSTART = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
 
 def table_of(records: list[RunRecord]) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from arithmetic import SCRATCH_BYTES, against_a_real_run, cell, closed, peak_of, setup_for
 from factories import TINY_LLAMA
+from mixtures import FAMILIES, VARIANTS, moe_cell
 from pydantic import ValidationError
 from test_terms import LORA, QLORA
 
@@ -19,34 +20,8 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import moments
 from vramprobe.terms.walk import walk_layers, walk_of
 
-#: So few words that a layer is the peak, not the head.
-TINY = TINY_LLAMA | {"vocab_size": 32, "num_hidden_layers": 3, "head_dim": 16, "max_position_embeddings": 256,
-                     "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
-FAMILIES: dict[str, dict[str, Any]] = {
-    "mixtral": TINY | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
-    "qwen3_moe": TINY | {"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4,
-                         "moe_intermediate_size": 40, "norm_topk_prob": True},
-    "gpt_oss": TINY | {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 4,
-                       "sliding_window": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-    "deepseek_v2": {name: value for name, value in TINY.items() if name != "head_dim"}
-    | {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_replace": 1, "kv_lora_rank": 48,
-       "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 16,
-       "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 40},
-}  # fmt: skip
-#: The queries' own latent, values as wide as keys, and a router that does not renormalise.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "q_latent": FAMILIES["deepseek_v2"] | {"q_lora_rank": 24, "first_k_dense_replace": 0},
-    "wide_values": FAMILIES["deepseek_v2"] | {"v_head_dim": 24},
-    "not_renormalised": FAMILIES["qwen3_moe"] | {"norm_topk_prob": False},
-}
 CKPT, FP32, MIXED = {"gradient_checkpointing": True}, {"dtype": "fp32"}, {"dtype": "fp32", "autocast": "bf16"}
 EAGER, PLAIN = {"attn": "eager"}, {"autocast": "none"}
-
-
-def moe_cell(family: str, **words: Any) -> CellSpec:
-    """A cell of a tiny model; gpt-oss has the eager attention alone."""
-    only = EAGER if family == "gpt_oss" else {}
-    return cell((FAMILIES | VARIANTS)[family], **({"batch_size": 3, "seq_len": 48, "timing_steps": 0} | words | only))
 
 
 def test_every_mixture_is_among_these() -> None:

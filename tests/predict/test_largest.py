@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 import pytest
+from command_line import vramprobe
 from factories import CONSTANT_BYTES, TRUE, specs, synthetic
-from test_cli import vramprobe
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from command_line import HERE, vramprobe
 from factories import TINY_LLAMA, TINY_LLAMA_PATH, make_record, make_spec
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -27,18 +28,12 @@ from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.records import store
 from vramprobe.records.record import record_from_json
 
-HERE = str(Path(verbs.__file__).parents[2])  # from any folder, the package that this test imports is the one that runs
 VERBS = get_command(verbs.app).commands
 TAKES_A_CELL = ("measure", "simulate", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
 TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]
-QUICKSTART = str(Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.yaml")
-RESULTS = str(Path(__file__).parents[1] / "results" / "cpu" / "quickstart")
-
-
-def vramprobe(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "vramprobe", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"PYTHONPATH": HERE})
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml")
+RESULTS = str(Path(__file__).parents[2] / "results" / "cpu" / "quickstart")
 
 
 def test_cell_options_are_the_specs_words() -> None:
@@ -66,7 +61,7 @@ def test_what_is_planned_can_be_run_with_the_same_words() -> None:
 
 
 def test_readme_names_every_verb() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     for verb in VERBS:
         assert f"vramprobe {verb}" in readme, verb
 

@@ -24,7 +24,7 @@ from vramprobe.records.record import Invalid, Ledger, ModelFacts, Peak, RunRecor
 from vramprobe.report.calibration import calibration_document, said
 from vramprobe.spec import CellSpec, resolve
 
-QUICKSTART = Path(__file__).parents[1] / "results" / "cpu" / "quickstart"
+QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 MODELS = ("pythia-70m", "smollm2-135m", "gpt2", "opt-125m", "pythia-160m", "smollm2-360m")
 TRUE = {"weights": 2.5, "adapter_weights": 3.5, "quantised_weights": 0.5125, "gradients": 1.75, "optimizer_state": 7.25,
         "layer_activations": 29.0, "checkpoint_store": 2.25, "attention_scores": 6.0, "logits": 3.0}  # fmt: skip

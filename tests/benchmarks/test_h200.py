@@ -23,7 +23,7 @@ from vramprobe.records.record import Oom, Peak, RunRecord, Timing
 from vramprobe.sweep.definition import Sweep, load_sweep
 from vramprobe.sweep.plan import Policy
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STAGES = ROOT / "benchmarks" / "h200"
 SWEEPS = ROOT / "configs" / "sweeps"
 CALIBRATION, EDGES, SPEED = "h200-calibration", "h200-edges", "h200-speed"

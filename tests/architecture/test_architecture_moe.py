@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_terms_moe import FAMILIES, moe_cell
+from mixtures import FAMILIES, moe_cell
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import SpecError, VramprobeError

@@ -11,34 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from factories import make_record, make_spec, make_started
+from factories import OUTCOMES, make_record, make_spec, make_started
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.record import (
-    Contaminated,
-    Error,
-    Interrupted,
-    Invalid,
-    Ok,
-    Oom,
-    OomHost,
     RunRecord,
-    Skipped,
     Timeout,
 )
-
-OUTCOMES = [
-    Ok(),
-    Oom(phase="backward", step=1, requested_bytes=10, allocated_bytes=20, message="out of memory"),
-    OomHost(message="killed"),
-    Timeout(limit_seconds=60),
-    Error(error_type="ValueError", message="boom"),
-    Interrupted(message="SIGTERM"),
-    Skipped(why="dominated", evidence="a smaller cell ran out"),
-    Invalid(reasons=["step 3 differs from step 2"]),
-    Contaminated(baseline_before_bytes=0, baseline_after_bytes=2**30),
-]
 
 
 @pytest.fixture
@@ -210,7 +190,7 @@ while True:
 
 
 def test_a_killed_writer_loses_nothing_it_reported(file: Path) -> None:
-    command = [sys.executable, "-c", KILLED_WRITER, str(file), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", KILLED_WRITER, str(file), str(Path(__file__).parents[1])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         reported = [int(writer.stdout.readline()) for _ in range(5)]
         writer.send_signal(signal.SIGKILL)

@@ -14,7 +14,7 @@ from vramprobe.model.memory_model import load_fit
 from vramprobe.records import store
 from vramprobe.sweep.definition import load_sweep
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "results" / "cpu" / "quickstart"
 SIZES = ROOT / "results" / "cpu" / "sizes"
 

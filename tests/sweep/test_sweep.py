@@ -233,5 +233,5 @@ def test_unknown_overrides(tmp_path: Path) -> None:
 
 def test_one_pattern_may_stand_alone() -> None:
     """Text is a sequence of letters, too, and a cell has most of them."""
-    sweep = load_sweep(Path(__file__).parents[1] / "configs" / "sweeps" / "quickstart.yaml", device="cpu")
+    sweep = load_sweep(Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml", device="cpu")
     assert select(sweep, only="gpt2").cells == select(sweep, only=["gpt2"]).cells != sweep.cells

@@ -26,7 +26,7 @@ from vramprobe.sweep.card import card_named
 from vramprobe.sweep.plan import make_plan
 from vramprobe.sweep.resume import ResumedCell
 
-RESULTS = Path(__file__).parent.parent / "results" / "cpu" / "quickstart"
+RESULTS = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 #: A family that the formula engine has no arithmetic for.
 UNKNOWN = TINY_LLAMA | {"model_type": "stablelm"}
 

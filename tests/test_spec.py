@@ -50,7 +50,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"optim": "paged_adamw"}, "paged_adamw_32bit pages its state"),
     ({"attn": "flash_attention_2"}, "flash_attention_2 needs device cuda"),
     ({"alloc_conf": "expandable_segments:True"}, "alloc_conf sets the CUDA caching allocator"),
-    ({"emulate_vram": "24GiB"}, "emulate_vram holds a part of a GPU's memory"),
+    ({"limit_vram": "24GiB"}, "limit_vram holds a part of a GPU's memory"),
     ({"trust_remote_code": True}, "trust_remote_code runs a checkpoint's own code"),
     ({"num_layers": 1, "weights": "pretrained"}, "a depth cut (num_layers) keeps no checkpoint's weights"),
     (LONG, "seq_len 1025 is longer than the 1024 learned positions of gpt2"),
@@ -260,7 +260,7 @@ OTHER_VALUES: dict[str, Any] = {
     "fused_linear_cross_entropy": True,
     "device": "cpu",
     "alloc_conf": "expandable_segments:True",
-    "emulate_vram": "24GiB",
+    "limit_vram": "24GiB",
     "steps": 4,
     "timing_steps": 0,
     "seed": 1,
@@ -285,15 +285,15 @@ def test_the_fingerprint_changes_with_every_field() -> None:
     ("RTX-4090", "24564MiB", 24564 * 2**20),
     ("80GB", "78125000KiB", 80 * 10**9),
 ])  # fmt: skip
-def test_an_emulated_card_is_an_amount_or_a_gpu(given: str, canonical: str, num_bytes: int) -> None:
-    cell = make_spec(device="cuda", emulate_vram=given)
-    assert (cell.emulate_vram, cell.emulated_vram_bytes) == (canonical, num_bytes)
+def test_a_limit_is_an_amount_or_a_gpu(given: str, canonical: str, num_bytes: int) -> None:
+    cell = make_spec(device="cuda", limit_vram=given)
+    assert (cell.limit_vram, cell.limit_vram_bytes) == (canonical, num_bytes)
     assert cell.cell_id.endswith(f"_on{canonical}")
 
 
-def test_an_emulated_card_that_is_neither_says_what_is_allowed() -> None:
-    with pytest.raises(SpecError, match=r"emulate_vram: 'lots' given.*24GiB.*nor is it a GPU"):
-        make_spec(device="cuda", emulate_vram="lots")
+def test_a_limit_that_is_neither_says_what_is_allowed() -> None:
+    with pytest.raises(SpecError, match=r"limit_vram: 'lots' given.*24GiB.*nor is it a GPU"):
+        make_spec(device="cuda", limit_vram="lots")
 
 
 def test_the_models_name_counts_only_with_its_weights(tmp_path: Path) -> None:

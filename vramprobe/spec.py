@@ -104,7 +104,7 @@ class CellSpec(BaseModel):
 
     device: Device
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF for the cell's process; cuda only
-    emulate_vram: str | None = None  # the rest of the card is held, as if it had only this much: "24GiB"; cuda only
+    limit_vram: str | None = None  # the rest of the card is held, as if it had only this much: "24GiB"; cuda only
     steps: int = 3
     timing_steps: int = 2
     seed: int = 0
@@ -157,7 +157,7 @@ class CellSpec(BaseModel):
             raise ValueError("module names have letters, digits, _ and . only, such as q_proj,v_proj")
         return value
 
-    @field_validator("emulate_vram")
+    @field_validator("limit_vram")
     @classmethod
     def _vram_text(cls, value: str | None) -> str | None:
         return None if value is None else short_bytes(_vram_bytes(value))
@@ -202,9 +202,9 @@ class CellSpec(BaseModel):
         return self.quant != "none" or self.optim.endswith(("_8bit", "_32bit"))
 
     @property
-    def emulated_vram_bytes(self) -> int | None:
-        """The size of the card that is emulated; None for the real one."""
-        return None if self.emulate_vram is None else parse_bytes(self.emulate_vram)
+    def limit_vram_bytes(self) -> int | None:
+        """What the GPU's memory is limited to; None for all of it."""
+        return None if self.limit_vram is None else parse_bytes(self.limit_vram)
 
     @property
     def cell_id(self) -> str:
@@ -227,7 +227,7 @@ class CellSpec(BaseModel):
         parts += ["padded"] if self.padding else []
         parts += ["compiled"] if self.torch_compile else []
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
-        parts += [f"on{self.emulate_vram}"] if self.emulate_vram else []
+        parts += [f"on{self.limit_vram}"] if self.limit_vram else []
         return "_".join(parts)
 
     @property
@@ -431,8 +431,8 @@ def _device_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.device == "cpu" and spec.attn == "flash_attention_2", "flash_attention_2 needs device cuda"),
         (spec.device == "cpu" and spec.alloc_conf is not None,
          "alloc_conf sets the CUDA caching allocator; it needs device cuda"),
-        (spec.device == "cpu" and spec.emulate_vram is not None,
-         "emulate_vram holds a part of a GPU's memory; it needs device cuda"),
+        (spec.device == "cpu" and spec.limit_vram is not None,
+         "limit_vram holds a part of a GPU's memory; it needs device cuda"),
         (spec.trust_remote_code and spec.weights == "random",
          "trust_remote_code runs a checkpoint's own code; it needs weights pretrained"),
         (spec.num_layers is not None and spec.weights == "pretrained",

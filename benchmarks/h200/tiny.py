@@ -1,7 +1,7 @@
 """A sweep with tiny stand-ins on the same axes: ``python benchmarks/h200/tiny.py SWEEP.yaml FOLDER`` prints its path.
 
 Every model becomes one of its family of some 100,000 parameters, lengths are divided by 64, and what needs a GPU
-(emulated cards, allocator settings, paging) is left out. It tries a stage's plumbing on a CPU in a minute; its numbers
+(limited cards, allocator settings, paging) is left out. It tries a stage's plumbing on a CPU in a minute; its numbers
 say nothing of the models whose names it bears.
 """
 
@@ -27,7 +27,7 @@ _SIZES = {
     "num_attention_heads": _WIDTH // _HEAD_SIZE, "n_head": _WIDTH // _HEAD_SIZE, "num_key_value_heads": 2,
     "num_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
-_GPU_ONLY = ("device", "emulate_vram", "alloc_conf")
+_GPU_ONLY = ("device", "limit_vram", "alloc_conf")
 _VOCABULARY, _VOCABULARY_STEP = 512, 8
 
 

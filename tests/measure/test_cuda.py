@@ -224,14 +224,14 @@ def test_a_forked_cell_costs_less_than_two_seconds_beside_its_own_work(server: S
     assert seconds - timing.load_seconds - timing.traced_seconds - sum(timing.step_seconds) < 2
 
 
-# --- a smaller card, emulated ---
+# --- a card whose memory is limited ---
 
 #: 1.5 billion parameters: 2.8 GiB of weights, as much of gradients, twice of optimizer state.
 LARGE = {"method": "full", "model": "llama-3.1-8b", "num_layers": 2, "seq_len": 64, "batch_size": 1}
 
 
-def test_a_cell_runs_out_of_memory_on_an_emulated_small_card_only(server: Server, tmp_path: Path) -> None:
-    whole, small = measured(server, tmp_path, **LARGE), measured(server, tmp_path, **LARGE, emulate_vram="6GiB")
+def test_a_cell_runs_out_of_memory_on_a_limited_card_only(server: Server, tmp_path: Path) -> None:
+    whole, small = measured(server, tmp_path, **LARGE), measured(server, tmp_path, **LARGE, limit_vram="6GiB")
     assert whole.outcome.kind == "ok", whole.outcome
     assert small.outcome.kind == "oom", small.outcome
     assert small.outcome.phase in ("backward", "optimizer_step")
@@ -241,33 +241,33 @@ def test_a_cell_runs_out_of_memory_on_an_emulated_small_card_only(server: Server
     assert small.environment.device_total_bytes == whole.environment.device_total_bytes  # the real card's
     assert small.environment.nvml_total_bytes == whole.environment.nvml_total_bytes
     (words,) = small.warnings
-    assert words.startswith("emulates a card of 6.00 GiB: ")
+    assert words.startswith("limited to 6.00 GiB: ")
     assert whole.warnings == []
 
 
 @pytest.mark.parametrize("options", [{"method": "lora"}, {"method": "qlora"}], ids=str)
 def test_the_ballast_moves_no_number_of_the_cell(server: Server, options: dict[str, Any], tmp_path: Path) -> None:
-    plain, emulated = measured(server, tmp_path, **options), measured(server, tmp_path, **options, emulate_vram="4GiB")
-    assert emulated.outcome.kind == "ok", emulated.outcome
-    assert emulated.peak.allocated_bytes == plain.peak.allocated_bytes
-    assert emulated.ledger == plain.ledger
-    assert abs(emulated.peak.device_bytes - plain.peak.device_bytes) <= nvml.CONTAMINATION_BYTES
-    assert abs(emulated.context_bytes - plain.context_bytes) <= nvml.CONTAMINATION_BYTES
+    plain, limited = measured(server, tmp_path, **options), measured(server, tmp_path, **options, limit_vram="4GiB")
+    assert limited.outcome.kind == "ok", limited.outcome
+    assert limited.peak.allocated_bytes == plain.peak.allocated_bytes
+    assert limited.ledger == plain.ledger
+    assert abs(limited.peak.device_bytes - plain.peak.device_bytes) <= nvml.CONTAMINATION_BYTES
+    assert abs(limited.context_bytes - plain.context_bytes) <= nvml.CONTAMINATION_BYTES
 
 
-def test_a_forked_cell_emulates_too_and_gives_everything_back(server: Server, tmp_path: Path) -> None:
+def test_a_forked_cell_is_limited_too_and_gives_everything_back(server: Server, tmp_path: Path) -> None:
     """A hundred gigabytes are freed when it ends; the runner waits for them, and finds no contamination."""
     device = nvml.open_first_visible()
     before = device.used_bytes()
-    record = forked(server, tmp_path, method="lora", emulate_vram="4GiB")
+    record = forked(server, tmp_path, method="lora", limit_vram="4GiB")
     assert record.outcome.kind == "ok", record.outcome
     assert device.use_that_stayed(before) is None
 
 
-def test_a_card_larger_than_this_one_cannot_be_emulated(server: Server, tmp_path: Path) -> None:
-    record = measured(server, tmp_path, method="lora", emulate_vram="1000GiB")
+def test_a_limit_above_this_card_is_refused(server: Server, tmp_path: Path) -> None:
+    record = measured(server, tmp_path, method="lora", limit_vram="1000GiB")
     assert (record.outcome.kind, record.outcome.error_type) == ("error", "VramprobeError")
-    assert "emulate at most" in record.outcome.message
+    assert "allow at most" in record.outcome.message
 
 
 # -- the simulation and the replay, held against the truth -------------------------------------------------------------

@@ -91,21 +91,21 @@ def test_a_full_card_whose_other_users_nvml_does_not_tell_is_out_of_memory(text:
     assert outcome_of(RuntimeError(text), None).kind == "oom"
 
 
-def test_a_smaller_card_is_emulated_around_the_cell() -> None:
+def test_a_card_is_limited_around_the_cell() -> None:
     with fake_cuda() as card:
         plain = measured(method="full")
         assert card.held_bytes == 0
     with fake_cuda() as card:
-        record = measured(method="full", emulate_vram="4GiB")
+        record = measured(method="full", limit_vram="4GiB")
         assert card.total_bytes - card.others_bytes - card.held_bytes == pytest.approx(4 * GIB, abs=2 * MIB)
     assert record.outcome.kind == "ok", record.outcome
-    assert record.warnings[0].startswith("emulates a card of 4.00 GiB: ")
+    assert record.warnings[0].startswith("limited to 4.00 GiB: ")
     assert record.peak == plain.peak
     assert record.context_bytes == plain.context_bytes == CONTEXT_BYTES
     with fake_cuda(others_bytes=139 * GIB):
-        refused = measured(method="full", emulate_vram="24GiB")
+        refused = measured(method="full", limit_vram="24GiB")
     assert (refused.outcome.kind, refused.outcome.error_type) == ("error", "VramprobeError")
-    assert "emulate at most" in refused.outcome.message
+    assert "allow at most" in refused.outcome.message
 
 
 def test_garbage_that_goes_between_phases_costs_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:

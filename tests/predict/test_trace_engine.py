@@ -62,8 +62,8 @@ def test_both_engines_agree_where_both_can() -> None:
 
 def test_what_the_card_and_the_weights_are_does_not_matter() -> None:
     plain = engine.predict(spec_of(UNKNOWN))
-    emulated = engine.predict(spec_of(UNKNOWN, emulate_vram="24GiB"))
-    assert emulated.peak_allocated_bytes == plain.peak_allocated_bytes
+    limited = engine.predict(spec_of(UNKNOWN, limit_vram="24GiB"))
+    assert limited.peak_allocated_bytes == plain.peak_allocated_bytes
 
 
 def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:

@@ -18,6 +18,7 @@ from vramprobe.records import store
 from vramprobe.records.record import (
     RunRecord,
     Timeout,
+    record_from_json,
 )
 
 
@@ -369,3 +370,10 @@ def test_a_finished_attempt_counts_more_than_a_later_failure() -> None:
     assert store.latest_by_fingerprint([failed]) == {old.fingerprint: failed}
     simulated = make_record(attempt_id="4", started_at="2026-03-04T00:00:00Z", instrument="simulated")
     assert store.latest_by_fingerprint([simulated, failed]) == {old.fingerprint: failed}
+
+
+def test_an_older_records_name_of_a_field_is_read() -> None:
+    record = make_record(make_spec(device="cuda", limit_vram="24GiB"))
+    older = record.to_json_line().replace('"limit_vram"', '"emulate_vram"')
+    assert '"emulate_vram"' in older
+    assert record_from_json(older) == record

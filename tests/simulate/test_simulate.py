@@ -113,7 +113,7 @@ def test_every_method_and_optimizer_is_covered() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"device": "cuda", "emulate_vram": "24GiB"}, "--gpu"),
+        ({"device": "cuda", "limit_vram": "24GiB"}, "--gpu"),
         ({"weights": "pretrained"}, "random"),
         ({"device": "cuda", "alloc_conf": "per_process_memory_fraction:0.5"}, "leave it out"),
         ({"torch_compile": True}, "what a compiler fuses"),

@@ -118,8 +118,8 @@ def test_a_skip_that_still_holds_is_kept_and_not_written_again() -> None:
     assert (row.action, row.verdict) == ("run", "fits")
 
 
-def test_an_emulated_card_is_the_card() -> None:
-    spec = cell(method="full", emulate_vram="24GiB")
+def test_a_limited_card_is_a_smaller_card() -> None:
+    spec = cell(method="full", limit_vram="24GiB")
     (row,) = planned(spec, card=card_named("H200"), policy=Policy(audit_share=0.0)).rows
     assert row.action == "skip"
 

@@ -60,7 +60,7 @@ def test_what_is_at_least_as_large_in_every_way_runs_out_too(larger: dict[str, A
     {"grad_accum": 2},
     {"attn": "eager"},
     {"alloc_conf": "expandable_segments:True"},
-    {"emulate_vram": "16GiB"},
+    {"limit_vram": "16GiB"},
     {"lora_targets": "q_v"},
     {"lora_dropout": 0.1},
     {"dora": True},

@@ -51,7 +51,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
     "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
-    "emulate_vram": (str, "Hold the rest of the card: a size such as 24GiB, or a GPU such as RTX-4090."),
+    "limit_vram": (str, "Hold the rest of the card: a size such as 24GiB, or a GPU such as RTX-4090."),
     "steps": (int, "Traced steps, at least 3 (3)."),
     "timing_steps": (int, "Further steps, timed and not traced (2)."),
     "seed": (int, "Of weights and tokens (0)."),
@@ -73,7 +73,7 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
     "only": (list[str] | None, None, (), "Only cells whose id has this in it, or fits it with * and ?."),
     "skip": (list[str] | None, None, (), "No cell whose id has this in it, or fits it with * and ?."),
     "shard": (str | None, None, (), "i/n: every n-th cell from the i-th on, to share a sweep."),
-    "emulate_vram": (str | None, None, (), "Hold the rest of the card: 24GiB, or a GPU such as RTX-4090."),
+    "limit_vram": (str | None, None, (), "Hold the rest of the card: 24GiB, or a GPU such as RTX-4090."),
     "engine": (
         str | None,
         None,

@@ -1,7 +1,7 @@
 """Ballast: what a process holds of a large card so that it finds what it would find on a smaller, empty one.
 
-In: the emulated size, and what the process itself takes already. Out: plain allocations of the CUDA driver, outside
-torch's allocator, held until the process ends. Emulates the size alone: see :meth:`Ballast.in_words`. No torch.
+In: the wanted size, and what the process itself takes already. Out: plain allocations of the CUDA driver, outside
+torch's allocator, held until the process ends. Limits the size alone: see :meth:`Ballast.in_words`. No torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vramprobe.units import GIB, MIB, format_bytes
 _PAGE_BYTES = 2 * MIB
 #: Small enough that a driver which cannot give one piece whole may give two halves, large enough to be a few dozen.
 _LARGEST_PIECE_BYTES = 4 * GIB
-#: What may stay free beyond the emulated size; less than what NVML moves by when nobody allocates.
+#: What may stay free beyond the wanted size; less than what NVML moves by when nobody allocates.
 _TOLERANCE_BYTES = 16 * MIB
 
 
@@ -35,37 +35,37 @@ class Driver(Protocol):
 class Ballast:
     """What is held, in bytes, in how many pieces, and what is left free for the cell."""
 
-    emulated_bytes: int
+    limit_bytes: int
     held_bytes: int
     num_pieces: int
     free_bytes: int
 
     def in_words(self) -> str:
-        """One line for the record: what is emulated, and what is not."""
+        """One line for the record: what is limited, and what is not."""
         return (
-            f"emulates a card of {format_bytes(self.emulated_bytes)}: {format_bytes(self.held_bytes)} of this one are "
+            f"limited to {format_bytes(self.limit_bytes)}: {format_bytes(self.held_bytes)} of this one are "
             f"held in {self.num_pieces} plain allocations outside torch, {format_bytes(self.free_bytes)} are left; not "
-            "emulated: speed, the kernels chosen by architecture, what such a card's driver keeps for itself, what "
+            "limited: speed, the kernels chosen by architecture, what such a card's driver keeps for itself, what "
             "other processes use; torch's own messages still name the real card"
         )
 
 
-def hold_the_rest(driver: Driver, *, emulated_bytes: int, own_bytes: int) -> Ballast:
-    """Take what an empty card of ``emulated_bytes`` would not have, this process's ``own_bytes`` being on it already.
+def hold_the_rest(driver: Driver, *, limit_bytes: int, own_bytes: int) -> Ballast:
+    """Take what an empty card of ``limit_bytes`` would not have, this process's ``own_bytes`` being on it already.
 
     Raises VramprobeError where the size is too small for the process alone, or larger than what is free here.
     """
-    wanted_bytes = emulated_bytes - own_bytes
+    wanted_bytes = limit_bytes - own_bytes
     if wanted_bytes <= 0:
         raise VramprobeError(
-            f"cannot emulate a card of {format_bytes(emulated_bytes)}: the CUDA context of this process alone takes "
-            f"{format_bytes(own_bytes)} here; emulate a larger one"
+            f"cannot limit this GPU to {format_bytes(limit_bytes)}: the CUDA context of this process alone takes "
+            f"{format_bytes(own_bytes)} here; allow more"
         )
     free_bytes = driver.free_bytes()
     if wanted_bytes > free_bytes:
         raise VramprobeError(
-            f"cannot emulate a card of {format_bytes(emulated_bytes)}: this GPU has {format_bytes(free_bytes)} free, "
-            f"and an empty card of that size would have {format_bytes(wanted_bytes)}; emulate at most "
+            f"cannot limit this GPU to {format_bytes(limit_bytes)}: this GPU has {format_bytes(free_bytes)} free, "
+            f"and an empty card of that size would have {format_bytes(wanted_bytes)}; allow at most "
             f"{format_bytes(free_bytes + own_bytes)}, or end what else uses the GPU"
         )
     pieces: list[int] = []
@@ -81,10 +81,10 @@ def hold_the_rest(driver: Driver, *, emulated_bytes: int, own_bytes: int) -> Bal
     free_bytes = driver.free_bytes()
     if abs(free_bytes - wanted_bytes) > _TOLERANCE_BYTES:
         raise VramprobeError(
-            f"cannot emulate a card of {format_bytes(emulated_bytes)}: {format_bytes(free_bytes)} stayed free where "
+            f"cannot limit this GPU to {format_bytes(limit_bytes)}: {format_bytes(free_bytes)} stayed free where "
             f"{format_bytes(wanted_bytes)} should; the driver refuses to give it, or others use this GPU"
         )
-    return Ballast(emulated_bytes=emulated_bytes, held_bytes=sum(pieces), num_pieces=len(pieces), free_bytes=free_bytes)
+    return Ballast(limit_bytes=limit_bytes, held_bytes=sum(pieces), num_pieces=len(pieces), free_bytes=free_bytes)
 
 
 def _whole_pages(num_bytes: int) -> int:
@@ -103,12 +103,12 @@ class CudaDriver:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise VramprobeError(f"emulating a smaller card needs the CUDA driver's own library: {error}") from None
+            raise VramprobeError(f"limiting a GPU's memory needs the CUDA driver's own library: {error}") from None
         self._library.cuMemAlloc_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
         context = ctypes.c_void_p()
         self._check(self._library.cuCtxGetCurrent(ctypes.byref(context)))
         if not context:
-            raise VramprobeError("no CUDA context is current on this thread, so no smaller card can be emulated")
+            raise VramprobeError("no CUDA context is current on this thread, so its memory cannot be limited")
 
     def free_bytes(self) -> int:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

@@ -35,14 +35,14 @@ _MAX_HISTORY = 2_000_000  # allocations and frees of one step; a 70B QLoRA step 
 class CudaInstrument:
     """Watches GPU 0 of the visible ones, between ``start`` and ``finish``; made before the CUDA context exists.
 
-    With ``emulated_vram_bytes``, the cell finds what it would find on an empty card of that size (ballast.py).
+    With ``limit_vram_bytes``, the cell finds what it would find on an empty card of that size (ballast.py).
     """
 
     name = "cuda"
 
-    def __init__(self, emulated_vram_bytes: int | None = None) -> None:
+    def __init__(self, limit_vram_bytes: int | None = None) -> None:
         self.warnings: list[str] = []  # for the record: what a reader must know about this cell's conditions
-        self._emulated_bytes = emulated_vram_bytes
+        self._limit_bytes = limit_vram_bytes
         self._process = psutil.Process(os.getpid())
         self._phases: list[PhaseMemory] = []
         self._spans_ns: list[tuple[int, int]] = []
@@ -56,12 +56,12 @@ class CudaInstrument:
     def start(self) -> None:
         """Make the context, hold what the cell must not find, and ask the allocator to tell of any OOM.
 
-        Raises VramprobeError where the wanted size cannot be emulated here.
+        Raises VramprobeError where this GPU cannot be limited to that size.
         """
         torch.zeros((), device="cuda")
-        if self._emulated_bytes is not None:
+        if self._limit_bytes is not None:
             torch.cuda.synchronize()
-            self._become_smaller(CudaDriver(), self._emulated_bytes)
+            self._become_smaller(CudaDriver(), self._limit_bytes)
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._reset()
 
@@ -177,14 +177,12 @@ class CudaInstrument:
             other_bytes=other_bytes,
         )
 
-    def _become_smaller(self, driver: Driver, emulated_bytes: int) -> None:
+    def _become_smaller(self, driver: Driver, limit_bytes: int) -> None:
         """Hold the rest of the card. The ballast joins the baseline, so that device use is the cell's own alone."""
         before_bytes = self._nvml.used_bytes() if self._nvml else None
         if before_bytes is None or self._baseline_bytes is None:
-            raise VramprobeError("emulating a smaller card needs NVML, which tells what the CUDA context takes")
-        held = hold_the_rest(
-            driver, emulated_bytes=emulated_bytes, own_bytes=max(before_bytes - self._baseline_bytes, 0)
-        )
+            raise VramprobeError("limiting a GPU's memory needs NVML, which tells what the CUDA context takes")
+        held = hold_the_rest(driver, limit_bytes=limit_bytes, own_bytes=max(before_bytes - self._baseline_bytes, 0))
         after_bytes = self._nvml.used_bytes()
         moved_bytes = held.held_bytes if after_bytes is None else after_bytes - before_bytes
         self._baseline_bytes += moved_bytes

@@ -116,7 +116,7 @@ def instrument_for(spec: CellSpec) -> Any:
         )
     from vramprobe.measure.cuda import CudaInstrument
 
-    return CudaInstrument(spec.emulated_vram_bytes)
+    return CudaInstrument(spec.limit_vram_bytes)
 
 
 def outcome_of(error: BaseException, instrument: Any) -> Outcome:

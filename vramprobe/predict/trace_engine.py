@@ -33,7 +33,7 @@ def predict(spec: CellSpec, *, gpu: Gpu | None = None, model: MemoryModel | None
     """
     from vramprobe.simulate.run import simulate  # loads torch
 
-    record = simulate(spec.model_copy(update={"weights": "random", "emulate_vram": None}), gpu=gpu).record
+    record = simulate(spec.model_copy(update={"weights": "random", "limit_vram": None}), gpu=gpu).record
     if record.peak is None or record.outcome.kind != "ok":
         raise VramprobeError(f"{spec.cell_id} could not be simulated: {record.outcome}")
     return prediction_of(record, spec, model)

@@ -18,6 +18,8 @@ from vramprobe.units import MIB
 #: Raise it when a field changes its meaning or goes; say what changed in FORMAT_HISTORY and keep reading the old one.
 FORMAT = 1
 FORMAT_HISTORY = {1: "first format"}
+#: Fields of a cell under the names that older records have.
+_OLDER_NAMES = {b'"emulate_vram":': b'"limit_vram":'}
 
 Instrument = Literal["cuda", "cpu", "simulated"]
 Isolation = Literal["spawn", "forkserver"]
@@ -303,6 +305,9 @@ def attempt_fields(spec: CellSpec, attempt_id: str, started_at: datetime) -> dic
 
 def record_from_json(line: str | bytes) -> RunRecord:
     """Read one record of any format this version knows. Raises ValueError (pydantic's) on anything else."""
+    line = line.encode() if isinstance(line, str) else line
+    for older, name in _OLDER_NAMES.items():
+        line = line.replace(older, name)
     return RunRecord.model_validate_json(line)
 
 

@@ -210,7 +210,7 @@ def _details(spec: CellSpec) -> str:
     parts += ["compiled"] if spec.torch_compile else []
     parts += ["fused loss"] if spec.fused_linear_cross_entropy else []
     parts += [f"allocator {spec.alloc_conf}"] if spec.alloc_conf else []
-    parts += [f"on {spec.emulate_vram}"] if spec.emulate_vram else []
+    parts += [f"on {spec.limit_vram}"] if spec.limit_vram else []
     return ", ".join(parts)
 
 

@@ -195,8 +195,8 @@ def _check(spec: CellSpec) -> AllocatorConfig:
     """What the cell says of the allocator, read before anything runs."""
     if spec.weights != "random":
         raise NotSimulated("weights pretrained cannot be simulated; use weights random: values do not decide memory")
-    if spec.emulate_vram is not None:
-        raise NotSimulated("emulate_vram holds a real GPU's memory; leave it out and name the card with --gpu")
+    if spec.limit_vram is not None:
+        raise NotSimulated("limit_vram holds a real GPU's memory; leave it out and name the card with --gpu")
     if spec.torch_compile:
         raise NotSimulated("torch_compile cannot be simulated: what a compiler fuses is not known; measure the cell")
     if spec.padding and spec.attn == "flash_attention_2":

@@ -266,8 +266,8 @@ def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int 
 
 
 def _card_bytes(spec: CellSpec, card: Card | None) -> int | None:
-    """The memory that ``spec`` will find: the card's, or the smaller one that it emulates."""
-    known = [size for size in (card and card.total_bytes, spec.emulated_vram_bytes) if size is not None]
+    """The memory that ``spec`` will find: the card's, or what it is limited to."""
+    known = [size for size in (card and card.total_bytes, spec.limit_vram_bytes) if size is not None]
     return min(known, default=None)
 
 

@@ -23,7 +23,7 @@ from vramprobe.terms.walk import Walk, walk_of
 BATCH_BYTES_PER_TOKEN = 2 * 8
 _OPTIMIZER: Place = ("optimizer_step", "optimizer")
 #: What of a spec decides no moment, or is left open in a Course.
-_NOT_IN_A_COURSE = {"batch_size", "seq_len", "model", "seed", "steps", "timing_steps", "alloc_conf", "emulate_vram"}
+_NOT_IN_A_COURSE = {"batch_size", "seq_len", "model", "seed", "steps", "timing_steps", "alloc_conf", "limit_vram"}
 _MAX_COURSES = 1024
 
 

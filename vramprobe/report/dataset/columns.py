@@ -61,7 +61,7 @@ _MEANINGS = {
     "attn": "attention implementation asked for",
     "device": "cuda or cpu",
     "alloc_conf": "PYTORCH_ALLOC_CONF of the process",
-    "emulate_vram": "the rest of the card was held, as if it had only this much",
+    "limit_vram": "the rest of the card was held, as if it had only this much",
     "steps": "traced steps",
     "timing_steps": "further steps, timed and not traced",
     "seed": "of weights and tokens",

@@ -75,7 +75,7 @@ _MODULES: dict[str, set[str] | None] = {
     },
 }  # fmt: skip
 #: Members of CellSpec that no prediction asks for.
-_UNWANTED = frozenset({"fingerprint", "emulated_vram_bytes", "needs_bitsandbytes", "num_params"})
+_UNWANTED = frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params"})
 #: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
     "vramprobe.errors.VramprobeError": "$Error",

@@ -48,13 +48,13 @@ class FakeCard:
         return True
 
 
-@pytest.mark.parametrize("emulated", [24 * GIB, 80 * GIB, 24_564 * MIB, 24 * GIB + 12_345, CARD - 1])
-def test_the_cell_finds_what_an_empty_card_of_that_size_would_have(emulated: int) -> None:
+@pytest.mark.parametrize("limited", [24 * GIB, 80 * GIB, 24_564 * MIB, 24 * GIB + 12_345, CARD - 1])
+def test_the_cell_finds_what_an_empty_card_of_that_size_would_have(limited: int) -> None:
     card = FakeCard()
-    held = hold_the_rest(card, emulated_bytes=emulated, own_bytes=CONTEXT)
-    assert 0 <= card.free_bytes() - (emulated - CONTEXT) < PAGE
+    held = hold_the_rest(card, limit_bytes=limited, own_bytes=CONTEXT)
+    assert 0 <= card.free_bytes() - (limited - CONTEXT) < PAGE
     assert held == Ballast(
-        emulated_bytes=emulated, held_bytes=sum(card.pieces), num_pieces=len(card.pieces), free_bytes=card.free_bytes()
+        limit_bytes=limited, held_bytes=sum(card.pieces), num_pieces=len(card.pieces), free_bytes=card.free_bytes()
     )
     assert card.refused == 0
 
@@ -62,14 +62,14 @@ def test_the_cell_finds_what_an_empty_card_of_that_size_would_have(emulated: int
 def test_by_hand() -> None:
     """24 GiB of 140: 500 MiB are the context, 23.5 GiB and 12 MiB stay free, so 116 GiB are held, in 29 pieces of 4."""
     card = FakeCard()
-    held = hold_the_rest(card, emulated_bytes=24 * GIB, own_bytes=CONTEXT)
+    held = hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
     assert (held.held_bytes, held.num_pieces) == (116 * GIB, 29)
     assert held.free_bytes == 24 * GIB - 500 * MIB
 
 
 def test_others_on_the_card_are_not_in_the_way_while_there_is_room() -> None:
     card = FakeCard(others=60 * GIB)
-    held = hold_the_rest(card, emulated_bytes=24 * GIB, own_bytes=CONTEXT)
+    held = hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
     assert held.held_bytes == 56 * GIB
     assert card.free_bytes() == 24 * GIB - CONTEXT
 
@@ -77,7 +77,7 @@ def test_others_on_the_card_are_not_in_the_way_while_there_is_room() -> None:
 @pytest.mark.parametrize("largest", [3 * GIB, 100 * MIB, 5 * MIB, PAGE])
 def test_fragments_are_filled_with_smaller_pieces(largest: int) -> None:
     card = FakeCard(largest=largest, others=100 * GIB)
-    held = hold_the_rest(card, emulated_bytes=24 * GIB, own_bytes=CONTEXT)
+    held = hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
     assert card.free_bytes() == 24 * GIB - CONTEXT
     assert max(card.pieces) <= largest
     assert held.held_bytes == 16 * GIB
@@ -86,46 +86,46 @@ def test_fragments_are_filled_with_smaller_pieces(largest: int) -> None:
 
 def test_what_allocations_take_besides_is_made_up_for() -> None:
     card = FakeCard(overhead=300_000)
-    hold_the_rest(card, emulated_bytes=24 * GIB, own_bytes=CONTEXT)
+    hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
     assert abs(card.free_bytes() - (24 * GIB - CONTEXT)) <= PAGE
 
 
 def test_a_size_that_others_leave_no_room_for_is_refused_with_the_largest_possible() -> None:
     card = FakeCard(others=120 * GIB)
-    with pytest.raises(VramprobeError, match=r"24\.00 GiB.*19\.51 GiB free.*emulate at most 20\.00 GiB"):
-        hold_the_rest(card, emulated_bytes=24 * GIB, own_bytes=CONTEXT)
+    with pytest.raises(VramprobeError, match=r"24\.00 GiB.*19\.51 GiB free.*allow at most 20\.00 GiB"):
+        hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
     assert card.pieces == []
 
 
 def test_a_larger_card_than_this_one_is_refused() -> None:
-    with pytest.raises(VramprobeError, match=r"emulate at most 140\.00 GiB"):
-        hold_the_rest(FakeCard(), emulated_bytes=141 * GIB, own_bytes=CONTEXT)
+    with pytest.raises(VramprobeError, match=r"allow at most 140\.00 GiB"):
+        hold_the_rest(FakeCard(), limit_bytes=141 * GIB, own_bytes=CONTEXT)
 
 
-@pytest.mark.parametrize("emulated", [CONTEXT, 100 * MIB])
-def test_a_card_without_room_for_the_context_is_refused(emulated: int) -> None:
+@pytest.mark.parametrize("limited", [CONTEXT, 100 * MIB])
+def test_a_card_without_room_for_the_context_is_refused(limited: int) -> None:
     with pytest.raises(VramprobeError, match="context of this process alone takes 500"):
-        hold_the_rest(FakeCard(), emulated_bytes=emulated, own_bytes=CONTEXT)
+        hold_the_rest(FakeCard(), limit_bytes=limited, own_bytes=CONTEXT)
 
 
 def test_a_driver_that_gives_nothing_is_an_error_and_no_endless_loop() -> None:
     card = FakeCard(largest=0)
     with pytest.raises(VramprobeError, match="the driver refuses to give it"):
-        hold_the_rest(card, emulated_bytes=24 * GIB, own_bytes=CONTEXT)
+        hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
 
 
 def test_a_refusal_is_no_out_of_memory() -> None:
-    """An impossible emulation is the user's to mend; it must not be taken for the cell's OOM."""
+    """An impossible limit is the user's to mend; it must not be taken for the cell's OOM."""
     pytest.importorskip("torch")
     from vramprobe.measure.worker import outcome_of
 
     with pytest.raises(VramprobeError) as refusal:
-        hold_the_rest(FakeCard(others=139 * GIB), emulated_bytes=24 * GIB, own_bytes=CONTEXT)
+        hold_the_rest(FakeCard(others=139 * GIB), limit_bytes=24 * GIB, own_bytes=CONTEXT)
     assert outcome_of(refusal.value, None).kind == "error"
 
 
-def test_the_record_says_what_is_not_emulated() -> None:
-    words = Ballast(emulated_bytes=24 * GIB, held_bytes=116 * GIB, num_pieces=29, free_bytes=23 * GIB).in_words()
+def test_the_record_says_what_is_not_limited() -> None:
+    words = Ballast(limit_bytes=24 * GIB, held_bytes=116 * GIB, num_pieces=29, free_bytes=23 * GIB).in_words()
     for word in ("24.00 GiB", "116.00 GiB", "29 ", "speed", "architecture", "driver keeps", "other processes"):
         assert word in words
     assert "\n" not in words
@@ -157,10 +157,10 @@ def test_the_ballast_is_in_the_baseline_and_not_in_the_cell(instrument: tuple[An
     card.own += GIB  # the cell's own use still counts
     assert made._device_used_bytes() == before[0] + GIB
     (words,) = made.warnings
-    assert words.startswith("emulates a card of 24.00 GiB: ")
+    assert words.startswith("limited to 24.00 GiB: ")
 
 
-def test_without_nvml_nothing_is_emulated(instrument: tuple[Any, FakeCard]) -> None:
+def test_without_nvml_nothing_is_limited(instrument: tuple[Any, FakeCard]) -> None:
     made, card = instrument
     made._nvml = None
     with pytest.raises(VramprobeError, match="needs NVML"):
@@ -173,8 +173,8 @@ def test_the_worker_hands_the_size_to_the_instrument(monkeypatch: pytest.MonkeyP
     from vramprobe.measure import cuda, worker
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "CudaInstrument", lambda emulated_vram_bytes: emulated_vram_bytes)
-    assert worker.instrument_for(make_spec(device="cuda", emulate_vram="24GiB")) == 24 * GIB
+    monkeypatch.setattr(cuda, "CudaInstrument", lambda limit_vram_bytes: limit_vram_bytes)
+    assert worker.instrument_for(make_spec(device="cuda", limit_vram="24GiB")) == 24 * GIB
     assert worker.instrument_for(make_spec(device="cuda")) is None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vramprobe import catalog, spec
+from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.predict.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
 from vramprobe.records import store
@@ -52,9 +53,12 @@ def measure(
     timeout_seconds: float | None = None,
     save: str | Path | None = None,
     snapshot: str | Path | None = None,
+    verify: bool = False,
     **options: Any,
 ) -> RunRecord:
     """Run one cell in a process of its own; the record, also appended to ``save`` where that is given.
+
+    ``verify``, on an emulated GPU alone: repeat a step under other values and compare what it allocates.
 
     ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
     did not get so far there is none, and the record says why.
@@ -69,6 +73,8 @@ def measure(
             "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
             "or draw what it would do there with `vramprobe simulate --timeline FILE.html`"
         )
+    if verify:
+        _require_emulated()
     if save is not None:
         store.require_journal(save)
     if snapshot is not None:
@@ -79,7 +85,11 @@ def measure(
     record = None
     try:
         record = runner.measure(
-            one, log=log, timeout_seconds=limit, snapshot=None if snapshot is None else Path(snapshot).resolve()
+            one,
+            log=log,
+            timeout_seconds=limit,
+            snapshot=None if snapshot is None else Path(snapshot).resolve(),
+            verify=verify,
         )
     finally:
         if record is None or record.outcome.kind == "ok":  # a failure's record names its log
@@ -87,6 +97,11 @@ def measure(
     if save is not None:
         store.append(save, record)
     return record
+
+
+def _require_emulated() -> None:
+    if machine_folder() is None:
+        raise SpecError("a step is repeated under other values on an emulated GPU alone: give --emulate GPU, too")
 
 
 def simulate(
@@ -205,6 +220,8 @@ def run(
     Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
     simulate cells without arithmetic, unless ``engine`` is auto.
     """
+    if policy is not None and policy.verify:
+        _require_emulated()
     from vramprobe.sweep import runner
     from vramprobe.sweep.limits import limits
 

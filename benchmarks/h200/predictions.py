@@ -36,7 +36,7 @@ def measured_already(out: Path, cells: Sequence[CellSpec]) -> list[str]:
     records = store.read(out, allow_empty=True).records if any(out.rglob("*.jsonl")) else ()
     return sorted(
         {record.cell_id for record in records
-         if record.fingerprint in wanted and record.is_measured and record.outcome.kind in store.FINISHED}
+         if record.fingerprint in wanted and record.was_run and record.outcome.kind in store.FINISHED}
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def readable(file: Path) -> tuple[Sequence[RunRecord], list[Doubt]]:
         doubts.append(("error", "the file holds no record; delete it, or run its sweep"))
     if contents.torn_tail is not None:
         doubts.append(("warning", f"{contents.torn_tail}; resume the sweep, or delete that piece of a line"))
-    ended = {record.fingerprint for record in contents.records if record.is_measured}
+    ended = {record.fingerprint for record in contents.records if record.was_run}
     if lost := list(
         {one.fingerprint: one.cell_id for one in contents.unfinished if one.fingerprint not in ended}.values()
     ):

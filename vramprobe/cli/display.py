@@ -71,7 +71,7 @@ def print_record(record: RunRecord) -> None:
     """One measurement or simulation: the peak, its phase, and a bar for each cause."""
     console = Console(highlight=False)
     how = f"{record.instrument} instrument, {escape(record.environment.device_name)}"
-    if not record.is_measured:
+    if not record.was_run:
         how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
     console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
     if record.outcome.kind != "ok":

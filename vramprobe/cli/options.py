@@ -84,6 +84,7 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
     "no_skip": (bool, False, ("--no-skip",), "Run cells that would certainly run out of memory, too."),
     "replicate": (str, "0%", (), "Share of the cells that are measured a second time, to compare."),
     "retry_quarantined": (bool, False, ("--retry-quarantined",), "Run cells that never ended, too."),
+    "verify": (bool, False, ("--verify",), "Emulated alone: compare a step's allocations under other values."),
 }
 
 
@@ -122,6 +123,7 @@ def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:
         policy = Policy(
             skip=not given.pop("no_skip"), audit_share=parse_share(given.pop("audit")),
             replicate_share=parse_share(given.pop("replicate")), retry_quarantined=given.pop("retry_quarantined"),
+            verify=given.pop("verify"),
         )  # fmt: skip
         engine = {name: value for name in ("engine",) if (value := given.pop(name)) is not None}
         lists = {name: given[name] or () for name in ("only", "skip")}

@@ -23,6 +23,7 @@ import vramprobe
 from vramprobe import api
 from vramprobe.cli import display, display_plan, live
 from vramprobe.cli.options import takes_a_cell, takes_a_sweep
+from vramprobe.emulate.enter import enter, leaving
 from vramprobe.errors import VramprobeError
 from vramprobe.sweep.signals import signals_that_end
 from vramprobe.units import parse_duration
@@ -52,11 +53,20 @@ Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may t
 
 SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")]
 SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
+Emulate = Annotated[
+    str | None,
+    typer.Option(help="Run the real CUDA software on an emulated card: a GPU of `vramprobe gpus`, or 'GPU x4'."),
+]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="Emulated alone: repeat a step under other values and compare what it allocates."),
+]
 
 
 @app.command()
-def doctor(device: SweepDevice = "auto", json_output: Json = False) -> None:
+def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: Json = False) -> None:
     """Check whether this machine can measure, and say what to do where it cannot; exit code 1 then."""
+    _enter(emulate)
     with display.working("looking at this machine"):
         diagnosis = api.doctor(device=device)
     if json_output:
@@ -105,11 +115,14 @@ def measure(
     snapshot: Annotated[
         Path | None, typer.Option(help="Write one step's history for PyTorch's memory_viz: FILE.pickle (GPU alone).")
     ] = None,
+    emulate: Emulate = None,
+    verify: Verify = False,
     json_output: Json = False,
 ) -> None:
     """Run one cell for a few steps in its own process and show where its memory went."""
+    _enter(emulate)
     with display.working("measuring in a worker process"):
-        record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, **cell)
+        record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, verify=verify, **cell)
     if json_output:
         print(record.to_json_line())
     else:
@@ -154,9 +167,11 @@ def plan(
     sweep: SweepFile,
     job: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="Plan for this GPU of `vramprobe gpus`, wherever you are.")] = None,
+    emulate: Emulate = None,
     json_output: Json = False,
 ) -> None:
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
+    _enter(emulate)
     _show_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
 
 
@@ -177,9 +192,11 @@ def run(
     budget: Annotated[float | None, typer.Option(help="Stop before more dollars than this are spent.")] = None,
     limit: Annotated[int | None, typer.Option(help="Run so many cells at most.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan only: the same as `vramprobe plan`.")] = False,
+    emulate: Emulate = None,
     json_output: Json = False,
 ) -> None:
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
+    _enter(emulate)
     from vramprobe.sweep.limits import limits as check_limits
 
     limits = {
@@ -443,6 +460,12 @@ def _leave_stdout() -> None:
     sys.exit(1)
 
 
+def _enter(cards: str | None) -> None:
+    """With ``--emulate``, go on in a process that sees these cards; it comes here again."""
+    if cards is not None:
+        enter(cards, sys.argv[1:], lambda line: print(f"vramprobe: {line}", file=sys.stderr, flush=True))
+
+
 def _open_what_is_closed() -> None:
     """Give a closed stdin, stdout or stderr (``2>&-``) to /dev/null, before a results file gets its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
@@ -466,7 +489,8 @@ def main() -> None:
     for signum in signals_that_end():
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:
-        app()
+        with leaving():
+            app()
     except VramprobeError as error:
         print(f"vramprobe: {error}", file=sys.stderr)
         sys.exit(1)

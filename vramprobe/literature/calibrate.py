@@ -124,7 +124,7 @@ def _rows(records: Sequence[RunRecord], model: MemoryModel | None) -> tuple[list
     for record in records:
         if record.outcome.kind != "ok":
             left_out[f"outcome {record.outcome.kind}"] += 1
-        elif record.instrument == "simulated":
+        elif not record.was_run:
             left_out["simulated, so predicted and not measured"] += 1
         elif record.peak is None or record.peak.allocated_bytes <= 0 or record.ledger is None:
             left_out["no peak or no ledger"] += 1

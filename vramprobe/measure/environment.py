@@ -15,8 +15,10 @@ from typing import Literal
 
 import psutil
 
+from vramprobe.emulate import machine_folder
+from vramprobe.emulate.build import emulator_version
 from vramprobe.measure import nvml
-from vramprobe.records.record import Environment, Isolation
+from vramprobe.records.record import Environment, Instrument, Isolation
 from vramprobe.spec import CellSpec
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -49,6 +51,8 @@ def capture(
     if spec.device == "cpu":
         return Environment(device_name=cpu_name(), device_total_bytes=psutil.virtual_memory().total, **common)
     common |= {"driver_version": nvml.driver_version(), "alloc_conf": spec.alloc_conf}
+    if machine_folder() is not None:
+        common["emulator"] = emulator_version()
     gpu = nvml.first_visible_gpu()
     if with_torch and (seen := _cuda_properties()):
         common |= seen
@@ -60,6 +64,11 @@ def capture(
         nvml_total_bytes=device.total_bytes() if device else None,
         nvml_memory_info=device.memory_info if device else None,
     )
+
+
+def instrument_for(spec: CellSpec) -> Instrument:
+    """How this process observes ``spec``: the CUDA that it sees is a GPU's, or an emulated one's."""
+    return "emulated" if spec.device == "cuda" and machine_folder() is not None else spec.device
 
 
 def here() -> Callable[[CellSpec], Environment]:

@@ -50,6 +50,7 @@ class Ticket:
     attempt_id: str
     started_at: datetime
     snapshot: Path | None = None
+    verify: bool = False  # run steps under other values, too (an emulated GPU alone)
 
     @property
     def record(self) -> Path:
@@ -98,9 +99,9 @@ def read_phase(status: Path) -> tuple[PhaseName, int | None] | None:
     return None
 
 
-def new_ticket(folder: Path, snapshot: Path | None = None) -> Ticket:
+def new_ticket(folder: Path, snapshot: Path | None = None, *, verify: bool = False) -> Ticket:
     """A ticket for an attempt that begins now."""
-    return Ticket(folder, new_attempt_id(), datetime.now(UTC), snapshot)
+    return Ticket(folder, new_attempt_id(), datetime.now(UTC), snapshot, verify)
 
 
 def run_isolated(
@@ -115,7 +116,7 @@ def run_isolated(
         "spec": spec.model_dump_json(), "attempt_id": ticket.attempt_id, "isolation": launcher.isolation,
         "isolation_reason": launcher.isolation_reason,
         "record": str(ticket.record), "status": str(ticket.status), "log": str(log),
-        "snapshot": str(ticket.snapshot or ""),
+        "snapshot": str(ticket.snapshot or ""), "verify": "yes" if ticket.verify else "",
     }  # fmt: skip
     status = launcher.run(request, timeout_seconds)
     record = record_left(ticket, spec)
@@ -141,7 +142,7 @@ def record_left(ticket: Ticket, spec: CellSpec) -> RunRecord | None:
 def describe_death(spec: CellSpec, launcher: Launcher, ticket: Ticket, outcome: Outcome) -> RunRecord:
     """The record of a cell whose worker could not write one."""
     return RunRecord(
-        **attempt_fields(spec, ticket.attempt_id, ticket.started_at),
+        **attempt_fields(spec, ticket.attempt_id, ticket.started_at, environment.instrument_for(spec)),
         spec=spec,
         environment=environment.capture(spec, launcher.isolation, launcher.isolation_reason, with_torch=False),
         outcome=outcome,

@@ -64,11 +64,12 @@ def run_cell(
     attempt_id: str | None = None,
     status: Path | None = None,
     snapshot: Path | None = None,
+    verify: bool = False,
 ) -> RunRecord:
     """Run one cell in this process and describe it. Never raises for what the cell does; failures are outcomes.
 
     The running phase is written to ``status`` for whoever waits, the allocator's history of a further step to
-    ``snapshot`` (cuda only).
+    ``snapshot`` (cuda only). ``verify``: on an emulated GPU, steps under other values follow.
     """
     began, started_at = time.perf_counter(), datetime.now(UTC)
     fields: dict[str, Any] = {}
@@ -78,7 +79,7 @@ def run_cell(
         load_libraries(spec)
         gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
-        fields = _train(spec, instrument, status, snapshot)
+        fields = _train(spec, instrument, status, snapshot, verify)
         observation = fields.pop("observation")
         ledger = ledger_of(observation)
         doubts = reasons_not_to_believe(observation, ledger)
@@ -89,7 +90,7 @@ def run_cell(
         observation = instrument.finish() if instrument and instrument.last_phase() else Observation([], {})
     timing = fields.pop("timing", {})
     return RunRecord(
-        **attempt_fields(spec, attempt_id or new_attempt_id(), started_at),
+        **attempt_fields(spec, attempt_id or new_attempt_id(), started_at, environment.instrument_for(spec)),
         spec=spec,
         environment=environment.capture(spec, isolation, isolation_reason, with_torch=True),
         warnings=[*getattr(instrument, "warnings", []), *remarks_on(fields.get("facts"), spec.quant)],
@@ -97,6 +98,7 @@ def run_cell(
         timing=Timing(**timing, total_seconds=time.perf_counter() - began),
         context_bytes=observation.context_bytes,
         num_alloc_retries=observation.num_alloc_retries,
+        emulation=instrument.emulation() if hasattr(instrument, "emulation") else None,
         **fields,
     )
 
@@ -114,6 +116,10 @@ def instrument_for(spec: CellSpec) -> Any:
             f"device cuda was asked for, but torch {torch.__version__} sees no CUDA GPU; "
             "use --device cpu, or install a CUDA build of torch on a machine with an NVIDIA driver"
         )
+    if environment.instrument_for(spec) == "emulated":
+        from vramprobe.measure.emulation import EmulatedInstrument
+
+        return EmulatedInstrument(spec.limit_vram_bytes)
     from vramprobe.measure.cuda import CudaInstrument
 
     return CudaInstrument(spec.limit_vram_bytes)
@@ -140,7 +146,7 @@ def work(request: dict[str, str]) -> None:
     """Run the cell and leave its record at the path that is asked for, whole or not at all.
 
     ``request``: the spec as JSON under ``spec``; ``attempt_id``, ``isolation``, ``isolation_reason``; the paths
-    ``record``, ``status`` and ``log``, and ``snapshot``, empty where none is asked for.
+    ``record``, ``status`` and ``log``, and ``snapshot`` and ``verify``, empty where neither is asked for.
     """
     _be_the_first_to_go()
     record = run_cell(
@@ -150,6 +156,7 @@ def work(request: dict[str, str]) -> None:
         attempt_id=request["attempt_id"],
         status=Path(request["status"]),
         snapshot=Path(request["snapshot"]) if request["snapshot"] else None,
+        verify=bool(request["verify"]),
     )
     if isinstance(record.outcome, Error):  # on stderr, which is the cell's log
         sys.stderr.write(f"{record.outcome.traceback or record.outcome.message}\n")
@@ -195,7 +202,7 @@ def load_libraries(spec: CellSpec) -> None:
         load_liger()
 
 
-def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None) -> dict[str, Any]:
+def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None, verify: bool) -> dict[str, Any]:
     """Load, train the traced steps, then the timed ones; what was seen, by the record's names."""
     from vramprobe.workload.training import NOBODY, set_up, train_step, watch_stack
 
@@ -219,6 +226,8 @@ def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path 
         observation = replace(observation, at_peak=at_peak)
     facts = model_facts(work.model, stack)
     step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps)]
+    if verify and hasattr(instrument, "verify"):
+        instrument.verify(lambda: train_step(work, NOBODY, 0))
     if snapshot is not None:
         instrument.snapshot_step(lambda: train_step(work, NOBODY, 0), snapshot)
     timing = {

@@ -107,7 +107,7 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
 def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     """(bytes, is a lower bound, why there is none)."""
     outcome = record.outcome
-    if not record.is_measured:
+    if not record.was_run:
         return None, False, SIMULATED
     if record.held_out:
         return None, False, "held out by its sweep"

@@ -160,7 +160,7 @@ def evaluate(
 
 def _says_nothing(record: RunRecord) -> str | None:
     """Why this record has nothing to judge a prediction by; None where it has."""
-    if not record.is_measured:
+    if not record.was_run:
         return SIMULATED
     if record.outcome.kind not in ("ok", "oom"):
         return f"outcome {record.outcome.kind}"

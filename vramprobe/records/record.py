@@ -21,7 +21,8 @@ FORMAT_HISTORY = {1: "first format"}
 #: Fields of a cell under the names that older records have.
 _OLDER_NAMES = {b'"emulate_vram":': b'"limit_vram":'}
 
-Instrument = Literal["cuda", "cpu", "simulated"]
+#: cuda and cpu measure; emulated is the same software on an emulated driver; simulated predicts on fake tensors.
+Instrument = Literal["cuda", "emulated", "cpu", "simulated"]
 Isolation = Literal["spawn", "forkserver"]
 #: In the order of a run. ``load`` builds the weights and quantises each as it comes, ``prepare`` casts and adds
 #: adapters, ``batch`` puts the tokens on the device; then, each step: forward, backward, optimizer_step, zero_grad.
@@ -135,6 +136,7 @@ class Environment(_Frozen):
     nvml_memory_info: Literal["v2", "v1"] | None = None
     driver_version: str | None = None
     cuda_version: str | None = None
+    emulator: str | None = None  # its version, where the CUDA driver is the emulated one; null for a real one
     alloc_conf: str | None = None
     isolation: Isolation
     isolation_reason: str | None = None  # why the cell was spawned where a fork server was to be had; else null
@@ -144,6 +146,11 @@ class Environment(_Frozen):
     versions: dict[str, str | None]  # of vramprobe and of the libraries that the cell's kind runs
     commit: str | None = None
     dirty: bool | None = None
+
+    @property
+    def device_said(self) -> str:
+        """The device's name, which says so where it is emulated."""
+        return self.device_name if self.emulator is None else f"emulated {self.device_name}"
 
 
 class Ok(_Frozen):
@@ -237,6 +244,51 @@ Outcome = Annotated[
 ]
 
 
+class ValueRead(_Frozen):
+    """Reads, by one line of Python, of values that the emulated GPU did not compute."""
+
+    line: str | None  # file:line, innermost outside torch; null on a thread of autograd's
+    function: str | None = None
+    torch_line: str | None = None
+    script_line: str | None = None  # innermost outside every installed package, where that is another one
+    operator: str
+    state: Literal["assumed", "uncomputed"]  # a likely value stood there, or nothing of the kind
+    kind: Literal["control", "number", "bulk"]  # branched on, a whole number or a size; one float; many at once
+    dtype: str | None = None
+    num_reads: Amount
+    max_elements: Amount
+    could_have_steered: bool
+
+
+class Verification(_Frozen):
+    """Further steps under other contents of what is not computed: whether they allocate as the first does."""
+
+    contents: list[str]
+    num_events: Amount  # allocations and frees of one step
+    same: bool
+    parted_at: str | None = None  # the first place where two sequences part: its number, both events, the line
+
+
+class Emulation(_Frozen):
+    """What an emulated record rests on: the card, the emulator, and what of the values is not computed.
+
+    ``context_bytes`` is assumed, and so is what it adds to the device tier.
+    """
+
+    card: str  # as the catalog calls it
+    num_cards: Amount
+    emulator_version: str
+    torch_build: str  # as torch names itself, e.g. 2.13.0+cu130
+    contents: str  # what bytes that nobody computed are taken for
+    routing: str  # where tokens go whose scores nobody computed
+    context_bytes: Amount
+    num_launches: Amount | None = None
+    num_reads: Amount | None = None  # by the host, of values that nobody computed
+    num_steering_reads: Amount | None = None  # of those, the ones that could have steered the program
+    reads: list[ValueRead] = []
+    verification: Verification | None = None
+
+
 class RunRecord(_Frozen):
     """One attempt at one cell. ``peak``, ``ledger`` and ``facts`` are null where the run did not get that far."""
 
@@ -251,6 +303,7 @@ class RunRecord(_Frozen):
     outcome: Outcome  # up to here a journal is indexed without reading the rest of its lines (store.py)
     spec: CellSpec
     environment: Environment
+    emulation: Emulation | None = None  # what an emulated record rests on; null for every other instrument
     peak: Peak | None = None
     ledger: Ledger | None = None
     phases: list[PhaseMemory] = []
@@ -261,8 +314,8 @@ class RunRecord(_Frozen):
     warnings: list[str] = []
 
     @property
-    def is_measured(self) -> bool:
-        """Whether an instrument watched a run; what was simulated is a prediction, and counts as no measurement."""
+    def was_run(self) -> bool:
+        """Whether an instrument watched a run; what was simulated is a prediction, and counts as none."""
         return self.instrument != "simulated"
 
     def to_json_line(self) -> str:
@@ -292,13 +345,13 @@ def new_attempt_id() -> str:
     return uuid.uuid4().hex
 
 
-def attempt_fields(spec: CellSpec, attempt_id: str, started_at: datetime) -> dict[str, Any]:
+def attempt_fields(spec: CellSpec, attempt_id: str, started_at: datetime, instrument: Instrument) -> dict[str, Any]:
     """The fields that name one attempt at a cell, whoever writes its record: the worker, or the runner for it."""
     return {
         "attempt_id": attempt_id,
         "cell_id": spec.cell_id,
         "fingerprint": spec.fingerprint,
-        "instrument": spec.device,
+        "instrument": instrument,
         "started_at": started_at.isoformat(timespec="milliseconds"),
     }
 

@@ -110,7 +110,7 @@ def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     A simulated one counts only where nothing was measured.
     """
     latest: dict[str, RunRecord] = {}
-    for record in sorted(records, key=lambda one: (one.is_measured, one.outcome.kind in FINISHED, one.started_at)):
+    for record in sorted(records, key=lambda one: (one.was_run, one.outcome.kind in FINISHED, one.started_at)):
         latest[record.fingerprint] = record
     return latest
 

@@ -96,7 +96,7 @@ def gather(
     from vramprobe.report.columns import provenance
 
     contents = store.read(results_path)
-    measured = [record for record in contents.records if record.is_measured]
+    measured = [record for record in contents.records if record.was_run]
     if not measured:
         raise StoreError(
             f"nothing was measured in {results_path}: its {len(contents.records)} records are simulated, and a report "

@@ -104,7 +104,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     ledger = ledger_of(observation)
     doubts = reasons_not_to_believe(observation, ledger)
     record = RunRecord(
-        **(attempt_fields(spec, new_attempt_id(), started_at) | {"instrument": "simulated"}),
+        **attempt_fields(spec, new_attempt_id(), started_at, "simulated"),
         spec=spec,
         environment=environment.capture(spec, "spawn", with_torch=False),
         outcome=Invalid(reasons=doubts) if doubts else Ok(),

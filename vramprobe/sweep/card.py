@@ -19,6 +19,7 @@ class Card:
     name: str
     total_bytes: int
     gpu: catalog.Gpu | None
+    is_emulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def hourly_rate(card: Card | None, usd_per_hour: float | None = None, provider: 
         if not 0 < usd_per_hour < 1e4:
             raise SpecError(f"a price must be more than 0 dollars per hour of one GPU, {usd_per_hour} given")
         return Rate(usd_per_hour, "as given")
+    if card is not None and card.is_emulated and provider is None:
+        return None  # it is this machine that computes
     if card is None or card.gpu is None:
         if provider is not None:
             where = "the CPU has no price" if card is None else f"the catalog has no prices of {card.name}"
@@ -68,17 +71,19 @@ def card_named(name: str) -> Card:
     return Card(name=gpu.name, total_bytes=gpu.total_bytes, gpu=gpu)
 
 
-def card_seen(name: str, total_bytes: int) -> Card:
+def card_seen(name: str, total_bytes: int, *, is_emulated: bool = False) -> Card:
     """A card as NVML reports it."""
     try:
         gpu = catalog.find_gpu(name)
     except UnknownName:
         gpu = None
-    return Card(name=name, total_bytes=total_bytes, gpu=gpu)
+    return Card(name=name, total_bytes=total_bytes, gpu=gpu, is_emulated=is_emulated)
 
 
 def is_same_card(then: Environment, card: Card) -> bool:
-    """By name, or as one entry of the catalog."""
+    """By name, or as one entry of the catalog; what an emulated card did says nothing of a real one."""
+    if (then.emulator is not None) != card.is_emulated:
+        return False
     if then.device_name == card.name:
         return then.nvml_total_bytes in (None, card.total_bytes)
     return card.gpu is not None and card_seen(then.device_name, 0).gpu == card.gpu

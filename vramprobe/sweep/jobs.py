@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError
 from vramprobe.predict.questions import given_fit
 from vramprobe.sweep import definition
@@ -73,10 +74,13 @@ def _card_here(chosen: definition.Sweep) -> Card | None:
     gpu = nvml.first_visible_gpu() if any(one.device == "cuda" for one in chosen.cells) else None
     watched = nvml.open_device(gpu[0]) if gpu else None
     total_bytes = watched.total_bytes() if watched else None
-    return card_seen(gpu[1], total_bytes) if gpu and total_bytes else None
+    if not gpu or not total_bytes:
+        return None
+    return card_seen(gpu[1], total_bytes, is_emulated=machine_folder() is not None)
 
 
 def default_results(sweep_name: str, device: str, card: Card | None = None) -> Path:
-    """results/<device>/<sweep>: the GPU's short name in lower case, or cpu."""
+    """results/<device>/<sweep>: the GPU's short name in lower case, or cpu; emulated GPUs in a folder apart."""
     name = device if card is None else card.gpu.short_name if card.gpu else card.name.removeprefix("NVIDIA ")
-    return Path("results") / name.lower().replace(" ", "-") / sweep_name
+    home = Path("results", "emulated") if card is not None and card.is_emulated else Path("results")
+    return home / name.lower().replace(" ", "-") / sweep_name

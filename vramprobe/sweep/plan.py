@@ -41,6 +41,7 @@ class Policy:
     audit_share: float = 0.05  # of the cells to skip, so many are run all the same
     replicate_share: float = 0.0  # of the cells that end well, so many are run a second time, last of all
     retry_quarantined: bool = False
+    verify: bool = False  # each cell repeats a step under other values (an emulated GPU alone)
 
     def audits(self, spec: CellSpec) -> bool:
         """Whether ``spec`` is one of those that are run though they would be skipped; the same ones on every resume."""

@@ -171,7 +171,7 @@ def differing(then: Environment, now: Environment) -> list[str]:
     The device, and the minor releases of the libraries that decide memory. What either side does not know is not held
     against it; a driver, a host or a patch release is context that is recorded and not more.
     """
-    pairs = [("device", then.device_name, now.device_name)]
+    pairs = [("device", then.device_said, now.device_said)]
     for package in ("torch", "transformers", "peft", "bitsandbytes", "liger-kernel"):
         pairs.append((package, *(minor_release(side.versions.get(package)) for side in (then, now))))
     return [f"{name} {before} (now {here})" for name, before, here in pairs if before and here and before != here]

@@ -41,14 +41,19 @@ JOURNAL = "records.jsonl"
 
 
 def measure(
-    spec: CellSpec, *, log: Path, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, snapshot: Path | None = None
+    spec: CellSpec,
+    *,
+    log: Path,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    snapshot: Path | None = None,
+    verify: bool = False,
 ) -> RunRecord:
     """Run one cell in a process of its own and return its record; nothing is stored but a ``snapshot`` (cuda only)."""
     require_packages([spec])
     launcher = Spawner(worker_environment(), log)
     with scratch_folder() as folder:
         try:
-            return run_isolated(spec, launcher, new_ticket(folder, snapshot), log, timeout_seconds)
+            return run_isolated(spec, launcher, new_ticket(folder, snapshot, verify=verify), log, timeout_seconds)
         finally:
             launcher.close()
 
@@ -159,7 +164,7 @@ class _Sweeping:
         return None if self.clock.allows(seconds, is_loaded=is_loaded) else self.limits.limited_by
 
     def _run(self, event: Progress, row: Row) -> None:
-        spec, log, ticket = row.spec, log_path(self.logs, row.spec), new_ticket(self.scratch)
+        spec, log, ticket = row.spec, log_path(self.logs, row.spec), new_ticket(self.scratch, verify=self.policy.verify)
         launcher = self.launchers.launcher_of(spec)
         event = replace(
             event, kind="started", log=log, status=ticket.status, attempt_id=ticket.attempt_id,
@@ -175,8 +180,9 @@ class _Sweeping:
         self._note_how_cells_start(launcher)
         launcher.expect(self._upcoming(event.index))
         started = Started(
-            attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint, instrument=spec.device,
-            started_at=ticket.started_at.isoformat(timespec="milliseconds"), sweep=self.sweep.name,
+            attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint,
+            instrument=environment.instrument_for(spec), sweep=self.sweep.name,
+            started_at=ticket.started_at.isoformat(timespec="milliseconds"),
         )  # fmt: skip
         self._append(started)
         record = self._keep(self._attempt(spec, launcher, ticket, log))

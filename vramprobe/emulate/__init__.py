@@ -1,0 +1,21 @@
+"""A GPU without a GPU: NVIDIA's real software stack above, a CUDA driver of our own below.
+
+In: an installation of torch's CUDA build, a card of the catalog. Out: environment variables under which any process
+sees that card: memory, streams, errors and NVML are true, kernels compute nothing. Lines it may not cross: it needs no
+NVIDIA library, header or device, changes nothing of theirs, imports torch in ``values`` alone, and ends a run at a
+function that it does not know rather than answer with garbage.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: The folder of the emulated machine that this process and its children see; unset on the real one.
+MACHINE_VARIABLE = "VRAMPROBE_EMULATED_MACHINE"
+
+
+def machine_folder() -> Path | None:
+    """The emulated machine that this process sees; None on the real one."""
+    named = os.environ.get(MACHINE_VARIABLE)
+    return Path(named) if named else None

@@ -1,0 +1,115 @@
+"""From a card's name to a process that sees it: which interpreter, which driver, which machine, which variables.
+
+In: ``H100-SXM`` or ``RTX-4090 x2``. Out: an Entrance, for exec or subprocess; a verb that is told ``--emulate`` starts
+itself anew through it. This process stays what it is: nothing is loaded into it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vramprobe.emulate import MACHINE_VARIABLE, machine_folder
+from vramprobe.errors import SpecError
+
+#: The process that made the machine's folder, and takes it away when it ends.
+OWNER_VARIABLE = "VRAMPROBE_EMULATED_BY"
+#: The cards that were asked for, in the words of ``--emulate``.
+CARDS_VARIABLE = "VRAMPROBE_EMULATED_CARDS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrance:
+    """An interpreter whose torch is a CUDA build, and the environment in which it sees the emulated machine."""
+
+    python: Path
+    environment: dict[str, str]
+    machine: Path
+
+    def command(self, *words: str) -> list[str]:
+        """This package's command line in there."""
+        return [str(self.python), "-m", "vramprobe", *words]
+
+
+def entrance(
+    cards: str, *, policy: Mapping[str, Any] | None = None, say: Callable[[str], None] = lambda line: None
+) -> Entrance:
+    """A new machine with ``cards``, and how to start a process that sees it.
+
+    ``policy``: what values that nobody computed are taken for (emulate/values/policy.py). ``say`` hears of what takes
+    seconds. Raises UnknownName or SpecError for the cards, NotEmulatable where no CUDA build of torch is at hand,
+    NoCompiler, BuildError.
+    """
+    from vramprobe.emulate.activate import emulated_environment
+    from vramprobe.emulate.build import ensure_build
+    from vramprobe.emulate.cards import parse_cards
+    from vramprobe.emulate.machine import create_machine
+
+    card, count = parse_cards(cards)
+    installation = installation_to_use()
+    build = ensure_build(installation, say)
+    machine = create_machine([card] * count, values_policy=dict(policy or {}))
+    # This very package, whichever interpreter runs it, and before what the working folder has.
+    home = Path(__file__).parents[2]
+    searched = [str(home), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = emulated_environment(build, machine.folder) | {
+        OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(searched),
+    }  # fmt: skip
+    return Entrance(python=installation.python, environment=environment, machine=machine.folder)
+
+
+def installation_to_use() -> Any:
+    """This interpreter's torch where it is a CUDA build, else the environment that was set up for it.
+
+    Raises NotEmulatable, which names the command that sets one up.
+    """
+    from vramprobe.emulate.environment import find_environment
+    from vramprobe.emulate.installation import NotEmulatable, find_installation
+
+    try:
+        return find_installation()
+    except NotEmulatable:
+        ready = find_environment()
+        if ready is None:
+            raise
+        return find_installation(ready)
+
+
+def enter(cards: str, words: list[str], say: Callable[[str], None], policy: Mapping[str, Any] | None = None) -> None:
+    """Become a process that sees ``cards`` and runs this package's command line with ``words``.
+
+    Returns only in that process, which has come here again. Raises what :func:`entrance` does, and SpecError where the
+    process sees other emulated cards already.
+    """
+    if machine_folder() is not None:
+        seen = os.environ.get(CARDS_VARIABLE)
+        if seen is not None and seen != cards:
+            raise SpecError(f"--emulate {cards}: this process sees an emulated {seen} already; start it elsewhere")
+        return
+    way = entrance(cards, policy=policy, say=say)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(way.python, way.command(*words), way.environment)
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Afterwards the machine's folder goes, if this process is the one that it was made for."""
+    try:
+        yield
+    finally:
+        folder = machine_folder()
+        if folder is not None and os.environ.get(OWNER_VARIABLE) == str(os.getpid()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def left_behind(environment: Mapping[str, str]) -> None:
+    """Take away the machine of a finished subprocess."""
+    shutil.rmtree(environment[MACHINE_VARIABLE], ignore_errors=True)

@@ -1,0 +1,86 @@
+"""The emulated instrument's own part of a cell: values on while it runs, and what its record must say of them.
+
+In: the CudaInstrument of a process that sees an emulated GPU (emulate/). Out: the same instrument under another name,
+which also knows what was not computed and who read it. The counters are the allocator's, as on a real card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vramprobe.catalog import find_gpu
+from vramprobe.emulate import values
+from vramprobe.emulate.build import emulator_version
+from vramprobe.emulate.machine import open_machine
+from vramprobe.emulate.values import allocations
+from vramprobe.errors import UnknownName
+from vramprobe.measure.cuda import CudaInstrument
+from vramprobe.records.record import Emulation, ValueRead, Verification
+
+#: A record names so many lines that read values, those that could have steered the program first.
+MAX_READS = 40
+
+
+class EmulatedInstrument(CudaInstrument):
+    """The cuda instrument on an emulated card."""
+
+    name = "emulated"
+
+    def __init__(self, limit_vram_bytes: int | None = None) -> None:
+        super().__init__(limit_vram_bytes)
+        self._watch: Any = None
+        self._verification: Verification | None = None
+
+    def start(self) -> None:
+        """As on a real card, with small values computed and the others known for what they are."""
+        self._watch = values.enable(values.Policy(**open_machine().values_policy))
+        super().start()
+
+    def verify(self, step: Callable[[], None]) -> None:
+        """Run ``step`` once under each content that uncomputed values may have, and compare what it allocates."""
+        contents, sequences = [], []
+        for policy in values.verification_policies(self._watch.policy):
+            with self._watch.under(policy), allocations.recorded() as events:
+                step()
+                torch.cuda.synchronize()
+                sequences.append(events())
+            contents.append(policy.contents)
+        parted = next((f for one in sequences[1:] if (f := allocations.parting(sequences[0], one))), None)
+        self._verification = Verification(
+            contents=contents, num_events=len(sequences[0]), same=parted is None,
+            parted_at=None if parted is None else _in_words(parted),
+        )  # fmt: skip
+
+    def emulation(self) -> Emulation:
+        """What the record says of the emulation, as things stand."""
+        machine, report = open_machine(), self._watch.report() if self._watch else None
+        seen = report or {"policy": machine.values_policy}
+        return Emulation(
+            card=_card(torch.cuda.get_device_name(0)), num_cards=machine.num_devices,
+            emulator_version=emulator_version(), torch_build=torch.__version__,
+            contents=seen["policy"].get("contents", "zeros"), routing=seen["policy"].get("routing", "even"),
+            context_bytes=machine.context_bytes, num_launches=None if report is None else self._watch.num_launches,
+            num_reads=seen.get("num_reads"), num_steering_reads=seen.get("num_reads_that_could_have_steered"),
+            reads=[ValueRead(**read) for read in seen.get("reads", ())[:MAX_READS]],
+            verification=self._verification,
+        )  # fmt: skip
+
+
+def _card(name: str) -> str:
+    try:
+        return find_gpu(name).short_name
+    except UnknownName:
+        return name
+
+
+def _in_words(parted: dict[str, Any]) -> str:
+    def said(event: dict[str, Any] | None) -> str:
+        if event is None:
+            return "nothing more"
+        where = f" at {event['frames'][0]}" if event["frames"] else ""
+        return f"{event['action']} of {event['num_bytes']} B{where}"
+
+    return f"event {parted['index']}: {said(parted['first'])}, against {said(parted['second'])}"

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
+from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.installation import Installation, find_installation, require_platform
 from vramprobe.emulate.stubs import DRIVER, FUNCTIONS, write_stubs
 from vramprobe.emulate.symbols import Wanted, elf_files, wanted
@@ -98,7 +98,8 @@ def ensure_build(installation: Installation | None = None, say: Callable[[str], 
 def emulator_version() -> str:
     """12 hexadecimal digits that change when any source of the emulated GPU does; for records."""
     digest = hashlib.sha256()
-    for path in (*driver_sources(), *(Path(__file__).with_name(name) for name in _SOURCES)):
+    own = [Path(__file__).with_name(name) for name in _SOURCES]
+    for path in (*driver_sources(), *own, Path(str(data_file("cuda_functions.txt")))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
@@ -166,7 +167,6 @@ def _needs(installation: Installation, compiler: Compiler, home: Path) -> tuple[
     asking = {name for library in needs.values() for name in library.files}
     facts = {
         "format": _FORMAT,
-        "python": sys.version_info[:2],
         "installation": asdict(installation),
         "files": [[str(path), *key] for path, key in elf_files(installation) if path.name in asking],
         "emulator": emulator_version(),

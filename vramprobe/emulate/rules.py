@@ -120,16 +120,6 @@ _ALLOWED = (
 )
 _ALLOWED_NAME = re.compile("|".join(f"(?:{pattern})" for pattern in _ALLOWED))
 _GENERIC_NAMES = {routine: re.compile("|".join(patterns)) for routine, patterns in _GENERIC.items()}
-# Names that are looked up with dlsym, so stand in no ELF file's table, and may be answered by counting.
-ALLOWED_WHEN_LOOKED_UP = {
-    "libcuda": (
-        "cuCtxSetCacheConfig", "cuCtxSetLimit", "cuCtxSynchronize", "cuEventSynchronize", "cuFuncSetAttribute",
-        "cuFuncSetCacheConfig", "cuKernelSetAttribute", "cuLibraryUnload", "cuMemAdvise", "cuMemPrefetchAsync",
-        "cuModuleUnload", "cuProfilerStart", "cuProfilerStop", "cuStreamSynchronize", "cuStreamWaitEvent",
-    ),
-}  # fmt: skip
-
-
 def rule_for(name: str, exported: Set[str]) -> Rule:
     """What a call of ``name`` does, with a driver that exports the names in ``exported``."""
     if PREFIX + name in exported:

@@ -11,9 +11,11 @@ import csv
 import re
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
-from vramprobe.emulate.rules import ALLOWED_WHEN_LOOKED_UP, PREFIX, Kind, Rule, rule_for
+from vramprobe.catalog.shipped import data_file
+from vramprobe.emulate.rules import PREFIX, Kind, Rule, rule_for
 from vramprobe.emulate.symbols import Wanted, library_of, library_of_symbol
 from vramprobe.emulate.toolchain import Compiler
 
@@ -49,13 +51,20 @@ def write_stubs(wanted: dict[str, Wanted], driver: Path, compiler: Compiler, scr
 
 
 def functions_of(library: Wanted, exported: frozenset[str]) -> dict[str, Rule]:
-    """Each function that a soname's stub has: what is wanted, and what the driver has of that library."""
+    """Each function that a soname's stub has: what is wanted, what the driver has, all of CUDA's own interface."""
     base = library_of(library.soname)
     emulated = {name.removeprefix(PREFIX) for name in exported if name.startswith(PREFIX)}
     names = {name for name in library.versions if name not in library.data}
     names |= {name for name in emulated if library_of_symbol(name) == base}
-    names |= set(ALLOWED_WHEN_LOOKED_UP.get(base, ()))
+    names |= {name for name in _cuda_functions() if library_of_symbol(name) == base}
     return {name: rule_for(name, exported) for name in sorted(names)}
+
+
+@cache
+def _cuda_functions() -> tuple[str, ...]:
+    """The driver's and the runtime's whole interface: what is compiled at run time stands in no file to be read."""
+    lines = data_file("cuda_functions.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
 
 
 def assembly(functions: dict[str, Rule], soname: str) -> str:

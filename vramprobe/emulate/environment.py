@@ -26,7 +26,7 @@ NEEDED_BYTES = 6_000_000_000  # 2.8 GB stay; the rest is pip's download, its cac
 PINS = "emulated_environment.txt"
 _READY = "vramprobe-ready.json"
 _TORCH_IS_IN = "vramprobe-torch.txt"
-_PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet", "--no-deps")
+_PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet", "--no-deps", "--no-compile")
 
 
 class SetupError(VramprobeError):
@@ -96,7 +96,7 @@ def _make(folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         say(f"1/3 making an environment in {folder}")
         _run([sys.executable, "-m", "venv", str(folder)], "python -m venv", _without_venv)
-        say(f"2/3 installing torch {wanted['torch']}, a CUDA build, without NVIDIA's packages (a download of 0.5 to 0.9 GB)")
+        say(f"2/3 installing torch {wanted['torch']} without NVIDIA's packages (a download of 0.5 to 0.9 GB)")
         # === takes exactly this build: == would be content with a CPU build at hand, which calls itself 2.13.0+cpu
         _run([str(python), *_PIP, f"torch==={wanted['torch']}"], f"pip install torch==={wanted['torch']}")
         installation_in([_site(folder)], python)  # says so if pip's index has a CPU build under that version

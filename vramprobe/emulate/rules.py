@@ -120,6 +120,8 @@ _ALLOWED = (
 )
 _ALLOWED_NAME = re.compile("|".join(f"(?:{pattern})" for pattern in _ALLOWED))
 _GENERIC_NAMES = {routine: re.compile("|".join(patterns)) for routine, patterns in _GENERIC.items()}
+
+
 def rule_for(name: str, exported: Set[str]) -> Rule:
     """What a call of ``name`` does, with a driver that exports the names in ``exported``."""
     if PREFIX + name in exported:

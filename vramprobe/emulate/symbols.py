@@ -6,6 +6,7 @@ In: an Installation. Out: a Wanted by soname. Reads .dynamic, .dynsym and .gnu.v
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -88,7 +89,7 @@ def wanted(installation: Installation, cache: Path | None = None) -> dict[str, W
         if entry is None or entry["key"] != key:
             entry = {"key": key, **asdict(read_file(path))}
         seen[str(path)] = entry
-        if not entry["sonames"] or not _of_this_cuda(entry["sonames"], installation.cuda[0]):
+        if not _of_this_cuda(entry["sonames"], installation.cuda[0]):
             continue
         for soname in entry["sonames"]:
             by_soname.setdefault(soname, Wanted(soname=soname)).files.add(path.name)
@@ -171,7 +172,9 @@ def _version_needs(elf) -> dict[int, tuple[str, str]]:
     section = elf.get_section_by_name(".gnu.version_r")
     if section is None:
         return {}
-    return {aux["vna_other"]: (aux.name, need.name) for need, auxiliaries in section.iter_versions() for aux in auxiliaries}
+    return {
+        aux["vna_other"]: (aux.name, need.name) for need, auxiliaries in section.iter_versions() for aux in auxiliaries
+    }
 
 
 def _of_this_cuda(sonames: tuple[str, ...], major: int) -> bool:
@@ -182,10 +185,11 @@ def _of_this_cuda(sonames: tuple[str, ...], major: int) -> bool:
 
 def _place(unplaced: list[tuple[str, bool, str]], by_soname: dict[str, Wanted]) -> None:
     """Give each symbol without a version to every soname of its library that is wanted."""
-    for name, is_data, _ in unplaced:
+    for name, is_data, file in unplaced:
         for library in by_soname.values():
             if library_of(library.soname) == library_of_symbol(name):
                 library.versions.setdefault(name, None)
+                library.files.add(file)
                 library.data |= {name} if is_data else set()
 
 
@@ -204,4 +208,5 @@ def _save_cache(cache: Path, files: dict[str, dict]) -> None:
         temporary.write_text(json.dumps({"format": _CACHE_FORMAT, "files": files}))
         temporary.replace(cache)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

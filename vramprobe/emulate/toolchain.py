@@ -40,7 +40,11 @@ class Compiler:
         extra = ["-fno-sanitize=undefined"] if self.is_zig else []
         try:
             done = subprocess.run(
-                [*self.command, *extra, *arguments], capture_output=True, text=True, env=self._environment(), check=False
+                [*self.command, *extra, *arguments],
+                capture_output=True,
+                text=True,
+                env=self._environment(),
+                check=False,
             )
         except OSError as error:
             raise BuildError(f"{self.command[0]} does not run: {error.strerror}") from error

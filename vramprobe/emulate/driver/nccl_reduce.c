@@ -118,7 +118,8 @@ void nccl_reduce(void *to, const char *const *inputs, int num_ranks, size_t firs
       int64_t value = get_integer(inputs[0] + at, type);
       for (int r = 1; r < num_ranks; r++) {
         int64_t next = get_integer(inputs[r] + at, type);
-        value = (int64_t)COMBINE((uint64_t)0 + value, next); /* two's complement, as the device wraps */
+        if (operation == REDUCE_MAX || operation == REDUCE_MIN) value = COMBINE(value, next);
+        else value = (int64_t)COMBINE((uint64_t)value, (uint64_t)next); /* wraps, as the device does */
       }
       if (operation == REDUCE_AVERAGE) value /= num_ranks;
       memcpy(out, &value, bytes); /* little-endian: the low bytes */

@@ -1,0 +1,1 @@
+"""scratch until E2's arrives"""

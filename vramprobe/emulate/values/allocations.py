@@ -1,0 +1,76 @@
+"""Two runs' sequences of allocations: equal, or the first place where they part. What ``--verify`` asks.
+
+In: snapshots of torch's allocator (``torch.cuda.memory._snapshot()``) with their history. Out: events, digests, a parting as plain
+dicts. Addresses count only as names: two runs may get other ones. It runs no model and needs no torch for what is recorded already.
+"""
+
+import hashlib
+import json
+from contextlib import contextmanager
+
+ACTIONS = ("alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
+MAX_EVENTS = 1_000_000
+
+
+@contextmanager
+def recorded():
+    """Within: torch keeps every allocation's history, with Python frames; yields a function that gives the events so far."""
+    import torch
+
+    torch.cuda.memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_EVENTS)
+    try:
+        yield lambda device=0: events(torch.cuda.memory._snapshot(), device)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def events(snapshot, device=0):
+    """One device's history as [{action, num_bytes, block, frames}]: ``block`` numbers allocations in their order."""
+    traces = snapshot["device_traces"]
+    numbers, found = {}, []
+    for entry in traces[device] if device < len(traces) else []:
+        action = entry["action"]
+        if action not in ACTIONS:
+            continue
+        key = (action.startswith("segment"), entry.get("addr", entry.get("device_free")))
+        if action in ("alloc", "segment_alloc", "segment_map"):
+            numbers[key] = len(numbers)
+        found.append(
+            {
+                "action": action,
+                "num_bytes": entry["size"],
+                "block": numbers.get(key),
+                "frames": [f"{at['filename']}:{at['line']}" for at in entry.get("frames", ())],
+            }
+        )
+    return found
+
+
+def _same(event):
+    return event["action"], event["num_bytes"], event["block"]
+
+
+def digest(sequence):
+    """SHA-256 over actions, sizes and which block each frees: equal digests are equal sequences (frames do not count)."""
+    return hashlib.sha256(json.dumps([_same(event) for event in sequence]).encode()).hexdigest()
+
+
+def parting(first, second):
+    """None where two sequences are equal, else {index, first, second, num_first, num_second}: the first event that differs.
+
+    Where one is the beginning of the other, the shorter one's event is None.
+    """
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if _same(one) != _same(other):
+            break
+    else:
+        if len(first) == len(second):
+            return None
+        index = min(len(first), len(second))
+    return {
+        "index": index,
+        "first": first[index] if index < len(first) else None,
+        "second": second[index] if index < len(second) else None,
+        "num_first": len(first),
+        "num_second": len(second),
+    }

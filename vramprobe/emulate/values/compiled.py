@@ -1,0 +1,104 @@
+"""torch.compile beside the mode: Dynamo compiles with no mode of ours on the stack and never traces our code; Inductor's buffers are known.
+
+In: the mode. Out: patches on Dynamo's entry and on Inductor's allocation, made when those modules are imported; and their undoing.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CONVERT_FRAME = "torch._dynamo.convert_frame"
+
+
+def keep_out(mode):
+    """Patch Dynamo and Inductor's allocation for ``mode``, now or as soon as Dynamo is imported; returns what undoes it."""
+    undo = [_know_inductor_buffers(mode)]
+    if CONVERT_FRAME in sys.modules:
+        undo.append(_patch(sys.modules[CONVERT_FRAME], mode))
+    else:
+        finder = _Finder(mode, undo)
+        sys.meta_path.insert(0, finder)
+        undo.append(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+
+    def undo_all():
+        for each in reversed(undo):
+            each()
+
+    return undo_all
+
+
+def _patch(convert_frame, mode):
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+    wrapper = convert_frame.CatchErrorsWrapper
+    original = wrapper.__call__
+    empty = getattr(convert_frame, "ConvertFrameReturn", lambda: None)
+
+    def call(self, frame, *args, **kwargs):
+        if frame.f_code.co_filename.startswith(HERE):
+            from torch._C._dynamo.eval_frame import skip_code
+
+            skip_code(frame.f_code)
+            return empty()
+        popped = 0
+        while (stack := _get_current_dispatch_mode_stack()) and stack[-1] is mode:
+            _pop_mode()
+            popped += 1
+        try:
+            return original(self, frame, *args, **kwargs)
+        finally:
+            for _ in range(popped):
+                _push_mode(mode)
+
+    wrapper.__call__ = call
+
+    def undo():
+        wrapper.__call__ = original
+
+    return undo
+
+
+def _know_inductor_buffers(mode):
+    """Compiled code takes its buffers past the dispatcher: whatever the memory held before, nobody computed it now."""
+    import torch
+
+    guards = torch._C._dynamo.guards
+    original = getattr(guards, "_empty_strided_cuda", None)
+    if original is None:
+        return lambda: None
+
+    def empty_strided_cuda(size, stride, dtype):
+        out = original(size, stride, dtype)
+        address = out.data_ptr()
+        if address:
+            mode.driver.mark_uncomputed(address, out.untyped_storage().nbytes())
+        return out
+
+    guards._empty_strided_cuda = empty_strided_cuda
+
+    def undo():
+        guards._empty_strided_cuda = original
+
+    return undo
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mode, undo):
+        self.mode, self.undo = mode, undo
+
+    def find_spec(self, name, path, target=None):
+        if name != CONVERT_FRAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module):
+                run(module)
+                self.undo.append(_patch(module, self.mode))
+
+            spec.loader.exec_module = exec_module
+        return spec

@@ -1,0 +1,82 @@
+"""The control functions of the emulated driver that this process has loaded, as Python calls.
+
+In: nothing but the loaded ``libvramprobe_driver.so``. Out: a ``Driver``, or an error that says that this is no emulated GPU.
+It never loads a driver by itself: a real GPU's process must not get one.
+"""
+
+import ctypes
+import os
+
+LIBRARY = "libvramprobe_driver.so"
+FILL_KINDS = {"zeros": 0, "ones": 1, "random": 2, "keep": 3}
+
+
+class NoEmulatedDriver(RuntimeError):
+    """Values were asked for where no emulated GPU is."""
+
+
+def library_path():
+    """The path of the emulated driver that is mapped into this process, or None."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                path = line.rstrip("\n").split(maxsplit=5)[-1]
+                if os.path.basename(path) == LIBRARY:
+                    return path
+    except OSError:
+        return None
+    return None
+
+
+class Driver:
+    """What is known of device bytes: ``mark_computed``, ``mark_uncomputed``, ``is_computed`` take an address and bytes.
+
+    The marking calls hold the GIL (``PyDLL``): they are shorter than giving it away would be.
+    """
+
+    def __init__(self, path):
+        library = ctypes.PyDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+
+        def function(name, result, *arguments):
+            try:
+                found = library[f"emu_control_{name}"]
+            except AttributeError:
+                raise NoEmulatedDriver(f"{path} has no emu_control_{name}: the driver is older than vramprobe") from None
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        address, size = ctypes.c_size_t, ctypes.c_size_t  # a pointer as a number: no conversion of None, no object
+        self.mark_computed = function("mark_computed", None, address, size)
+        self.mark_uncomputed = function("mark_uncomputed", None, address, size)
+        self.is_computed = function("is_computed", ctypes.c_int, address, size)
+        self.inject_count = function("inject_count", None, ctypes.c_int64)
+        self.clear_counts = function("clear_counts", None)
+        self.uncomputed_reads = function("uncomputed_reads", ctypes.c_uint64)
+        self.launches = function("launches", ctypes.c_uint64)
+        self._on_read = function("on_uncomputed_read", None, ctypes.c_void_p)
+        self._set_fill = function("set_fill", None, ctypes.c_int, ctypes.c_uint64)
+        self._callback = None  # kept alive for as long as the driver may call it
+
+    def on_uncomputed_read(self, callback):
+        """Have ``callback(address, num_bytes)`` called whenever the host copies bytes that nobody computed; None: no more."""
+        if callback is None:
+            self._on_read(None)
+            self._callback = None
+            return
+        made = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t)(callback)
+        self._on_read(ctypes.cast(made, ctypes.c_void_p))
+        self._callback = made
+
+    def set_fill(self, contents, seed):
+        """What bytes that nobody computed read as, where the driver itself hands them out."""
+        self._set_fill(FILL_KINDS[contents], seed)
+
+
+def loaded_driver():
+    """The ``Driver`` of this process; NoEmulatedDriver where none is loaded."""
+    path = library_path()
+    if path is None:
+        raise NoEmulatedDriver(
+            f"no emulated GPU in this process ({LIBRARY} is not loaded): values are only watched under --emulate"
+        )
+    return Driver(path)

@@ -1,0 +1,98 @@
+"""Values on and off in a process: the mode on its threads, the driver's callback, Dynamo's hook, a report.
+
+In: a policy. Out: a ``Watch``. One at a time per process; it needs the emulated driver and never loads one.
+"""
+
+import threading
+
+from .driver import loaded_driver
+from .policy import Policy
+
+_current = None
+_bootstrap = threading.Thread._bootstrap_inner
+
+
+class Watch:
+    """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's), ``disable()`` ends it."""
+
+    def __init__(self, policy):
+        driver = loaded_driver()  # before torch is touched: the refusal costs nothing
+        from . import compiled
+        from .mode import TrueValues
+
+        self.mode = TrueValues(driver, policy)
+        driver.on_uncomputed_read(self.mode.driver_read)
+        driver.set_fill(policy.contents, policy.seed)
+        self.mode.__enter__()
+        self._undo = [compiled.keep_out(self.mode), _print_with(self.mode)]
+        threading.Thread._bootstrap_inner = _on_new_threads(self.mode)
+
+    @property
+    def policy(self):
+        return self.mode.policy
+
+    def report(self):
+        """Policy, counts, reads by line: plain dicts, ready for JSON."""
+        return self.mode.report()
+
+    def clear(self):
+        """Forget the reads so far."""
+        self.mode.reads.clear()
+
+    def disable(self):
+        """Off again, on this thread and for new ones."""
+        global _current
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+        if _get_current_dispatch_mode() is not self.mode:
+            raise RuntimeError("values can only be switched off where they were switched on: another mode is on top")
+        self.mode.__exit__(None, None, None)
+        self.mode.driver.on_uncomputed_read(None)
+        self.mode.driver.set_fill("keep", 0)
+        for undo in self._undo:
+            undo()
+        threading.Thread._bootstrap_inner = _bootstrap
+        _current = None
+
+
+def _print_with(mode):
+    """``print(tensor)`` takes all modes off: it would format by stale bytes, and count them."""
+    from torch import _tensor_str
+
+    original = _tensor_str._str_intern
+
+    def str_intern(*args, **kwargs):
+        with mode.on_this_thread():
+            return original(*args, **kwargs)
+
+    _tensor_str._str_intern = str_intern
+
+    def undo():
+        _tensor_str._str_intern = original
+
+    return undo
+
+
+def _on_new_threads(mode):
+    def bootstrap(self):
+        mode.__enter__()  # a thread begins with an empty stack of modes; autograd's own threads inherit theirs
+        _bootstrap(self)
+
+    return bootstrap
+
+
+def start(policy=None):
+    """See ``values.enable``."""
+    global _current
+    policy = policy or Policy()
+    if _current is not None:
+        if _current.policy != policy:
+            raise RuntimeError(f"values are on already, under {_current.policy}; call disable() first")
+        return _current
+    _current = Watch(policy)
+    return _current
+
+
+def current():
+    """The ``Watch`` that is on, or None."""
+    return _current

@@ -6,9 +6,11 @@ itself anew through it. This process stays what it is: nothing is loaded into it
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from vramprobe.errors import SpecError
 OWNER_VARIABLE = "VRAMPROBE_EMULATED_BY"
 #: The cards that were asked for, in the words of ``--emulate``.
 CARDS_VARIABLE = "VRAMPROBE_EMULATED_CARDS"
+#: What values that nobody computed are taken for, as JSON (emulate/values/policy.py).
+VALUES_VARIABLE = "VRAMPROBE_VALUES_POLICY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +51,35 @@ def entrance(
     NoCompiler, BuildError.
     """
     from vramprobe.emulate.activate import emulated_environment
-    from vramprobe.emulate.build import ensure_build
+    from vramprobe.emulate.build import cache_folder, ensure_build
     from vramprobe.emulate.cards import parse_cards
-    from vramprobe.emulate.machine import create_machine
+    from vramprobe.emulate.machine import write_machine
 
     card, count = parse_cards(cards)
     installation = installation_to_use()
     build = ensure_build(installation, say)
-    machine = create_machine([card] * count, values_policy=dict(policy or {}))
+    machine = write_machine(_new_folder(cache_folder() / "machines"), [card] * count)
     # This very package, whichever interpreter runs it, and before what the working folder has.
     home = Path(__file__).parents[2]
     searched = [str(home), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = emulated_environment(build, machine.folder) | {
+    environment = emulated_environment(build, machine) | {
         OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(searched),
+        "PYTHONPATH": os.pathsep.join(searched), VALUES_VARIABLE: json.dumps(dict(policy or {})),
     }  # fmt: skip
-    return Entrance(python=installation.python, environment=environment, machine=machine.folder)
+    return Entrance(python=installation.python, environment=environment, machine=machine)
+
+
+def _new_folder(home: Path) -> Path:
+    """A folder for a machine that this process owns; those of processes that were killed go."""
+    from vramprobe.emulate.build import cache_errors
+
+    with cache_errors(home):
+        home.mkdir(parents=True, exist_ok=True)
+        for left in home.iterdir():
+            pid = left.name.split("-")[0]
+            if pid.isdecimal() and not Path("/proc", pid).exists():
+                shutil.rmtree(left, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=home))
 
 
 def installation_to_use() -> Any:

@@ -6,15 +6,18 @@ which also knows what was not computed and who read it. The counters are the all
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from vramprobe.catalog import find_gpu
-from vramprobe.emulate import values
+from vramprobe.emulate import machine_folder, values
 from vramprobe.emulate.build import emulator_version
-from vramprobe.emulate.machine import open_machine
+from vramprobe.emulate.enter import VALUES_VARIABLE
+from vramprobe.emulate.machine import read_machine
 from vramprobe.emulate.values import allocations
 from vramprobe.errors import UnknownName
 from vramprobe.measure.cuda import CudaInstrument
@@ -36,7 +39,7 @@ class EmulatedInstrument(CudaInstrument):
 
     def start(self) -> None:
         """As on a real card, with small values computed and the others known for what they are."""
-        self._watch = values.enable(values.Policy(**open_machine().values_policy))
+        self._watch = values.enable(values.Policy(**json.loads(os.environ.get(VALUES_VARIABLE, "{}"))))
         super().start()
 
     def verify(self, step: Callable[[], None]) -> None:
@@ -56,13 +59,14 @@ class EmulatedInstrument(CudaInstrument):
 
     def emulation(self) -> Emulation:
         """What the record says of the emulation, as things stand."""
-        machine, report = open_machine(), self._watch.report() if self._watch else None
-        seen = report or {"policy": machine.values_policy}
+        (num_cards, machine), report = read_machine(machine_folder()), self._watch.report() if self._watch else None
+        seen = report or {"policy": {}}
         return Emulation(
-            card=_card(torch.cuda.get_device_name(0)), num_cards=machine.num_devices,
+            card=_card(torch.cuda.get_device_name(0)), num_cards=num_cards,
             emulator_version=emulator_version(), torch_build=torch.__version__,
             contents=seen["policy"].get("contents", "zeros"), routing=seen["policy"].get("routing", "even"),
-            context_bytes=machine.context_bytes, num_launches=None if report is None else self._watch.num_launches,
+            context_bytes=machine.context_bytes,
+            num_launches=None if report is None else int(self._watch.mode.driver.launches()),
             num_reads=seen.get("num_reads"), num_steering_reads=seen.get("num_reads_that_could_have_steered"),
             reads=[ValueRead(**read) for read in seen.get("reads", ())[:MAX_READS]],
             verification=self._verification,

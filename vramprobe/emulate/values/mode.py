@@ -137,9 +137,7 @@ class TrueValues(TorchDispatchMode):
             if not self._on_device(given):
                 if num_bytes > limit:
                     return False
-            elif num_bytes > limit and (given.dtype not in MASKS or num_bytes > self.policy.mask_max_bytes):
-                return False
-            elif self.state(given) == UNCOMPUTED:
+            elif (num_bytes > limit and (given.dtype not in MASKS or num_bytes > self.policy.mask_max_bytes)) or self.state(given) == UNCOMPUTED:
                 return False
         return True
 
@@ -414,7 +412,7 @@ class TrueValues(TorchDispatchMode):
             device = kwargs.get("device")
             to_host = device is not None and torch.device(device).type == "cpu" and self._device_type != "cpu"
         if not self._on_device(source):
-            if to_host or "device" not in kwargs and operator.name != "aten::copy_":
+            if to_host or ("device" not in kwargs and operator.name != "aten::copy_"):
                 return True, self._launch(func, args, kwargs)
         elif to_host:
             return True, self._to_host(func, operator, args, kwargs, source)

@@ -1,4 +1,4 @@
-"""The real thing: a CUDA build of torch, where there is one (``vramprobe emulate setup``, or $VRAMPROBE_CUDA_PYTHONS)."""
+"""A CUDA build of torch itself, where there is one: `vramprobe emulate setup`, or $VRAMPROBE_CUDA_PYTHONS."""
 
 from __future__ import annotations
 

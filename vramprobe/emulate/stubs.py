@@ -101,6 +101,8 @@ def _write_stub(
     source.write_text(assembly(functions, library.soname))
     out = driver.parent / library.soname
     options = [f"-Wl,-soname,{library.soname}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
+    if not compiler.is_zig:  # fewer segments to map: every process pays for them, the shell and make too
+        options += ["-Wl,-z,noseparate-code", "-Wl,-z,norelro", "-Wl,--hash-style=gnu"]
     if script := version_script(library, functions):
         versions.write_text(script)
         options.append(f"-Wl,--version-script={versions}")

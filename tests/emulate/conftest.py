@@ -1,0 +1,74 @@
+"""What the tests of the emulated GPU's build share: a fake installation of torch, a small driver, a cache."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import fake_installation
+import pytest
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache folder, as VRAMPROBE_CACHE_DIR."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("VRAMPROBE_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def fake_driver(tmp_path, monkeypatch) -> Path:
+    """A driver of a few functions in the place of the real one's sources."""
+    _require_tools()
+    from vramprobe.emulate import build
+
+    source = tmp_path / "driver.c"
+    source.write_text(fake_installation.DRIVER)
+    monkeypatch.setattr(build, "driver_sources", lambda: (source,))
+    return source
+
+
+@pytest.fixture(scope="session")
+def compiled_site(tmp_path_factory) -> Path:
+    """A fake installation of torch with NVIDIA's packages, compiled once; nobody changes it."""
+    _require_tools()
+    return fake_installation.write_installation(tmp_path_factory.mktemp("torch") / "site-packages")
+
+
+@pytest.fixture
+def installation(tmp_path, fake_driver, compiled_site):
+    """A copy of it for one test, which may change it."""
+    from vramprobe.emulate.installation import installation_in
+
+    site = Path(shutil.copytree(compiled_site, tmp_path / "site-packages"))
+    return installation_in([site], Path(sys.executable))
+
+
+@pytest.fixture(scope="session")
+def built(compiled_site, tmp_path_factory):
+    """The build for the installation that nobody changes; nobody changes it either."""
+    from vramprobe.emulate import build
+    from vramprobe.emulate.installation import installation_in
+
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "driver.c").write_text(fake_installation.DRIVER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VRAMPROBE_CACHE_DIR", str(folder / "cache"))
+        patch.setattr(build, "driver_sources", lambda: (folder / "driver.c",))
+        return build.ensure_build(installation_in([compiled_site], Path(sys.executable)))
+
+
+@pytest.fixture
+def built_here(installation, cache):
+    """A build of one test's own."""
+    from vramprobe.emulate.build import ensure_build
+
+    return ensure_build(installation)
+
+
+def _require_tools() -> None:
+    pytest.importorskip("elftools", reason="needs pyelftools: pip install 'vramprobe[emulate]'")
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")

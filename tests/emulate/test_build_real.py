@@ -1,0 +1,79 @@
+"""A CUDA build of torch itself, where there is one: `vramprobe emulate setup`, or $VRAMPROBE_CUDA_PYTHONS."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("elftools", reason="needs pyelftools: pip install 'vramprobe[emulate]'")
+
+from vramprobe.emulate.activate import emulated_environment
+from vramprobe.emulate.build import driver_sources, ensure_build
+from vramprobe.emulate.environment import find_environment
+from vramprobe.emulate.installation import find_installation
+from vramprobe.emulate.rules import generic_routines
+from vramprobe.emulate.stubs import exported_names
+from vramprobe.emulate.symbols import library_of
+
+ANSWERS = re.compile(r"Get(?!MatrixAsync)|Query|[bB]ufferSize|WorkspaceSize|Find|Search|Nnz$|Estimation|Version|Alloc")
+LIBRARIES = """
+import ctypes, pathlib, sys
+import torch
+print(torch.version.cuda, torch.backends.cuda.is_built())
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+print(*sorted({pathlib.Path(path).parent.name for path in loaded if "/libcud" in path or "/libcublas" in path}))
+"""
+
+
+def _pythons() -> list[Path]:
+    named = [Path(part) for part in os.environ.get("VRAMPROBE_CUDA_PYTHONS", "").split(":") if part]
+    ready = find_environment()
+    return named or ([ready] if ready else [])
+
+
+@pytest.fixture(scope="module", params=_pythons() or [None], ids=str)
+def built(request, tmp_path_factory):
+    if request.param is None:
+        pytest.skip("no CUDA build of torch here: `vramprobe emulate setup` makes one")
+    if not driver_sources():
+        pytest.skip("this checkout has no driver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VRAMPROBE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        return ensure_build(find_installation(request.param))
+
+
+def test_every_generic_routine_is_in_the_driver(built):
+    assert set(generic_routines()) <= exported_names(built.driver)
+
+
+def test_no_function_that_answers_is_merely_counted(built):
+    with built.functions.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["function"] for row in rows if row["kind"] == "allowed" and ANSWERS.search(row["function"])] == []
+
+
+def test_the_libraries_are_those_of_this_cuda_and_most_of_cuda_itself_is_emulated(built):
+    with built.functions.open(newline="") as file:
+        kinds = Counter((library_of(row["soname"]), row["kind"]) for row in csv.DictReader(file))
+    major = built.installation.cuda[0]
+    sonames = {path.name for path in built.stubs}
+    assert {f"libcudart.so.{major}", f"libcublas.so.{major}", "libcuda.so.1", "libnccl.so.2"} <= sonames
+    assert not any(name.startswith("libcudart") and name != f"libcudart.so.{major}" for name in sonames)
+    assert kinds["libcudart", "emulated"] >= 80
+    assert kinds["libcublas", "allowed"] >= 100
+
+
+def test_torch_loads_with_the_built_libraries_and_no_other(built, tmp_path):
+    environment = emulated_environment(built, tmp_path)
+    command = [built.installation.python, "-c", LIBRARIES]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    cuda, folders = done.stdout.splitlines()
+    assert cuda == f"{built.installation.cuda[0]}.{built.installation.cuda[1]} True"
+    assert folders == built.folder.name

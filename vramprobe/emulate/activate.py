@@ -1,0 +1,68 @@
+"""The environment variables under which a process, and every process that it starts, sees the emulated GPU.
+
+In: a Build, an emulated machine's folder. Out: a dict for subprocess. Changes no file and not this process.
+
+The stubs are preloaded by their files: the dynamic loader then takes a library that asks for ``libcudart.so.13`` to be
+served, by its soname, before it looks at RPATH (where torch's wheels name NVIDIA's packages) or at the system's folders
+(where a real driver is). LD_LIBRARY_PATH alone would lose to RPATH; it is set for the short names (``libcuda.so``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from vramprobe.emulate.build import Build
+
+MACHINE = "VRAMPROBE_EMULATED_MACHINE"
+# What speaks of the real machine's cards, or of another driver; an emulated machine shows all of its own.
+_OF_THE_REAL_MACHINE = (
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_INJECTION64_PATH",
+    "TRITON_LIBCUDA_PATH",
+)  # fmt: skip
+
+
+def emulated_environment(build: Build, machine: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """``base`` (default: this process's environment) changed so that processes see ``machine``, a machine's folder."""
+    plain = plain_environment(base)
+    environment = {name: value for name, value in plain.items() if name not in _OF_THE_REAL_MACHINE}
+    environment |= {
+        MACHINE: str(machine),
+        "LD_PRELOAD": _joined(*preloaded(build), plain.get("LD_PRELOAD", "")),
+        "LD_LIBRARY_PATH": _joined(str(build.folder), plain.get("LD_LIBRARY_PATH", "")),
+        "TRITON_LIBCUDA_PATH": str(build.folder),
+        "PYTHONFAULTHANDLER": "1",  # an unknown function aborts: say which Python line called it
+    }
+    compiler = build.folder / "cc"
+    if compiler.is_file():
+        environment.setdefault("CC", str(compiler))
+    return environment
+
+
+def plain_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """``base`` without an emulated GPU; unchanged where there is none."""
+    base = os.environ if base is None else base
+    environment = dict(base)
+    if environment.pop(MACHINE, None) is None:
+        return environment
+    folder = environment.pop("TRITON_LIBCUDA_PATH", "")
+    environment.pop("PYTHONFAULTHANDLER", None)
+    if environment.get("CC") == str(Path(folder, "cc")):
+        del environment["CC"]
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+        parts = [part for part in environment.get(name, "").split(":") if part]
+        kept = [part for part in parts if folder not in (part, os.path.dirname(part))]
+        environment[name] = ":".join(kept)
+        if not kept:
+            del environment[name]
+    return environment
+
+
+def preloaded(build: Build) -> list[str]:
+    """The files to preload: every stub; they bring the driver."""
+    return [str(path) for path in build.stubs]
+
+
+def _joined(*parts: str) -> str:
+    return ":".join(part for part in parts if part)

@@ -1,0 +1,140 @@
+"""What becomes of each function of NVIDIA's libraries: emulated, generic, allowed, or unknown, which ends the run.
+
+In: a function's name and what the driver defines. Out: a Rule. The allow-list names what leaves nothing for the host
+to read: work on device memory, settings, destroyers, waits. A function that is in no list is unknown: what it would
+have written (a size, a status, a handle, an address) must not be made up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+from enum import StrEnum
+
+PREFIX = "emu_"
+
+
+class Kind(StrEnum):
+    """What a call of the function does."""
+
+    EMULATED = "emulated"  # the driver has it by name
+    GENERIC = "generic"  # one of the driver's routines serves many of its form
+    ALLOWED = "allowed"  # counted, returns 0: there is nothing that the host could read
+    UNKNOWN = "unknown"  # ends the run with its name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Where a function's call goes: ``routine`` is a name that the driver exports."""
+
+    kind: Kind
+    routine: str
+
+
+COUNTED = "emu_generic_counted"  # (name, soname) → 0
+ENDS_THE_RUN = "emu_generic_unknown"  # (name, soname), does not return
+
+# Generic routines, by what the function writes. Where the driver lacks the routine the function is unknown.
+_GENERIC = {
+    # f(handle *out, ...): an opaque handle that only the library reads
+    "emu_generic_create_handle": (
+        r"cublas(Lt)?(Create(_v2)?|LtCreate|\w+(Desc|Preference|Layout)Create)",
+        r"cudnnCreate(\w+Descriptor|\w+Plan)?",
+        r"cusparseCreate(MatDescr|B?sr\w*Info|Coo|CooAoS|Csr|Csc|Bsr|BlockedEll|SlicedEll|DnMat|DnVec|SpVec|\w*Info)?",
+        r"cusparseCreateConst(Coo|Csr|Csc|Bsr|BlockedEll|DnMat|DnVec|SpVec)",
+        r"cusparseSp(GEMM|SV|SM|MMOp)_createDescr",
+        r"cusolverDnCreate(Params|GesvdjInfo|SyevjInfo|IRSParams|IRSInfos)?",
+        r"curandCreateGenerator(Host)?",
+        r"cuptiSubscribe",
+    ),
+    # f(kind, handle *out)
+    "emu_generic_create_handle_1": (r"cudnnBackendCreateDescriptor",),
+    # const char *f(...)
+    "emu_generic_string": (
+        r"(cudnn|cusparse|nccl|nvrtc|cufft|cusparseLt)Get(Error|Status)(String|Name)",
+        r"(cublas|cublasLt)GetStatus(String|Name)",
+        r"ncclGetLastError|cuFile_?op_status_error",
+    ),
+    # f(code, const char **out)
+    "emu_generic_string_out_1": (r"cuptiGet(ResultString|ErrorMessage)",),
+    # f(handle, int *out): settings whose default is 0 (host pointers, default math, no atomics, all SMs)
+    "emu_generic_zero_out_1": (r"cublasGet(PointerMode|MathMode|AtomicsMode|SmCountTarget)(_v2)?",),
+    # f(kind, uint64_t *out)
+    "emu_generic_zero_out_1_long": (r"cuptiActivityPopExternalCorrelationId",),
+}
+
+_LETTER = "[SDCZ]"
+# Functions that leave the host nothing to read, by library. Results and their status words (devInfo) are device memory.
+_ALLOWED = (
+    # cuBLAS: dot, nrm2, asum, amax, rotg and the info of getrs, geqrf and gels go to host memory, so are not here
+    rf"cublas{_LETTER}(gemm|gemm3m|gemv|ger|geru|gerc|symm|hemm|syrk|herk|syr2k|her2k|syrkx|herkx|trmm|trsm|trsv|trmv"
+    r"|symv|hemv|syr|her|syr2|her2|gbmv|sbmv|hbmv|tbmv|tbsv|spmv|hpmv|tpmv|tpsv|spr|hpr|spr2|hpr2|dgmm|geam"
+    r"|axpy|copy|scal|swap|rot|rotm)(_v2)?(_64)?",
+    rf"cublas{_LETTER}(gemm|gemv)(Strided|Grouped)?Batched(_64)?|cublas{_LETTER}(trsm|getrf|getri|matinv)Batched(_64)?",
+    r"cublas(Csrot|Zdrot|Csscal|Zdscal)(_v2)?(_64)?|cublas[SC]gemm(3m)?Ex(_64)?|cublas[SC](syrk|herk)(3m)?Ex(_64)?",
+    r"cublas(Gemm(Strided|Grouped)?(Batched)?|Axpy|Scal|Rot)Ex(_64)?",
+    r"cublasSet(Stream|Workspace|PointerMode|MathMode|AtomicsMode|SmCountTarget)(_v2)?|cublasDestroy(_v2)?",
+    r"cublasLt(Matmul|MatrixTransform)|cublasLt\w*(Destroy|SetAttribute)",
+    # cuDNN
+    r"cudnn(Set|Destroy)\w+|cudnnDestroy|cudnnRestoreDropoutDescriptor|cudnnBackend(SetAttribute|DestroyDescriptor)",
+    r"cudnn(BatchNormalization|Normalization|Activation|Pooling|Softmax|Dropout|SpatialTf|RNN|LRNCrossChannel"
+    r"|DivisiveNormalization|MultiHeadAttn)\w*(Forward|Backward)(Ex|Data|Weights|Training|TrainingEx|Inference)?(_v8)?",
+    r"cudnnConvolution(Forward|BiasActivationForward|BackwardData|BackwardFilter|BackwardBias)|cudnnCTCLoss(_v8)?",
+    r"cudnn(AddTensor|ScaleTensor|OpTensor|ReduceTensor|TransformTensor(Ex)?|TransformFilter)|cudnnBackendExecute",
+    # cuSPARSE: bufferSize, Nnz, zeroPivot and the two steps of SpGEMM that answer sizes are not here
+    r"cusparse(Sp(MV|MM)|SDDMM)(_preprocess)?|cusparseSp(SV|SM)_(analysis|solve|updateMatrix)",
+    rf"cusparse{_LETTER}(bsrmm|bsrmv|bsrsm2_(analysis|solve)|bsrsv2_(analysis|solve)|csrgeam2)",
+    r"cusparseX(coo2csr|csr2coo|coosortByRow|coosortByColumn|csrsort|cscsort)|cusparseCreateIdentityPermutation",
+    r"cusparseSet(Stream|PointerMode|Mat(DiagType|FillMode|IndexBase|Type))|cusparseDestroy\w*",
+    r"cusparse(SpMat|DnMat|DnVec|Coo|Csr|Csc|Bsr)Set(Attribute|Pointers|StridedBatch|Values)",
+    r"cusparseSp(GEMM|SV|SM)_destroyDescr",
+    # cuSOLVER: gesvda writes a norm to the host, so is not here
+    rf"cusolverDn{_LETTER}(geqrf|getrf|getrs|potr[fsi]|potr[fs]Batched|(sy|he)ev[dj]|(sy|he)evjBatched|gesvd"
+    r"|gesvdj|gesvdjBatched|orgqr|ungqr|ormqr|unmqr|sytrf|sytri|gebrd|(sy|he)trd)",
+    r"cusolverDnX(geqrf|getrf|getrs|potrf|potrs|syevd|syevBatched|geev|gesvd|gesvdp|sytrs|trtri)",
+    r"cusolverDn(SetStream|Destroy\w*|SetDeterministicMode)|cusolverDnX(gesvdj|syevj)Set\w+",
+    # cuFFT, cuRAND, cuSPARSELt (its descriptors are the caller's memory, read by the library alone)
+    r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec|Exec(C2C|R2C|C2R|Z2Z|D2Z|Z2D))",
+    r"curand(Destroy\w+|Set\w+|Generate(|Long|LongLong|Uniform|UniformDouble|Normal|NormalDouble|LogNormal|Poisson))",
+    r"cusparseLt(Init|Destroy|(Dense|Structured)DescriptorInit|MatDescriptorDestroy|Matmul|MatmulDescriptorInit"
+    r"|MatmulDescSetAttribute|MatmulAlgSelectionInit|MatmulAlgSetAttribute|MatmulPlan(Init|Destroy)|SpMMACompress2?)",
+    # NCCL: collectives are the driver's or nobody's
+    r"ncclComm(Destroy|Abort|Finalize|Deregister|WindowDeregister)|ncclRedOpDestroy|ncclGroup(Start|End)",
+    # NVRTC, profiling, marks: nothing is recorded, so nothing is delivered
+    r"nvrtc(AddNameExpression|DestroyProgram|CompileProgram)|nvtx\w+",
+    r"cuptiActivity(Enable\w*|Disable|FlushAll|RegisterCallbacks|RegisterTimestampCallback|SetAttribute"
+    r"|PushExternalCorrelationId)|cupti(EnableCallback|EnableDomain|EnableAllDomains|Unsubscribe|Finalize)",
+    r"cuFile(Buf|Handle)Deregister|nvshmem_free|nvshmemid_hostlib_finalize",
+    # CUDA's runtime and driver: settings, waits, hints
+    r"__cuda(RegisterFatBinaryEnd|UnregisterFatBinary|RegisterVar|RegisterManagedVar)",
+    r"cudaProfiler(Start|Stop)|cuProfiler(Start|Stop)",
+    r"cuda(Device|Stream|Event)Synchronize|cudaStreamWaitEvent|cudaCtxResetPersistingL2Cache|cudaStreamSetAttribute",
+    r"cudaFuncSet(Attribute|CacheConfig|SharedMemConfig)|cudaKernelSetAttributeForDevice",
+    r"cudaDevice(EnablePeerAccess|DisablePeerAccess|SetLimit|SetCacheConfig|SetSharedMemConfig)|cudaSetDeviceFlags",
+    r"cudaMem(Advise|PrefetchAsync|PoolSetAccess)(_v2)?|cudaStreamAttachMemAsync",
+    r"cudaGraph(Launch|Upload|Destroy|ExecDestroy|DebugDotPrint)|cudaUserObjectRelease|cudaLibraryUnload",
+    r"cu(Ctx|Stream|Event)Synchronize|cuStreamWaitEvent|cuCtxSet(Limit|CacheConfig|SharedMemConfig|Flags)",
+    r"cuFuncSet(Attribute|CacheConfig|SharedMemConfig)|cuKernelSet(Attribute|CacheConfig)|cuModuleUnload|cuLibraryUnload",
+    r"cuMem(Advise|PrefetchAsync)(_v2)?|cuLinkDestroy|cuCtxResetPersistingL2Cache|cuGraph(Launch|Upload)",
+)
+_ALLOWED_NAME = re.compile("|".join(f"(?:{pattern})" for pattern in _ALLOWED))
+_GENERIC_NAMES = {routine: re.compile("|".join(patterns)) for routine, patterns in _GENERIC.items()}
+
+
+def rule_for(name: str, exported: Set[str]) -> Rule:
+    """What a call of ``name`` does, with a driver that exports the names in ``exported``."""
+    if PREFIX + name in exported:
+        return Rule(kind=Kind.EMULATED, routine=PREFIX + name)
+    for routine, names in _GENERIC_NAMES.items():
+        if names.fullmatch(name):
+            known = routine in exported
+            return Rule(kind=Kind.GENERIC if known else Kind.UNKNOWN, routine=routine if known else ENDS_THE_RUN)
+    if _ALLOWED_NAME.fullmatch(name):
+        return Rule(kind=Kind.ALLOWED, routine=COUNTED)
+    return Rule(kind=Kind.UNKNOWN, routine=ENDS_THE_RUN)
+
+
+def generic_routines() -> tuple[str, ...]:
+    """The routines that a driver must export for every rule to hold."""
+    return (*_GENERIC_NAMES, COUNTED, ENDS_THE_RUN)

@@ -8,7 +8,7 @@ import torch
 from vramprobe.emulate.values.mode import ASSUMED, COMPUTED, UNCOMPUTED
 from vramprobe.emulate.values.policy import Policy
 
-from .values_on_cpu import TrueValuesOnCpu, known
+from values_on_cpu import TrueValuesOnCpu, known
 
 
 def big(mode, rows=256, columns=256):

@@ -55,6 +55,10 @@ class Driver:
         self.launches = function("launches", ctypes.c_uint64)
         self._on_read = function("on_uncomputed_read", None, ctypes.c_void_p)
         self._set_fill = function("set_fill", None, ctypes.c_int, ctypes.c_uint64)
+        try:  # see own_modes
+            self._own_modes = function("own_modes", None, ctypes.c_int)
+        except NoEmulatedDriver:
+            self._own_modes = None
         self._callback = None  # kept alive for as long as the driver may call it
 
     def on_uncomputed_read(self, callback):
@@ -66,6 +70,16 @@ class Driver:
         made = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t)(callback)
         self._on_read(ctypes.cast(made, ctypes.c_void_p))
         self._callback = made
+
+    def own_modes(self, count):
+        """Have torch's C++ not count ``count`` modes per thread when it asks whether any is on; -> whether the driver can.
+
+        While a mode is on, autograd adds gradients that meet out of place (``isTensorSubclassLike``), which takes memory that no run
+        without the mode takes. The driver, being preloaded, answers ``c10::impl::dispatch_mode_enabled`` to libtorch_cpu.
+        """
+        if self._own_modes is not None:
+            self._own_modes(count)
+        return self._own_modes is not None
 
     def set_fill(self, contents, seed):
         """What bytes that nobody computed read as, where the driver itself hands them out."""

@@ -23,6 +23,7 @@ UNCOMPUTED, ASSUMED, COMPUTED = 0, 1, 2
 STATES = ("uncomputed", "assumed", "computed")
 MASKS = frozenset({torch.bool, torch.int32, torch.int64})
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # of a subclass that is only another name for a tensor
 FAKE = "torch._subclasses"
 
 
@@ -69,7 +70,7 @@ class TrueValues(TorchDispatchMode):
         if operator is None:
             return func(*args, **kwargs)  # a higher-order operator: what it calls comes here by itself
         for kind in types:
-            if kind not in PLAIN:
+            if kind not in PLAIN and kind.__torch_dispatch__ is not NO_DISPATCH:  # bitsandbytes' parameters have none
                 if kind.__module__.startswith(FAKE):
                     return func(*args, **kwargs)
                 return NotImplemented  # the subclass takes itself apart, with this mode still on
@@ -157,6 +158,9 @@ class TrueValues(TorchDispatchMode):
         return found
 
     def _mark(self, tensor, state):
+        if state == UNCOMPUTED and tensor.is_contiguous():
+            self._mark_uncomputed(tensor.data_ptr(), tensor.numel() * itemsize(tensor.dtype))
+            return
         spans = runs(tensor)
         if spans is None:  # too many pieces: all that lies between loses its mark, and none is given
             if state != COMPUTED:
@@ -233,7 +237,8 @@ class TrueValues(TorchDispatchMode):
             if operator.route and small and known != COMPUTED and args[0].is_floating_point():
                 self._route(operator, args, kwargs, outs)
             elif known < 0 or not small or not operator.trusted or (known == UNCOMPUTED and self._is_chain(outs)):
-                self._assume(operator, outs, written)
+                if not (small and operator.pure and operator.trusted and self._stand_in(func, operator, args, kwargs, outs)):
+                    self._assume(operator, outs, written)
             else:
                 self._compute(func, operator, args, kwargs, returned, outs, known)
 
@@ -283,6 +288,34 @@ class TrueValues(TorchDispatchMode):
             if not written:
                 self._fill(at, operator.name)
             self._mark(at, ASSUMED)  # what was written into keeps its contents: a count of overflows stays at none
+
+    def _stand_in(self, func, operator, args, kwargs, outs):
+        """A mask made element by element from big unknown tensors (``x == x``, ``x != inf``): computed as if they held the contents
+        of the policy, so that finite stays finite; -> whether it was one."""
+        if any(at.dtype not in MASKS or not at.dim() for at in outs):
+            return False
+        largest = max(at.numel() for at in outs)
+        if any(at.numel() > largest or at.layout != torch.strided for at in tensors_in(args, kwargs)):
+            return False
+
+        def constant(given):
+            if isinstance(given, torch.Tensor) and self._on_device(given) and self.state(given) == UNCOMPUTED:
+                value = 1 if self.policy.contents != "zeros" else 0
+                return torch.full((), value, dtype=given.dtype, device="cpu").expand(given.shape)
+            return [constant(at) for at in given] if isinstance(given, (list, tuple)) else self._on_cpu(given)
+
+        try:
+            result = func(*map(constant, args), **{name: constant(at) for name, at in kwargs.items()})
+        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+            return False
+        results = tensors_in((result,), {})
+        if len(results) != len(outs) or any(a.shape != b.shape for a, b in zip(results, outs, strict=True)):
+            return False
+        self.num_assumed += 1
+        for at, value in zip(outs, results, strict=True):
+            alias(at).copy_(value)
+            self._mark(at, ASSUMED)
+        return True
 
     def _route(self, operator, args, kwargs, outs):
         self.num_assumed += 1

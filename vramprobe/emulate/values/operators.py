@@ -12,6 +12,8 @@ EMPTY = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_em
 SHAPE_ONLY = {"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::rand_like", "aten::randn_like", "aten::randint_like"}  # fmt: skip
 # In place, and what was there before does not matter.
 OVERWRITES = {"aten::copy_", "aten::fill_", "aten::zero_", "aten::random_", "aten::normal_", "aten::uniform_", "aten::bernoulli_", "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_"}  # fmt: skip
+# In place on a tensor's description, not on its bytes.
+METADATA = {"aten::detach_", "aten::requires_grad_", "aten::resize_", "aten::resize_as_", "aten::set_", "aten::squeeze_", "aten::unsqueeze_", "aten::transpose_", "aten::t_", "aten::swapaxes_", "aten::swapdims_", "aten::as_strided_", "aten::rename_", "aten::_resize_output_", "aten::record_stream"}  # fmt: skip
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
 # Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton kernel would not.
 TRUSTED = ("aten", "prims")
@@ -34,7 +36,7 @@ class Operator:
         self.pure = not written
         self.trusted = func.namespace in TRUSTED
         # Views and ops that hand out no new bytes: nothing to learn from them.
-        self.quiet = (func.is_view and self.pure) or name in ALIASES or not self._yields_tensors(schema, written)
+        self.quiet = (func.is_view and self.pure) or name in ALIASES or name in METADATA or not self._yields_tensors(schema, written)
         self.reads_item = name == "aten::_local_scalar_dense"
         self.empty, self.shape_only = name in EMPTY, name in SHAPE_ONLY
         self.overwrites = name in OVERWRITES or "out" in self.writes_names

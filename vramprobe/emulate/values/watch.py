@@ -23,6 +23,7 @@ class Watch:
         self.mode = TrueValues(driver, policy)
         driver.on_uncomputed_read(self.mode.driver_read)
         driver.set_fill(policy.contents, policy.seed)
+        self.leaves_no_trace = driver.own_modes(1)
         self.mode.__enter__()
         self._undo = [compiled.keep_out(self.mode), _print_with(self.mode)]
         threading.Thread._bootstrap_inner = _on_new_threads(self.mode)
@@ -33,7 +34,7 @@ class Watch:
 
     def report(self):
         """Policy, counts, reads by line: plain dicts, ready for JSON."""
-        return self.mode.report()
+        return {**self.mode.report(), "gradients_meet_in_place": self.leaves_no_trace}
 
     def clear(self):
         """Forget the reads so far."""
@@ -49,6 +50,7 @@ class Watch:
         self.mode.__exit__(None, None, None)
         self.mode.driver.on_uncomputed_read(None)
         self.mode.driver.set_fill("keep", 0)
+        self.mode.driver.own_modes(0)
         for undo in self._undo:
             undo()
         threading.Thread._bootstrap_inner = _bootstrap

@@ -1,0 +1,211 @@
+"""The mode's rules, on CPU tensors whose kernels do nothing: what is computed, what is assumed, and who read it."""
+
+import threading
+
+import pytest
+import torch
+
+from vramprobe.emulate.values.mode import ASSUMED, COMPUTED, UNCOMPUTED
+from vramprobe.emulate.values.policy import Policy
+
+from values_on_cpu import TrueValuesOnCpu, known
+
+
+def big(mode, rows=256, columns=256):
+    """A float tensor over the limit of 64 KiB: nobody computes it."""
+    tensor = torch.empty(rows, columns)
+    assert mode.state(tensor) == UNCOMPUTED
+    return tensor
+
+
+def test_small_tensors_hold_true_values():
+    with TrueValuesOnCpu() as mode:
+        x = torch.arange(10)
+        total = (x * 2 + 1).sum()
+        assert mode.state(total) == COMPUTED
+        assert total.item() == 100
+        x[3:5].add_(10)
+        assert x.tolist() == [0, 1, 2, 13, 14, 5, 6, 7, 8, 9]
+    assert mode.report()["reads"] == []
+
+
+def test_a_view_of_a_computed_tensor_is_computed_and_one_element_written_is_only_that():
+    with TrueValuesOnCpu() as mode:
+        x = torch.empty(8)
+        x[2].fill_(5.0)
+        assert mode.state(x[2]) == COMPUTED
+        assert mode.state(x) == mode.state(x[1:2]) == UNCOMPUTED
+        assert (x + 1).tolist() == [1, 1, 6, 1, 1, 1, 1, 1]  # the others are what the policy says, the one is kept
+
+
+@pytest.mark.parametrize(("contents", "expected"), [("zeros", 0.0), ("ones", 1.0)])
+def test_a_small_result_of_something_big_is_assumed(contents, expected):
+    with TrueValuesOnCpu(Policy(contents=contents)) as mode:
+        norm = big(mode).norm()
+        assert mode.state(norm) == ASSUMED
+        assert norm.item() == expected
+        assert mode.state(norm + 1) == ASSUMED  # really computed, from an assumed one
+    (read,) = mode.report()["reads"]
+    assert (read["state"], read["kind"], read["operator"]) == ("assumed", "number", "item")
+    assert read["line"].endswith(f"test_values_mode.py:{test_line('assert norm.item() == expected')}")
+
+
+def test_line(words="def test_line"):
+    """The line number of ``words`` in this file (and a test of itself)."""
+    with open(__file__, encoding="utf-8") as lines:
+        found = [number for number, line in enumerate(lines, start=1) if words in line]
+    assert found
+    if words != "def test_line":
+        return found[0]
+
+
+def test_finite_checks_of_something_big_say_finite():
+    with TrueValuesOnCpu() as mode:
+        x = big(mode)
+        assert torch.isfinite(x).all()
+        assert not x.isnan().any()
+
+
+def test_what_only_big_computes_is_marked_uncomputed_even_over_old_knowledge():
+    with TrueValuesOnCpu() as mode:
+        x = torch.empty(256, 256)
+        mode.driver.mark_computed(x.data_ptr(), x.numel() * 4)
+        x.mul_(2)
+        assert mode.state(x) == UNCOMPUTED
+
+
+def test_a_branch_on_a_float_could_have_steered_and_a_logged_float_could_not_at_once():
+    with TrueValuesOnCpu() as mode:
+        loss = big(mode).sum()
+        loss.item()
+        if loss > 3:
+            raise AssertionError
+        if loss:
+            raise AssertionError
+    kinds = [(read["dtype"], read["kind"], read["could_have_steered"]) for read in mode.report()["reads"]]
+    assert sorted(kinds) == [("bool", "control", True), ("float32", "control", True), ("float32", "number", False)]
+
+
+def test_large_masks_are_computed_where_all_they_are_made_of_is_known():
+    with TrueValuesOnCpu() as mode:
+        at = torch.arange(2048)
+        causal = at[:, None] >= at[None, :]  # 4 MiB of bool
+        assert mode.state(causal) == COMPUTED
+        assert int(causal.sum()) == 2048 * 2049 // 2
+        assert mode.state(big(mode, 2048, 2048) > 0) == UNCOMPUTED
+
+
+def test_counts_are_handed_to_data_dependent_operators():
+    with TrueValuesOnCpu() as mode:
+        x = known(mode, [3, 1, 3, 2, 0])
+        for call, expected in [
+            (lambda: x.nonzero(), [4]),
+            (lambda: x[x > 1], [3]),
+            (lambda: torch.unique(x), [4]),
+            (lambda: torch.bincount(x), [0, 3]),
+            (lambda: torch.repeat_interleave(x), [9, 1]),
+        ]:
+            mode.driver.injected.clear()
+            mode.driver.cleared = 0
+            call()
+            assert mode.driver.injected == expected
+            assert mode.driver.cleared >= 1
+
+
+@pytest.mark.parametrize(("routing", "expected"), [("even", [1024] * 8), ("one_expert", [4096, 4096] + [0] * 6)])
+def test_experts_get_even_shares_unless_told(routing, expected):
+    with TrueValuesOnCpu(Policy(routing=routing)) as mode:
+        _, chosen = big(mode, 4096, 8).softmax(-1).topk(2)
+        assert mode.state(chosen) == ASSUMED
+        mask = torch.nn.functional.one_hot(chosen, 8).permute(2, 1, 0)
+        found = [len(torch.where(mask[expert])[1]) for expert in range(8)]
+    assert found == expected
+
+
+def test_choosing_among_known_scores_is_real():
+    with TrueValuesOnCpu() as mode:
+        values, indices = known(mode, [0.1, 0.7, 0.2]).topk(2)
+        assert indices.tolist() == [1, 2]
+        assert values.tolist() == pytest.approx([0.7, 0.2])
+
+
+def test_partly_known_tensors_keep_what_is_known_under_every_contents():
+    for contents in ("zeros", "ones", "random"):
+        with TrueValuesOnCpu(Policy(contents=contents)) as mode:
+            x = torch.empty(64, dtype=torch.int64)
+            x[:32].fill_(7)
+            assert x.sum().item() >= 32 * 7
+            assert mode.state(x) == ASSUMED
+            assert x[:32].tolist() == [7] * 32
+
+
+def test_non_finite_check_of_a_grad_scaler_takes_gradients_for_finite():
+    with TrueValuesOnCpu() as mode:
+        found, inverse = torch.zeros(()), torch.ones(())
+        torch._amp_foreach_non_finite_check_and_unscale_([big(mode)], found, inverse)
+        assert found.item() == 0.0
+    assert [read["state"] for read in mode.report()["reads"]] == ["assumed"]
+
+
+def test_subclasses_are_followed_inside():
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return cls(func(*[at.inner if isinstance(at, cls) else at for at in args], **(kwargs or {})))
+
+    with TrueValuesOnCpu() as mode:
+        result = Wrapped(torch.arange(4)) * 3
+        assert result.inner.tolist() == [0, 3, 6, 9]
+        assert mode.state(result.inner) == COMPUTED
+
+
+def test_fake_tensors_pass():
+    from torch._subclasses import FakeTensorMode
+
+    with TrueValuesOnCpu(), FakeTensorMode():
+        assert (torch.ones(4) + torch.ones(4)).shape == (4,)
+    with FakeTensorMode():
+        fake = torch.ones(4)
+        with TrueValuesOnCpu():
+            assert (fake + fake).sum().shape == ()
+
+
+def test_inference_mode_follows_composite_operators():
+    with TrueValuesOnCpu() as mode, torch.inference_mode():
+        assert torch.nn.functional.one_hot(known(mode, [2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_a_thread_of_autograd_has_the_mode_and_a_plain_thread_has_not():
+    with TrueValuesOnCpu() as mode:
+        x = torch.ones(4, requires_grad=True)
+        (x * 3).sum().backward()
+        assert x.grad.tolist() == [3.0] * 4
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(mode.state(torch.ones(4))))
+        thread.start()
+        thread.join()
+    assert seen == [UNCOMPUTED]  # which is why enable() puts it on new threads
+
+
+def test_random_numbers_are_real_and_leave_the_cpu_generator_alone():
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    with TrueValuesOnCpu() as mode:
+        kept = torch.nn.functional.dropout(torch.ones(4096), 0.5).count_nonzero()
+        assert mode.state(kept) == COMPUTED
+        assert 1500 < kept.item() < 2600
+    assert not torch.equal(before, torch.random.get_rng_state())  # the launch itself drew; see the driver's test for a card
+
+
+def test_wrong_policies_are_refused():
+    with pytest.raises(ValueError, match="zeros, ones, random"):
+        Policy(contents="twos")
+    with pytest.raises(ValueError, match="even, one_expert"):
+        Policy(routing="odd")

@@ -223,6 +223,7 @@ void node_run(const struct node *node, void *stream);
 /* ---- what must be known (report.c) ------------------------------------------------------------------------------ */
 void trace(int level, const char *format, ...) PRINTF_LIKE(2, 3);
 void report_event(const char *kind, const char *name, const char *detail); /* a line of events.jsonl */
+void report_once(const char *kind, const char *name, const char *detail); /* the first time for a literal name */
 _Noreturn void fatal_unknown(const char *library, const char *name);
 void count_call(const char *name);
 void count_launch(const char *name, struct cuda_dim3 grid, struct cuda_dim3 block, size_t shared_bytes);

@@ -183,6 +183,11 @@ API int emu_ncclMemAlloc(void **pointer, size_t bytes) {
   return memory_allocate(&devices[current_device], pointer, bytes, BLOCK_MALLOC, NULL) ? 1 : 0;
 }
 API int emu_ncclMemFree(void *pointer) { return memory_free(pointer, BLOCK_MALLOC) ? 1 : 0; }
+API int emu_ncclCommRegister(void *communicator, void *buffer, size_t bytes, void **handle) {
+  UNUSED(buffer), UNUSED(bytes);
+  *handle = communicator;
+  return checked(communicator) ? NCCL_SUCCESS : NCCL_INVALID_ARGUMENT;
+}
 API int emu_ncclRedOpCreatePreMulSum(int *operation) {
   *operation = 5;
   return NCCL_SUCCESS;

@@ -56,6 +56,16 @@ void report_event(const char *kind, const char *name, const char *detail) {
   close(fd);
 }
 
+void report_once(const char *kind, const char *name, const char *detail) {
+  static const char *told[64];
+  for (int k = 0; k < 64; k++) {
+    const char *nobody = NULL;
+    if (__atomic_compare_exchange_n(&told[k], &nobody, name, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) break;
+    if (!strcmp(nobody, name)) return;
+  }
+  report_event(kind, name, detail);
+}
+
 void fatal_unknown(const char *library, const char *name) {
   static char full[400];
   snprintf(full, sizeof full, "%s%s%s", library && *library ? library : "", library && *library ? ": " : "", name);

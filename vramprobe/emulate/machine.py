@@ -1,0 +1,239 @@
+"""An emulated machine: a folder that names its cards, and what its processes hold of them, as Python sees it.
+
+In: the cards' properties and the policy for values. Out: ``machine.txt``, which the driver reads; the shared ``state``
+and ``events.jsonl``, read back as frozen data. Never loads the driver, never writes ``state``: its processes do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+from vramprobe.errors import SpecError, StoreError
+from vramprobe.units import MIB
+
+FORMAT = 1
+MAX_DEVICES = 16
+Fill = Literal["zeros", "ones", "random", "keep"]
+Collectives = Literal["processes", "alone"]
+
+# driver/shared.c asserts these offsets
+_HEAD = struct.Struct("<8s4IQ")  # magic, format, num_devices, max_devices, max_processes, num_joined
+_CARDS_AT, _PROCESSES_AT = 128, 384
+_CARD = struct.Struct("<2Q")  # used, peak
+_PROCESS = struct.Struct(f"<2I2Q{MAX_DEVICES}Q{MAX_DEVICES}Q")  # pid, slot, start, order, used, peak by device
+_LIVE, _ENDED = 1, 2
+
+
+class CardLike(Protocol):
+    """What of a card must be known; every size in bytes. cards.CardProperties is one."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    total_bytes: int  # what torch and cudaMemGetInfo call total
+    nvml_total_bytes: int  # with what the driver reserves
+    sm_count: int
+    shared_memory_per_block_bytes: int
+    shared_memory_per_block_optin_bytes: int
+    shared_memory_per_sm_bytes: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    registers_per_sm: int
+    l2_bytes: int
+    memory_bus_bits: int
+    clock_khz: int
+    memory_clock_khz: int
+
+
+_CARD_KEYS = tuple(name for name in CardLike.__annotations__ if name not in ("name", "compute_capability"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What holds for the whole machine: values nobody computed, copies, collectives, traces."""
+
+    context_bytes: int = 480 * MIB  # charged to a card by each process that uses it
+    fill: Fill = "zeros"  # what the host reads where nobody computed
+    fill_seed: int = 0
+    copy_max_bytes: int = 4 * MIB  # larger copies to a device move nothing
+    collectives: Collectives = "processes"  # alone: one process stands for a whole world
+    collective_max_bytes: int = 256 * 1024  # larger payloads are not moved
+    collective_timeout_seconds: int = 600
+    trace: int = 0
+    driver_version: int = 13000  # the newest CUDA that the driver serves
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessUse:
+    """One process's memory, in bytes by device; a process that has ended holds nothing, its peaks stay."""
+
+    pid: int
+    alive: bool
+    used_bytes: tuple[int, ...]
+    peak_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineState:
+    """Who holds what now, in bytes by device; processes in the order in which they came."""
+
+    used_bytes: tuple[int, ...]
+    peak_bytes: tuple[int, ...]  # of all processes together
+    processes: tuple[ProcessUse, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that must be known of a run, such as ``unknown_function``."""
+
+    kind: str
+    name: str
+    pid: int
+    detail: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def device_uuid(folder: Path, index: int) -> str:
+    """``GPU-…``: its own for every card of every machine, the same at each look."""
+    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, f'vramprobe:{folder}:{index}')}"
+
+
+def write_machine(folder: Path, cards: Sequence[CardLike], policy: Policy | None = None, **more: Sequence[int]) -> Path:
+    """``folder/machine.txt`` for these cards in NVML's order; returns the folder, made if missing.
+
+    ``more``: by optional key of the driver (``ecc``, ``context_bytes``, ``persisting_l2_bytes`` …) one value a card.
+    Raises SpecError for a card or policy that cannot be, StoreError where the folder is a machine already.
+    """
+    policy = policy or Policy()
+    _check(cards, policy)
+    folder = Path(folder).absolute()
+    lines = [f"format {FORMAT}", f"num_devices {len(cards)}"]
+    lines += [f"{key} {value}" for key, value in vars(policy).items()]
+    for index, card in enumerate(cards):
+        major, minor = card.compute_capability
+        lines += [f"device {index}", f"name {card.name}", f"uuid {device_uuid(folder, index)}"]
+        lines += [f"pci_bus_id 0000:{index + 1:02X}:00.0", f"compute_capability {major}.{minor}"]
+        lines += [f"{key} {getattr(card, key)}" for key in _CARD_KEYS]
+        lines += [f"{key} {values[index]}" for key, values in more.items()]
+    path = folder / "machine.txt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(path, "x", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    except FileExistsError:
+        raise StoreError(f"{path} exists: a machine is written once; give another folder or remove this one") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}; give a folder that can") from None
+    return folder
+
+
+def _check(cards: Sequence[CardLike], policy: Policy) -> None:
+    if not 1 <= len(cards) <= MAX_DEVICES:
+        raise SpecError(f"{len(cards)} cards: an emulated machine has 1 to {MAX_DEVICES}")
+    for key, kinds in (("fill", get_args(Fill)), ("collectives", get_args(Collectives))):
+        if getattr(policy, key) not in kinds:
+            raise SpecError(f"{key} is {getattr(policy, key)!r}: {', '.join(kinds)} are allowed")
+    numbers = [(f"policy's {key}", value) for key, value in vars(policy).items() if key not in ("fill", "collectives")]
+    for card in cards:
+        if "\n" in card.name or not card.name.strip() or len(card.name) > 95:
+            raise SpecError(f"a card's name is {card.name!r}: one line of 1 to 95 characters is allowed")
+        numbers += [(f"{card.name}'s {key}", getattr(card, key)) for key in _CARD_KEYS]
+        if policy.context_bytes >= card.total_bytes:
+            raise SpecError(
+                f"context_bytes is {policy.context_bytes:,}: {card.name} has {card.total_bytes:,} bytes; give less"
+            )
+        if card.nvml_total_bytes < card.total_bytes:
+            raise SpecError(f"{card.name}: nvml_total_bytes must not be less than total_bytes")
+    for what, value in numbers:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise SpecError(f"{what} is {value!r}: a whole number from 0 is allowed")
+
+
+def read_state(folder: Path) -> MachineState:
+    """What the machine's processes hold now; the dead count for nothing. Nothing is locked: a moment's view.
+
+    Raises StoreError where the folder is no machine or its state is of another format.
+    """
+    num_devices = _num_devices(folder)
+    path = Path(folder, "state")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:  # no process has used it yet
+        nothing = (0,) * num_devices
+        return MachineState(used_bytes=nothing, peak_bytes=nothing, processes=())
+    if len(data) < _PROCESSES_AT:
+        return MachineState(used_bytes=(0,) * num_devices, peak_bytes=(0,) * num_devices, processes=())
+    magic, version, _, max_devices, max_processes, _ = _HEAD.unpack_from(data)
+    if magic != b"VPEMUGPU":  # its first process is just about to begin
+        return MachineState(used_bytes=(0,) * num_devices, peak_bytes=(0,) * num_devices, processes=())
+    if (version, max_devices) != (FORMAT, MAX_DEVICES):
+        raise StoreError(f"{path} is of format {version}: this vramprobe reads format {FORMAT}; make the machine anew")
+    found = []
+    for slot in range(max_processes):
+        pid, kind, start, order, *rest = _PROCESS.unpack_from(data, _PROCESSES_AT + slot * _PROCESS.size)
+        if kind not in (_LIVE, _ENDED):
+            continue
+        alive = kind == _LIVE and _start_ticks(pid) == start
+        used = tuple(rest[:num_devices]) if alive else (0,) * num_devices
+        peaks = tuple(rest[MAX_DEVICES : MAX_DEVICES + num_devices])
+        found.append((order, ProcessUse(pid=pid, alive=alive, used_bytes=used, peak_bytes=peaks)))
+    processes = tuple(process for _, process in sorted(found, key=lambda pair: pair[0]))
+    return MachineState(
+        used_bytes=tuple(sum(process.used_bytes[i] for process in processes) for i in range(num_devices)),
+        peak_bytes=tuple(_CARD.unpack_from(data, _CARDS_AT + i * _CARD.size)[1] for i in range(num_devices)),
+        processes=processes,
+    )
+
+
+def _num_devices(folder: Path) -> int:
+    path = Path(folder, "machine.txt")
+    try:
+        found = re.search(r"^num_devices (\d+)$", path.read_text(encoding="utf-8"), re.M)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}; name a folder that write_machine made") from None
+    if not found or not 1 <= int(found[1]) <= MAX_DEVICES:
+        raise StoreError(f"{path} does not say num_devices, 1 to {MAX_DEVICES}; make the machine anew")
+    return int(found[1])
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot (field 22 of its stat); None once it has ended."""
+    try:
+        text = Path("/proc", str(pid), "stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return int(fields[19]) if fields[0] not in "ZX" else None
+
+
+def read_events(folder: Path) -> list[Event]:
+    """``events.jsonl`` in order; empty where nothing had to be said. Raises StoreError for a line that is none."""
+    path = Path(folder, "events.jsonl")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    events = []
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            kind, name, pid = data.pop("kind"), data.pop("name"), int(data.pop("pid"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise StoreError(
+                f"{path}, line {number} is no event: {line[:80]!r}; the machine's folder is damaged"
+            ) from None
+        events.append(Event(kind=kind, name=name, pid=pid, detail=data.pop("detail", ""), more=data))
+    return events
+
+
+def machine_at_hand() -> Path | None:
+    """The emulated machine that this process sees; None where it sees the real one."""
+    folder = os.environ.get("VRAMPROBE_EMULATED_MACHINE")
+    return Path(folder) if folder else None

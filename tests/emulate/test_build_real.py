@@ -21,7 +21,7 @@ from vramprobe.emulate.rules import generic_routines
 from vramprobe.emulate.stubs import exported_names
 from vramprobe.emulate.symbols import library_of
 
-ANSWERS = re.compile(r"Get(?!MatrixAsync)|Query|[bB]ufferSize|WorkspaceSize|Find|Search|Nnz$|Estimation|Version|Alloc")
+ANSWERS = re.compile(r"Get(?!MatrixAsync)|Query|[bB]ufferSize|WorkspaceSize|Find|Search|Nnz$|Estimation|(?<!Auto)Alloc")
 LIBRARIES = """
 import ctypes, pathlib, sys
 import torch

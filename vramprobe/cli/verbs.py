@@ -22,6 +22,7 @@ import typer
 import vramprobe
 from vramprobe import api
 from vramprobe.cli import display, display_plan, live
+from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli.options import takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
 from vramprobe.errors import VramprobeError
@@ -39,6 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="How much GPU memory does this fine-tuning run need, and why? Measured, fitted, predicted, published.",
 )
+
+app.add_typer(emulate_verbs.app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]

@@ -1,0 +1,82 @@
+"""``vramprobe emulate``: set up, look at and remove what an emulated GPU needs beside a CUDA build of torch.
+
+In: a version of torch, packages. Out: lines on a terminal, or JSON. The verbs that use the card take ``--emulate GPU``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from vramprobe.errors import VramprobeError
+
+app = typer.Typer(
+    name="emulate", no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Set up the emulated GPU: real CUDA software on a machine that has no GPU.",
+)  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
+Torch = Annotated[str | None, typer.Option(help="A version of torch, such as 2.13.0 (the one that is pinned).")]
+
+
+@app.command()
+def setup(
+    torch: Torch = None,
+    package: Annotated[
+        list[str] | None, typer.Option(help="A requirement beside or in place of the pinned ones, e.g. trl==1.2.0.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Make an environment with torch's CUDA build, without NVIDIA's packages, and build the driver for it."""
+    from vramprobe.emulate.build import ensure_build
+    from vramprobe.emulate.environment import set_up_environment
+    from vramprobe.emulate.installation import find_installation
+
+    python = set_up_environment(torch, package or (), _say)
+    build = ensure_build(find_installation(python), _say)
+    _print({"python": str(python), "driver": str(build.folder)}, json_output)
+
+
+@app.command()
+def status(json_output: Json = False) -> None:
+    """Say which torch an emulated GPU would run under, or what is missing; exit code 1 then."""
+    from vramprobe.emulate.build import cache_folder, emulator_version
+    from vramprobe.emulate.enter import installation_to_use
+    from vramprobe.emulate.environment import list_environments
+    from vramprobe.emulate.toolchain import find_compiler
+
+    found: dict[str, Any] = {"cache": str(cache_folder()), "emulator": emulator_version()}
+    found |= {"environments": list_environments(), "missing": None}
+    try:
+        found["compiler"] = find_compiler().identity
+        used = installation_to_use()
+        found |= {"python": str(used.python), "torch": used.torch_version}
+    except VramprobeError as error:
+        found["missing"] = str(error)
+    _print(found, json_output)
+    raise typer.Exit(0 if found["missing"] is None else 1)
+
+
+@app.command()
+def remove(torch: Torch = None, json_output: Json = False) -> None:
+    """Remove an environment that setup made; exit code 1 where there is none."""
+    from vramprobe.emulate.environment import pinned_torch, remove_environment
+
+    there = remove_environment(torch)
+    _print({"torch": torch or pinned_torch(), "removed": there}, json_output)
+    raise typer.Exit(0 if there else 1)
+
+
+def _say(line: str) -> None:
+    print(f"vramprobe: {line}", file=sys.stderr, flush=True)
+
+
+def _print(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        if value not in (None, []):
+            print(f"{name:12}  {', '.join(value) if isinstance(value, list) else value}")

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from vramprobe.predict.largest import Largest
     from vramprobe.predict.prediction import Prediction, Verdict
     from vramprobe.predict.sharding import MinGpus
-    from vramprobe.records.record import RunRecord
+    from vramprobe.records.record import Emulation, RunRecord
     from vramprobe.report.definition import Table
 
 _BAR_WIDTH = 36
 _PLACES_PER_RULE = 10
+_MAX_READS = 5  # lines that read what was not computed
 _NO_WIDTH = 10_000
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
 
@@ -71,6 +72,8 @@ def print_record(record: RunRecord) -> None:
     """One measurement or simulation: the peak, its phase, and a bar for each cause."""
     console = Console(highlight=False)
     how = f"{record.instrument} instrument, {escape(record.environment.device_name)}"
+    if record.instrument == "emulated":
+        how = f"emulated {escape(record.environment.device_name)}: real CUDA software on no GPU"
     if not record.was_run:
         how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
     console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
@@ -81,6 +84,8 @@ def print_record(record: RunRecord) -> None:
     peak, ledger = record.peak, record.ledger
     console.print(f"peak [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {peak.phase} of step {peak.step}")
     tiers = {"reserved": peak.reserved_bytes, "device (NVML)": peak.device_bytes, "context": record.context_bytes}
+    if record.instrument == "emulated":
+        tiers = {"reserved": peak.reserved_bytes, "device, with an assumed context": peak.device_bytes}
     for name, value in tiers.items():
         if value is not None:
             console.print(f"     {format_bytes(value)} {name}")
@@ -96,6 +101,30 @@ def print_record(record: RunRecord) -> None:
     if record.timing and record.timing.step_seconds:
         console.print(f", step {statistics.median(record.timing.step_seconds):.2f} s untraced", end="")
     console.print()
+    if record.emulation is not None:
+        _print_values(console, record.emulation)
+
+
+def _print_values(console: Console, emulation: Emulation) -> None:
+    """Who read values that the emulated card did not compute, and whether other values would change what is allocated."""
+    if emulation.num_reads:
+        steering = [read for read in emulation.reads if read.could_have_steered]
+        console.print(
+            f"values: {emulation.num_reads} reads of what was not computed, {emulation.num_steering_reads or 0} of "
+            f"which could have steered the program{':' if steering else ''}", soft_wrap=True,
+        )  # fmt: skip
+        for read in steering[:_MAX_READS]:
+            where = read.line or read.torch_line or "no Python line"
+            console.print(f"  {escape(where)}  {escape(read.operator)}, {read.num_reads} times", soft_wrap=True)
+    else:
+        console.print("values: nothing that was not computed was read by the host")
+    if (verified := emulation.verification) is not None:
+        contents = ", ".join(verified.contents)
+        if verified.same:
+            said = f"the same {verified.num_events} allocations and frees whether uncomputed values are {contents}"
+        else:
+            said = f"[red]allocations depend on values[/] ({contents}): {escape(verified.parted_at or '')}"
+        console.print(f"verified: {said}", soft_wrap=True)
 
 
 def print_snapshot(record: RunRecord, snapshot: Path | None) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class EmulatedInstrument(CudaInstrument):
         """Run ``step`` once under each content that uncomputed values may have, and compare what it allocates."""
         contents, sequences = [], []
         for policy in values.verification_policies(self._watch.policy):
-            with self._watch.under(policy), allocations.recorded() as events:
+            with self._under(policy), allocations.recorded() as events:
                 step()
                 torch.cuda.synchronize()
                 sequences.append(events())
@@ -56,6 +57,15 @@ class EmulatedInstrument(CudaInstrument):
             contents=contents, num_events=len(sequences[0]), same=parted is None,
             parted_at=None if parted is None else _in_words(parted),
         )  # fmt: skip
+
+    @contextmanager
+    def _under(self, policy: values.Policy) -> Iterator[None]:
+        mode, before = self._watch.mode, self._watch.policy
+        for one in (policy, before):
+            mode.policy = one
+            mode.driver.set_fill(one.contents, one.seed)
+            if one is policy:
+                yield
 
     def emulation(self) -> Emulation:
         """What the record says of the emulation, as things stand."""

@@ -55,15 +55,16 @@ def _section(path: Path, name: str) -> str:
 
 
 def _output(words: list[str]) -> str:
-    """What a command prints; of a run, as if nobody had run in its folder before."""
+    """What a command prints; of a run, with its progress, as if nobody had run in its folder before."""
     with tempfile.TemporaryDirectory() as folder:
         asked = words[words.index("--out") + 1] if words[1] == "run" else folder
         done = subprocess.run(
             [sys.executable, "-m", *(folder if word == asked else word for word in words)],
-            cwd=ROOT, capture_output=True, text=True, env=os.environ | {"COLUMNS": "110"},
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT if words[1] == "run" else subprocess.PIPE,
+            text=True, env=os.environ | {"COLUMNS": "110"},
         )  # fmt: skip
     if done.returncode:
-        sys.exit(f"{shlex.join(words)}: exit code {done.returncode}\n{done.stderr}")
+        sys.exit(f"{shlex.join(words)}: exit code {done.returncode}\n{done.stderr or done.stdout}")
     return done.stdout.replace(folder, asked)
 
 

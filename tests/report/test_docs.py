@@ -189,6 +189,7 @@ def test_the_command_runs(command: str, workshop: Path) -> None:
         words = ["python", "-c", f"import runpy, sys; sys.path.insert(0, 'benchmarks'); runpy.run_path({script!r})"]
     done = run_in(workshop, words)
     assert done.returncode == 0, done.stderr
+    assert "Nothing to be done" not in done.stdout
 
 
 @pytest.mark.parametrize("text", dict.fromkeys(text for page in PAGES for text in mentions(page)))

@@ -1,6 +1,6 @@
 # make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
 # make test   sets itself up and passes the tests
-# make readme rebuilds what is published: fits, reports, the generated blocks of README.md and of the sweep files
+# make readme rebuilds what is published: fits, reports, the generated blocks of README.md, docs/ and the sweep files
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin

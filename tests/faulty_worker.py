@@ -1,4 +1,4 @@
-"""A worker process gone wrong, in the way that its cell's seed names; for tests/test_faults.py.
+"""A worker process gone wrong, in the way that its cell's seed names; for tests/sweep/test_faults.py.
 
 Run in place of the interpreter, as ``python faulty_worker.py -m MODULE …``: the module runs as it is, but for what the
 worker does with a request.

@@ -1,6 +1,10 @@
 """vramprobe: how much GPU memory does this fine-tuning run need, and why?
 
-One call per stage is in :mod:`vramprobe.api`; the command line is ``vramprobe --help``. Importing this loads no torch.
+One call per stage is in :mod:`vramprobe.api`; the command line is ``vramprobe --help``. Each folder is a room on the
+data's way, and says in its first lines what comes in and what goes out. Three lines nobody crosses, and a test says so:
+the torch line (only workload/, simulate/ and parts of measure/ load torch; importing this does not), the process line
+(runner and worker exchange a spec and a record as JSON, nothing else), the independence line (terms/, arithmetic, and
+workload/, tensors, never import each other: a shared helper would let errors cancel).
 """
 
 __version__ = "0.1.0"

@@ -1,8 +1,8 @@
 """Rebuild configs/sweeps/h200-claims.yaml: ``python benchmarks/h200/claims_sweep.py`` (``--check`` changes nothing).
 
-Claims that are about the memory of one card, in their own conditions, as claims/conditions.py fills them in: of each
-its most usual cell, then those that take least and most, then the others, as many as the card holds and the time
-allows. Cells that the other stages measure are left to them: ``vramprobe claims --results`` reads all folders.
+Claims that are about the memory of one card, in their own conditions, as literature/claims/conditions.py fills them in:
+of each its most usual cell, then those that take least and most, then the others, as many as the card holds and the
+time allows. Cells that the other stages measure are left to them: ``vramprobe claims --results`` reads all folders.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def attention(bench: Bench) -> Iterator[Fact]:
     )  # fmt: skip
 
 
-#: How far a replicate may be off: allocated not at all, reserved by a segment of the large pool (measuring.md).
+#: How far a replicate may be off: allocated not at all, reserved by a segment of the large pool.
 _SAME = {"allocated": ("to the byte", 0), "reserved": ("within a segment of 20 MiB", 20 * 2**20)}
 
 

@@ -60,10 +60,10 @@ def test_what_is_planned_can_be_run_with_the_same_words() -> None:
     assert options["run"] - options["plan"] == {"--timeout", "--max-time", "--budget", "--limit", "--dry-run"}
 
 
-def test_readme_names_every_verb() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_words_name_every_verb() -> None:
+    words = (Path(__file__).parents[2] / "docs" / "words.md").read_text()
     for verb in VERBS:
-        assert f"vramprobe {verb}" in readme, verb
+        assert f"| `vramprobe {verb}`" in words or f", `vramprobe {verb}` |" in words, verb
 
 
 def test_measure_prints_a_breakdown_and_saves(tmp_path: Path) -> None:

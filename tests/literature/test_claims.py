@@ -276,7 +276,7 @@ def test_every_command_prints_the_number_in_the_table() -> None:
 
 
 def test_every_claim_is_published() -> None:
-    """That the tables are fresh is test_published.py's."""
+    """That the tables are fresh is tests/report/test_published.py's."""
     rows = list(csv.DictReader((ROOT / "results" / "claims" / "claims.csv").read_text().splitlines()))
     assert [row["id"] for row in rows] == list(CLAIMS)
     page = (ROOT / "results" / "claims" / "claims.md").read_text()

@@ -45,7 +45,7 @@ def spawned(tmp_path: Path, **options: Any) -> RunRecord:
 
 
 def test_one_gib_moves_every_tier_by_one_gib() -> None:
-    """The machine's self-test (measuring.md), as the doctor makes it: the driver may round to its own pages."""
+    """The machine's self-test, as the doctor makes it: the driver may round to its own pages."""
     moved = selftest.one_gib_on_cuda()
     assert moved["allocated"] == moved["reserved"] == GIB
     assert abs(moved["mem_get_info"] - GIB) <= 4 * MIB

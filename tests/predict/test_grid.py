@@ -126,7 +126,7 @@ def test_terms_are_rounded_before_they_are_compared_and_the_first_of_equals_wins
 
 
 def test_memory_never_falls_with_batch_or_length() -> None:
-    """What the bisections of fits.py rest on."""
+    """What the bisections of predict/largest.py rest on."""
     for words in SETUPS:
         cells = predict_grid(spec_of(words), np.arange(1, 65)[:, None], np.arange(1, 257))
         peak = cells.peak_allocated_bytes.value

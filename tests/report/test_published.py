@@ -56,7 +56,7 @@ def test_small_models_predict_larger_ones_to_a_hundred_thousandth_of_a_percent()
     assert total.worst_absolute < 1e-7
     assert 0.85 <= total.coverage <= 0.97
     worst_bytes = max(abs(score.predicted.value - score.measured_bytes) for score in found.scores)
-    assert f"the worst of 47 is {worst_bytes} bytes" in (ROOT / "README.md").read_text()
+    assert f"the worst of 47 is {worst_bytes} bytes" in (ROOT / "docs" / "model.md").read_text()
 
 
 def test_the_demo_keeps_the_issues_promises() -> None:
@@ -82,7 +82,7 @@ def test_the_demo_keeps_the_issues_promises() -> None:
     assert sum(errors) / len(errors) <= 0.03
 
 
-def test_the_readmes_blocks_are_fresh() -> None:
+def test_the_generated_blocks_of_the_pages_are_fresh() -> None:
     done = subprocess.run([sys.executable, "benchmarks/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""CUDA's view of a simulated cell, against bytes worked out by hand from the sources that cuda.py names."""
+"""CUDA's view of a simulated cell, against bytes worked out by hand from the sources that simulate/cuda.py names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic: physics.md's closed forms, hand counts on tiny shapes, and the real libraries as the last word."""
+"""The arithmetic: closed forms, hand counts on tiny shapes, and the real libraries as the last word."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CPU_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagr
                   "adamw_bnb_32bit", "lion_8bit", "lion_32bit")  # fmt: skip
 
 
-# -- physics.md ------------------------------------------------------------------------------------------------------
+# -- closed forms, worked out by hand ---------------------------------------------------------------------------------
 
 Q, KV = HEADS * HEAD, KV_HEADS * HEAD
 A = 2 * (2 * Q + 2 * KV) + 4 * HEADS

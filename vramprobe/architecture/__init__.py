@@ -1,7 +1,8 @@
 """Architecture: the dimensions and the parameters of a model, by arithmetic on its config.json.
 
 In: a config.json as a dict. Out: a frozen Architecture with every parameter's name, shape and role, or a VramprobeError
-that names the supported families. Never imports torch or transformers: an independent account of what they build.
+that names the supported families. It stays this side of the torch line, and of the independence line: an account of
+what transformers builds that never asks transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The models, GPUs, prices and claims shipped under data/, a local config.json, or a config.json from the hub.
 
-In: a name as users write it. Out: frozen entries, or an error that says what else there is and what to do. Never
-imports torch or transformers, reads nothing at import, and touches the network only for a hub id.
+In: a name as users write it. Out: frozen entries, or an error that says what else there is and what to do. It stays
+this side of the torch line, reads nothing at import, and touches the network only for a hub id.
 """
 
 from vramprobe.catalog.claims import Claim, list_claims

@@ -2,7 +2,8 @@
 
 In: a results file or folder. Out: a CheckReport: what contradicts itself (errors) and what a reader should know
 (warnings), each with its rule, its place and what to do. The rules are functions: of a file here, of one record in
-one_record.py, of several in several_records.py. Never measures, fits or changes a file; loads no torch and no pandas.
+one_record.py, of several in several_records.py. Never measures, fits or changes a file; it stays this side of the torch
+line, and loads no pandas.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from vramprobe.records.record import RunRecord
 from vramprobe.records.table import COMPARABLE, describe_outcome
 from vramprobe.units import MIB, format_bytes
 
-#: The caching allocator's large segment: replicates may differ by where one was cut (measuring.md).
+#: The caching allocator's large segment: replicates may differ by where one was cut.
 SEGMENT_BYTES = 20 * MIB
 
 

@@ -49,7 +49,7 @@ class CudaInstrument:
         self._running: tuple[PhaseName, int | None] | None = None
         self._held: list[tuple[str, int | None, Storages]] = []
         self.oom_seen: dict[str, int] | None = None  # filled by the allocator at the moment of an OOM
-        # Before anything makes a context (importing bitsandbytes does); get_device_properties makes none (physics.md).
+        # Before anything makes a context (importing bitsandbytes does); get_device_properties makes none.
         self._nvml = open_device(str(torch.cuda.get_device_properties(0).uuid))
         self._baseline_bytes = self._nvml.used_bytes() if self._nvml else None
 

@@ -119,9 +119,10 @@ def evaluate(
 ) -> Evaluation:
     """Fit without the held-out records and predict them.
 
-    ``hold_out`` is a condition (condition.py); ``leave_out`` takes each model, family or length out in turn; ``model``
-    is a fit to judge by what it has not seen. With none of them, what the sweep held out is held out. Raises FitError
-    where nothing is held out or too little is left to fit, IncomparableRecords for records that must not be mixed.
+    ``hold_out`` is a condition (records/condition.py); ``leave_out`` takes each model, family or length out in turn;
+    ``model`` is a fit to judge by what it has not seen. With none of them, what the sweep held out is held out. Raises
+    FitError where nothing is held out or too little is left to fit, IncomparableRecords for records that must not be
+    mixed.
     """
     if sum(choice is not None for choice in (hold_out, leave_out, model)) > 1:
         raise FitError("give one of hold_out, leave_out and a fit, not several: each says on its own what is held out")

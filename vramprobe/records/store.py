@@ -1,7 +1,8 @@
 """The append-only journal: a line when an attempt starts, its record when it ends; synced, repaired, never rewritten.
 
 In: Started lines and RunRecords, one at a time. Out: what a file or folder holds. Never changes or drops a line already
-written; the torn tail of a killed writer is moved to ``<file>.torn``. What a resumed sweep does with it: resume.py.
+written; the torn tail of a killed writer is moved to ``<file>.torn``. What a resumed sweep does with it:
+sweep/resume.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Results, and a fit when there is one → tables (Markdown, CSV, LaTeX, HTML), plots and a page with a calculator.
 
 In: a results file or folder, and a MemoryModel. Out: files, the same bytes each time, each with the command that
-rebuilds it. Never measures or fits, needs no GPU and no torch, and hides nothing measured: failures have their own
-table. What was simulated is no measurement and is left out, with a count.
+rebuilds it. Never measures or fits, stays this side of the torch line, and hides nothing measured: failures have their
+own table. What was simulated is no measurement and is left out, with a count.
 """
 
 from __future__ import annotations

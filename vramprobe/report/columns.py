@@ -44,7 +44,7 @@ def unit_for(amounts: Iterable[int | None]) -> Unit:
 
 
 def of_row(name: str) -> Callable[[Cell], Any]:
-    """What table.py says of the cell's record."""
+    """What records/table.py says of the cell's record."""
     return lambda cell: to_row(cell.record)[name]
 
 

@@ -1,8 +1,8 @@
 """Terms: a spec and its architecture -> bytes per physical cause, by arithmetic alone.
 
 In: a CellSpec. Out: the ledger's terms (weights, gradients, optimizer state, batch, saved activations) and the moments
-that can be the peak, each a sum of named terms. The peak is the highest moment, never one long sum. Never imports torch
-or the workload: the two accounts meet only in the fit.
+that can be the peak, each a sum of named terms. The peak is the highest moment, never one long sum. The independence
+line: never imports the workload, nor torch (the torch line); the two accounts meet only in the fit.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ What is counted, and where the rule stands in the libraries' code:
   precision): so an autocast cell's fp32 weights count as 16-bit ones and a divided fp32 copy, both under ``weights``.
 * ``ddp``: all is whole, and DDP's buckets hold the gradients a second time (``gradient_as_bucket_view`` is off).
 
-What is not counted: NCCL's buffers and the CUDA context (prediction.py sets both aside in a verdict), rounding to 512
-bytes, what a trainer's ``no_sync`` keeps whole when gradients are accumulated, offloading to the host. Nor FSDP1, whose
-flat parameters are copied less often: five published LoRA peaks (torch 2.4, reentrant checkpointing) are 14 to 30 %
-above this, as if every layer's input and its gradient were kept to the end of backward, which is inferred from the
-figures alone (benchmarks/published_ranks.md). DeepSpeed's engine was read, not run.
+What is not counted: NCCL's buffers and the CUDA context (predict/prediction.py sets both aside in a verdict), rounding
+to 512 bytes, what a trainer's ``no_sync`` keeps whole when gradients are accumulated, offloading to the host. Nor
+FSDP1, whose flat parameters are copied less often: five published LoRA peaks (torch 2.4, reentrant checkpointing) are
+14 to 30 % above this, as if every layer's input and its gradient were kept to the end of backward, which is inferred
+from the figures alone (benchmarks/published_ranks.md). DeepSpeed's engine was read, not run.
 """
 
 from __future__ import annotations

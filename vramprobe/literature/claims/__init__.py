@@ -1,7 +1,7 @@
 """Claims: each published figure of data/claims.csv → a verdict with our figure, its conditions and its commands.
 
 In: the claims asked for, and records where there are some. Out: one Judgement each, in file order. A comparable CUDA
-record goes before the formula engine. Loads no torch; stores no verdict.
+record goes before the formula engine. Stays this side of the torch line; stores no verdict.
 """
 
 from __future__ import annotations

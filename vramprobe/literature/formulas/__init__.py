@@ -1,7 +1,8 @@
 """Formulas: every way in which people estimate the memory of a fine-tuning run, each named, each with its source.
 
 In: a CellSpec, as Facts. Out: bytes by cause whose sum is the formula's figure, or why it has nothing to say. Ours is
-not among them (terms); how well each does on measured cells is calibrate's. Never imports torch.
+not among them (terms); how well each does on measured cells is literature/calibrate.py's. Stays this
+side of the torch line.
 """
 
 from vramprobe.literature.formulas.facts import CONSTANTS, MISSABLE, Estimate, Facts, Formula, facts_of

@@ -2,6 +2,7 @@
 
 In: a results file or folder. Out: file name → content, the same bytes each time. Drops no record: failures are rows,
 and what was simulated says so in its instrument. Nothing is lost: the last column holds each whole record as JSON.
+Stays this side of the torch line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def build(results_path: str | Path, out_dir: str | Path) -> dict[str, bytes]:
 
 
 def rows_of(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """A row per attempt, in order, all with the same columns: table.py's, then the sweep's and the whole record."""
+    """A row per attempt, in order, all with the same columns: records/table.py's, then sweep and whole record."""
     rows = [
         table.to_row(record) | {"sweep": record.sweep, "held_out": record.held_out, RECORD: record.to_json_line()}
         for record in records

@@ -1,6 +1,6 @@
 """A Document → one file per format: NAME.md, NAME.csv, NAME.tex and NAME.html, the same bytes each time.
 
-In: a Document (definition.py). Out: file name → content.
+In: a Document (report/definition.py). Out: file name → content. Computes no number; stays this side of the torch line.
 """
 
 from __future__ import annotations

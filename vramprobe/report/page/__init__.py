@@ -1,7 +1,8 @@
 """Tables, plots and the calculator's data → one HTML page that needs no server, no network and nothing beside it.
 
 In: a Content. Out: the page as text, the same bytes each time. Everything that came from a record, a config or a claim
-is escaped; a content security policy lets the page run its own scripts and reach nothing. Never computes a number.
+is escaped; a content security policy lets the page run its own scripts and reach nothing. Never computes a number;
+stays this side of the torch line.
 """
 
 from __future__ import annotations

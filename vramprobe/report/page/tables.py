@@ -1,7 +1,7 @@
 """Chapters of Tables → HTML that a person can sort and filter, and read without scripts.
 
-In: Tables of definition.py under one title. Out: HTML with everything escaped; the exact value stands behind each
-rounded number.
+In: Tables of report/definition.py under one title. Out: HTML with everything escaped; the exact value stands behind
+each rounded number.
 """
 
 from __future__ import annotations

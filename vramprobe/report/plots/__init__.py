@@ -1,6 +1,7 @@
 """A drawing → SVG and PNG that come out the same each time; readable in black and white and by the colour-blind.
 
-In: a size and a function that draws. Out: file name → image bytes. Loads matplotlib only when asked to draw.
+In: a size and a function that draws. Out: file name → image bytes. Loads matplotlib only when asked to draw; stays this
+side of the torch line.
 """
 
 from __future__ import annotations

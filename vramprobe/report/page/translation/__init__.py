@@ -5,6 +5,7 @@ what `predict` counts and what the page counts are one source. The tape's values
 the translation counts references as CPython does: a local holds what is assigned to it until it is assigned anew,
 deleted, or its function returns; an argument is the callee's; a result belongs to nobody until somebody takes it.
 Only what the arithmetic uses of Python is known here; anything else raises TranslationError, which a test would show.
+Reads source and imports none of it, so it stays this side of the torch line.
 """
 
 from __future__ import annotations

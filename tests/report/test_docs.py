@@ -1,0 +1,309 @@
+"""What README.md and docs/ say: every command and example runs, every link, path and option is there.
+
+A command stands in a generated block, or in HOW with the way it is run here. A page that names a new one makes a test
+fail until somebody says how it is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from test_imports import FLOORS
+from typer.main import get_command
+
+from vramprobe.cli import verbs
+from vramprobe.measure import environment
+from vramprobe.records.record import record_from_json
+
+ROOT = Path(__file__).parents[2]
+VERBS = get_command(verbs.app).commands
+
+_spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
+assert _spec
+assert _spec.loader
+readme = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(readme)
+
+PAGES = readme.pages()
+_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_COMMENT = re.compile(r"\s{2,}#.*$")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a command is run here; ``why`` it is not run word for word, where it is not."""
+
+    instead: str | None = None  # the command that is run in its place
+    more: str = ""  # words that are added
+    loaded: bool = False  # a benchmark's module is loaded, so that all it stands on is there, and not started
+    elsewhere: str | None = None  # the test file that runs it
+    why: str = ""
+
+
+AS_IT_IS = Way()
+HELD_OUT = "--model smollm2-360m --method qlora --batch-size 1 --seq-len 128"
+HOURS = Way(loaded=True, why="it measures for minutes and asserts nothing")
+HOW = {
+    # The folder out/demo of the workshop holds the committed records, so nothing is left to run.
+    "vramprobe run configs/sweeps/quickstart.yaml --out out/demo": AS_IT_IS,
+    "vramprobe fit out/demo --out out/demo/fit.json": AS_IT_IS,
+    f"vramprobe predict {HELD_OUT} --fit out/demo/fit.json": AS_IT_IS,
+    "vramprobe report out/demo --fit out/demo/fit.json --out out/demo/report": AS_IT_IS,
+    "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
+    "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(
+        more="--num-layers 1 --timing-steps 0 --device cpu", why="the whole model takes longer"
+    ),
+    "vramprobe plan configs/sweeps/80gb.yaml": Way(more="--gpu H100-SXM", why="there may be no GPU here"),
+    "vramprobe run configs/sweeps/80gb.yaml --budget 1.60": Way(
+        instead="vramprobe run configs/sweeps/quickstart.yaml --budget 1.60 --price 2 --dry-run --device cpu",
+        why="it is about a GPU",
+    ),
+    "vramprobe check results/h100-sxm/80gb": AS_IT_IS,  # the workshop has the committed records there, too
+    "vramprobe fit results/cpu/quickstart --out out/fit.json": AS_IT_IS,
+    f"vramprobe predict {HELD_OUT} --fit out/fit.json": AS_IT_IS,
+    "vramprobe evaluate results/cpu/quickstart --leave-out model": AS_IT_IS,
+    "vramprobe calibrate results/cpu/quickstart": AS_IT_IS,
+    "vramprobe report results/cpu/quickstart --fit results/cpu/quickstart/fit.json -o out/report": AS_IT_IS,
+    "vramprobe report results/cpu/quickstart --dataset out/dataset": AS_IT_IS,
+    "make demo": Way(instead="make -n demo", why="it sets up an environment; its four commands are above"),
+    "make test": Way(instead="make -n test", why="it would run this test"),
+    "make test-gpu": Way(instead="make -n test-gpu", why="it needs a GPU"),
+    "make lint": Way(instead="make -n lint", why="CI runs it"),
+    "make readme": Way(instead="make -n readme", why="it measures anew; that all is fresh is tested"),
+    "python benchmarks/readme.py --check": Way(elsewhere="tests/report/test_published.py"),
+    "python benchmarks/reports.py --check": Way(elsewhere="tests/report/test_published.py"),
+    "python benchmarks/planned.py --check": Way(elsewhere="tests/report/test_published.py"),
+    "python benchmarks/sharding.py": Way(elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"),
+    "python benchmarks/published.py": Way(elsewhere="tests/literature/test_published_figures.py", why="it needs peers"),
+    "python benchmarks/published_ranks.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/allocator_speed.py": Way(more="2000", why="a million events take longer"),
+    "python benchmarks/sweep_time.py results/cpu/quickstart": AS_IT_IS,
+    "python benchmarks/simulate_cpu.py": HOURS,
+    "python benchmarks/simulate_speed.py": HOURS,
+    "python benchmarks/speed.py": HOURS,
+    "python benchmarks/predict_speed.py": HOURS,
+    "python benchmarks/cell_overhead.py": HOURS,
+    "python benchmarks/scale.py": HOURS,
+}  # fmt: skip
+#: Named in the pages, and made by whoever follows them.
+MADE_BY_A_USER = {"results/h100-sxm/80gb", "results/…/*.jsonl"}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def fences(page: Path) -> list[tuple[str, str]]:
+    """(language, text) of each fenced block that is not generated."""
+    own = readme.BLOCK.sub("", page.read_text())
+    return [(match["language"], match["body"]) for match in _FENCE.finditer(own)]
+
+
+def spans(page: Path) -> list[str]:
+    """Code within sentences and tables."""
+    return _SPAN.findall(_FENCE.sub("", readme.BLOCK.sub("", page.read_text())))
+
+
+def commands(page: Path) -> list[str]:
+    """What a reader may type: each line of a block, and each of make's and Python's within a sentence."""
+    lines = [line for language, text in fences(page) if not language for line in text.splitlines()]
+    found = [_COMMENT.sub("", line.removeprefix("$ ")) for line in lines]
+    whole = [line for line in found if line.startswith(("vramprobe ", "make ", "python "))]
+    return whole + [span for span in spans(page) if span.startswith(("make ", "python "))]
+
+
+def mentions(page: Path) -> list[str]:
+    """Everything that begins with vramprobe, a generated block's command, a whole one or a part in a sentence."""
+    generated = [match["source"] for match in readme.BLOCK.finditer(page.read_text())]
+    return [text for text in (*commands(page), *spans(page), *generated) if text.startswith("vramprobe ")]
+
+
+def generated() -> set[str]:
+    return {match["source"] for page in PAGES for match in readme.BLOCK.finditer(page.read_text())}
+
+
+def test_every_command_is_generated_or_run_here() -> None:
+    named = {command for page in PAGES for command in commands(page)}
+    assert len(named) > 20
+    assert named - generated() - set(HOW) == set(), "say in HOW how each of these is run"
+    assert set(HOW) - named == set(), "no page names these any more"
+    assert all(way.why for way in HOW.values() if way.instead or way.more or way.loaded)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a checkout is, to write to: sweeps, results, and a demo that has measured all its cells here."""
+    folder = tmp_path_factory.mktemp("workshop")
+    for name in ("configs", "benchmarks", "vramprobe", "docs", "Makefile", "pyproject.toml", "constraints.txt"):
+        (folder / name).symlink_to(ROOT / name)
+    committed = ROOT / "results" / "cpu"
+    shutil.copytree(committed / "quickstart", folder / "results" / "cpu" / "quickstart")
+    shutil.copytree(committed / "quickstart", folder / "results" / "h100-sxm" / "80gb")
+    demo = folder / "out" / "demo"
+    demo.mkdir(parents=True)
+    here, lines = environment.here(), []
+    for line in (committed / "quickstart" / "records.jsonl").read_text().splitlines():
+        record = record_from_json(line)
+        now = here(record.spec)
+        measured_here = record.environment.model_copy(update={"device_name": now.device_name, "versions": now.versions})
+        lines.append(record.model_copy(update={"environment": measured_here}).to_json_line())
+    (demo / "records.jsonl").write_text("\n".join(lines) + "\n")
+    for fit in (demo / "fit.json", folder / "out" / "fit.json"):
+        shutil.copy(committed / "quickstart" / "fit.json", fit)
+    return folder
+
+
+def run_in(folder: Path, words: list[str]) -> subprocess.CompletedProcess:
+    words = [sys.executable, *words[1:]] if words[0] == "python" else words
+    words = [sys.executable, "-m", *words] if words[0] == "vramprobe" else words
+    paths = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, env=os.environ | paths)
+
+
+@pytest.mark.parametrize("command", HOW)
+def test_the_command_runs(command: str, workshop: Path) -> None:
+    way = HOW[command]
+    script = shlex.split(command)[1]
+    if way.elsewhere:
+        named = Path(script).stem if command.startswith("python ") else script
+        assert named in (ROOT / way.elsewhere).read_text()
+        return
+    words = shlex.split(f"{way.instead or command} {way.more}")
+    if way.loaded:
+        assert '__name__ == "__main__"' in (ROOT / script).read_text()
+        words = ["python", "-c", f"import runpy, sys; sys.path.insert(0, 'benchmarks'); runpy.run_path({script!r})"]
+    done = run_in(workshop, words)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to be done" not in done.stdout
+
+
+@pytest.mark.parametrize("text", dict.fromkeys(text for page in PAGES for text in mentions(page)))
+def test_every_verb_and_option_named_is_there(text: str) -> None:
+    first, *words = shlex.split(text)[1:]
+    if first.startswith("-"):
+        assert first in ("--help", "--version")
+        return
+    assert first in VERBS
+    known = {option for parameter in VERBS[first].params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert [word for word in words if word.startswith("-") and word not in known | {"--help"}] == []
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for number, (language, text) in enumerate(fences(page)):
+            if language == "python":
+                yield f"{name_of(page)}-{number}", text
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("example", [text for _, text in examples()], ids=[name for name, _ in examples()])
+def test_the_example_runs(example: str, workshop: Path) -> None:
+    done = run_in(workshop, ["python", "-c", example])
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_sweep_in_the_pages_expands(tmp_path: Path) -> None:
+    sweeps = [text for page in PAGES for language, text in fences(page) if language == "yaml"]
+    assert sweeps
+    for text in sweeps:
+        (tmp_path / "mine.yaml").write_text(text)
+        done = run_in(tmp_path, shlex.split("vramprobe plan mine.yaml --device cpu --json"))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["cells"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_FENCE.sub("", page.read_text())):
+        if link.startswith("https://"):
+            continue
+        name, _, section = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{link}: nothing is there"
+        titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", target.read_text()), re.MULTILINE) if section else []
+        assert not section or section in map(readme.anchor, titles), f"{link}: no such section"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_path_named_is_there(page: Path) -> None:
+    """In code, whatever begins with a folder of ours, and every file or folder that stands alone."""
+    ours = tuple(f"{name}/" for name in ("configs", "results", "benchmarks", "docs", "tests", "vramprobe"))
+    code = (*spans(page), *(body for _, body in fences(page)))
+    text = [word for one in code for word in re.split(r"[\s\"'(),]+", one)]
+    alone = [span for span in spans(page) if re.fullmatch(r"[\w/.-]+(?:/|\.py|\.md|\.yaml|\.sh|\.csv|\.txt)", span)]
+    for name in {*(word for word in text if word.startswith(ours)), *alone} - MADE_BY_A_USER:
+        assert any(any(folder.glob(name)) for folder in (ROOT, ROOT / "vramprobe", page.parent)), name
+
+
+def test_what_is_installed_is_an_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {name for page in PAGES for name in re.findall(r"'\.\[(\w+)\]'", page.read_text())}
+    assert named
+    assert named <= set(extras)
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    assert {name_of(page) for page in PAGES[1:]} <= set(_LINK.findall(text))
+
+
+def test_the_way_names_every_room_from_the_ground_up() -> None:
+    text = (ROOT / "docs" / "way.md").read_text()
+    table = re.search(r"^\| room \| holds \|\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    assert table
+    named = [name for row in table[1].splitlines()[1:] for name in _SPAN.findall(row.split("|")[1])]
+    there = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (ROOT / "vramprobe").iterdir()
+        if path.name not in ("__init__.py", "__pycache__", "py.typed")
+    }
+    assert sorted(named) == sorted(there)
+    assert [re.sub(r"/|\.py$", "", name) for name in named if name != "data/"] == list(FLOORS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "vramprobe").rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_every_room_says_what_comes_in_what_goes_out_and_its_lines(path: Path) -> None:
+    said = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+    assert len(said) < 1000
+    assert re.search(r"\btorch\b|the process line|the independence line", said), "name the line that it may not cross"
+    if path.parent != ROOT / "vramprobe":
+        assert "In: " in said
+        assert "Out: " in said
+
+
+def test_the_check_names_what_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "<!-- generated by: {} -->\n{}<!-- end -->\n"
+    fresh = readme.block("benchmarks/simulate_cpu.md", ROOT / "README.md")
+    with_stale = page.format("benchmarks/simulate_cpu.md", fresh) + page.format("benchmarks/sharding.md", "old\n")
+    monkeypatch.setattr(Path, "read_text", lambda path, read=Path.read_text: (
+        with_stale if path == ROOT / "README.md" else read(path)))  # fmt: skip
+    monkeypatch.setattr(readme, "pages", lambda: [ROOT / "README.md"])
+    monkeypatch.setattr(sys, "argv", ["readme.py", "--check"])
+    with pytest.raises(SystemExit) as stopped:
+        readme.main()
+    assert stopped.value.code == "1 blocks are stale; rebuild them: make readme\n  README.md: benchmarks/sharding.md"
+
+
+def test_a_section_is_taken_without_its_heading() -> None:
+    page = "results/cpu/quickstart/report/measured.md"
+    taken = readme.block(f"{page}#summary", ROOT / "README.md")
+    assert taken.startswith("| cells | n |")
+    assert "| in the fit, qlora |" in taken.splitlines()[-1]
+    with pytest.raises(SystemExit, match="no section #nowhere"):
+        readme.block(f"{page}#nowhere", ROOT / "README.md")

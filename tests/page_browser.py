@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+#: Why tests of the page are skipped, with what installs what they miss; conftest.py says the last of all how many were.
+NO_PLAYWRIGHT = "playwright is not installed: pip install 'vramprobe[test]'"
+NO_CHROMIUM = "no Chromium is installed: apt-get install chromium"
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Skips where there is none."""
-    pytest.importorskip("playwright", reason="playwright is not installed: pip install 'vramprobe[test]'")
+    pytest.importorskip("playwright", reason=NO_PLAYWRIGHT)
     if CHROMIUM is None:
-        pytest.skip("no Chromium is installed: apt-get install chromium")
+        pytest.skip(NO_CHROMIUM)
     from page_example import chromium
 
     with chromium() as launched:

@@ -1,14 +1,30 @@
-"""Amounts as text and back: bytes are ints everywhere, and only here do they become GiB; durations are seconds."""
+"""Amounts as text and back: bytes are ints everywhere, and only here do they become GiB; durations are seconds.
+
+And the one place where a number gets the digits with which it is published, the same from every processor.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from vramprobe.errors import SpecError
 
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+#: Significant digits of a published number. Between processors (OpenBLAS's kernels for AVX-512, AVX2 and SSE2) the
+#: fits' covariances and the constants' standard errors differ by up to 1.5e-10 of themselves; nobody reads a seventh.
+NUM_PUBLISHED_DIGITS = 6
+#: What is nearer to 0 is published as 0: of 1 TB it is a byte, and sums that cancel end somewhere below it.
+SMALLEST_PUBLISHED = 1e-12
+
+
+def published(value: Any) -> Any:
+    """``value`` as it is published: a float with the digits that do not depend on the processor, all else as it is."""
+    if not isinstance(value, float):
+        return value
+    return 0.0 if abs(value) < SMALLEST_PUBLISHED else float(f"{value:.{NUM_PUBLISHED_DIGITS}g}")
 
 
 def format_bytes(num_bytes: int | None) -> str:

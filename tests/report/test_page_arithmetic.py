@@ -8,7 +8,7 @@ import subprocess
 from typing import get_args
 
 import pytest
-from page_browser import CHROMIUM
+from page_browser import CHROMIUM, NO_CHROMIUM
 
 from vramprobe import api, catalog, spec
 from vramprobe.errors import VramprobeError
@@ -21,7 +21,7 @@ from vramprobe.terms.ranks import Sharding
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 NUM_CELLS = 700
 
 #: Runs in the page: each question's answer, or its error.

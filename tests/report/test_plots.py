@@ -16,6 +16,7 @@ from vramprobe.records import store
 from vramprobe.records.record import Peak
 from vramprobe.report.cells import Cell, cells_of
 from vramprobe.report.plots import LOOKS, METHODS, errors, files, label_ends, length, predicted, spread, terms
+from vramprobe.report.plots.drawn import contents
 from vramprobe.units import GIB, MIB
 
 QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
@@ -169,6 +170,35 @@ def test_any_model_name_can_be_drawn() -> None:
     spec = make_spec().model_copy(update={"model": "$\\frac$_模型"})
     drawn = terms.plot(cells_of([make_record(spec)], None))
     assert re.match(rb"\x89PNG", drawn["peak_by_term.png"])
+
+
+@pytest.mark.parametrize("change", [
+    lambda axes: axes.lines[0].set_ydata([1, 2.0001]), lambda axes: axes.lines[0].set_color("red"),
+    lambda axes: axes.lines[0].set_marker("s"), lambda axes: axes.patches[0].set_width(3),
+    lambda axes: axes.patches[0].set_hatch("/"), lambda axes: axes.collections[0].set_edgecolor("red"),
+    lambda axes: axes.set_xticks([0, 1], ["a", "c"]), lambda axes: axes.set_ylim(0, 9),
+    lambda axes: axes.set_yscale("log"), lambda axes: axes.set_title("other", loc="left"),
+    lambda axes: axes.texts[0].set_text("other"), lambda axes: axes.legend(["other"]),
+    lambda axes: axes.figure.suptitle("other"), lambda axes: axes.figure.set_size_inches(3, 3),
+])  # fmt: skip
+def test_a_picture_says_what_it_shows(change: Any) -> None:
+    """Another number, colour, name or limit is another picture; its last digits, its font and resolution are not."""
+
+    def drawn(change: Any) -> Any:
+        axes = (made := figure()).subplots()
+        axes.plot([0, 1], [1, 2], marker="o", label="line")
+        axes.barh([1], [2])
+        axes.vlines([1], 0, 1)
+        axes.text(0, 1, "said")
+        axes.set_xticks([0, 1], ["a", "b"])
+        axes.legend()
+        change(axes)
+        return contents(made)
+
+    as_it_is = drawn(lambda axes: None)
+    assert drawn(change) != as_it_is
+    assert drawn(lambda axes: axes.lines[0].set_ydata([1 + 1e-12, 2])) == as_it_is
+    assert drawn(lambda axes: (axes.texts[0].set_fontsize(40), axes.figure.set_dpi(300))) == as_it_is
 
 
 def test_files_are_named_by_the_plot() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vramprobe.model.memory_model import ErrorSummary, LeaveOneModelOut
 from vramprobe.model.regression import Design, Observation, Solution, relative_errors, rows_of, solution_of
 from vramprobe.spec import CellSpec
+from vramprobe.units import published
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,8 +94,8 @@ def summary(errors: np.ndarray) -> ErrorSummary:
     """Of one group's relative errors."""
     sizes = abs(errors)
     return ErrorSummary(
-        num_records=len(errors), mean_absolute=float(sizes.mean()), worst_absolute=float(sizes.max()),
-        mean_signed=float(errors.mean()),
+        num_records=len(errors), mean_absolute=published(float(sizes.mean())),
+        worst_absolute=published(float(sizes.max())), mean_signed=published(float(errors.mean())),
     )  # fmt: skip
 
 

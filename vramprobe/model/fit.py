@@ -18,7 +18,7 @@ from vramprobe.errors import FitError
 from vramprobe.model.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
 from vramprobe.model.interval import interval_width
 from vramprobe.model.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
-from vramprobe.model.regression import Observation, design_of, relative_errors, solution_of
+from vramprobe.model.regression import NUM_DIGITS, Observation, design_of, relative_errors, solution_of
 from vramprobe.records.record import TRAINING_PHASES, RunRecord
 from vramprobe.records.table import require_comparable
 from vramprobe.terms import course_of, moments_of
@@ -172,22 +172,26 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _reserved_gap(records: Sequence[RunRecord]) -> Spread | None:
-    """Reserved over allocated at the peak: what the caching allocator holds beyond the tensors."""
+    """Reserved over allocated at the peak: what the caching allocator holds beyond the tensors.
+
+    To the digits of a coefficient, as bytes are multiplied by it.
+    """
     ratios = [record.peak.reserved_bytes / record.peak.allocated_bytes
               for record in records if record.peak and record.peak.reserved_bytes is not None]  # fmt: skip
-    return _spread(ratios)
+    return _spread(ratios, NUM_DIGITS)
 
 
 def _device_gap(records: Sequence[RunRecord]) -> Spread | None:
-    """Device less reserved in bytes: the CUDA context and what libraries take behind torch."""
+    """Device less reserved in whole bytes: the CUDA context and what libraries take behind torch."""
     peaks = [record.peak for record in records if record.peak and record.peak.reserved_bytes is not None]
-    return _spread([peak.device_bytes - peak.reserved_bytes for peak in peaks if peak.device_bytes is not None])
+    return _spread([peak.device_bytes - peak.reserved_bytes for peak in peaks if peak.device_bytes is not None], 0)
 
 
-def _spread(values: Sequence[Any]) -> Spread | None:
+def _spread(values: Sequence[Any], num_decimals: int) -> Spread | None:
     if not values:
         return None
     import numpy as np
 
-    low, high = _quantiles(values)
-    return Spread(value=float(np.median(np.array(values))), low=low, high=high)
+    numbers = (float(np.median(np.array(values))), *_quantiles(values))
+    value, low, high = (round(number, num_decimals) for number in numbers)
+    return Spread(value=value, low=low, high=high)

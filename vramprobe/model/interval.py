@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from vramprobe.model.cross_validation import Fold
 from vramprobe.model.memory_model import IntervalWidth, constant_name
 from vramprobe.model.regression import Solution
+from vramprobe.units import NUM_PUBLISHED_DIGITS, published
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +33,6 @@ DEFAULT_UNSEEN_FAMILY = 0.02
 POWERS = tuple(number / 10 for number in range(-10, 11))
 #: Records of a method from which its own quantile is taken: from here on nine in ten of them are not all of them.
 LEAST_RECORDS = 9
-#: Digits kept of a covariance.
-_NUM_DIGITS = 6
 
 
 def interval_width(
@@ -52,15 +51,18 @@ def interval_width(
     least_bytes = int(solution.fitted_bytes.min())
     if not models:
         return IntervalWidth(
-            half_width=dict.fromkeys(solution.estimate.constant_bytes, 2 * worst_residual), from_bytes=least_bytes,
-            power=0.0, covariance={}, growth_per_doubling=DEFAULT_GROWTH, unseen_family=DEFAULT_UNSEEN_FAMILY,
+            half_width=dict.fromkeys(solution.estimate.constant_bytes, published(2 * worst_residual)),
+            from_bytes=least_bytes, power=0.0, covariance={}, growth_per_doubling=DEFAULT_GROWTH,
+            unseen_family=DEFAULT_UNSEEN_FAMILY,
         )  # fmt: skip
     power = likeliest_power(models, least_bytes)
     by_model = [fold.residuals / standard_errors(fold, power, least_bytes) for fold in models]
     scores, methods = abs(np.concatenate(by_model)), np.concatenate([fold.methods for fold in models])
     factor = few_models_factor(by_model)
     half_width = {
-        method: conformal_quantile(own if (own := scores[methods == method]).size >= LEAST_RECORDS else scores) * factor
+        method: published(
+            factor * conformal_quantile(own if len(own := scores[methods == method]) >= LEAST_RECORDS else scores)
+        )
         for method in solution.estimate.constant_bytes
     }
 
@@ -76,7 +78,7 @@ def interval_width(
         unseen = max(conformal_quantile(np.concatenate([abs(fold.residuals) - inside(fold) for fold in families])), 0.0)
     return IntervalWidth(
         half_width=half_width, from_bytes=least_bytes, power=power, covariance=_by_name(solution, power, least_bytes),
-        growth_per_doubling=round(growth, 4), unseen_family=unseen,
+        growth_per_doubling=round(growth, 4), unseen_family=published(unseen),
     )  # fmt: skip
 
 
@@ -124,7 +126,9 @@ def _by_name(solution: Solution, power: float, least_bytes: int) -> dict[str, di
     names = [*coefficients, *map(constant_name, constants)]
     kept = [index for index in range(len(names)) if unsure[index, index] > 0]
     return {
-        names[row]: {names[column]: float(f"{unsure[row, column]:.{_NUM_DIGITS}g}") for column in kept if column <= row}
+        names[row]: {
+            names[column]: float(f"{unsure[row, column]:.{NUM_PUBLISHED_DIGITS}g}") for column in kept if column <= row
+        }
         for row in kept
     }
 

@@ -7,10 +7,7 @@ own table. What was simulated is no measurement and is left out, with a count.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import logging
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +22,6 @@ if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
     from vramprobe.report.cells import Cell
     from vramprobe.report.definition import Document
-
-_LOG = logging.getLogger(__name__)
-_EMBEDDED = re.compile(rb"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
-#: What matplotlib writes of itself into an SVG and a PNG.
-_DRAWN_BY = re.compile(rb"Matplotlib v(?:ersion)?([0-9][0-9a-z.]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +146,14 @@ def drawings(material: Material) -> dict[str, dict[str, bytes]]:
 def publish(folder: Path, files: Mapping[str, bytes], *, check: bool = False) -> list[Path]:
     """Write file name → content into ``folder``, made where it is missing; the paths, in order.
 
-    With ``check`` nothing is written: raises StaleReport, naming each file that is missing or different; a picture by
-    another release of matplotlib is not compared, and a warning is logged that names it. Raises StoreError where the
-    folder cannot be written.
+    With ``check`` nothing is written: raises StaleReport, naming each file that is missing or says something else; of
+    pictures what they show counts (plots/drawn.py). Raises StoreError where the folder cannot be written.
     """
     paths = [folder / name for name in files]
     if check:
-        stale = {path: _what_is_wrong(path, content) for path, content in zip(paths, files.values(), strict=True)}
+        from vramprobe.report.fresh import what_is_wrong
+
+        stale = {path: what_is_wrong(path, content) for path, content in zip(paths, files.values(), strict=True)}
         if found := [f"{path} {wrong}" for path, wrong in stale.items() if wrong]:
             raise StaleReport("\n  ".join([f"{len(found)} of {len(files)} files are stale:", *found]))
         return paths
@@ -172,29 +165,3 @@ def publish(folder: Path, files: Mapping[str, bytes], *, check: bool = False) ->
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}; choose another folder") from error
     return paths
-
-
-def _what_is_wrong(path: Path, content: bytes) -> str | None:
-    try:
-        there = path.read_bytes()
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if there == content:
-        return None
-    (rest, then), (same_rest, now) = _without_pictures(path, there), _without_pictures(path, content)
-    if rest != same_rest or not then or then == now:
-        return "differs from what the records give"
-    _LOG.warning("%s: pictures not compared: drawn by matplotlib %s, this is %s", path, *map(", ".join, (then, now)))
-    return None
-
-
-def _without_pictures(path: Path, content: bytes) -> tuple[bytes, list[str]]:
-    """What of a file does not hang on the release of matplotlib, and the releases that drew the rest."""
-    if path.suffix == ".html":
-        pictures = [base64.b64decode(found) for found in _EMBEDDED.findall(content)]
-        rest = _EMBEDDED.sub(b"", content)
-    else:
-        pictures, rest = ([content], b"") if path.suffix in (".svg", ".png") else ([], content)
-    return rest, sorted({found.decode() for picture in pictures for found in _DRAWN_BY.findall(picture)})

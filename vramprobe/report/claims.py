@@ -1,6 +1,6 @@
 """Judged claims → a Document (a table per source), and JSON; how each figure is made stands below the Markdown.
 
-In: Judgements. Out: file name → content, or a Document. Rounds and words; judges nothing.
+In: Judgements. Out: file name → content, or a Document. Words; judges nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def for_terminal(judgements: Sequence[Judgement]) -> Table:
 def as_json(judgements: Sequence[Judgement]) -> str:
     """One object per claim; a number beyond all bounds is null."""
     objects = [
-        {column.name: value for column in COLUMNS if (value := column.value(one)) is not None}
+        {column.name: value for column in COLUMNS if (value := column.published(one)) is not None}
         | {"depends_on": list(one.depends_on),
            "sources": [{"command": s.command, "reads": s.reads, "value": s.value} for s in one.sources]}
         for one in judgements
@@ -159,7 +159,7 @@ def _words(case: Case) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _of_claim(name: str) -> Any:

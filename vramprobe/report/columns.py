@@ -16,7 +16,7 @@ from vramprobe.report.definition import Column
 from vramprobe.spec import CellSpec
 from vramprobe.units import GIB, MIB
 
-_SMALLEST_PERCENT = 0.01  # an error below it is said to be below it; the CSV has all digits
+_SMALLEST_PERCENT = 0.01  # an error below it is said to be below it; the CSV has it
 _LONGEST_DETAIL = 200  # characters of a failure or a remark for people; the CSV has all
 
 

@@ -10,12 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vramprobe.units import published
+
 UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
 class Column:
-    """``value`` gives the exact value (CSV, under ``name``); ``text`` writes it for people, under ``heading``."""
+    """``value`` gives the value, for the CSV under ``name``; ``text`` writes it for people, under ``heading``.
+
+    Programs read :meth:`published`: bytes exactly, other numbers with the digits that any processor gives; ``text``
+    has fewer digits, and is of the value itself, as a number that is rounded twice may be wrong.
+    """
 
     name: str  # the unit is its last word
     heading: str | None  # null: in the CSV only
@@ -25,9 +31,13 @@ class Column:
     is_condition: bool = False  # said in the caption where it is the same in every row
     is_prose: bool = False  # sentences, which wrap
 
+    def published(self, row: Any) -> Any:
+        """The value as programs read it."""
+        return published(self.value(row))
+
     def shown(self, row: Any) -> str:
         """The cell for people: one line, a dash where the value is not known."""
-        value = self.value(row)
+        value = self.published(row) if self.text is str else self.value(row)
         return UNKNOWN if value is None or value == "" else " ".join(self.text(value).split())
 
 

@@ -15,7 +15,7 @@ from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.formats import files_of
 from vramprobe.report.plots import PICTURES, predicted
 
-_SMALLEST_PERCENT = 0.0001  # the CSV has all digits
+_SMALLEST_PERCENT = 0.0001  # the CSV has it
 
 
 def evaluation_page(found: Evaluation, command: str) -> dict[str, bytes]:

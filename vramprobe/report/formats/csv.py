@@ -1,6 +1,6 @@
-"""A Table → CSV for programs: every column, exact values.
+"""A Table → CSV for programs: every column, bytes exactly, other numbers with the digits that are published.
 
-In: a Table. Out: text. Never rounds.
+In: a Table. Out: text.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ def text(table: Table) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
     for row in table.rows:
-        values = (column.value(row) for column in table.columns)
+        values = (column.published(row) for column in table.columns)
         writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
     return buffer.getvalue()

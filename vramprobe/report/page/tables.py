@@ -1,7 +1,7 @@
 """Chapters of Tables → HTML that a person can sort and filter, and read without scripts.
 
-In: Tables of report/definition.py under one title. Out: HTML with everything escaped; the exact value stands behind
-each rounded number.
+In: Tables of report/definition.py under one title. Out: HTML with everything escaped; the value of the CSV stands behind
+each number that is rounded for people.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _kind(table: Table, column: Column) -> str:
 
 
 def _data(column: Column, row: Any, kind: str, position: int) -> str:
-    text, value = column.shown(row), column.value(row)
+    text, value = column.shown(row), column.published(row)
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     sort = f' data-sort="{escape(str(value))}"' if is_amount and str(value) != text else ""
     if position == 0:

@@ -50,10 +50,12 @@ def files(name: str, size: tuple[float, float], draw: Callable[[Any], None]) -> 
 
 
 def images(kinds: Sequence[str], size: tuple[float, float], draw: Callable[[Any], None]) -> dict[str, bytes]:
-    """One drawing in each of these kinds (``svg``, ``png``), without a date in it."""
+    """One drawing in each of these kinds (``svg``, ``png``), without a date, stamped with what it shows (drawn.py)."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    from vramprobe.report.plots.drawn import settled_svg, stamp_of
 
     found = {}
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}), warnings.catch_warnings():
@@ -61,13 +63,14 @@ def images(kinds: Sequence[str], size: tuple[float, float], draw: Callable[[Any]
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
+        stamp = {"Description": stamp_of(figure)}
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # laid out once, for all kinds alike
         for kind in kinds:
             buffer = io.BytesIO()
-            metadata = {"Date": None} if kind == "svg" else {}  # its version stays, for whoever compares
+            metadata = stamp | ({"Date": None, "Creator": None} if kind == "svg" else {"Software": None})
             figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
-            found[kind] = buffer.getvalue()
+            found[kind] = settled_svg(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
     return found
 
 

@@ -43,6 +43,7 @@ class CheckReport(_Frozen):
     num_records: int
     files: list[Path]
     outcomes: dict[str, int]  # records by outcome
+    instruments: dict[str, int]  # records by instrument: what was emulated or simulated is no measurement
     num_cells: int  # cells with an ok attempt; the same cell in another context (device, versions) is another
     num_replicated_cells: int  # of them, with more than one
     strict: bool
@@ -76,6 +77,7 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
         num_records=len(entries),
         files=list(files),
         outcomes=dict(Counter(entry.record.outcome.kind for entry in entries)),
+        instruments=dict(Counter(entry.record.instrument for entry in entries)),
         num_cells=len(groups),
         num_replicated_cells=sum(len(group) > 1 for group in groups),
         strict=strict,

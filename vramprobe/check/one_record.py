@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from vramprobe.check.entry import Doubt
 from vramprobe.measure.observation import Observation, closure, ledger_of, order_of_tiers, peak_of, steady_steps
-from vramprobe.records.record import TRAINING_PHASES, RunRecord
+from vramprobe.records.record import TRAINING_PHASES, RunRecord, word_for
 from vramprobe.units import MIB, format_bytes
 
 #: Idle allocated memory that no tensor of the workload explains: on cuda cuBLAS workspaces (32 MiB a handle on Hopper,
 #: and the autograd thread may hold one of its own), on the CPU the tables of quantisation (about 1 KiB).
-MAX_UNACCOUNTED_BYTES = {"cuda": 128 * MIB, "cpu": 1 * MIB}
+MAX_UNACCOUNTED_BYTES = {"cuda": 128 * MIB, "emulated": 128 * MIB, "cpu": 1 * MIB}
 
 _MEASURE_AGAIN = "an instrument would not have called it ok: restore the record, or measure the cell again"
 
@@ -72,8 +72,8 @@ def code(record: RunRecord) -> Iterator[Doubt]:
     if machine.dirty:
         yield (
             "warning",
-            f"measured by a checkout with uncommitted changes on {machine.commit}, which nobody else can get; "
-            "commit them and measure again, or say with the results what they were",
+            f"{word_for(record.instrument)} by a checkout with uncommitted changes on {machine.commit}, which "
+            "nobody else can get; commit them and measure again, or say with the results what they were",
         )
     if machine.commit is None and machine.versions.get("vramprobe") is None:
         yield (

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from vramprobe import catalog
+from vramprobe.records.record import word_for
 from vramprobe.records.table import describe_outcome
 from vramprobe.units import format_bytes, format_seconds
 
@@ -106,7 +107,7 @@ def print_record(record: RunRecord) -> None:
 
 
 def _print_values(console: Console, emulation: Emulation) -> None:
-    """Who read values that the emulated card did not compute, and whether other values would change what is allocated."""
+    """Who read values that the emulated card did not compute, and whether others would change what is allocated."""
     if emulation.num_reads:
         steering = [read for read in emulation.reads if read.could_have_steered]
         console.print(
@@ -251,7 +252,9 @@ def print_check(report: CheckReport) -> None:
         if (more := len(findings) - _PLACES_PER_RULE) > 0:
             console.print(f"  and {more} more; --json lists all")
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.outcomes.items())) or "none"
-    console.print(f"{_plural(report.num_records, 'record')} in {_plural(len(report.files), 'file')}: {kinds}")
+    emulated = report.instruments.get("emulated", 0)
+    said = f" ({emulated} of them emulated, not measured on a GPU)" if emulated else ""
+    console.print(f"{_plural(report.num_records, 'record')} in {_plural(len(report.files), 'file')}: {kinds}{said}")
     console.print(
         f"replicated: {report.num_replicated_cells} of {report.num_cells} cells (about 5 % show that it repeats)"
     )
@@ -306,7 +309,8 @@ def print_calibration(calibration: Calibration) -> None:
     document = calibration_document(calibration)
     where = f"{calibration.instrument} instrument, {calibration.device_name}"
     Console(highlight=False).print(
-        f"{_plural(calibration.num_rows, 'measured cell')}, {escape(where)}\n", soft_wrap=True
+        f"{_plural(calibration.num_rows, f'{word_for(calibration.instrument)} cell')}, {escape(where)}\n",
+        soft_wrap=True,
     )
     _print_tables(document.tables, document.remarks, width=_NO_WIDTH)
 

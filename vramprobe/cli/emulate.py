@@ -62,11 +62,13 @@ def status(json_output: Json = False) -> None:
 @app.command()
 def remove(torch: Torch = None, json_output: Json = False) -> None:
     """Remove an environment that setup made; exit code 1 where there is none."""
-    from vramprobe.emulate.environment import pinned_torch, remove_environment
+    from vramprobe.emulate.environment import list_environments, pinned_torch, remove_environment
 
-    there = remove_environment(torch)
-    _print({"torch": torch or pinned_torch(), "removed": there}, json_output)
-    raise typer.Exit(0 if there else 1)
+    torch = torch or pinned_torch()
+    if not remove_environment(torch):
+        there = ", ".join(list_environments())
+        raise VramprobeError(f"no environment for torch {torch} was set up; there is {there or 'none at all'}")
+    _print({"torch": torch, "removed": True}, json_output)
 
 
 def _say(line: str) -> None:

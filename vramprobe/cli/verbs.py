@@ -25,7 +25,7 @@ from vramprobe.cli import display, display_plan, live
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli.options import takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
-from vramprobe.errors import VramprobeError
+from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.sweep.signals import signals_that_end
 from vramprobe.units import parse_duration
 
@@ -69,7 +69,7 @@ Verify = Annotated[
 @app.command()
 def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: Json = False) -> None:
     """Check whether this machine can measure, and say what to do where it cannot; exit code 1 then."""
-    _enter(emulate)
+    _enter(emulate, device)
     with display.working("looking at this machine"):
         diagnosis = api.doctor(device=device)
     if json_output:
@@ -123,7 +123,7 @@ def measure(
     json_output: Json = False,
 ) -> None:
     """Run one cell for a few steps in its own process and show where its memory went."""
-    _enter(emulate)
+    _enter(emulate, cell.get("device"))
     with display.working("measuring in a worker process"):
         record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, verify=verify, **cell)
     if json_output:
@@ -174,7 +174,9 @@ def plan(
     json_output: Json = False,
 ) -> None:
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
-    _enter(emulate)
+    if emulate is not None and gpu is not None:
+        raise SpecError(f"--emulate {emulate} and --gpu {gpu} both name the GPU to plan for; drop one of them")
+    _enter(emulate, job["device"])
     _show_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
 
 
@@ -199,7 +201,7 @@ def run(
     json_output: Json = False,
 ) -> None:
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
-    _enter(emulate)
+    _enter(emulate, job["device"])
     from vramprobe.sweep.limits import limits as check_limits
 
     limits = {
@@ -463,9 +465,11 @@ def _leave_stdout() -> None:
     sys.exit(1)
 
 
-def _enter(cards: str | None) -> None:
+def _enter(cards: str | None, device: str | None) -> None:
     """With ``--emulate``, go on in a process that sees these cards; it comes here again."""
     if cards is not None:
+        if device == "cpu":
+            raise SpecError(f"--emulate {cards} is for device cuda, and cpu was given; drop one of them")
         enter(cards, sys.argv[1:], lambda line: print(f"vramprobe: {line}", file=sys.stderr, flush=True))
 
 

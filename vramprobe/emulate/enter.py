@@ -53,9 +53,11 @@ def entrance(
     from vramprobe.emulate.activate import emulated_environment
     from vramprobe.emulate.build import cache_folder, ensure_build
     from vramprobe.emulate.cards import parse_cards
+    from vramprobe.emulate.installation import require_platform
     from vramprobe.emulate.machine import write_machine
 
     card, count = parse_cards(cards)
+    require_platform()  # before anybody is told to set something up that could not run here
     installation = installation_to_use()
     build = ensure_build(installation, say)
     machine = write_machine(_new_folder(cache_folder() / "machines"), [card] * count)
@@ -106,14 +108,20 @@ def enter(cards: str, words: list[str], say: Callable[[str], None], policy: Mapp
     process sees other emulated cards already.
     """
     if machine_folder() is not None:
-        seen = os.environ.get(CARDS_VARIABLE)
-        if seen is not None and seen != cards:
-            raise SpecError(f"--emulate {cards}: this process sees an emulated {seen} already; start it elsewhere")
+        seen = os.environ.get(CARDS_VARIABLE, "machine")
+        if seen != cards:
+            raise SpecError(
+                f"--emulate {cards}: this process sees an emulated {seen} already ({MACHINE_VARIABLE} is set); start "
+                "it elsewhere, or drop --emulate to use that one"
+            )
         return
     way = entrance(cards, policy=policy, say=say)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(way.python, way.command(*words), way.environment)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(way.python, way.command(*words), way.environment)
+    finally:  # reached only where that failed, or a signal came before
+        shutil.rmtree(way.machine, ignore_errors=True)
 
 
 @contextmanager

@@ -192,6 +192,11 @@ class MemoryModel(_Frozen):
     vramprobe_version: str
     warnings: list[str] = []
 
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the records are of an emulated GPU, which is not the card."""
+        return self.instrument == "emulated"
+
     def constant_of(self, method: str) -> int:
         """Bytes beside the terms; of a method that was never fitted the most that another has."""
         return self.constant_bytes.get(method, max(self.constant_bytes.values(), default=0))
@@ -251,7 +256,10 @@ def load_fit(path: str | Path) -> MemoryModel:
 
 
 def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
-    """The fit that ships for this device: of the CPU any will do, of GPUs only one of ``gpu`` itself; None without."""
+    """The fit that ships for this device: of the CPU any will do, of GPUs only one of ``gpu`` itself; None without.
+
+    One of runs on an emulated GPU comes after those of a real one, and predictions by it say so.
+    """
     if device == "cuda" and gpu is None:  # the usual question, which need not read what can only be refused
         return None
     for model in shipped_fits():
@@ -261,10 +269,10 @@ def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
 
 
 def shipped_fits() -> Iterator[MemoryModel]:
-    """The fits that ship with the package, in the order of their files' names."""
-    for path in sorted(resources.files("vramprobe").joinpath("data", "fits").iterdir(), key=lambda path: path.name):
-        if path.name.endswith(".json"):
-            yield load_fit(Path(str(path)))
+    """The fits that ship with the package, in the order of their files' names, emulated ones last."""
+    paths = sorted(resources.files("vramprobe").joinpath("data", "fits").iterdir(), key=lambda path: path.name)
+    fits = [load_fit(Path(str(path))) for path in paths if path.name.endswith(".json")]
+    yield from sorted(fits, key=lambda model: model.is_emulated)
 
 
 def is_same_gpu(model: MemoryModel, gpu: Gpu) -> bool:

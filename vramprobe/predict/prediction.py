@@ -272,6 +272,8 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
             text = f"{name} {value:,} is outside the fitted range {low:,} to {high:,}"
             (refusals if factor > FAR and name in LIMIT_NAMES else warnings).append(text)
             doublings += math.log2(factor)
+    if model.is_emulated:
+        warnings.append(f"fitted to emulated runs: {model.device_name} itself was not measured")
     unseen, refused = unseen_choices(spec, model)
     for name, text in unseen.items():
         (refusals if refused and name == "method" else warnings).append(text)

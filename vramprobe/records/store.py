@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from vramprobe.errors import StoreError
+from vramprobe.errors import IncomparableRecords, StoreError
 from vramprobe.records.record import FORMAT_HISTORY, RunRecord, Started, record_from_json, started_from_json
 
 #: Outcomes that the same cell on the same machine would give again. ``invalid`` is one: the steps of this cell did not
@@ -108,11 +108,19 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
 def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """The attempt that counts for each cell: the latest finished one, or the latest at all where none finished.
 
-    A simulated one counts only where nothing was measured.
+    A simulated one counts only where nothing was measured or emulated. Raises IncomparableRecords for a cell that was
+    both: the later of the two would silently take the other's place.
     """
     latest: dict[str, RunRecord] = {}
+    by_kind: dict[str, str] = {}
     for record in sorted(records, key=lambda one: (one.was_run, one.outcome.kind in FINISHED, one.started_at)):
         latest[record.fingerprint] = record
+        if record.was_run and by_kind.setdefault(record.fingerprint, record.instrument) != record.instrument:
+            raise IncomparableRecords(
+                f"these records must not be mixed: instrument is {by_kind[record.fingerprint]!r} in one attempt at "
+                f"{record.cell_id} and {record.instrument!r} in another; keep them in folders of their own and name "
+                "one of these"
+            )
     return latest
 
 

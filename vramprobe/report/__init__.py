@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from vramprobe.errors import StaleReport, StoreError
 from vramprobe.records import store, table
+from vramprobe.records.record import word_for
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
@@ -55,10 +56,10 @@ def build(
 
     rows = read_claims(Path(claims_path)) if claims_path is not None else []
     material = gather(results_path, out_dir, model, fit_path, claims_path)
-    drawn, made = drawings(material), documents(material)
+    drawn, made, word = drawings(material), documents(material), word_for(material.records[0].instrument)
     files: dict[str, bytes] = {"index.html": _index(material, made, drawn, rows)}
     for document in made:
-        pictures = [plots.PICTURES[name] for name in drawn if plots.ON_PAGE[name] == document.name]
+        pictures = [plots.PICTURES[name].about(word) for name in drawn if plots.ON_PAGE[name] == document.name]
         files |= files_of(document.with_pictures(*pictures))
     for images in drawn.values():
         files |= images
@@ -74,7 +75,7 @@ def _index(
 
     content = gather.content_of(
         made, drawn, claim_rows, engine=engine.data(), predictor=engine.predictor(), provenance=material.origin,
-        command=material.command,
+        command=material.command, word=word_for(material.records[0].instrument),
     )  # fmt: skip
     return page(content, engine.javascript()).encode()
 
@@ -124,7 +125,9 @@ def documents(material: Material) -> list[Document]:
     found += [timed] if timed else []
     with contextlib.suppress(FitError):  # no cell has all that a formula is scored on; the other pages say why
         found.append(calibration_document(calibrate(material.records, material.model), *where))
-    if material.records[0].instrument == "cuda":
+    instrument = material.records[0].instrument
+    found = [document.of(instrument) for document in found]
+    if instrument in ("cuda", "emulated"):
         latest = store.latest_by_fingerprint(material.records).values()
         found.append(claims_document(judge_claims(records=latest), material.command))
     return found

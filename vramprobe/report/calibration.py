@@ -39,11 +39,12 @@ def calibration_document(calibration: Calibration, origin: Sequence[str] = (), c
         f"Published formulas and ours on the same {calibration.num_rows} measured cells. A formula is scored where it "
         "says something of the cell; ours stands beside it on those alone."
     )
-    return Document(
+    document = Document(
         name="formulas", title="Formulas that everybody quotes, scored", about=[about], tables=tables,
         data=Table(title="Scores", columns=_SCORE_COLUMNS, rows=calibration.scores), origin=origin, command=command,
         remarks=[*(f"Left out: {count}, {reason}." for reason, count in calibration.left_out.items()), _MORE],
     )  # fmt: skip
+    return document.of(calibration.instrument)
 
 
 def _scores(calibration: Calibration, quantity: Quantity, title: str) -> Table:

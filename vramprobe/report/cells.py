@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.records import store
-from vramprobe.records.record import RunRecord
+from vramprobe.records.record import RunRecord, word_for
 from vramprobe.spec import Method
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ class Cell:
     def is_inside(self) -> bool:
         """Whether the measured peak lies in the predicted interval."""
         return self.low_bytes <= self.measured_bytes <= self.high_bytes
+
+
+def word_of(cells: Sequence[Cell]) -> str:
+    """What these cells' own numbers are called, measured or emulated: comparable cells are of one instrument."""
+    return word_for(cells[0].record.instrument)
 
 
 @dataclass(frozen=True, kw_only=True)

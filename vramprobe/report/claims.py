@@ -25,6 +25,8 @@ _ABOUT = (
     'what nvidia-smi may show. "The card" is its usable memory: what it reports, less 1 GiB for the context. Nothing '
     "here was measured unless it comes from cuda.",
 )
+#: Said where a figure comes from an emulated GPU.
+EMULATED_FIGURES = "What comes from an emulated GPU says so: the real CUDA software ran, on no card."
 _MEANINGS = {
     "holds": "under every usual set of conditions that the claim leaves open",
     "depends": "under some of them; the column says on what, and how many agree",
@@ -51,8 +53,10 @@ def claims_document(judgements: Sequence[Judgement], command: str = "") -> Docum
     for source in dict.fromkeys(one.claim.source for one in judgements):
         rows = [one for one in judgements if one.claim.source == source]
         tables.append(Table(title=source, columns=COLUMNS, rows=rows))
+    emulated = any(one.figure is not None and one.figure.engine.startswith("emulated") for one in judgements)
     return Document(
-        name="claims", title="Published claims, checked", about=[*_ABOUT, f"{in_words(judgements)}."], tables=tables,
+        name="claims", title="Published claims, checked", tables=tables,
+        about=[*_ABOUT, *([EMULATED_FIGURES] if emulated else []), f"{in_words(judgements)}."],
         data=Table(title="Claims", columns=COLUMNS, rows=judgements), command=command,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vramprobe.records.record import RunRecord
+from vramprobe.records.record import RunRecord, word_for
 from vramprobe.records.table import to_row
 from vramprobe.report.cells import Cell
 from vramprobe.report.definition import Column
@@ -90,18 +90,34 @@ def cell_columns() -> list[Column]:
 
 
 def provenance(records: Sequence[RunRecord]) -> list[str]:
-    """Lines on where measured, comparable records come from: instrument, device, versions, how many, when."""
+    """Lines on where comparable records come from: instrument, device, versions, how many, when."""
     if not records:
         return []
     attempts, cells = len(records), len({record.fingerprint for record in records})
     days = sorted({record.started_at[:10] for record in records})
     return [
         f"instrument {records[0].instrument}",
-        f"device {records[0].environment.device_name}",
+        f"device {records[0].environment.device_said}",
+        *_emulators(records),
         _versions(records),
         f"{attempts} records of {cells} cells"
         + (f"; of {attempts - cells} more attempts only the one that counts is shown" if attempts > cells else ""),
-        f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""),
+        f"{word_for(records[0].instrument)} {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""),
+    ]
+
+
+def _emulators(records: Sequence[RunRecord]) -> list[str]:
+    """What emulated records rest on: the emulator, and the reads and verifications that they tell of."""
+    found = [record.emulation for record in records if record.emulation is not None]
+    if not found:
+        return []
+    steered = sum(bool(one.num_steering_reads) for one in found)
+    verified = [one.verification for one in found if one.verification is not None]
+    parted = sum(not one.same for one in verified)
+    return [
+        f"emulator {' and '.join(sorted({one.emulator_version for one in found}))}; {steered} records with reads of "
+        f"values that nobody computed and that could have steered the program; {len(verified)} verified under other "
+        f"values, {parted} of them allocated otherwise"
     ]
 
 

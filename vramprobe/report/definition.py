@@ -6,13 +6,30 @@ terminal's text. All texts here are plain: each format escapes for itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vramprobe.records.record import word_for
 from vramprobe.units import published
 
 UNKNOWN = "–"
+#: Stands first on each page that is made of emulated records.
+EMULATED = "Emulated: the real CUDA software over a CUDA driver of our own; no GPU was there."
+_MEASURED = re.compile(r"\b(measured|measurement(s?))\b", re.IGNORECASE)
+
+
+def worded(text: str, word: str) -> str:
+    """A text of ours about numbers that are ``word`` (records.record.word_for): only what was measured is called so."""
+    if word == "measured":
+        return text
+
+    def other(found: re.Match) -> str:
+        said = word if found[0].lower() == "measured" else f"{word} run{found[2]}"
+        return said.capitalize() if found[0][0].isupper() else said
+
+    return _MEASURED.sub(other, text)
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,12 @@ class Table:
         columns = self.shown
         return [[column.shown(row) for column in columns] for row in self.rows]
 
+    def about(self, word: str) -> Table:
+        """The same about numbers that are ``word``; columns keep their names, and records their own words."""
+        columns = [replace(one, heading=one.heading and worded(one.heading, word)) for one in self.columns]
+        title, note, otherwise = (worded(text, word) for text in (self.title, self.note, self.otherwise))
+        return replace(self, title=title, columns=columns, note=note, otherwise=otherwise)
+
     def _common(self) -> list[Column]:
         if len(self.rows) < 2:
             return []
@@ -84,6 +107,10 @@ class Picture:
 
     file: str
     says: str
+
+    def about(self, word: str) -> Picture:
+        """The same about numbers that are ``word``."""
+        return replace(self, says=worded(self.says, word))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +129,21 @@ class Document:
     origin: Sequence[str] = ()
     remarks: Sequence[str] = ()  # paragraphs below the tables
     pictures: Sequence[Picture] = ()
+
+    def of(self, instrument: str) -> Document:
+        """The same about numbers of this instrument: where they were not measured, nothing says that they were."""
+        word = word_for(instrument)
+        if word == "measured":
+            return self
+        said = {
+            name: [worded(text, word) for text in getattr(self, name)] for name in ("about", "origin", "remarks")
+        }  # fmt: skip
+        if word == "emulated" and EMULATED not in said["about"]:
+            said["about"].insert(0, EMULATED)
+        return replace(
+            self, title=worded(self.title, word), tables=[table.about(word) for table in self.tables],
+            data=self.data.about(word), pictures=[picture.about(word) for picture in self.pictures], **said,
+        )  # fmt: skip
 
     def with_pictures(self, *pictures: Picture) -> Document:
         """The same with these plots shown on it."""

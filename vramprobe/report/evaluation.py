@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vramprobe.predict.evaluate import CardScore, Evaluation, Score
-from vramprobe.report.cells import Cell
+from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.columns import provenance
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.formats import files_of
@@ -24,7 +24,9 @@ def evaluation_page(found: Evaluation, command: str) -> dict[str, bytes]:
     cells = [_cell(score) for score in found.scores if score.tier == "allocated"]
     if not cells:
         return files_of(document)
-    return files_of(document.with_pictures(PICTURES["predicted_vs_measured"])) | predicted.plot(cells)
+    return files_of(document.with_pictures(PICTURES["predicted_vs_measured"].about(word_of(cells)))) | predicted.plot(
+        cells
+    )
 
 
 def evaluation_document(found: Evaluation, command: str = "") -> Document:
@@ -37,11 +39,12 @@ def evaluation_document(found: Evaluation, command: str = "") -> Document:
         f"{len(found.folds)} fold{'s' if len(found.folds) > 1 else ''}: {'; '.join(found.folds)}. Error is predicted "
         "less measured, of the measured; coverage is the share of measured values inside their interval."
     )
-    return Document(
+    document = Document(
         name="evaluation", title="Predictions of what the fit has not seen", about=[about], tables=[*tables, records],
         data=records, remarks=remarks(found), command=command,
         origin=provenance([score.record for score in found.scores if score.tier == "allocated"]),
     )  # fmt: skip
+    return document.of(found.scores[0].record.instrument) if found.scores else document
 
 
 def remarks(found: Evaluation) -> list[str]:

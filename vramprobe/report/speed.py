@@ -22,7 +22,7 @@ _ABOUT = (
 
 def speed(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Document | None:
     """speed: a row per timed cell; None without any."""
-    timed = [cell for cell in cells if cell.measured_bytes is not None and _step_seconds(cell) is not None]
+    timed = [cell for cell in cells if cell.measured_bytes is not None and _is_timed(cell)]
     if not timed:
         return None
     rate = rate_of(timed[0].record)
@@ -60,6 +60,11 @@ def rate_of(record: RunRecord) -> Rate | None:
     if record.instrument != "cuda":
         return None
     return hourly_rate(card_seen(record.environment.device_name, record.environment.device_total_bytes or 0))
+
+
+def _is_timed(cell: Cell) -> bool:
+    """An emulated step's time is that of launching nothing, whatever a record says."""
+    return cell.record.instrument != "emulated" and _step_seconds(cell) is not None
 
 
 def _step_seconds(cell: Cell) -> float | None:

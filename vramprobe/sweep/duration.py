@@ -30,11 +30,16 @@ class _Machine:
     load_bytes: float  # weights made per second
     quantised_params: float  # parameters quantised per second
     fixed_seconds: float  # process, context, first kernels, record
+    load_layer_seconds: float = 0.0  # making one layer, however large
 
 
 #: Two cores; fits the 33 cells of results/cpu/quickstart within a factor of two before any scaling.
 _CPU = _Machine(flops=1.5e11, fp32_slowdown=1.0, bytes_moved=1e10, layer_seconds=3e-3, load_bytes=2e9,
                 quantised_params=7e7, fixed_seconds=0.3)  # fmt: skip
+#: An emulated card, on two idle cores: kernels are launched and compute nothing, so layers cost, and tokens do not. An
+#: 8B QLoRA step with checkpointing takes 1 to 2 s, its load 2 to 5 s.
+_EMULATED = _Machine(flops=math.inf, fp32_slowdown=1.0, bytes_moved=math.inf, layer_seconds=8e-3, load_bytes=math.inf,
+                     quantised_params=math.inf, fixed_seconds=2.0, load_layer_seconds=0.1)  # fmt: skip
 #: A card that the catalog does not know: an L4's work and bandwidth.
 _TFLOPS, _BANDWIDTH_GB_S = 121.0, 300.0
 _FLOPS_SHARE, _BANDWIDTH_SHARE = 0.35, 0.6  # of a GPU's dense peak and of its bandwidth
@@ -63,21 +68,24 @@ class Pace:
 
 
 def pace_of(records: Iterable[RunRecord], gpu: catalog.Gpu | None) -> Pace:
-    """The pace of the machine that made these records, against :func:`account_seconds`."""
+    """The pace of the machine that made these records, against :func:`account_seconds`; emulated ones by their own."""
     pace = Pace()
     for record in records:
         if record.outcome.kind == "ok" and record.timing is not None:
             size = record.spec.num_params
-            pace.learn(size, account_seconds(record.spec, size, gpu), record.timing.total_seconds)
+            expected = account_seconds(record.spec, size, gpu, is_emulated=record.instrument == "emulated")
+            pace.learn(size, expected, record.timing.total_seconds)
     return pace
 
 
-def account_seconds(spec: CellSpec, params: int, gpu: catalog.Gpu | None) -> float:
+def account_seconds(spec: CellSpec, params: int, gpu: catalog.Gpu | None, *, is_emulated: bool = False) -> float:
     """Seconds by counting: making the weights, then per step the matrix work, the bytes moved and the launches.
 
-    ``params`` is the number of its model's parameters; ``gpu`` is null where the catalog does not know the card.
+    ``params`` is the number of its model's parameters; ``gpu`` is null where the catalog does not know the card. What
+    ``is_emulated`` takes this machine's time, whichever card it is.
     """
-    machine = _CPU if spec.device == "cpu" else _machine(gpu)
+    machine = _CPU if spec.device == "cpu" else _EMULATED if is_emulated else _machine(gpu)
+    num_layers = catalog.depth_of(spec.architecture) or 1
     tokens = spec.num_tokens * spec.grad_accum
     passes = 4 + 2 * (spec.method == "full") + 2 * spec.gradient_checkpointing
     in_fp32 = spec.dtype == "fp32" and spec.autocast == "none"
@@ -85,12 +93,14 @@ def account_seconds(spec: CellSpec, params: int, gpu: catalog.Gpu | None) -> flo
     weight_bytes = params * _WEIGHT_BYTES[spec.dtype]
     moved = (6 if spec.method == "full" else 3) * weight_bytes * spec.grad_accum / machine.bytes_moved
     walks = (2 + spec.gradient_checkpointing) * spec.grad_accum * (2 if spec.method != "full" else 1)
-    launches = walks * (catalog.depth_of(spec.architecture) or 1) * machine.layer_seconds
+    launches = walks * num_layers * machine.layer_seconds
     step = matrix + moved + launches
     quantising = params / machine.quantised_params if spec.quant != "none" else 0.0
-    num_steps = spec.steps + spec.timing_steps + (spec.device == "cuda")  # on cuda one more, under the history
+    timing_steps = 0 if machine is _EMULATED else spec.timing_steps
+    num_steps = spec.steps + timing_steps + (spec.device == "cuda")  # on cuda one more, under the history
     compiling = _COMPILE_SECONDS if spec.torch_compile else 0.0
-    return machine.fixed_seconds + weight_bytes / machine.load_bytes + quantising + compiling + num_steps * step
+    loading = weight_bytes / machine.load_bytes + num_layers * machine.load_layer_seconds
+    return machine.fixed_seconds + loading + quantising + compiling + num_steps * step
 
 
 def _machine(gpu: catalog.Gpu | None) -> _Machine:

@@ -232,7 +232,9 @@ def _row(
         return row
     found = predicted[cell.spec.fingerprint]
     prediction, note = (None, found) if isinstance(found, str) else (found, "")
-    seconds = pace.correct(row.num_params, account_seconds(cell.spec, row.num_params, card and card.gpu))
+    is_emulated = card is not None and card.is_emulated
+    account = account_seconds(cell.spec, row.num_params, card and card.gpu, is_emulated=is_emulated)
+    seconds = pace.correct(row.num_params, account)
     row = replace(
         row, prediction=prediction, note=note, seconds=seconds,
         verdict=_verdict(prediction, card, _card_bytes(cell.spec, card)),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vramprobe.records import store
-from vramprobe.records.record import Environment, Interrupted, RunRecord
+from vramprobe.records.record import Environment, Interrupted, RunRecord, word_for
 from vramprobe.records.table import minor_release
 from vramprobe.spec import CellSpec
 
@@ -139,7 +139,7 @@ def _resumed(
         here = context_of(spec)
         differences = differing(record.environment, here) if here is not None else []
         if differences:
-            return ResumedCell(spec, "stale", f"measured with {', '.join(differences)}", record)
+            return ResumedCell(spec, "stale", f"{word_for(record.instrument)} with {', '.join(differences)}", record)
         num_ok = sum(attempt.outcome == "ok" for attempt in attempts)
         return ResumedCell(spec, "kept", f"{record.outcome.kind} at {record.started_at}", record, num_ok)
     lost = [attempt for attempt in attempts if _is_lost(attempt, journal)]

@@ -34,7 +34,7 @@ from vramprobe.sweep.duration import Pace
 from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
 from vramprobe.sweep.plan import START_SECONDS, Plan, Policy, Row, TraceEngine, plan_sweep, with_evidence
 from vramprobe.sweep.progress import LOGS, Progress, RunSummary, log_path
-from vramprobe.sweep.resume import open_journal
+from vramprobe.sweep.resume import Journal, open_journal
 from vramprobe.sweep.signals import Signals, Stopped
 
 JOURNAL = "records.jsonl"
@@ -81,6 +81,7 @@ def run(
     with store.lock(folder), Signals().caught() as signals:
         clock = Clock(limits)
         journal = open_journal(folder / JOURNAL)
+        _require_one_kind(sweep, journal)
         context_of = environment.here()
         plan = plan_sweep(
             sweep, journal, card=card, context_of=context_of, fit=fit, policy=policy, rate=rate, trace=trace,
@@ -104,6 +105,17 @@ def run(
         summary.stopped_by = signals.stopped_by or summary.stopped_by
         summary.seconds = clock.elapsed_seconds
     return summary
+
+
+def _require_one_kind(sweep: Sweep, journal: Journal) -> None:
+    """Raise StoreError where a journal would hold emulated and other records: no fit and no table would take both."""
+    there = {attempt.instrument for attempts in journal.attempts.values() for attempt in attempts}
+    here = {environment.instrument_for(spec) for spec in sweep.cells}
+    if there and ("emulated" in there) != ("emulated" in here):
+        raise StoreError(
+            f"{journal.path} holds records of the instrument {' and '.join(sorted(there))}, and these would be of "
+            f"{' and '.join(sorted(here))}, which must not be mixed: name another folder with --out"
+        )
 
 
 @dataclass

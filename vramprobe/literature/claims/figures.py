@@ -52,7 +52,7 @@ class Figure:
     low: float
     high: float
     unit: str
-    engine: str  # formula | arithmetic | cuda on <device>
+    engine: str  # formula | arithmetic | cuda on <device> | emulated <device>
     arithmetic: str
     sources: tuple[Source, ...] = ()
 
@@ -89,13 +89,18 @@ class Peak:
 
 
 class Cells:
-    """Cells asked for their numbers, each worked out once; ``records`` that are comparable go before predictions."""
+    """Cells asked for their numbers, each worked out once; ``records`` that are comparable go before predictions.
+
+    What was measured goes before what was emulated, and each figure says which it is.
+    """
 
     def __init__(self, records: Iterable[RunRecord] = ()) -> None:
-        self._measured = {
+        usable = [record for record in records if record.outcome.kind == "ok" and record.peak is not None]
+        self._seen = {
             _identity(record.spec): record
-            for record in records
-            if record.instrument == "cuda" and record.outcome.kind == "ok" and record.peak is not None
+            for instrument in ("emulated", "cuda")
+            for record in usable
+            if record.instrument == instrument
         }
         self._predictions: dict[tuple[tuple[str, Any], ...], Prediction] = {}
         self._specs: dict[tuple[tuple[str, Any], ...], CellSpec] = {}
@@ -112,15 +117,17 @@ class Cells:
         return architecture(catalog.find_model(model).config)
 
     def peak(self, options: Options) -> Peak:
-        """The peak: measured where a record is comparable, else by arithmetic."""
+        """The peak: measured or emulated where a record is comparable, else by arithmetic."""
         spec = self.spec(options)
-        if (record := self._measured.get(_identity(spec))) is not None:
+        if (record := self._seen.get(_identity(spec))) is not None:
             found = record.peak
             assert found is not None
-            command = command_of("measure", options)
+            machine = {} if record.emulation is None else {"emulate": record.emulation.card}
+            command = command_of("measure", machine | dict(options))
             source = Source(command=command, reads="peak.allocated_bytes", value=found.allocated_bytes)
             high = found.device_bytes or found.allocated_bytes + CONTEXT_ALLOWANCE_BYTES
-            engine = f"cuda on {record.environment.device_name}"
+            device = record.environment.device_name
+            engine = f"emulated {device}" if record.instrument == "emulated" else f"cuda on {device}"
             return Peak(source=source, low=found.allocated_bytes, high=high, engine=engine)
         return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
 

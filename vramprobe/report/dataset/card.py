@@ -61,7 +61,7 @@ def _front_matter(num_rows: int) -> str:
 def _seen(records: Sequence[RunRecord]) -> list[str]:
     """Instruments, devices and versions, each with how many rows."""
     instruments = Counter(record.instrument for record in records)
-    devices = Counter(record.environment.device_name for record in records)
+    devices = Counter(record.environment.device_said for record in records)
     versions = Counter(
         f"{package} {version}"
         for record in records

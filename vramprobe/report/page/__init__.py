@@ -45,7 +45,7 @@ class Content:
     itself asks of a GPU its slug, name, memory_bytes (null: not known) and price (usd_per_hour, source; or null).
 
     ``predictor`` says what the calculator's numbers rest on (a fit, or arithmetic alone, and versions); ``provenance``
-    where the measured ones come from, a line each; ``command`` rebuilds the page.
+    where those of the records come from, a line each, and ``word`` what they are called; ``command`` rebuilds the page.
     """
 
     engine: Mapping[str, Any]
@@ -54,6 +54,7 @@ class Content:
     plots: Sequence[Plot]
     provenance: Sequence[str]
     command: str
+    word: str = "measured"
 
 
 def page(content: Content, engine_script: str) -> str:
@@ -71,6 +72,7 @@ def page(content: Content, engine_script: str) -> str:
         policy=_policy([engine, script], style),
         engine_data=json_for_html(content.engine),
         predictor=escape(content.predictor),
+        word=escape(content.word.capitalize()),
         chapters="\n".join(chapter_html(one, number) for number, one in enumerate(content.chapters, start=1)),
         contents="".join(
             f'<li><a href="#chapter-{number}">{escape(one.title)}</a></li>'

@@ -122,12 +122,15 @@ def javascript() -> str:
 
 def predictor() -> str:
     """What the page's predictions rest on, in a few words."""
-    measured = [model for model in memory_model.shipped_fits() if model.device == "cuda"]
+    fits = [model for model in memory_model.shipped_fits() if model.device == "cuda"]
     version = f"vramprobe {vramprobe.__version__}"
-    if not measured:
+    if not fits:
         return f"arithmetic of {version} alone; no GPU has been measured yet"
-    cards = ", ".join(sorted(f"{model.device_name} ({model.num_records} records)" for model in measured))
-    return f"{version}, fitted on {cards}; other GPUs by arithmetic alone"
+    cards = ", ".join(sorted(
+        f"{'emulated ' if model.is_emulated else ''}{model.device_name} ({model.num_records} records)" for model in fits
+    ))  # fmt: skip
+    yet = "; no GPU has been measured yet" if all(model.is_emulated for model in fits) else ""
+    return f"{version}, fitted on {cards}; other GPUs by arithmetic alone{yet}"
 
 
 def data() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from vramprobe.errors import StoreError
 from vramprobe.literature.claims import VERDICTS
 from vramprobe.report import claims
-from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.definition import Column, Document, Table, worded
 from vramprobe.report.page import Content, Plot
 from vramprobe.report.page.tables import Chapter
 from vramprobe.report.plots import PICTURES
@@ -34,17 +34,23 @@ def content_of(
     predictor: str,
     provenance: Sequence[str],
     command: str,
+    word: str = "measured",
 ) -> Content:
-    """Everything on the page; ``drawn`` are the report's plots: their files by name."""
+    """Everything on the page; ``drawn`` are the report's plots: their files by name; its records are ``word``."""
     chapters = [chapter for document in documents if (chapter := chapter_of(document)).tables]
     chapters += [claims_chapter(claim_rows)] if claim_rows else []
-    plots = [
-        Plot(title=name.replace("_", " ").capitalize(), svg=files[f"{name}.svg"].decode(), caption=PICTURES[name].says,
-             alt=PICTURES[name].says)
-        for name, files in drawn.items()
-    ]  # fmt: skip
+    plots = []
+    for name, files in drawn.items():
+        title, says = worded(name.replace("_", " ").capitalize(), word), PICTURES[name].about(word).says
+        plots.append(Plot(title=title, svg=files[f"{name}.svg"].decode(), caption=says, alt=says))
     return Content(
-        engine=engine, predictor=predictor, chapters=chapters, plots=plots, provenance=provenance, command=command
+        engine=engine,
+        predictor=predictor,
+        chapters=chapters,
+        plots=plots,
+        provenance=provenance,
+        command=command,
+        word=word,
     )
 
 
@@ -83,6 +89,8 @@ def claims_chapter(rows: Sequence[ClaimRow]) -> Chapter:
         "What guides print, each with a verdict worked out from this project's own figures. Nothing here was measured "
         f"unless the column from says cuda. {len(rows)} claims: {kinds}."
     )
+    if any(row["engine"].startswith("emulated") for row in rows):
+        about += f" {claims.EMULATED_FIGURES}"
     columns = [_read(column) for column in claims.COLUMNS if column.name != "source"]
     columns += [  # last: the same long texts in many rows
         replace(_read(column), heading="source", is_prose=True) for column in claims.COLUMNS if column.name == "source"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from vramprobe.literature.formulas import FORMULAS, facts_of
-from vramprobe.report.cells import Cell
+from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.plots import METHODS, files, label_ends
 from vramprobe.spec import Method
 
@@ -30,6 +30,7 @@ def plot(cells: Sequence[Cell]) -> dict[str, bytes]:
     if not panels:
         return {}
     of_what = "cells that the fit has not seen" if judged[0].held_out else "cells of the fit"
+    of_what += f": said less {word_of(judged)}, of the {word_of(judged)}"
     heights = [max(1.8, 0.17 * len(found)) for found in panels.values()]
     return files("error_by_size", (8.0, 0.8 + sum(heights)), lambda figure: _draw(figure, panels, heights, of_what))
 
@@ -91,7 +92,7 @@ def _draw(figure: Any, panels: dict[str, Curves], heights: Sequence[float], of_w
                       markersize=size, zorder=order)  # fmt: skip
             ends.append((who, *points[-1], colour if is_ours else "0.25"))
         axes.set(xscale="log", xlim=(sizes[0] / 1.08, sizes[-1] * 1.08), ylim=axes.get_ylim(), ylabel="error, %")
-        axes.set_title(f"{method}, {of_what}: said less measured, of the measured", loc="left", fontsize=9)
+        axes.set_title(f"{method}, {of_what}", loc="left", fontsize=9)
         axes.grid(axis="y", color="0.9", linewidth=0.6)
         axes.set_axisbelow(True)
         label_ends(axes, ends, least_gap=0.155 / height, right=1.05)

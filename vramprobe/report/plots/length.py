@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.errors import VramprobeError
-from vramprobe.report.cells import Cell
+from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.plots import METHODS, files, label_ends
 from vramprobe.spec import CellSpec
 from vramprobe.units import unit_of
@@ -38,7 +38,7 @@ def plot(cells: Sequence[Cell], model: MemoryModel) -> dict[str, bytes]:
     lines = lines_of(cells, model)
     if not lines:
         return {}
-    return files("peak_by_length", (7.0, 4.2), lambda figure: _draw(figure, lines))
+    return files("peak_by_length", (7.0, 4.2), lambda figure: _draw(figure, lines, word_of(cells)))
 
 
 def lines_of(cells: Sequence[Cell], model: MemoryModel) -> list[Line]:
@@ -80,7 +80,7 @@ def _line(cells: Sequence[Cell], model: MemoryModel) -> Line:
     return Line(spec, predicted, sorted(measured))
 
 
-def _draw(figure: Any, lines: Sequence[Line]) -> None:
+def _draw(figure: Any, lines: Sequence[Line], word: str) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -100,7 +100,7 @@ def _draw(figure: Any, lines: Sequence[Line]) -> None:
         ends.append((_label(line.spec), lengths[-1], sizes[-1], colour))
     first = lines[0].spec
     axes.set(xscale="log", yscale="log", xlabel="sequence length, tokens", ylabel=f"peak, {unit} allocated")
-    axes.set_title(f"{first.model_label}: predicted, measured where filled", loc="left", fontsize=9, parse_math=False)
+    axes.set_title(f"{first.model_label}: predicted, {word} where filled", loc="left", fontsize=9, parse_math=False)
     shown = [
         length for length in LENGTHS if length & (length - 1) == 0 and length <= max(p[0] for p in lines[0].predicted)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from vramprobe.report.cells import Cell
+from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.plots import METHODS, files
 from vramprobe.spec import Method
 from vramprobe.units import GIB
@@ -28,10 +28,11 @@ def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
     """Both panels."""
     from matplotlib.ticker import LogLocator, NullLocator
 
+    word = word_of(cells)
     amounts = [amount / GIB for cell in cells for amount in (cell.measured_bytes, cell.predicted_bytes)]
     low, high = 0.8 * min(amounts), 1.25 * max(amounts)
     upper.plot([low, high], [low, high], color="0.6", linewidth=0.8, zorder=0)
-    upper.annotate("predicted = measured", (high, high), xytext=(-4, -14), textcoords="offset points", ha="right",
+    upper.annotate(f"predicted = {word}", (high, high), xytext=(-4, -14), textcoords="offset points", ha="right",
                    va="top", fontsize=8, color="0.35", rotation=45, rotation_mode="anchor")  # fmt: skip
     lower.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     for method in get_args(Method):
@@ -42,7 +43,7 @@ def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
                 _marks(upper, group, lambda cell, amount: amount / GIB, label)
                 _marks(lower, group, _error_percent, label)
     upper.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel="predicted peak, GiB allocated")
-    lower.set(xlabel="measured peak, GiB allocated", ylabel="error, %")
+    lower.set(xlabel=f"{word} peak, GiB allocated", ylabel="error, %")
     lower.yaxis.set_major_formatter("{x:g}")  # tiny errors at the ticks themselves, not as a factor in the corner
     subs = (1, 1.5) if high < 20 * low else (1,)
     for axis in (upper.xaxis, upper.yaxis):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from vramprobe.report.by_term import at_peak, traced
-from vramprobe.report.cells import Cell
+from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.columns import method_in_words, precision_in_words, unit_for
 from vramprobe.report.plots import LOOKS, files
 from vramprobe.spec import Method
@@ -88,10 +88,11 @@ def _draw(figure: Any, cells: Sequence[Cell]) -> None:
     )
     axes.tick_params(axis="y", length=0)
     ways = dict.fromkeys(map(_way, cells))
+    word = word_of(cells)
     checkpointing = "with" if spec.gradient_checkpointing else "without"
     figure.legend(loc="outside upper left", ncols=7, frameon=False, handlelength=1.8, handleheight=1.2,
                   columnspacing=1.2, alignment="left", title_fontsize=8, title="\n".join([
-                      f"measured, batch {spec.batch_size} × {spec.seq_len} tokens, {checkpointing} checkpointing", *ways
+                      f"{word}, batch {spec.batch_size} × {spec.seq_len} tokens, {checkpointing} checkpointing", *ways
                   ]))  # fmt: skip
 
 

@@ -167,7 +167,9 @@ def test_another_platform(words: list[str], site: Path, refused: Refused) -> Non
 
 
 def test_what_cannot_be_set_up_or_removed(refused: Refused) -> None:
-    assert "torch 1.0 is too old for an emulated GPU: give 2.3 or newer" in refused("emulate", "setup", "--torch", "1.0")
+    assert "torch 1.0 is too old for an emulated GPU: give 2.3 or newer" in refused(
+        "emulate", "setup", "--torch", "1.0"
+    )
     assert "'new' is no version of torch" in refused("emulate", "setup", "--torch", "new")
     told = refused("emulate", "remove")
     assert "no environment for torch 2.13.0 was set up; there is none at all" in told

@@ -35,7 +35,9 @@ EMULATION = Emulation(
     context_bytes=1,
 )  # fmt: skip
 #: Names of files and of plots, and keys of programs, are the same for every instrument.
-_KEYS = re.compile(r"(predicted_vs_measured|tab:measured|\bmeasured\.(md|csv|tex|html)|measured_(bytes|phase)|is_measured)")
+_KEYS = re.compile(
+    r"(predicted_vs_measured|tab:measured|\bmeasured\.(md|csv|tex|html)|measured_(bytes|phase)|is_measured)"
+)
 _CLAIM = re.compile(r"\bmeasured\b|\bmeasurement", re.IGNORECASE)
 
 

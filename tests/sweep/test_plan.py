@@ -11,7 +11,7 @@ from factories import make_oom, make_record, make_spec
 from vramprobe import api
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.records import store
-from vramprobe.records.record import Skipped
+from vramprobe.records.record import Skipped, Timing
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, card_named, card_seen, hourly_rate
 from vramprobe.sweep.definition import Sweep
@@ -243,3 +243,27 @@ def test_the_fit_of_the_folder_predicts() -> None:
     plan = api.plan(QUICKSTART, device="cpu", out=RESULTS, only=["smollm2-360m_full"])
     assert plan.fit is not None
     assert api.plan(QUICKSTART, device="cpu", out="nowhere", only=["smollm2-360m_full"]).fit is None
+
+
+def test_an_emulated_cell_takes_this_machines_time_and_no_money() -> None:
+    def seconds(gpu: str = "H200", **options: Any) -> float:
+        spec = cell(**options)
+        return account_seconds(spec, spec.num_params, card_named(gpu).gpu, is_emulated=True)
+
+    assert seconds(seq_len=4096) == seconds(seq_len=512) == seconds("L4")  # tokens and the card compute nothing
+    assert seconds(gradient_checkpointing=True) > seconds(gradient_checkpointing=False)
+    big = {"steps": 4}
+    step = seconds(**big) - seconds(**(big | {"steps": 3}))
+    assert 1 < step < 2
+    assert seconds(**(big | {"timing_steps": 50})) == seconds(**(big | {"timing_steps": 0}))  # none is timed there
+    assert 2 < seconds(**big) - 5 * step < 7  # five steps, as one more is under the history; the rest is loading
+    card = card_seen("NVIDIA H200", 141 * GIB, is_emulated=True)
+    assert hourly_rate(card) is None
+    assert [row.seconds for row in planned(cell(), card=card).rows] == [seconds()]
+
+
+def test_a_pace_learns_from_emulated_records_by_their_own_account() -> None:
+    spec = cell()
+    expected = account_seconds(spec, spec.num_params, None, is_emulated=True)
+    record = make_record(spec, instrument="emulated", timing=Timing(total_seconds=3 * expected))
+    assert pace_of([record], None).correct(spec.num_params, 1.0) == pytest.approx(3)

@@ -8,10 +8,12 @@ outcome; when the process itself dies, the runner writes it, with the phase that
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -279,6 +281,8 @@ def _die_with_the_runner() -> None:
 
 def _spawned() -> None:
     """Load, then wait for a request: a worker may be started before there is one."""
+    if sys.platform == "linux":  # loading takes many seconds, in which nobody watches stdin: PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     for name in PRELOADED:
         importlib.import_module(name)
     request = bytearray()

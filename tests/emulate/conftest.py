@@ -6,6 +6,7 @@ machine)`` calls ``function(Driver)`` there and gives back what it returns, or r
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import shutil
@@ -92,6 +93,7 @@ class Child:
             self._status: int | None = None
             return
         try:
+            faulthandler.disable()  # a run that ends by design is no crash of pytest's
             for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VRAMPROBE_EMULATED_MACHINE"):
                 os.environ.pop(name, None)
             os.environ.update(environment)

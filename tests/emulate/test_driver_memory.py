@@ -283,6 +283,12 @@ def test_one_handle_mapped_twice_shows_the_same_bytes(make_machine, in_process) 
 
 def test_freed_memory_is_zero_and_costs_the_host_nothing(make_machine, in_process) -> None:
     def run(driver: Driver) -> tuple[bytes, int]:
+        small = driver.malloc(10_000)
+        driver.write(small, b"x" * 10_000)
+        driver.free(small)
+        assert driver.malloc(10_000) == small
+        driver.mark(small, 10_000)
+        assert driver.read(small, 10_000) == bytes(10_000), "the pages at its ends as well"
         pointer = driver.malloc(3 * MIB)
         driver.write(pointer, b"x" * (3 * MIB))
         driver.free(pointer)

@@ -73,11 +73,12 @@ def test_a_killed_process_gives_its_memory_back(make_machine, start_process, in_
     assert in_process(takes_it, machine) == 1000 * MIB
 
 
-def test_a_zombie_holds_nothing(make_machine, start_process) -> None:
+def test_a_zombie_holds_nothing(make_machine, start_process, in_process) -> None:
     machine = make_machine()
     child = start_process(lambda driver: driver.malloc(300 * MIB) and None, machine)
     wait_for(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     assert read_state(machine).used_bytes == (0,), "it has ended and waits for its parent"
+    assert in_process(lambda driver: driver.nvml_used() - 100 * MIB, machine) == 0
     child.result()
 
 

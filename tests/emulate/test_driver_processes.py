@@ -220,6 +220,8 @@ def rank(number: int, num_ranks: int, folder: Path) -> Callable[[Driver], list]:
             driver.mark(half, 2, computed=False)
         driver.check("ncclAllGather", c_void_p(half), c_void_p(out), c_size_t(2), 1, communicator, c_void_p())
         seen += [driver.is_computed(out, 2), driver.is_computed(out + 2, 2)]
+        driver.check("ncclAllReduce", c_void_p(half), c_void_p(out), c_size_t(2), 1, 0, communicator, c_void_p())
+        seen.append(driver.is_computed(out, 1))
         large = driver.malloc(10 * MIB)
         driver.memset(large, 0, 10 * MIB)
         count = c_size_t(10 * MIB // 4)
@@ -233,8 +235,8 @@ def test_small_collectives_are_true_and_large_ones_are_not_computed(make_machine
     machine = make_machine(num_devices=1)
     children = [start_process(rank(number, 2, tmp_path), machine) for number in range(2)]
     results = [child.result() for child in children]
-    assert results[0] == [(4.0, -4.0, 2e6), 0, 0.2, True, False, False]
-    assert results[1] == [(4.0, -4.0, 2e6), 0, 65504.0, True, False, False]
+    assert results[0] == [(4.0, -4.0, 2e6), 0, 0.2, True, False, False, False]
+    assert results[1] == [(4.0, -4.0, 2e6), 0, 65504.0, True, False, False, False]
 
 
 def test_a_peer_that_does_not_come_is_an_error(make_machine, in_process) -> None:

@@ -4,11 +4,10 @@ import threading
 
 import pytest
 import torch
+from values_on_cpu import TrueValuesOnCpu, known
 
 from vramprobe.emulate.values.mode import ASSUMED, COMPUTED, UNCOMPUTED
 from vramprobe.emulate.values.policy import Policy
-
-from values_on_cpu import TrueValuesOnCpu, known
 
 
 def big(mode, rows=256, columns=256):
@@ -201,7 +200,9 @@ def test_random_numbers_are_real_and_leave_the_cpu_generator_alone():
         kept = torch.nn.functional.dropout(torch.ones(4096), 0.5).count_nonzero()
         assert mode.state(kept) == COMPUTED
         assert 1500 < kept.item() < 2600
-    assert not torch.equal(before, torch.random.get_rng_state())  # the launch itself drew; see the driver's test for a card
+    assert not torch.equal(
+        before, torch.random.get_rng_state()
+    )  # the launch itself drew; see the driver's test for a card
 
 
 def test_wrong_policies_are_refused():

@@ -34,7 +34,17 @@ def test_intervals_agree_with_a_set():
 
 def test_runs_are_the_bytes_of_the_elements():
     x = torch.arange(120, dtype=torch.int16).reshape(4, 5, 6)
-    for view in (x, x[1], x[:, 1], x[..., 2:4], x.permute(2, 0, 1), x[::2, :, ::3], x[0, 0, 0], x[:, :0], x[:1].expand(3, 5, 6)):
+    for view in (
+        x,
+        x[1],
+        x[:, 1],
+        x[..., 2:4],
+        x.permute(2, 0, 1),
+        x[::2, :, ::3],
+        x[0, 0, 0],
+        x[:, :0],
+        x[:1].expand(3, 5, 6),
+    ):
         expected = {int(i) * 2 + b for i in view.flatten() for b in (0, 1)}
         found = [at - x.data_ptr() + b for at, n in runs(view) for b in range(n)]
         assert sorted(found) == sorted(expected)

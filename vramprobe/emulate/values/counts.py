@@ -8,7 +8,11 @@ import torch
 
 
 def _mask_counts(indices):
-    return [int(at.count_nonzero()) for at in indices if isinstance(at, torch.Tensor) and at.dtype in (torch.bool, torch.uint8)]
+    return [
+        int(at.count_nonzero())
+        for at in indices
+        if isinstance(at, torch.Tensor) and at.dtype in (torch.bool, torch.uint8)
+    ]
 
 
 def expected(name, args, kwargs):

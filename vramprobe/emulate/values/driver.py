@@ -41,7 +41,9 @@ class Driver:
             try:
                 found = library[f"emu_control_{name}"]
             except AttributeError:
-                raise NoEmulatedDriver(f"{path} has no emu_control_{name}: the driver is older than vramprobe") from None
+                raise NoEmulatedDriver(
+                    f"{path} has no emu_control_{name}: the driver is older than vramprobe"
+                ) from None
             found.restype, found.argtypes = result, arguments
             return found
 

@@ -19,9 +19,7 @@ PACKAGE = "vramprobe_values"  # the name under which an environment without vram
 def pth_line():
     """One line for a .pth file of an environment: loads this package by its path, under a name of its own, and installs the hook."""
     folder = os.path.dirname(os.path.abspath(__file__))
-    return (
-        f"import os; exec({_load_and_install(folder)!r}) if os.environ.get({MACHINE!r}) else None  # vramprobe: values\n"
-    )
+    return f"import os; exec({_load_and_install(folder)!r}) if os.environ.get({MACHINE!r}) else None  # vramprobe: values\n"
 
 
 def _load_and_install(folder):

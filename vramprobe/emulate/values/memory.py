@@ -9,7 +9,9 @@ import functools
 
 import torch
 
-WINDOW_BITS = 40  # one window of address space of 1 TiB has one CPU tensor over it per dtype; nothing behind it need be mapped
+WINDOW_BITS = (
+    40  # one window of address space of 1 TiB has one CPU tensor over it per dtype; nothing behind it need be mapped
+)
 MAX_RUNS = 4096
 
 

@@ -137,9 +137,7 @@ class TrueValues(TorchDispatchMode):
             if not self._on_device(given):
                 if num_bytes > limit:
                     return False
-            elif num_bytes > limit and (given.dtype not in MASKS or num_bytes > self.policy.mask_max_bytes):
-                return False
-            elif self.state(given) == UNCOMPUTED:
+            elif (num_bytes > limit and (given.dtype not in MASKS or num_bytes > self.policy.mask_max_bytes)) or self.state(given) == UNCOMPUTED:
                 return False
         return True
 
@@ -238,7 +236,9 @@ class TrueValues(TorchDispatchMode):
             if operator.route and small and known != COMPUTED and args[0].is_floating_point():
                 self._route(operator, args, kwargs, outs)
             elif known < 0 or not small or not operator.trusted or (known == UNCOMPUTED and self._is_chain(outs)):
-                if not (small and operator.pure and operator.trusted and self._stand_in(func, operator, args, kwargs, outs)):
+                if not (
+                    small and operator.pure and operator.trusted and self._stand_in(func, operator, args, kwargs, outs)
+                ):
                     self._assume(operator, outs, written)
             else:
                 self._compute(func, operator, args, kwargs, returned, outs, known)
@@ -254,7 +254,8 @@ class TrueValues(TorchDispatchMode):
 
     def _is_chain(self, outs):
         return all(
-            at.is_floating_point() and at.numel() * itemsize(at.dtype) > self.policy.float_chain_max_bytes for at in outs
+            at.is_floating_point() and at.numel() * itemsize(at.dtype) > self.policy.float_chain_max_bytes
+            for at in outs
         )
 
     def _known_inputs(self, operator, args, kwargs, written):
@@ -446,7 +447,7 @@ class TrueValues(TorchDispatchMode):
             device = kwargs.get("device")
             to_host = device is not None and torch.device(device).type == "cpu" and self._device_type != "cpu"
         if not self._on_device(source):
-            if to_host or "device" not in kwargs and operator.name != "aten::copy_":
+            if to_host or ("device" not in kwargs and operator.name != "aten::copy_"):
                 return True, self._launch(func, args, kwargs)
         elif to_host:
             return True, self._to_host(func, operator, args, kwargs, source)
@@ -471,7 +472,9 @@ class TrueValues(TorchDispatchMode):
         self._about_to_read("copy to the host", source)
         with self._handled():
             out = self._launch(func, args, kwargs)
-        if self._is_small(source) and (not source.is_contiguous() or out.dtype != source.dtype or not out.is_contiguous()):
+        if self._is_small(source) and (
+            not source.is_contiguous() or out.dtype != source.dtype or not out.is_contiguous()
+        ):
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 out.copy_(alias(source))  # the kernel that would have packed it did nothing
         return out

@@ -6,7 +6,14 @@ In: an ``OpOverload``. Out: an ``Operator``. It reads the schema and tags alone 
 import torch
 
 # Their result shares memory with an argument though their schema does not say so, or they are no computation at all.
-ALIASES = {"aten::_unsafe_view", "aten::lift", "aten::lift_fresh", "aten::_reshape_alias", "aten::detach", "aten::alias"}
+ALIASES = {
+    "aten::_unsafe_view",
+    "aten::lift",
+    "aten::lift_fresh",
+    "aten::_reshape_alias",
+    "aten::detach",
+    "aten::alias",
+}
 EMPTY = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::_empty_affine_quantized"}  # fmt: skip
 # The tensor argument gives its shape, dtype or device; its values are not read.
 SHAPE_ONLY = {"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::rand_like", "aten::randn_like", "aten::randint_like"}  # fmt: skip
@@ -36,7 +43,12 @@ class Operator:
         self.pure = not written
         self.trusted = func.namespace in TRUSTED
         # Views and ops that hand out no new bytes: nothing to learn from them.
-        self.quiet = (func.is_view and self.pure) or name in ALIASES or name in METADATA or not self._yields_tensors(schema, written)
+        self.quiet = (
+            (func.is_view and self.pure)
+            or name in ALIASES
+            or name in METADATA
+            or not self._yields_tensors(schema, written)
+        )
         self.reads_item = name == "aten::_local_scalar_dense"
         self.empty, self.shape_only = name in EMPTY, name in SHAPE_ONLY
         self.overwrites = name in OVERWRITES or "out" in self.writes_names
@@ -44,7 +56,10 @@ class Operator:
         self.route = name if name in ROUTED else None
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.has_generator = any(a.name == RANDOM_GENERATORS for a in schema.arguments)
-        self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        try:
+            self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        except RuntimeError:  # prim::device and its like are no operators of the dispatcher
+            self.composite = False
         # Handled before the op runs; everything else after it.
         self.special = self.reads_item or self.counted or self.random or name in COPIES or name == "aten::equal"
         if self.reads_item or name == "aten::equal":

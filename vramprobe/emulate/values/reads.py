@@ -113,4 +113,6 @@ class Reads:
         order = {CONTROL: 0, NUMBER: 1, BULK: 2}
         with self._lock:
             found = [{**entry, "could_have_steered": entry["kind"] == CONTROL} for entry in self._found.values()]
-        return sorted(found, key=lambda entry: (order[entry["kind"]], entry["state"] != "uncomputed", -entry["num_reads"]))
+        return sorted(
+            found, key=lambda entry: (order[entry["kind"]], entry["state"] != "uncomputed", -entry["num_reads"])
+        )

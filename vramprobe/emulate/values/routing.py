@@ -32,7 +32,11 @@ def fill_indices(name, args, kwargs, outs, policy):
             continue
         indices = alias(out)
         if name in ("aten::argmax", "aten::argmin", "aten::max", "aten::min"):
-            values = torch.arange(out.numel()) % num_choices if policy.routing == "even" else torch.zeros(out.numel(), dtype=torch.int64)
+            values = (
+                torch.arange(out.numel()) % num_choices
+                if policy.routing == "even"
+                else torch.zeros(out.numel(), dtype=torch.int64)
+            )
             indices.copy_(values.view(out.shape))
             continue
         chosen = _last(indices, dim if dim is not None else -1)
@@ -51,5 +55,7 @@ def _chosen_dim(name, args, kwargs):
         return kwargs.get("dim", args[1] if len(args) > 1 else None)
     if name == "aten::topk":
         return kwargs.get("dim", args[2] if len(args) > 2 else -1)
-    given = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]  # sort(x, dim, desc), sort.stable
+    given = [
+        arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)
+    ]  # sort(x, dim, desc), sort.stable
     return kwargs.get("dim", given[0] if given else -1)

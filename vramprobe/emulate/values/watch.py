@@ -63,9 +63,11 @@ def _print_with(mode):
 
     original = _tensor_str._str_intern
 
-    def str_intern(*args, **kwargs):
+    def str_intern(tensor, *args, **kwargs):
+        if type(tensor).__module__.startswith("torch._subclasses") or not tensor.is_cuda:
+            return original(tensor, *args, **kwargs)
         with mode.on_this_thread():
-            return original(*args, **kwargs)
+            return original(tensor, *args, **kwargs)
 
     _tensor_str._str_intern = str_intern
 

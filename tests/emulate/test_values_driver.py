@@ -1,4 +1,5 @@
-"""The values layer on the emulated driver itself, in processes of a CUDA build of torch: $VRAMPROBE_CUDA_PYTHONS, or the set-up one."""
+"""The values layer on the emulated driver itself, in processes of a CUDA build of torch: $VRAMPROBE_CUDA_PYTHONS, or
+the set-up one."""
 
 from __future__ import annotations
 
@@ -112,10 +113,14 @@ def test_data_dependent_operators_give_true_values(run):
             "runs": torch.unique_consecutive(x), "bools": torch.unique(x > 2), "bincount": torch.bincount(x),
             "one_hot": torch.nn.functional.one_hot(x - 1).argmax(-1), "item": x.sum().item(), "strided": x[::2].cpu(),
             "cast": x.double().cpu(), "equal": [torch.equal(x, x.clone()), torch.equal(x, x + 1)],
-            "drawn": torch.multinomial(torch.tensor([0.0, 1.0, 0.0]).cuda(), 1), "sorted": torch.randperm(6, device="cuda").sort()[0],
+            "drawn": torch.multinomial(torch.tensor([0.0, 1.0, 0.0]).cuda(), 1), "sorted": torch.randperm(6,
+            device="cuda").sort()[0],
         }
-        say = lambda v: v.tolist() if isinstance(v, torch.Tensor) else [say(i) for i in v] if isinstance(v, (tuple, list)) else v
-        assert repr(x) == "tensor([3, 1, 3, 2, 2], device='cuda:0')"
+        def say(v):
+            if isinstance(v, torch.Tensor):
+                return v.tolist()
+            return [say(i) for i in v] if isinstance(v, (tuple, list)) else v
+        list)) else v assert repr(x) == "tensor([3, 1, 3, 2, 2], device='cuda:0')"
         out = {k: say(v) for k, v in out.items()}
         out["reads"] = watch.report()["reads"]
         print(json.dumps(out))

@@ -46,16 +46,13 @@ def test_a_small_result_of_something_big_is_assumed(contents, expected):
         assert mode.state(norm + 1) == ASSUMED  # really computed, from an assumed one
     (read,) = mode.report()["reads"]
     assert (read["state"], read["kind"], read["operator"]) == ("assumed", "number", "item")
-    assert read["line"].endswith(f"test_values_mode.py:{test_line('assert norm.item() == expected')}")
+    assert read["line"].endswith(f"test_values_mode.py:{line_of('assert norm.item() == expected')}")
 
 
-def test_line(words="def test_line"):
-    """The line number of ``words`` in this file (and a test of itself)."""
+def line_of(words):
+    """The number of the first line of this file with ``words``."""
     with open(__file__, encoding="utf-8") as lines:
-        found = [number for number, line in enumerate(lines, start=1) if words in line]
-    assert found
-    if words != "def test_line":
-        return found[0]
+        return next(number for number, line in enumerate(lines, start=1) if words in line)
 
 
 def test_finite_checks_of_something_big_say_finite():

@@ -1,7 +1,8 @@
 """The counts that kernels inside data-dependent operators would have found: ``nonzero``, boolean indexing, ``unique`` …
 
-In: an operator's name and its arguments as CPU tensors over the card's memory. Out: the numbers that the operator's own C++ code will
-copy to the host, in the order in which it asks. What it asks for was read from ATen's CUDA sources (2.3 to 2.13) and is tested.
+In: an operator's name and its arguments as CPU tensors over the card's memory. Out: the numbers that the operator's
+own C++ code will copy to the host, in the order in which it asks. What it asks for was read from ATen's CUDA sources
+(2.3 to 2.13) and is tested.
 """
 
 import torch

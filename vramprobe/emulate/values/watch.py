@@ -13,7 +13,8 @@ _bootstrap = threading.Thread._bootstrap_inner
 
 
 class Watch:
-    """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's), ``disable()`` ends it."""
+    """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's), ``disable()`` ends
+    it."""
 
     def __init__(self, policy):
         driver = loaded_driver()  # before torch is touched: the refusal costs nothing

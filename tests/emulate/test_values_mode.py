@@ -60,6 +60,7 @@ def test_finite_checks_of_something_big_say_finite():
         x = big(mode)
         assert torch.isfinite(x).all()
         assert not x.isnan().any()
+        assert torch.isfinite(big(mode, 8200, 8200)).all()  # a mask of over 64 MiB: nobody computes it
 
 
 def test_what_only_big_computes_is_marked_uncomputed_even_over_old_knowledge():
@@ -176,6 +177,9 @@ def test_fake_tensors_pass():
 def test_inference_mode_follows_composite_operators():
     with TrueValuesOnCpu() as mode, torch.inference_mode():
         assert torch.nn.functional.one_hot(known(mode, [2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+        mode.driver.injected.clear()
+        torch.where(known(mode, [True, False, True]))  # arrives whole; its nonzero needs a count
+        assert mode.driver.injected == [2]
 
 
 def test_a_thread_of_autograd_has_the_mode_and_a_plain_thread_has_not():

@@ -122,8 +122,9 @@ def test_the_hook_reports_from_any_process_without_failing_it(tmp_path):
     assert "values are not watched" in done.stderr
 
 
-def test_the_hook_does_nothing_without_a_machine(monkeypatch):
+def test_the_hook_does_nothing_without_a_machine(monkeypatch, capsys):
     monkeypatch.delenv(hook.MACHINE, raising=False)
     before = list(sys.meta_path)
     hook.install()
     assert sys.meta_path == before
+    assert capsys.readouterr().err == ""

@@ -106,7 +106,7 @@ def print_record(record: RunRecord) -> None:
 
 
 def _print_values(console: Console, emulation: Emulation) -> None:
-    """Who read values that the emulated card did not compute, and whether other values would change what is allocated."""
+    """Who read values that the emulated card did not compute, and whether other values would allocate otherwise."""
     if emulation.num_reads:
         steering = [read for read in emulation.reads if read.could_have_steered]
         console.print(

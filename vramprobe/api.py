@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.predict.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
+from vramprobe.predict.questions import (
+    cell,
+    changes,
+    given_fit,
+    largest_model,
+    max_batch_size,
+    max_seq_len,
+    min_gpus,
+    predict,
+)
 from vramprobe.records import store
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
@@ -34,9 +43,9 @@ if TYPE_CHECKING:
     from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
-    "calibrate", "cell", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit", "gpus",
-    "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict", "report",
-    "run", "simulate",
+    "calibrate", "cell", "changes", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit",
+    "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict",
+    "report", "run", "simulate",
 ]  # fmt: skip
 
 

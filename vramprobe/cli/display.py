@@ -279,7 +279,7 @@ def print_calibration(calibration: Calibration) -> None:
     Console(highlight=False).print(
         f"{_plural(calibration.num_rows, 'measured cell')}, {escape(where)}\n", soft_wrap=True
     )
-    _print_tables(document.tables, document.remarks, width=_NO_WIDTH)
+    _print_tables(document.tables, document.remarks)
 
 
 def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = (), *, width: int | None = None) -> None:

@@ -71,7 +71,8 @@ def _grid(
 def _widths(columns: Sequence[Column], texts: list[list[str]], room: int, breaks: re.Pattern[str]) -> list[int] | None:
     """A width for each column, so that all have ``room``; None where they cannot.
 
-    What is left over goes, one by one, to the column with the cell that takes most lines, then to the headings.
+    What is left over goes, one by one, to the column that is furthest from one line a cell: words first, since amounts
+    are already on a line each; then amounts, then headings.
     """
     headings = [column.heading or "" for column in columns]
     whole = [max(len(row[number]) for row in texts) for number in range(len(columns))]
@@ -81,7 +82,8 @@ def _widths(columns: Sequence[Column], texts: list[list[str]], room: int, breaks
     ]
     if sum(widths) > room:
         return None
-    for wanted in (whole, [max(one, len(heading)) for one, heading in zip(whole, headings, strict=True)]):
+    words = [width if column.is_number else one for column, one, width in zip(columns, whole, widths, strict=True)]
+    for wanted in (words, whole, [max(one, len(heading)) for one, heading in zip(whole, headings, strict=True)]):
         while sum(widths) < room and any(width < most for width, most in zip(widths, wanted, strict=True)):
             widths[max(range(len(widths)), key=lambda number: (wanted[number] / widths[number], number))] += 1
     return widths

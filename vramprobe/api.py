@@ -18,8 +18,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramprobe import catalog, spec
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.predict.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
+from vramprobe.predict.questions import (
+    cell,
+    changes,
+    given_fit,
+    largest_model,
+    max_batch_size,
+    max_seq_len,
+    min_gpus,
+    predict,
+)
 from vramprobe.records import store
+from vramprobe.records.whole import read_whole
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
@@ -35,9 +45,9 @@ if TYPE_CHECKING:
     from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
-    "calibrate", "cell", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit", "gpus",
-    "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict", "report",
-    "run", "simulate",
+    "calibrate", "cell", "changes", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit",
+    "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict",
+    "report", "run", "simulate",
 ]  # fmt: skip
 
 
@@ -247,7 +257,7 @@ def fit(results: str | Path) -> MemoryModel:
     """A memory model fitted to the records under ``results``; cells that their sweep holds out stay out."""
     from vramprobe.model.fit import fit as fit_records
 
-    return fit_records(store.latest_by_fingerprint(store.read(results).records).values())
+    return fit_records(store.latest_by_fingerprint(read_whole(results).records).values())
 
 
 def evaluate(
@@ -267,7 +277,7 @@ def evaluate(
     """
     from vramprobe.predict.evaluate import evaluate as evaluate_records
 
-    found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
+    found = evaluate_records(read_whole(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
     if out is not None:
         from vramprobe.report import publish
         from vramprobe.report.evaluation import evaluation_page
@@ -284,7 +294,7 @@ def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = Non
     """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
     from vramprobe.literature.calibrate import calibrate as calibrate_records
 
-    return calibrate_records(store.read(results).records, given_fit(fit))
+    return calibrate_records(read_whole(results).records, given_fit(fit))
 
 
 def claims(
@@ -303,7 +313,7 @@ def claims(
     """
     from vramprobe.literature.claims import judge_claims
 
-    records = store.read(results, allow_empty=True).records if results is not None else ()
+    records = read_whole(results, allow_empty=True).records if results is not None else ()
     judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
     if out is not None:
         from vramprobe.report import publish

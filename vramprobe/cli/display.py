@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 36
 _PLACES_PER_RULE = 10
 _MAX_READS = 5  # lines that read what was not computed
-_NO_WIDTH = 10_000
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
 
 
@@ -163,7 +162,6 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     console.print(
         f"peak [bold]{format_bytes(peak.value)}[/] allocated ({format_bytes(peak.low)} to {format_bytes(peak.high)}), "
         f"in {prediction.peak_phase}: predicted, not measured",
-        soft_wrap=True,
     )
     for name in ("reserved_bytes", "device_bytes"):
         tier = getattr(prediction, name)
@@ -176,16 +174,16 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         error = "" if mean is None else f", {_percent(mean)} off on a model left out"
         console.print(
             f"fit: {fit.num_records} records of {len(fit.models)} models on {fit.device_name} ({fit.instrument})"
-            f"{error}", soft_wrap=True,
+            f"{error}",
         )  # fmt: skip
     for warning in prediction.warnings:
-        console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+        console.print(f"[yellow]note[/]: {escape(warning)}")
     _print_verdict(console, verdict)
 
 
 def _print_verdict(console: Console, verdict: Verdict | None) -> None:
     if verdict is not None:
-        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})", soft_wrap=True)
+        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})")
 
 
 def print_largest(found: Largest) -> None:
@@ -195,20 +193,19 @@ def print_largest(found: Largest) -> None:
     for what, answer in (("fits", found.fits), ("is tight", found.tight)):
         if answer is None:
             if what == "fits":
-                console.print(f"{escape(found.gpu)}: none fits with room to spare", soft_wrap=True)
+                console.print(f"{escape(found.gpu)}: none fits with room to spare")
             continue
         console.print(
             f"{escape(found.gpu)}: the largest {name} that {what} is [bold]{answer.value}[/] ({answer.verdict.reason})",
-            soft_wrap=True,
         )
     for note in found.notes:
-        console.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+        console.print(f"[yellow]note[/]: {escape(note)}")
     if found.not_judged:
-        console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why", soft_wrap=True)
+        console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why")
     shown = found.fits or found.tight
     if shown is not None:
         for warning in shown.prediction.warnings:
-            console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+            console.print(f"[yellow]note[/]: {escape(warning)}")
 
 
 def print_min_gpus(found: Iterable[MinGpus]) -> None:
@@ -216,13 +213,12 @@ def print_min_gpus(found: Iterable[MinGpus]) -> None:
     console = Console(highlight=False)
     for number, one in enumerate(found):
         if number == 0:
-            console.print(f"fewest {escape(one.verdict.gpu)} by arithmetic per rank, not measured:", soft_wrap=True)
-        count = f"[bold]{one.num_gpus}[/]" if one.num_gpus else "no number of GPUs is enough"
+            console.print(f"fewest {escape(one.verdict.gpu)} by arithmetic per rank, not measured:")
+        count = f"[bold]{one.num_gpus}[/]" if one.num_gpus else "none fits"
         needed = one.verdict.needed_bytes
         console.print(
-            f"  {one.sharding:<18}  {count}  (each {format_bytes(needed.value)}, up to {format_bytes(needed.high)}, "
-            f"of {format_bytes(one.verdict.usable_bytes)})",
-            soft_wrap=True,
+            f"  {one.sharding:<18}  {count}: {format_bytes(needed.value)} each, up to {format_bytes(needed.high)} "
+            f"of {format_bytes(one.verdict.usable_bytes)}"
         )
 
 
@@ -305,16 +301,14 @@ def print_calibration(calibration: Calibration) -> None:
 
     document = calibration_document(calibration)
     where = f"{calibration.instrument} instrument, {calibration.device_name}"
-    Console(highlight=False).print(
-        f"{_plural(calibration.num_rows, 'measured cell')}, {escape(where)}\n", soft_wrap=True
-    )
-    _print_tables(document.tables, document.remarks, width=_NO_WIDTH)
+    Console(highlight=False).print(f"{_plural(calibration.num_rows, 'measured cell')}, {escape(where)}\n")
+    _print_tables(document.tables, document.remarks)
 
 
-def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = (), *, width: int | None = None) -> None:
+def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = ()) -> None:
     from vramprobe.report.formats import terminal
 
-    terminal.show(tables, remarks, Console(highlight=False, width=width))
+    terminal.show(tables, remarks, Console(highlight=False))
 
 
 def print_report(paths: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ import typer
 
 import vramprobe
 from vramprobe import api
-from vramprobe.cli import display, display_plan, live
+from vramprobe.cli import display, display_changes, display_plan, live
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli.options import takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
@@ -30,6 +30,8 @@ from vramprobe.sweep.signals import signals_that_end
 from vramprobe.units import parse_duration
 
 if TYPE_CHECKING:
+    from vramprobe.predict.changes import Change
+    from vramprobe.predict.prediction import Prediction
     from vramprobe.predict.sharding import MinGpus
     from vramprobe.sweep.plan import Plan
 
@@ -266,6 +268,9 @@ def predict(
         typer.Option(help="ddp | zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic."),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="What other options would save, also where it fits.")
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="formula (milliseconds) | trace (simulation) | auto: formula where it can.")
     ] = "auto",
@@ -285,6 +290,8 @@ def predict(
     asking = [flag for flag, asked in question.items() if asked]
     if len(asking) > 1:
         raise typer.BadParameter(f"{' and '.join(asking)} are different questions; ask one at a time.")
+    if asking and changes:
+        raise typer.BadParameter(f"--changes is about one cell, and {asking[0]} looks for one; drop one of them.")
     if asking and gpu is None:
         raise typer.BadParameter(f"{asking[0]} asks what fits a GPU; name it: --gpu RTX-4090.")
     if asking == ["--min-gpus"]:
@@ -303,18 +310,32 @@ def predict(
         return
     prediction = api.predict(engine=engine, gpu=gpu, **ranks, **cell)
     judged = verdict(prediction, card) if card else None
-    fewest, uncounted = [], ""
+    fewest, uncounted, others = [], "", None
+    if changes or (judged and judged.verdict != "fits"):
+        others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
     if judged and judged.verdict == "does not fit" and sharding is None and prediction.engine == "formula":
         fewest, uncounted = _min_gpus_if_countable(gpu, engine, cell)
     if json_output:
         more = {"verdict": judged.model_dump(mode="json")} if judged else {}
         more |= {"min_gpus": [one.model_dump(mode="json") for one in fewest]} if fewest else {}
+        more |= {"changes": [one.model_dump(mode="json") for one in others]} if others is not None else {}
         _print_json(prediction.model_dump(mode="json") | more)
     else:
         display.print_prediction(prediction, judged)
+        if others is not None:
+            display_changes.print_changes(others)
         display.print_min_gpus(fewest)
         if uncounted:
             print(f"note: {uncounted}")
+
+
+def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
+    """What other options would save; None for what was simulated, since each would take seconds more."""
+    if prediction.engine == "formula":
+        return api.changes(gpu=gpu, **cell)
+    if is_asked:
+        raise typer.BadParameter("--changes is by arithmetic, and this cell was simulated; ask for a single one.")
+    return None
 
 
 def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple[list[MinGpus], str]:

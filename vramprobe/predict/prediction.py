@@ -106,6 +106,16 @@ class HasMemory(Protocol):
     def total_bytes(self) -> int | None: ...
 
 
+class HasKernels(Protocol):
+    """A GPU, as far as attention's kernels depend on it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_flash(self) -> bool: ...
+
+
 class Verdict(_Frozen):
     """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``."""
 
@@ -116,13 +126,21 @@ class Verdict(_Frozen):
     reason: str
 
 
-def predict(spec: CellSpec, model: MemoryModel | None = None, *, allow_extrapolation: bool = False) -> Prediction:
+def predict(
+    spec: CellSpec,
+    model: MemoryModel | None = None,
+    *,
+    allow_extrapolation: bool = False,
+    gpu: HasKernels | None = None,
+) -> Prediction:
     """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
+
+    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
-    found, notes = moments(spec), _not_quantised(spec)
+    found, notes = moments(spec, gpu is None or gpu.has_flash), [*_not_quantised(spec), *without_flash(spec, gpu)]
     return predict_moments(spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes)
 
 
@@ -137,6 +155,16 @@ def _not_quantised(spec: CellSpec) -> list[str]:
     return [
         f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
         "alone, and neither embeddings nor experts in one tensor"
+    ]
+
+
+def without_flash(spec: CellSpec, gpu: HasKernels | None) -> list[str]:
+    """What is said where ``gpu`` runs another kernel than most."""
+    if gpu is None or gpu.has_flash or spec.attn != "sdpa" or spec.device != "cuda":
+        return []
+    return [
+        f"{gpu.name} has no flash attention: sdpa takes the memory-efficient kernel, and where that does not run "
+        "(bf16, or query heads that share keys) holds the scores whole"
     ]
 
 

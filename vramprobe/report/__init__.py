@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from vramprobe.errors import StaleReport, StoreError
 from vramprobe.records import store, table
+from vramprobe.records.whole import read_whole
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
@@ -87,7 +88,7 @@ def gather(
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance
 
-    contents = store.read(results_path)
+    contents = read_whole(results_path)
     measured = [record for record in contents.records if record.was_run]
     if not measured:
         raise StoreError(

@@ -81,12 +81,13 @@ def summaries(cells: Sequence[Cell]) -> list[Summary]:
 def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
     if model is None:
         return Cell(record=record, held_out=None)
+    from vramprobe.catalog import gpu_seen
     from vramprobe.predict.prediction import predict
 
     held_out = record.fingerprint not in model.fingerprints
     remark = ""
     try:
-        prediction = predict(record.spec, model)
+        prediction = predict(record.spec, model, gpu=gpu_seen(record.environment.device_name))
     except OutOfRange as error:
         prediction, remark = error.prediction, str(error)
     except VramprobeError as error:

@@ -27,7 +27,9 @@ demo-here: $(VENV)/.ready
 	$(BIN)/vramprobe predict --model smollm2-360m --method qlora --batch-size 1 --seq-len 128 --fit $(DEMO)/fit.json
 	$(BIN)/vramprobe report $(DEMO) --fit $(DEMO)/fit.json --out $(DEMO)/report
 
+# With what an emulated GPU needs, where it can be had: without it its tests are skipped, and say so.
 test: $(VENV)/.ready
+	@$(BIN)/vramprobe emulate setup || echo "no GPU can be emulated here (above): its tests are skipped"
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-gpu: $(VENV)/.ready

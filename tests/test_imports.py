@@ -21,7 +21,8 @@ HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = ("vramprobe.workload", "vramprobe.measure.cpu", "vramprobe.measure.cuda", "vramprobe.measure.worker",
               "vramprobe.measure.environment", "vramprobe.measure.selftest", "vramprobe.simulate.cuda",
               "vramprobe.simulate.fused_loss",
-              "vramprobe.simulate.kernels", "vramprobe.simulate.quantised", "vramprobe.simulate.recorder",
+              "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports",
+              "vramprobe.simulate.quantised", "vramprobe.simulate.recorder",
               "vramprobe.simulate.run", "vramprobe.simulate.shapes")  # fmt: skip
 
 

@@ -137,6 +137,9 @@ def _simulated(
     from vramprobe.measure.isolation import require_packages
 
     require_packages([one], with_device=False)
+    from vramprobe.simulate.late_imports import put_off
+
+    put_off()
     from vramprobe.simulate.run import simulate
 
     simulation = simulate(one, gpu=card, depth=depth)

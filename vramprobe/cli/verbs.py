@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import vramprobe
-from vramprobe import api
+from vramprobe import api, catalog
 from vramprobe.cli import display, display_plan, live
 from vramprobe.cli.options import takes_a_cell, takes_a_sweep
 from vramprobe.errors import VramprobeError
@@ -50,7 +50,9 @@ Check = Annotated[
 ]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
 
-SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")]
+SweepFile = Annotated[
+    Path, typer.Argument(help=f"A sweep file, or one that ships, by name: {', '.join(catalog.list_sweeps())}.")
+]
 SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
 
 

@@ -18,7 +18,8 @@ def list_sweeps() -> list[str]:
 def sweep_file(name: str | Path) -> Path:
     """The shipped file of that name, whatever its case; else ``name`` as a path, which nobody has looked for yet.
 
-    Names win over a local file, as those of models do; write ``./24gb`` for the file.
+    Names win over a local file, as those of models do; write ``./24gb`` for the file. A Path is never a name.
     """
-    typed = str(name).lower()
-    return data_file(f"sweeps/{typed}.yaml") if typed in list_sweeps() else Path(name)
+    if isinstance(name, str) and name.lower() in list_sweeps():
+        return data_file(f"sweeps/{name.lower()}.yaml")
+    return Path(name)

@@ -51,7 +51,7 @@ Check = Annotated[
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
 
 SweepFile = Annotated[
-    Path, typer.Argument(help=f"A sweep file, or one that ships, by name: {', '.join(catalog.list_sweeps())}.")
+    str, typer.Argument(help=f"A sweep file, or one that ships, by name: {', '.join(catalog.list_sweeps())}.")
 ]
 SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
 

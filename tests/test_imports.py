@@ -58,8 +58,8 @@ def graph() -> dict[str, set[str]]:
 
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
-    "errors", "units", "architecture", "catalog", "spec", "terms", "records", "workload", "measure", "simulate",
-    "model", "predict", "check", "sweep", "literature", "report", "api", "cli", "__main__",
+    "errors", "units", "choices", "architecture", "catalog", "spec", "terms", "records", "workload", "measure",
+    "simulate", "model", "predict", "check", "sweep", "literature", "report", "api", "cli", "__main__",
 )  # fmt: skip
 
 

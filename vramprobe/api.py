@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.predict.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
-from vramprobe.records import store
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ def measure(
     ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
     did not get so far there is none, and the record says why.
     """
+    from vramprobe.records import store
     from vramprobe.sweep import runner
     from vramprobe.sweep.limits import limits
 
@@ -104,6 +104,7 @@ def simulate(
     memory, .html or .png; runs every layer where the events of a deep model are not known otherwise. Appended to
     ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not covered.
     """
+    from vramprobe.records import store
     from vramprobe.report import timeline_file
     from vramprobe.sweep.resume import open_journal
 
@@ -232,6 +233,7 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
 def fit(results: str | Path) -> MemoryModel:
     """A memory model fitted to the records under ``results``; cells that their sweep holds out stay out."""
     from vramprobe.model.fit import fit as fit_records
+    from vramprobe.records import store
 
     return fit_records(store.latest_by_fingerprint(store.read(results).records).values())
 
@@ -252,6 +254,7 @@ def evaluate(
     nothing, and raise StaleReport where ``out`` holds other files.
     """
     from vramprobe.predict.evaluate import evaluate as evaluate_records
+    from vramprobe.records import store
 
     found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
     if out is not None:
@@ -269,6 +272,7 @@ def evaluate(
 def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
     """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
     from vramprobe.literature.calibrate import calibrate as calibrate_records
+    from vramprobe.records import store
 
     return calibrate_records(store.read(results).records, given_fit(fit))
 
@@ -288,6 +292,7 @@ def claims(
     ``check`` nothing is written, and StaleReport raised where it holds other files.
     """
     from vramprobe.literature.claims import judge_claims
+    from vramprobe.records import store
 
     records = store.read(results, allow_empty=True).records if results is not None else ()
     judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vramprobe.choices import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.units import MIB
 
@@ -21,9 +22,6 @@ FORMAT_HISTORY = {1: "first format"}
 
 Instrument = Literal["cuda", "cpu", "simulated"]
 Isolation = Literal["spawn", "forkserver"]
-#: In the order of a run. ``load`` builds the weights and quantises each as it comes, ``prepare`` casts and adds
-#: adapters, ``batch`` puts the tokens on the device; then, each step: forward, backward, optimizer_step, zero_grad.
-PhaseName = Literal["load", "prepare", "batch", "forward", "backward", "optimizer_step", "zero_grad"]
 TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
 
 

@@ -22,8 +22,8 @@ TORCH_SIDE = (
     "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.measure.cpu", "vramprobe.measure.cuda",
     "vramprobe.measure.worker", "vramprobe.measure.emulation", "vramprobe.measure.environment",
     "vramprobe.measure.selftest", "vramprobe.simulate.cuda", "vramprobe.simulate.fused_loss",
-    "vramprobe.simulate.kernels", "vramprobe.simulate.quantised", "vramprobe.simulate.recorder",
-    "vramprobe.simulate.run", "vramprobe.simulate.shapes",
+    "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports", "vramprobe.simulate.quantised",
+    "vramprobe.simulate.recorder", "vramprobe.simulate.run", "vramprobe.simulate.shapes",
 )  # fmt: skip
 
 
@@ -59,8 +59,8 @@ def graph() -> dict[str, set[str]]:
 
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
-    "errors", "units", "architecture", "catalog", "spec", "terms", "records", "workload", "emulate", "measure",
-    "simulate", "model", "predict", "check", "sweep", "literature", "report", "api", "cli", "__main__",
+    "errors", "units", "choices", "architecture", "catalog", "spec", "terms", "records", "workload", "emulate",
+    "measure", "simulate", "model", "predict", "check", "sweep", "literature", "report", "api", "cli", "__main__",
 )  # fmt: skip
 
 

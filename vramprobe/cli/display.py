@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as RichTable
 
 from vramprobe import catalog
-from vramprobe.records.table import describe_outcome
 from vramprobe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -77,6 +75,8 @@ def print_record(record: RunRecord) -> None:
         how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
     console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
     if record.outcome.kind != "ok":
+        from vramprobe.records.table import describe_outcome
+
         console.print(f"[red]{record.outcome.kind}[/]: {escape(describe_outcome(record.outcome))}", soft_wrap=True)
     if record.peak is None or record.ledger is None:
         return
@@ -268,6 +268,8 @@ def _printable(text: str) -> str:
 
 def print_fit(model: MemoryModel, path: Path) -> None:
     """What was fitted, how well, and where it was written."""
+    from rich.table import Table as RichTable
+
     console = Console(highlight=False)
     console.print(
         f"{model.num_records} records of {len(model.models)} models ({escape(', '.join(model.models))}), "

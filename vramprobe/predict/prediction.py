@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
+from vramprobe.choices import PhaseName
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
-from vramprobe.records.record import PhaseName, RunRecord
-from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
 from vramprobe.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.records.record import RunRecord
 
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
 #: 512 bytes, workspaces and kernels' scratch are not in the arithmetic, so it may read low.
@@ -241,6 +243,8 @@ def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
     if outcome.kind != "oom":
         raise VramprobeError(f"whether it fits on {gpu.name} is not known: the simulation ended as {outcome.kind}")
     least = (outcome.allocated_bytes or 0) + (outcome.requested_bytes or 0)
+    from vramprobe.records.table import describe_outcome
+
     return Verdict(
         gpu=gpu.name, verdict="does not fit", needed_bytes=Interval(value=least, low=least, high=least),
         usable_bytes=usable_bytes(gpu, device_is_known=False), reason=f"it ran out {describe_outcome(outcome)}",

@@ -130,7 +130,6 @@ def _engine(
     from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.predict.prediction import Engine
     from vramprobe.predict.prediction import predict as predict_cell
-    from vramprobe.predict.sharding import predict_rank
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
@@ -145,6 +144,8 @@ def _engine(
         if engine != "trace":
             try:
                 if sharding is not None and num_gpus is not None:
+                    from vramprobe.predict.sharding import predict_rank
+
                     return predict_rank(one, num_gpus, sharding, model, **extra)
                 return predict_cell(one, model, **extra)
             except UnsupportedArchitecture:

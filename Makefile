@@ -6,15 +6,30 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= out/demo
 
-.PHONY: demo test test-gpu readme lint clean
+.PHONY: demo demo-emulated demo-here test test-gpu readme lint clean
 
+# On the GPU if there is one; else on an emulated one, at real sizes; else (no compiler, not Linux) on the CPU, small.
 demo: $(VENV)/.ready
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then $(MAKE) --no-print-directory demo-here; \
+	elif $(BIN)/vramprobe emulate setup; then $(MAKE) --no-print-directory demo-emulated; \
+	else echo "no GPU can be emulated here (above): the small cells run on the CPU"; $(MAKE) --no-print-directory demo-here; fi
+
+demo-emulated: $(VENV)/.ready
+	$(BIN)/vramprobe run configs/sweeps/emulated.yaml --emulate H200 --out $(DEMO)-emulated
+	$(BIN)/vramprobe fit $(DEMO)-emulated --out $(DEMO)-emulated/fit.json
+	$(BIN)/vramprobe predict --model llama-3.1-70b --method qlora --gradient-checkpointing --batch-size 1 --seq-len 4096 \
+	  --device cuda --fit $(DEMO)-emulated/fit.json
+	$(BIN)/vramprobe report $(DEMO)-emulated --fit $(DEMO)-emulated/fit.json --out $(DEMO)-emulated/report
+
+demo-here: $(VENV)/.ready
 	$(BIN)/vramprobe run configs/sweeps/quickstart.yaml --out $(DEMO)
 	$(BIN)/vramprobe fit $(DEMO) --out $(DEMO)/fit.json
 	$(BIN)/vramprobe predict --model smollm2-360m --method qlora --batch-size 1 --seq-len 128 --fit $(DEMO)/fit.json
 	$(BIN)/vramprobe report $(DEMO) --fit $(DEMO)/fit.json --out $(DEMO)/report
 
+# With what an emulated GPU needs, where it can be had: without it its tests are skipped, and say so.
 test: $(VENV)/.ready
+	@$(BIN)/vramprobe emulate setup || echo "no GPU can be emulated here (above): its tests are skipped"
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-gpu: $(VENV)/.ready
@@ -35,7 +50,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,liger,hub,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,liger,hub,emulate,test]'
 	@touch $@
 
 clean:

@@ -1,6 +1,6 @@
 """Rebuild what each sweep file says it takes and costs: ``python benchmarks/planned.py`` (``make readme``).
 
-A file of configs/sweeps may hold a comment ``# planned: vramprobe plan FILE --gpu GPU --engine formula``; the comment
+A file of configs/sweeps may hold a comment ``# planned: vramprobe plan NAME --gpu GPU --engine formula``; the comment
 lines under it are what that command ends with, one statement a line. ``--check`` changes nothing and fails when one is
 stale.
 """
@@ -16,7 +16,7 @@ from vramprobe.cli.display_plan import plan_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMMENT = re.compile(
-    r"^# planned: (?P<command>vramprobe plan configs/sweeps/\S+ --gpu (?P<gpu>\S+) --engine formula)\n(?:#   .*\n)*",
+    r"^# planned: (?P<command>vramprobe plan (?P<name>\S+) --gpu (?P<gpu>\S+) --engine formula)\n(?:#   .*\n)*",
     re.M,
 )
 
@@ -25,6 +25,7 @@ def planned(path: Path) -> str:
     """The file with its comments made anew; planned without a fit and without records."""
 
     def replace(match: re.Match[str]) -> str:
+        assert match["name"] == path.stem, f"{path} speaks of {match['name']}"
         words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere", engine="formula"))
         lines = "".join(f"#   {statement}\n" for statement in words.split("; "))
         return f"# planned: {match['command']}\n{lines}"

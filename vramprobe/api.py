@@ -18,8 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramprobe import catalog, spec
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.predict.questions import cell, given_fit, largest_model, max_batch_size, max_seq_len, min_gpus, predict
-from vramprobe.records import store
+from vramprobe.predict.questions import (
+    cell,
+    changes,
+    given_fit,
+    largest_model,
+    max_batch_size,
+    max_seq_len,
+    min_gpus,
+    predict,
+)
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
@@ -35,9 +43,9 @@ if TYPE_CHECKING:
     from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
-    "calibrate", "cell", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit", "gpus",
-    "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict", "report",
-    "run", "simulate",
+    "calibrate", "cell", "changes", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit",
+    "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict",
+    "report", "run", "simulate",
 ]  # fmt: skip
 
 
@@ -63,6 +71,7 @@ def measure(
     ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
     did not get so far there is none, and the record says why.
     """
+    from vramprobe.records import store
     from vramprobe.sweep import runner
     from vramprobe.sweep.limits import limits
 
@@ -119,6 +128,7 @@ def simulate(
     memory, .html or .png; runs every layer where the events of a deep model are not known otherwise. Appended to
     ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not covered.
     """
+    from vramprobe.records import store
     from vramprobe.report import timeline_file
     from vramprobe.sweep.resume import open_journal
 
@@ -152,6 +162,9 @@ def _simulated(
     from vramprobe.measure.isolation import require_packages
 
     require_packages([one], with_device=False)
+    from vramprobe.simulate.late_imports import put_off
+
+    put_off()
     from vramprobe.simulate.run import simulate
 
     simulation = simulate(one, gpu=card, depth=depth)
@@ -246,8 +259,10 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
 def fit(results: str | Path) -> MemoryModel:
     """A memory model fitted to the records under ``results``; cells that their sweep holds out stay out."""
     from vramprobe.model.fit import fit as fit_records
+    from vramprobe.records import store
+    from vramprobe.records.whole import read_whole
 
-    return fit_records(store.latest_by_fingerprint(store.read(results).records).values())
+    return fit_records(store.latest_by_fingerprint(read_whole(results).records).values())
 
 
 def evaluate(
@@ -266,8 +281,9 @@ def evaluate(
     nothing, and raise StaleReport where ``out`` holds other files.
     """
     from vramprobe.predict.evaluate import evaluate as evaluate_records
+    from vramprobe.records.whole import read_whole
 
-    found = evaluate_records(store.read(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
+    found = evaluate_records(read_whole(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
     if out is not None:
         from vramprobe.report import publish
         from vramprobe.report.evaluation import evaluation_page
@@ -283,8 +299,9 @@ def evaluate(
 def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
     """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
     from vramprobe.literature.calibrate import calibrate as calibrate_records
+    from vramprobe.records.whole import read_whole
 
-    return calibrate_records(store.read(results).records, given_fit(fit))
+    return calibrate_records(read_whole(results).records, given_fit(fit))
 
 
 def claims(
@@ -302,8 +319,10 @@ def claims(
     ``check`` nothing is written, and StaleReport raised where it holds other files.
     """
     from vramprobe.literature.claims import judge_claims
+    from vramprobe.records import store
+    from vramprobe.records.whole import read_whole
 
-    records = store.read(results, allow_empty=True).records if results is not None else ()
+    records = read_whole(results, allow_empty=True).records if results is not None else ()
     judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
     if out is not None:
         from vramprobe.report import publish

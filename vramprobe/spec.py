@@ -12,39 +12,28 @@ import difflib
 import hashlib
 import json
 import re
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from vramprobe import catalog
+from vramprobe.choices import (
+    RECIPES,
+    Attention,
+    Autocast,
+    Device,
+    Dtype,
+    KbitPrep,
+    Method,
+    Optim,
+    Quant,
+    Weights,
+)
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.units import parse_bytes, short_bytes
 
-Method = Literal["full", "lora", "qlora"]
-Quant = Literal["none", "nf4", "nf4-single", "fp4", "int8"]
-Dtype = Literal["bf16", "fp32", "fp16"]
-Autocast = Literal["bf16", "fp16", "none"]
-Attention = Literal["sdpa", "eager", "flash_attention_2"]
-KbitPrep = Literal["none", "peft", "trl"]
-Device = Literal["cuda", "cpu"]
-Weights = Literal["random", "pretrained"]
-#: transformers' own names, and ``adamw_bnb_32bit`` for the optimizer that transformers has no name for.
-Optim = Literal[
-    "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_bnb_32bit", "paged_adamw_8bit", "paged_adamw_32bit",
-    "lion_8bit", "lion_32bit", "adafactor", "sgd", "adagrad", "rmsprop",
-]  # fmt: skip
-
 #: transformers' second names for the same optimizer.
 OPTIM_ALIASES = {"adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
-
-#: Recipes people name, as the two knobs they turn: the dtype the weights are loaded in, and autocast.
-#: With the adapter dtype, these decide bytes per parameter and the dtype of most saved activations.
-RECIPES: dict[str, dict[str, str]] = {
-    "all-bf16": {"dtype": "bf16", "autocast": "none"},  # weights, gradients and AdamW state in bf16: 8 B/param
-    "mixed": {"dtype": "fp32", "autocast": "bf16"},  # a trainer's bf16=True on an fp32 model: 16 B/param + cast copies
-    "fp32": {"dtype": "fp32", "autocast": "none"},
-    "lora-usual": {"dtype": "bf16", "autocast": "bf16", "lora_dtype": "fp32"},  # peft raises 16-bit adapters to fp32
-}
 
 #: What ``--lora-targets q_v`` means per model type: the LoRA paper's query and value projections, as peft maps them;
 #: where a family fuses the projections, the fused one.

@@ -1,6 +1,7 @@
 """Amounts as text and back: bytes are ints everywhere, and only here do they become GiB; durations are seconds.
 
 And the one place where a number gets the digits with which it is published, the same from every processor.
+And what the numbers of a record are called.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ GIB = 1024**3
 NUM_PUBLISHED_DIGITS = 6
 #: What is nearer to 0 is published as 0: of 1 TB it is a byte, and sums that cancel end somewhere below it.
 SMALLEST_PUBLISHED = 1e-12
+
+_WORDS = {"emulated": "emulated", "simulated": "simulated"}
+
+
+def word_for(instrument: str) -> str:
+    """What the numbers of an instrument are called wherever they are shown: measured, emulated or simulated."""
+    return _WORDS.get(instrument, "measured")
 
 
 def published(value: Any) -> Any:

@@ -35,7 +35,7 @@ TIMING_STEPS = 0
 HEAD = """\
 # Stage 5 of benchmarks/h200: published claims about one card's memory, in their own conditions. Made by
 # benchmarks/h200/claims_sweep.py from data/claims.csv; each line names the claims that it is measured for.
-# planned: vramprobe plan configs/sweeps/h200-claims.yaml --gpu H200 --engine formula
+# planned: vramprobe plan h200-claims --gpu H200 --engine formula
 name: h200-claims
 description: The cells of published claims that one H200 holds.
 

@@ -139,9 +139,9 @@ def test_absent_keys_mean_what_they_mean_to_transformers() -> None:
     assert architecture(many | {"model_type": "mistral", "sliding_window": None}).sliding_window is None
 
 
-@pytest.mark.parametrize("module", ["architecture", "terms", "fit", "predict"])
+@pytest.mark.parametrize("module", ["architecture", "terms", "model.fit", "predict.prediction"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
-    heavy = ("torch", "transformers", "numpy", "scipy", "pandas")
+    heavy = ("torch", "transformers", "numpy", "scipy")
     code = f"import sys, vramprobe.{module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -95,13 +95,9 @@ def test_what_transformers_cannot_take_is_refused(family: str, options: dict[str
         ("gpt2", {"reorder_and_upcast_attn": True}),
         ("opt", {"layer_norm_elementwise_affine": False}),
         ("opt", {"layerdrop": 0.1}),
+        ("falcon", {"num_ln_in_parallel_attn": 2}),
     ],
 )
 def test_what_would_be_counted_wrongly_is_left_to_the_trace_engine(family: str, options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedArchitecture, match=f"{family} with {next(iter(options))} .* --engine trace knows"):
         architecture(BARE[family] | {"model_type": family} | options)
-
-
-def test_a_falcon_with_two_norms_beside_each_other_is_refused() -> None:
-    with pytest.raises(VramprobeError, match="num_ln_in_parallel_attn 2; it must be 1 or null"):
-        architecture(BARE["falcon"] | {"model_type": "falcon", "num_ln_in_parallel_attn": 2})

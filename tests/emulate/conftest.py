@@ -8,6 +8,9 @@ from pathlib import Path
 
 import fake_installation
 import pytest
+from driver_process import driver_library, in_process, make_machine, start_process
+
+__all__ = ["driver_library", "in_process", "make_machine", "start_process"]  # fixtures of the driver's tests
 
 
 @pytest.fixture

@@ -21,19 +21,9 @@ from vramprobe.errors import VramprobeError
 
 ROOT = Path(__file__).parents[2]
 CELL = [
-    "--model",
-    "pythia-70m",
-    "--num-layers",
-    "1",
-    "--method",
-    "lora",
-    "--batch-size",
-    "1",
-    "--seq-len",
-    "64",
-    "--steps",
-    "2000",
-]
+    "--model", "pythia-70m", "--num-layers", "1", "--method", "lora", "--batch-size", "1", "--seq-len", "64",
+    "--steps", "2000",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ import threading
 
 import pytest
 import torch
+from values_on_cpu import TrueValuesOnCpu, known
 
 from vramprobe.emulate.values.mode import ASSUMED, COMPUTED, UNCOMPUTED
 from vramprobe.emulate.values.policy import Policy
-
-from values_on_cpu import TrueValuesOnCpu, known
 
 
 def big(mode, rows=256, columns=256):
@@ -47,16 +46,13 @@ def test_a_small_result_of_something_big_is_assumed(contents, expected):
         assert mode.state(norm + 1) == ASSUMED  # really computed, from an assumed one
     (read,) = mode.report()["reads"]
     assert (read["state"], read["kind"], read["operator"]) == ("assumed", "number", "item")
-    assert read["line"].endswith(f"test_values_mode.py:{test_line('assert norm.item() == expected')}")
+    assert read["line"].endswith(f"test_values_mode.py:{line_of('assert norm.item() == expected')}")
 
 
-def test_line(words="def test_line"):
-    """The line number of ``words`` in this file (and a test of itself)."""
+def line_of(words):
+    """The number of the first line of this file with ``words``."""
     with open(__file__, encoding="utf-8") as lines:
-        found = [number for number, line in enumerate(lines, start=1) if words in line]
-    assert found
-    if words != "def test_line":
-        return found[0]
+        return next(number for number, line in enumerate(lines, start=1) if words in line)
 
 
 def test_finite_checks_of_something_big_say_finite():
@@ -64,6 +60,7 @@ def test_finite_checks_of_something_big_say_finite():
         x = big(mode)
         assert torch.isfinite(x).all()
         assert not x.isnan().any()
+        assert torch.isfinite(big(mode, 8200, 8200)).all()  # a mask of over 64 MiB: nobody computes it
 
 
 def test_what_only_big_computes_is_marked_uncomputed_even_over_old_knowledge():
@@ -180,6 +177,9 @@ def test_fake_tensors_pass():
 def test_inference_mode_follows_composite_operators():
     with TrueValuesOnCpu() as mode, torch.inference_mode():
         assert torch.nn.functional.one_hot(known(mode, [2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+        mode.driver.injected.clear()
+        torch.where(known(mode, [True, False, True]))  # arrives whole; its nonzero needs a count
+        assert mode.driver.injected == [2]
 
 
 def test_a_thread_of_autograd_has_the_mode_and_a_plain_thread_has_not():
@@ -201,7 +201,9 @@ def test_random_numbers_are_real_and_leave_the_cpu_generator_alone():
         kept = torch.nn.functional.dropout(torch.ones(4096), 0.5).count_nonzero()
         assert mode.state(kept) == COMPUTED
         assert 1500 < kept.item() < 2600
-    assert not torch.equal(before, torch.random.get_rng_state())  # the launch itself drew; see the driver's test for a card
+    assert not torch.equal(
+        before, torch.random.get_rng_state()
+    )  # the launch itself drew; see the driver's test for a card
 
 
 def test_wrong_policies_are_refused():

@@ -34,7 +34,17 @@ def test_intervals_agree_with_a_set():
 
 def test_runs_are_the_bytes_of_the_elements():
     x = torch.arange(120, dtype=torch.int16).reshape(4, 5, 6)
-    for view in (x, x[1], x[:, 1], x[..., 2:4], x.permute(2, 0, 1), x[::2, :, ::3], x[0, 0, 0], x[:, :0], x[:1].expand(3, 5, 6)):
+    for view in (
+        x,
+        x[1],
+        x[:, 1],
+        x[..., 2:4],
+        x.permute(2, 0, 1),
+        x[::2, :, ::3],
+        x[0, 0, 0],
+        x[:, :0],
+        x[:1].expand(3, 5, 6),
+    ):
         expected = {int(i) * 2 + b for i in view.flatten() for b in (0, 1)}
         found = [at - x.data_ptr() + b for at, n in runs(view) for b in range(n)]
         assert sorted(found) == sorted(expected)
@@ -50,7 +60,12 @@ def test_an_alias_is_the_same_memory():
 
 
 def history(*entries):
-    return {"device_traces": [[{"action": a, "addr": at, "size": n, "frames": [{"filename": "a.py", "line": i}]} for i, (a, at, n) in enumerate(entries)]]}  # fmt: skip
+    """A snapshot's history of (action, address, size); entry i comes from line i of a.py."""
+    trace = [
+        {"action": action, "addr": address, "size": size, "frames": [{"filename": "a.py", "line": line}]}
+        for line, (action, address, size) in enumerate(entries)
+    ]
+    return {"device_traces": [trace]}
 
 
 def test_equal_sequences_at_other_addresses_are_equal():
@@ -89,7 +104,10 @@ def test_no_driver_is_said_in_one_line():
 
 
 def test_the_package_imports_nothing_but_the_standard_library_and_says_so_late():
-    script = "import sys; import vramprobe.emulate.values, vramprobe.emulate.values.hook; print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'pydantic', 'pandas'}))"
+    script = (
+        "import sys, vramprobe.emulate.values.hook, vramprobe.emulate.values.allocations\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'pydantic', 'pandas'}))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -104,8 +122,9 @@ def test_the_hook_reports_from_any_process_without_failing_it(tmp_path):
     assert "values are not watched" in done.stderr
 
 
-def test_the_hook_does_nothing_without_a_machine(monkeypatch):
+def test_the_hook_does_nothing_without_a_machine(monkeypatch, capsys):
     monkeypatch.delenv(hook.MACHINE, raising=False)
     before = list(sys.meta_path)
     hook.install()
     assert sys.meta_path == before
+    assert capsys.readouterr().err == ""

@@ -1,6 +1,6 @@
 """What cannot be emulated: one clear line on stderr, exit code 1, no traceback, nothing left behind.
 
-Through the command line, in processes of their own, without a CUDA build of torch: what an interpreter finds is made up.
+Through the command line, in processes of their own, without a CUDA build of torch: what is found is made up.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class IntervalDriver:
 
 
 class TrueValuesOnCpu(TrueValues):
-    """The mode over CPU tensors: a launch gives the right shapes and garbage for values, and leaves what it writes into alone."""
+    """The mode over CPU tensors: a launch gives the right shapes and garbage for values, and leaves what it writes
+    into alone."""
 
     def __init__(self, policy=None):
         super().__init__(IntervalDriver(), policy, device_type="cpu")

@@ -93,7 +93,7 @@ def test_a_cell_is_measured_in_three_tiers(server: Server, options: dict[str, An
     assert min(at_peak.parts().values()) >= 0
     assert at_peak.weights_bytes == record.ledger.weights_bytes
     assert record.facts.attention_kernels
-    assert record.timing.step_seconds
+    assert record.timing.step_seconds or record.instrument == "emulated"  # where no kernel runs, none has a speed
 
 
 def test_a_compiled_cell_repeats_its_steps(server: Server, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from vramprobe.errors import SpecError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread
 from vramprobe.predict import trace_engine as engine
+from vramprobe.predict.grid import predict_grid
 from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.records import store
 from vramprobe.simulate.run import simulate
@@ -143,11 +144,56 @@ def test_a_fit_adds_what_it_knows_beyond_the_allocator() -> None:
     assert engine.prediction_of(record, spec).device_bytes is None
 
 
+@pytest.mark.parametrize(
+    ("options", "holds_scores"),
+    [
+        ({"model": "llama-3.2-1b", "method": "qlora", "fused_linear_cross_entropy": True}, True),  # heads share keys
+        ({"model": "llama-3.2-1b", "method": "qlora", "fused_linear_cross_entropy": True, "seq_len": 2048,
+          "gradient_checkpointing": True, "dtype": "fp16", "autocast": "fp16"}, True),
+        ({"model": "pythia-160m", "method": "full", "dtype": "fp32", "autocast": "fp16"}, False),
+        ({"model": "pythia-160m", "method": "full"}, True),  # in bf16
+    ],
+)  # fmt: skip
+def test_arithmetic_knows_a_card_without_flash_attention_as_the_simulation_does(
+    options: dict[str, Any], holds_scores: bool
+) -> None:
+    words = {"batch_size": 1, "seq_len": 1024, "num_layers": 4, "gpu": "T4"} | options
+    counted, simulated, elsewhere = (
+        api.predict(**words | more).peak_allocated_bytes.value
+        for more in ({"engine": "formula"}, {"engine": "trace"}, {"engine": "formula", "gpu": "A10"})
+    )
+    assert (counted > 1.1 * elsewhere) == holds_scores
+    assert counted == pytest.approx(simulated, rel=0.03)
+
+
+def test_every_question_and_the_plan_know_a_card_without_flash_attention() -> None:
+    words = {"model": "llama-3.2-1b", "method": "qlora", "device": "cuda", "gradient_checkpointing": True,
+             "fused_linear_cross_entropy": True}  # fmt: skip
+    long, card = words | {"batch_size": 1, "seq_len": 8192}, card_named("T4")
+    on_t4 = api.predict(gpu="T4", **long)
+    assert verdict(on_t4, card).verdict == "does not fit"
+    assert verdict(api.predict(**long), card).verdict == "fits"  # what it was taken for
+    batch = api.max_batch_size(gpu="T4", seq_len=1024, **words).fits
+    assert batch.prediction == api.predict(gpu="T4", batch_size=batch.value, seq_len=1024, **words)
+    assert api.max_seq_len(gpu="T4", batch_size=1, **words).fits.value < 8192
+    asked = {name: value for name, value in long.items() if name != "model"} | {"attn": "sdpa"}
+    assert api.largest_model(gpu="V100-32GB", **asked).fits.value != api.largest_model(gpu="A10", **asked).fits.value
+    for sharding in ("zero3", "fsdp"):
+        ranks = {name: value for name, value in long.items() if name != "fused_linear_cross_entropy"}
+        needed = api.min_gpus(gpu="T4", sharding=sharding, **ranks).verdict.needed_bytes
+        assert needed.value > api.min_gpus(gpu="A10", sharding=sharding, **ranks).verdict.needed_bytes.value
+    grid = predict_grid(api.cell(**long), [1], [8192], gpu=card.gpu)
+    assert grid.peak_allocated_bytes.value.item() == on_t4.peak_allocated_bytes.value
+    [row] = make_plan([ResumedCell(api.cell(**long), "run", "new")], card=card).rows
+    assert (row.verdict, row.prediction.peak_allocated_bytes) == ("certain oom", on_t4.peak_allocated_bytes)
+    with pytest.raises(SpecError, match="Ampere"):
+        api.predict(gpu="T4", **(long | {"attn": "flash_attention_2"}))
+
+
 def test_a_card_without_flash_attention_is_noted_where_arithmetic_answers() -> None:
     words = {"model": "llama-3.2-1b", "method": "qlora", "batch_size": 1, "seq_len": 8192, "device": "cuda"}
-    said = {gpu: " ".join(api.predict(engine="formula", gpu=gpu, **words).warnings) for gpu in ("T4", "A10")}
+    said = {gpu: " ".join(api.predict(engine="formula", gpu=gpu, **words).warnings) for gpu in ("T4", "A10", "MI300X")}
     assert "T4 has no flash attention" in said["T4"]
-    assert "ask the trace engine" in said["T4"]
-    assert "flash" not in said["A10"]
+    assert "flash" not in said["A10"] + said["MI300X"]
     eager = api.predict(engine="formula", gpu="T4", attn="eager", **words)
     assert not any("flash" in warning for warning in eager.warnings)

@@ -20,7 +20,7 @@ from vramprobe.model import memory_model
 from vramprobe.model.fit import fit
 from vramprobe.predict.prediction import predict
 from vramprobe.records import store
-from vramprobe.records.record import Composition, Emulation, RunRecord, Timing, word_for
+from vramprobe.records.record import Composition, Emulation, RunRecord, Timing
 from vramprobe.records.table import require_comparable
 from vramprobe.report import build
 from vramprobe.report.cells import cells_of
@@ -28,6 +28,7 @@ from vramprobe.report.definition import EMULATED, worded
 from vramprobe.report.page import engine
 from vramprobe.report.plots import drawn as pictures
 from vramprobe.report.speed import speed
+from vramprobe.units import word_for
 
 CARD = "NVIDIA H100 80GB HBM3"
 EMULATION = Emulation(

@@ -8,11 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from page_browser import asked, waiting, written
 from page_example import content, engine_data
 from test_page_arithmetic import gpu_fit
 
 from vramprobe import api, catalog
+from vramprobe.predict.changes import Change
 from vramprobe.predict.prediction import verdict
 from vramprobe.units import format_bytes
 
@@ -172,6 +174,61 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
     assert one.text("#verdicts [data-gpu=RTX-A6000] .verdict") == "✓ fits"
     assert one.tab.evaluate("document.activeElement.id") == "gradient_checkpointing"
     assert f"{one.text('#peak')}, " in rows[0][1]
+
+
+@pytest.mark.parametrize(
+    ("link", "cell", "gpu"),
+    [
+        ("#m=llama-3.1-70b", {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048},
+         "RTX-A6000"),
+        ("#m=llama-3.2-1b&t=lora&b=2&do=1&ld=0.1",
+         {"model": "llama-3.2-1b", "method": "lora", "batch_size": 2, "seq_len": 2048, "dora": True,
+          "lora_dropout": 0.1}, "T4"),
+        ("#m=llama-3.1-8b&t=full&b=3&s=4096&n=2&sh=zero2",
+         {"model": "llama-3.1-8b", "method": "full", "batch_size": 3, "seq_len": 4096, "num_gpus": 2,
+          "sharding": "zero2"}, "H100-SXM"),
+        ("#m=qwen2.5-0.5b&b=4", {"model": "qwen2.5-0.5b", "method": "qlora", "batch_size": 4, "seq_len": 2048}, "H200"),
+    ],
+)  # fmt: skip
+def test_the_page_and_the_command_name_the_same_changes(opened: Any, link: str, cell: dict[str, Any], gpu: str) -> None:
+    one = opened(f"{link}&g={gpu}")
+    one.tab.wait_for_selector("#changes[data-done]")
+    rows = [row.replace("\t", "\n").split("\n") for row in one.tab.locator("#changes li").all_inner_texts()]
+    found = api.changes(gpu=gpu, **cell)
+    assert [row[1:] for row in rows] == [
+        [f"{format_bytes(change.to_bytes)}, {format_bytes(change.saved_bytes)} less", shown_verdict(change)]
+        for change in found
+    ]
+    for row, change in zip(rows, found, strict=True):
+        values = [] if "num_gpus" not in cell and "num_gpus" in change.options else ["sharding"]
+        told = {name: value for name, value in change.options.items() if name in values or name != "sharding"}
+        assert row[0].count("; ") == len(told) - 1
+        for value in told.values():
+            assert value is True or (f"{value:,}" if isinstance(value, int) and value else str(value or "")) in row[0]
+
+
+def shown_verdict(change: Change) -> str:
+    return {"fits": "✓ fits", "tight": "≈ tight", "does not fit": "✕ does not fit"}[change.verdict]
+
+
+def test_a_card_without_flash_attention_is_judged_by_its_own_kernels(opened: Any) -> None:
+    one = opened("#m=llama-3.2-1b&s=4096&fl=1&g=T4,RTX-A6000")
+    cell = {"model": "llama-3.2-1b", "method": "qlora", "batch_size": 1, "seq_len": 4096}
+    for gpu in ("T4", "RTX-A6000"):
+        predicted = api.predict(gpu=gpu, fused_linear_cross_entropy=True, **cell)
+        judged = verdict(predicted, catalog.find_gpu(gpu))
+        assert one.text(f"#verdicts [data-gpu={gpu}] .verdict")[2:] == judged.verdict
+        assert format_bytes(judged.needed_bytes.value) in one.text(f"#verdicts [data-gpu={gpu}] .reason")
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    largest = api.max_batch_size(gpu="T4", seq_len=1024, fused_linear_cross_entropy=True,
+                                 **{name: cell[name] for name in ("model", "method")}).fits.value  # fmt: skip
+    one.tab.fill("#seq_len", "1024")
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    shown = asked(one.tab, "vramprobe.largest(spec, config, vramprobe.gpus.find(gpu => gpu.slug === 'T4'))")
+    assert shown["batch_size"] == largest
+    judge = "vramprobe.verdict(vramprobe.predict(spec, config), vramprobe.gpus.find(gpu => gpu.slug === 'T4'))"
+    refused = asked(opened("#m=llama-3.2-1b&a=flash_attention_2").tab, judge)
+    assert (refused["verdict"], "Ampere" in refused["reason"]) == ("does not fit", True)
 
 
 def test_the_changes_are_those_for_the_card_that_is_asked_for(opened: Any) -> None:

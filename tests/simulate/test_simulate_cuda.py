@@ -89,6 +89,8 @@ def tensors(heads: int, kv_heads: int, size: int | tuple[int, int], dtype: torch
         (RTX_4090, 8, 8, 128, torch.bfloat16, False, "flash"),
         (RTX_4090, 8, 8, 224, torch.bfloat16, False, "efficient"),
         (Chip(7, 5), 8, 8, 64, torch.float16, False, "efficient"),
+        (Chip(7, 5), 8, 8, 64, torch.bfloat16, False, "math"),  # bf16 from Ampere on alone
+        (Chip(7, 5), 8, 2, 64, torch.float16, False, "math"),
     ],
 )
 def test_attention_kernels(

@@ -157,7 +157,7 @@ def _falcon(config: Config, inventory: Inventory) -> Architecture:
                          ("parallel_attn", True)):  # fmt: skip
         config.require_flag(key, allowed, ", which knows Falcon 7B's architecture alone")
     if config.values.get("num_ln_in_parallel_attn") not in (None, 1):
-        raise config.wrong("num_ln_in_parallel_attn", "1 or null to be predicted; --engine trace knows others")
+        raise config.no_arithmetic("num_ln_in_parallel_attn other than 1 or null has no arithmetic")
     config.rate("attention_dropout", 0.0)  # which transformers applies with alibi alone
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)

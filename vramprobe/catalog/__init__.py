@@ -1,4 +1,4 @@
-"""The models, GPUs, prices and claims shipped under data/, a local config.json, or a config.json from the hub.
+"""The models, GPUs, prices, claims and sweeps shipped under data/, a local config.json, or a config.json from the hub.
 
 In: a name as users write it. Out: frozen entries, or an error that says what else there is and what to do. It stays
 this side of the torch line, reads nothing at import, and touches the network only for a hub id.
@@ -6,11 +6,12 @@ this side of the torch line, reads nothing at import, and touches the network on
 
 from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.catalog.depth import cut_depth, depth_of
-from vramprobe.catalog.gpus import Gpu, Price, find_gpu, list_gpus, list_prices
+from vramprobe.catalog.gpus import Gpu, Price, find_gpu, gpu_seen, list_gpus, list_prices
 from vramprobe.catalog.models import ModelEntry, find_model, list_models
 from vramprobe.catalog.size import num_params
+from vramprobe.catalog.sweeps import list_sweeps, sweep_file
 
 __all__ = [
-    "Claim", "Gpu", "ModelEntry", "Price", "cut_depth", "depth_of", "find_gpu", "find_model", "list_claims",
-    "list_gpus", "list_models", "list_prices", "num_params",
+    "Claim", "Gpu", "ModelEntry", "Price", "cut_depth", "depth_of", "find_gpu", "find_model", "gpu_seen", "list_claims",
+    "list_gpus", "list_models", "list_prices", "list_sweeps", "num_params", "sweep_file",
 ]  # fmt: skip

@@ -34,6 +34,12 @@ class Gpu:
     nvlink_gb_s: float | None
     source: str
 
+    @property
+    def has_flash(self) -> bool:
+        """Whether torch's flash attention runs on it: on AMD's, and on NVIDIA's from Ampere on."""
+        major, dot, _ = self.compute_capability.partition(".")
+        return not dot or int(major) >= 8
+
 
 def find_gpu(name: str) -> Gpu:
     """The GPU called ``name``: full or short, or as torch and nvidia-smi report it; case and separators do not count.
@@ -51,6 +57,14 @@ def find_gpu(name: str) -> Gpu:
         several = ", ".join(f"{gpu.short_name} ({gpu.name})" for gpu in fitting)
         raise UnknownName("GPU", name, [], f"The name fits several: {several}. Give one of these.")
     raise UnknownName("GPU", name, [gpu.short_name for gpu in _gpus()], "`vramprobe gpus` lists them.")
+
+
+def gpu_seen(name: str) -> Gpu | None:
+    """The GPU that torch or NVML calls ``name``; None for one that the catalog does not know, and for a CPU."""
+    try:
+        return find_gpu(name)
+    except UnknownName:
+        return None
 
 
 def list_gpus() -> list[Gpu]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from importlib import resources
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
+
+_DATA = Path(__file__).parents[1] / "data"
 
 Number = TypeVar("Number", int, float)
 
@@ -23,9 +25,9 @@ def split(text: str, separator: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(separator) if part)
 
 
-def data_file(relative: str) -> Any:
+def data_file(relative: str) -> Path:
     """The file's place in the package."""
-    return resources.files("vramprobe").joinpath("data", relative)
+    return _DATA / relative
 
 
 def csv_rows(relative: str) -> list[dict[str, str]]:

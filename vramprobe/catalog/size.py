@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog.depth import depth_of
 from vramprobe.catalog.models import find_model
 
@@ -18,6 +17,8 @@ def num_params(model: str, config: dict[str, Any]) -> int:
 
     A stranger to both counts as the usual 12 × width² per layer with an untied head.
     """
+    from vramprobe.architecture import UnsupportedArchitecture, architecture  # not for --help
+
     with suppress(UnsupportedArchitecture):
         return architecture(config).num_params
     entry, depth = find_model(model), depth_of(config) or 1

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from vramprobe.check.entry import Doubt
 from vramprobe.measure.observation import Observation, closure, ledger_of, order_of_tiers, peak_of, steady_steps
-from vramprobe.records.record import TRAINING_PHASES, RunRecord, word_for
-from vramprobe.units import MIB, format_bytes
+from vramprobe.records.record import TRAINING_PHASES, RunRecord
+from vramprobe.units import MIB, format_bytes, word_for
 
 #: Idle allocated memory that no tensor of the workload explains: on cuda cuBLAS workspaces (32 MiB a handle on Hopper,
 #: and the autograd thread may hold one of its own), on the CPU the tables of quantisation (about 1 KiB).

@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as RichTable
 
 from vramprobe import catalog
-from vramprobe.records.record import word_for
-from vramprobe.records.table import describe_outcome
-from vramprobe.units import format_bytes, format_seconds
+from vramprobe.units import format_bytes, format_seconds, word_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 36
 _PLACES_PER_RULE = 10
 _MAX_READS = 5  # lines that read what was not computed
-_NO_WIDTH = 10_000
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
 
 
@@ -79,6 +75,8 @@ def print_record(record: RunRecord) -> None:
         how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
     console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
     if record.outcome.kind != "ok":
+        from vramprobe.records.table import describe_outcome
+
         console.print(f"[red]{record.outcome.kind}[/]: {escape(describe_outcome(record.outcome))}", soft_wrap=True)
     if record.peak is None or record.ledger is None:
         return
@@ -107,7 +105,7 @@ def print_record(record: RunRecord) -> None:
 
 
 def _print_values(console: Console, emulation: Emulation) -> None:
-    """Who read values that the emulated card did not compute, and whether others would change what is allocated."""
+    """Who read values that the emulated card did not compute, and whether other values would allocate otherwise."""
     if emulation.num_reads:
         steering = [read for read in emulation.reads if read.could_have_steered]
         console.print(
@@ -164,7 +162,6 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
     console.print(
         f"peak [bold]{format_bytes(peak.value)}[/] allocated ({format_bytes(peak.low)} to {format_bytes(peak.high)}), "
         f"in {prediction.peak_phase}: predicted, not measured",
-        soft_wrap=True,
     )
     for name in ("reserved_bytes", "device_bytes"):
         tier = getattr(prediction, name)
@@ -177,16 +174,16 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         error = "" if mean is None else f", {_percent(mean)} off on a model left out"
         console.print(
             f"fit: {fit.num_records} records of {len(fit.models)} models on {fit.device_name} ({fit.instrument})"
-            f"{error}", soft_wrap=True,
+            f"{error}",
         )  # fmt: skip
     for warning in prediction.warnings:
-        console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+        console.print(f"[yellow]note[/]: {escape(warning)}")
     _print_verdict(console, verdict)
 
 
 def _print_verdict(console: Console, verdict: Verdict | None) -> None:
     if verdict is not None:
-        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})", soft_wrap=True)
+        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})")
 
 
 def print_largest(found: Largest) -> None:
@@ -196,20 +193,19 @@ def print_largest(found: Largest) -> None:
     for what, answer in (("fits", found.fits), ("is tight", found.tight)):
         if answer is None:
             if what == "fits":
-                console.print(f"{escape(found.gpu)}: none fits with room to spare", soft_wrap=True)
+                console.print(f"{escape(found.gpu)}: none fits with room to spare")
             continue
         console.print(
             f"{escape(found.gpu)}: the largest {name} that {what} is [bold]{answer.value}[/] ({answer.verdict.reason})",
-            soft_wrap=True,
         )
     for note in found.notes:
-        console.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+        console.print(f"[yellow]note[/]: {escape(note)}")
     if found.not_judged:
-        console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why", soft_wrap=True)
+        console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why")
     shown = found.fits or found.tight
     if shown is not None:
         for warning in shown.prediction.warnings:
-            console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+            console.print(f"[yellow]note[/]: {escape(warning)}")
 
 
 def print_min_gpus(found: Iterable[MinGpus]) -> None:
@@ -217,13 +213,12 @@ def print_min_gpus(found: Iterable[MinGpus]) -> None:
     console = Console(highlight=False)
     for number, one in enumerate(found):
         if number == 0:
-            console.print(f"fewest {escape(one.verdict.gpu)} by arithmetic per rank, not measured:", soft_wrap=True)
-        count = f"[bold]{one.num_gpus}[/]" if one.num_gpus else "no number of GPUs is enough"
+            console.print(f"fewest {escape(one.verdict.gpu)} by arithmetic per rank, not measured:")
+        count = f"[bold]{one.num_gpus}[/]" if one.num_gpus else "none fits"
         needed = one.verdict.needed_bytes
         console.print(
-            f"  {one.sharding:<18}  {count}  (each {format_bytes(needed.value)}, up to {format_bytes(needed.high)}, "
-            f"of {format_bytes(one.verdict.usable_bytes)})",
-            soft_wrap=True,
+            f"  {one.sharding:<18}  {count}: {format_bytes(needed.value)} each, up to {format_bytes(needed.high)} "
+            f"of {format_bytes(one.verdict.usable_bytes)}"
         )
 
 
@@ -275,6 +270,8 @@ def _printable(text: str) -> str:
 
 def print_fit(model: MemoryModel, path: Path) -> None:
     """What was fitted, how well, and where it was written."""
+    from rich.table import Table as RichTable
+
     console = Console(highlight=False)
     console.print(
         f"{model.num_records} records of {len(model.models)} models ({escape(', '.join(model.models))}), "
@@ -308,17 +305,15 @@ def print_calibration(calibration: Calibration) -> None:
 
     document = calibration_document(calibration)
     where = f"{calibration.instrument} instrument, {calibration.device_name}"
-    Console(highlight=False).print(
-        f"{_plural(calibration.num_rows, f'{word_for(calibration.instrument)} cell')}, {escape(where)}\n",
-        soft_wrap=True,
-    )
-    _print_tables(document.tables, document.remarks, width=_NO_WIDTH)
+    cells = _plural(calibration.num_rows, f"{word_for(calibration.instrument)} cell")
+    Console(highlight=False).print(f"{cells}, {escape(where)}\n")
+    _print_tables(document.tables, document.remarks)
 
 
-def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = (), *, width: int | None = None) -> None:
+def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = ()) -> None:
     from vramprobe.report.formats import terminal
 
-    terminal.show(tables, remarks, Console(highlight=False, width=width))
+    terminal.show(tables, remarks, Console(highlight=False))
 
 
 def print_report(paths: Sequence[Path]) -> None:

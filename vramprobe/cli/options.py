@@ -1,4 +1,4 @@
-"""The options that several verbs share: those of a cell, made from the spec's own words, and those of a sweep.
+"""The options that several verbs share: those of a cell, in the spec's own words (choices.py), and those of a sweep.
 
 In: a command that takes a cell or a job as one mapping. Out: the same with every option in its signature, for typer.
 """
@@ -14,29 +14,29 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from vramprobe import spec
+from vramprobe import choices
 from vramprobe.units import parse_share
 
 
-def _choices(kind: Any) -> str:
+def _words(kind: Any) -> str:
     return " | ".join(get_args(kind))
 
 
 #: Option → (type, help). The names are spec.option_names(); a test holds the two together.
 CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "model": (str, "A slug of `vramprobe models`, a path to a config.json or checkpoint folder, or a hub id."),
-    "method": (str, _choices(spec.Method)),
+    "method": (str, _words(choices.Method)),
     "batch_size": (int, "Sequences per micro-batch."),
     "seq_len": (int, "Tokens per sequence."),
-    "recipe": (str, f"Names dtype and autocast together: {' | '.join(spec.RECIPES)}."),
-    "dtype": (str, f"Of the weights as loaded: {_choices(spec.Dtype)} (bf16 unless told)."),
-    "autocast": (str, f"{_choices(spec.Autocast)} (none for full, else bf16)."),
-    "quant": (str, f"{_choices(spec.Quant)} (nf4 for qlora)."),
-    "kbit_prep": (str, f"How a quantised model is prepared: {_choices(spec.KbitPrep)} (peft for qlora)."),
-    "optim": (str, f"{_choices(spec.Optim)} (adamw_torch_fused)."),
+    "recipe": (str, f"Names dtype and autocast together: {' | '.join(choices.RECIPES)}."),
+    "dtype": (str, f"Of the weights as loaded: {_words(choices.Dtype)} (bf16 unless told)."),
+    "autocast": (str, f"{_words(choices.Autocast)} (none for full, else bf16)."),
+    "quant": (str, f"{_words(choices.Quant)} (nf4 for qlora)."),
+    "kbit_prep": (str, f"How a quantised model is prepared: {_words(choices.KbitPrep)} (peft for qlora)."),
+    "optim": (str, f"{_words(choices.Optim)} (adamw_torch_fused)."),
     "gradient_checkpointing": (bool, "Recompute each layer in backward instead of keeping it."),
     "grad_accum": (int, "Micro-batches per optimizer step (1)."),
-    "attn": (str, f"{_choices(spec.Attention)} (sdpa where transformers has it for the family)."),
+    "attn": (str, f"{_words(choices.Attention)} (sdpa where transformers has it for the family)."),
     "padding": (bool, "Pad an eighth of each sequence, so that the model is passed a mask."),
     "torch_compile": (bool, "Compile the model with torch.compile."),
     "fused_linear_cross_entropy": (bool, "Liger's head and loss in one kernel: the logits are never whole."),
@@ -44,10 +44,10 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "lora_alpha": (float, "Scale (2 × rank)."),
     "lora_dropout": (float, "In [0, 1) (0)."),
     "lora_targets": (str, "all-linear | q_v | names such as q_proj,v_proj (all-linear)."),
-    "lora_dtype": (str, f"Of the adapters: {_choices(spec.Dtype)} (fp32; bf16 under kbit-prep trl)."),
+    "lora_dtype": (str, f"Of the adapters: {_words(choices.Dtype)} (fp32; bf16 under kbit-prep trl)."),
     "dora": (bool, "Weight-decomposed adapters (DoRA)."),
     "num_layers": (int, "Cut the architecture to its first layers; the record says so."),
-    "weights": (str, f"{_choices(spec.Weights)} (random: memory does not depend on the values)."),
+    "weights": (str, f"{_words(choices.Weights)} (random: memory does not depend on the values)."),
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
     "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import vramprobe
-from vramprobe import api
-from vramprobe.cli import display, display_plan, live
+from vramprobe.catalog.sweeps import list_sweeps
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli.options import takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
@@ -30,6 +29,8 @@ from vramprobe.sweep.signals import signals_that_end
 from vramprobe.units import parse_duration
 
 if TYPE_CHECKING:
+    from vramprobe.predict.changes import Change
+    from vramprobe.predict.prediction import Prediction
     from vramprobe.predict.sharding import MinGpus
     from vramprobe.sweep.plan import Plan
 
@@ -54,7 +55,9 @@ Check = Annotated[
 ]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that one cell may take (900 unless told).")]
 
-SweepFile = Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/quickstart.yaml.")]
+SweepFile = Annotated[
+    str, typer.Argument(help=f"A sweep file, or one that ships, by name: {', '.join(list_sweeps())}.")
+]
 SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
 Emulate = Annotated[
     str | None,
@@ -69,6 +72,9 @@ Verify = Annotated[
 @app.command()
 def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: Json = False) -> None:
     """Check whether this machine can measure, and say what to do where it cannot; exit code 1 then."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     _enter(emulate, device)
     with display.working("looking at this machine"):
         diagnosis = api.doctor(device=device)
@@ -82,6 +88,9 @@ def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: J
 @app.command()
 def models(json_output: Json = False) -> None:
     """List the architectures that ship with vramprobe."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     entries = api.models()
     if json_output:
         _print_json(
@@ -97,6 +106,9 @@ def models(json_output: Json = False) -> None:
 @app.command()
 def gpus(json_output: Json = False) -> None:
     """List the GPUs that ship with vramprobe, with the memory they report and what renting one costs."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     listed = api.gpus()
     if json_output:
         _print_json(
@@ -123,6 +135,9 @@ def measure(
     json_output: Json = False,
 ) -> None:
     """Run one cell for a few steps in its own process and show where its memory went."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     _enter(emulate, cell.get("device"))
     with display.working("measuring in a worker process"):
         record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, verify=verify, **cell)
@@ -147,7 +162,9 @@ def simulate(
     json_output: Json = False,
 ) -> None:
     """Run one cell on fake tensors, any size on any machine: predicted memory, phase by phase, nothing measured."""
+    from vramprobe import api
     from vramprobe.catalog import find_gpu
+    from vramprobe.cli import display
     from vramprobe.predict.prediction import verdict_on_simulated
 
     card = find_gpu(gpu) if gpu is not None else None
@@ -174,6 +191,8 @@ def plan(
     json_output: Json = False,
 ) -> None:
     """Show what a sweep will do before it costs anything: cells, predicted peaks, what fits, minutes, dollars."""
+    from vramprobe import api
+
     if emulate is not None and gpu is not None:
         raise SpecError(f"--emulate {emulate} and --gpu {gpu} both name the GPU to plan for; drop one of them")
     _enter(emulate, job["device"])
@@ -181,6 +200,8 @@ def plan(
 
 
 def _show_plan(planned: Plan, *, as_json: bool) -> None:
+    from vramprobe.cli import display_plan
+
     if as_json:
         _print_json(display_plan.plan_as_json(planned, with_cells=True))
     else:
@@ -201,6 +222,9 @@ def run(
     json_output: Json = False,
 ) -> None:
     """Run a sweep's cells, each in its own process; run it again to go on where it stopped."""
+    from vramprobe import api
+    from vramprobe.cli import live
+
     _enter(emulate, job["device"])
     from vramprobe.sweep.limits import limits as check_limits
 
@@ -228,6 +252,9 @@ def check(
     json_output: Json = False,
 ) -> None:
     """Check that records can be believed, compared and published; exit code 1 where one breaks a rule."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     found = api.check(results, strict=strict)
     if json_output:
         _print_json(found.model_dump(mode="json"))
@@ -243,6 +270,8 @@ def fit(
     json_output: Json = False,
 ) -> None:
     """Fit the memory model to measured records; cells that their sweep holds out stay out."""
+    from vramprobe import api
+    from vramprobe.cli import display
     from vramprobe.model.memory_model import save_fit
 
     model = api.fit(results)
@@ -268,6 +297,9 @@ def predict(
         typer.Option(help="ddp | zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic."),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="What other options would save, also where it fits.")
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="formula (milliseconds) | trace (simulation) | auto: formula where it can.")
     ] = "auto",
@@ -275,7 +307,9 @@ def predict(
     json_output: Json = False,
 ) -> None:
     """Predict the memory of a cell without running it, or ask what fits a GPU: by arithmetic, or by simulation."""
+    from vramprobe import api
     from vramprobe.catalog import find_gpu
+    from vramprobe.cli import display
     from vramprobe.predict.prediction import verdict
 
     card = find_gpu(gpu) if gpu is not None else None
@@ -287,6 +321,8 @@ def predict(
     asking = [flag for flag, asked in question.items() if asked]
     if len(asking) > 1:
         raise typer.BadParameter(f"{' and '.join(asking)} are different questions; ask one at a time.")
+    if asking and changes:
+        raise typer.BadParameter(f"--changes is about one cell, and {asking[0]} looks for one; drop one of them.")
     if asking and gpu is None:
         raise typer.BadParameter(f"{asking[0]} asks what fits a GPU; name it: --gpu RTX-4090.")
     if asking == ["--min-gpus"]:
@@ -305,18 +341,36 @@ def predict(
         return
     prediction = api.predict(engine=engine, gpu=gpu, **ranks, **cell)
     judged = verdict(prediction, card) if card else None
-    fewest, uncounted = [], ""
+    fewest, uncounted, others = [], "", None
+    if changes or (judged and judged.verdict != "fits"):
+        others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
     if judged and judged.verdict == "does not fit" and sharding is None and prediction.engine == "formula":
         fewest, uncounted = _min_gpus_if_countable(gpu, engine, cell)
     if json_output:
         more = {"verdict": judged.model_dump(mode="json")} if judged else {}
         more |= {"min_gpus": [one.model_dump(mode="json") for one in fewest]} if fewest else {}
+        more |= {"changes": [one.model_dump(mode="json") for one in others]} if others is not None else {}
         _print_json(prediction.model_dump(mode="json") | more)
     else:
         display.print_prediction(prediction, judged)
+        if others is not None:
+            from vramprobe.cli import display_changes
+
+            display_changes.print_changes(others)
         display.print_min_gpus(fewest)
         if uncounted:
             print(f"note: {uncounted}")
+
+
+def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
+    """What other options would save; None for what was simulated, since each would take seconds more."""
+    if prediction.engine == "formula":
+        from vramprobe import api
+
+        return api.changes(gpu=gpu, **cell)
+    if is_asked:
+        raise typer.BadParameter("--changes is by arithmetic, and this cell was simulated; ask for a single one.")
+    return None
 
 
 def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple[list[MinGpus], str]:
@@ -331,6 +385,7 @@ def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple
 
 def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
     """For one kind of sharding, or for each that the libraries can do with this cell."""
+    from vramprobe import api
     from vramprobe.predict.sharding import cannot_shard
     from vramprobe.terms.ranks import DIVIDING
 
@@ -343,6 +398,8 @@ def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any])
 
 
 def _show_min_gpus(found: list[MinGpus], *, as_json: bool) -> None:
+    from vramprobe.cli import display
+
     if as_json:
         _print_json([one.model_dump(mode="json") for one in found])
     else:
@@ -362,6 +419,9 @@ def evaluate(
     json_output: Json = False,
 ) -> None:
     """Show how far predictions are from measurements that their fit has not seen."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     _require_folder(out, check=check)
     found = api.evaluate(results, hold_out=hold_out, leave_out=leave_out, fit=fit, out=out, check=check)
     if json_output:
@@ -379,6 +439,9 @@ def calibrate(
     json_output: Json = False,
 ) -> None:
     """Score every known formula and ours on measured records, and measure the formulas' constants."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     calibration = api.calibrate(results, fit=fit)
     if json_output:
         _print_json(calibration.model_dump(mode="json"))
@@ -397,6 +460,9 @@ def claims(
     json_output: Json = False,
 ) -> None:
     """Give each published claim a verdict, with our figure and the command that reproduces it."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     _require_folder(out, check=check)
     judged = api.claims(ids or (), topics=topic or (), gpu=gpu, results=results, out=out, check=check)
     display.print_claims(judged, out, as_json=json_output)
@@ -421,6 +487,9 @@ def report(
     json_output: Json = False,
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX, HTML), plots and a page with a calculator from records, and a fit's view."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
     if push is not None and (dataset is None or check):
         raise typer.BadParameter("--push uploads what --dataset writes: give --dataset DIR, and no --check.")
     written = []

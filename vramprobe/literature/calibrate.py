@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError, VramprobeError
 from vramprobe.literature.formulas import FORMULAS, Facts, facts_of
 from vramprobe.literature.recalibrate import Constant, constants_of
@@ -142,14 +143,15 @@ def _row(record: RunRecord, facts: Facts, model: MemoryModel | None) -> _Row:
         measured["saved"] = record.ledger.saved_activations_bytes
     if record.peak.device_bytes is not None and record.peak.device_bytes > 0:
         measured["device"] = record.peak.device_bytes
-    terms = ledger_terms(record.spec)
+    gpu = gpu_seen(record.environment.device_name)
+    terms = ledger_terms(record.spec, gpu is None or gpu.has_flash)
     said: dict[Quantity, dict[str, int]] = {
-        "peak": {OURS: predict(record.spec).peak_allocated_bytes.value},
+        "peak": {OURS: predict(record.spec, gpu=gpu).peak_allocated_bytes.value},
         "saved": {OURS: terms["saved_activations"]},
         "device": {},
     }
     if model is not None:
-        fitted = predict(record.spec, model, allow_extrapolation=True)
+        fitted = predict(record.spec, model, allow_extrapolation=True, gpu=gpu)
         for who in [OURS_FITTED, *([OURS_FITTED_UNSEEN] if record.fingerprint not in model.fingerprints else [])]:
             said["peak"][who] = fitted.peak_allocated_bytes.value
             if fitted.device_bytes is not None:

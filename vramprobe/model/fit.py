@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import vramprobe
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError
 from vramprobe.model.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
 from vramprobe.model.interval import interval_width
@@ -97,7 +98,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
             left_out[reason if size is None else "a peak of 0 bytes, which nothing has"] += 1
             continue
         try:
-            course = course_of(record.spec)
+            gpu = gpu_seen(record.environment.device_name)
+            course = course_of(record.spec, gpu is None or gpu.has_flash)
             found.append(Observation(record, moments_of(course, record.spec), size, censored, course.arch.num_params))
         except UnsupportedArchitecture as error:
             left_out[str(error)] += 1

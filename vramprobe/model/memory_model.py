@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
+from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError, UnknownName
 from vramprobe.spec import Method
 from vramprobe.terms import CAUSES, Moment
@@ -270,8 +270,7 @@ def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
 
 def shipped_fits() -> Iterator[MemoryModel]:
     """The fits that ship with the package, in the order of their files' names, emulated ones last."""
-    paths = sorted(resources.files("vramprobe").joinpath("data", "fits").iterdir(), key=lambda path: path.name)
-    fits = [load_fit(Path(str(path))) for path in paths if path.name.endswith(".json")]
+    fits = [load_fit(path) for path in sorted(data_file("fits").glob("*.json"), key=lambda path: path.name)]
     yield from sorted(fits, key=lambda model: model.is_emulated)
 
 

@@ -139,7 +139,7 @@ def evaluate(
     for fold in folds:
         for record in fold.records:
             try:
-                prediction, is_extrapolated = _predict(record.spec, fold.model)
+                prediction, is_extrapolated = _predict(record, fold.model)
             except VramprobeError as error:
                 left_out[str(error)] += 1
                 continue
@@ -210,9 +210,9 @@ def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def _predict(spec: CellSpec, model: MemoryModel) -> tuple[Prediction, bool]:
+def _predict(record: RunRecord, model: MemoryModel) -> tuple[Prediction, bool]:
     try:
-        return predict(spec, model), False
+        return predict(record.spec, model, gpu=catalog.gpu_seen(record.environment.device_name)), False
     except OutOfRange as error:
         return error.prediction, True
 

@@ -22,6 +22,7 @@ from vramprobe.predict.prediction import (
     FAR,
     LIMIT_NAMES,
     TIGHT_SHARE,
+    HasKernels,
     HasMemory,
     bounds,
     unseen_choices,
@@ -74,10 +75,15 @@ class CellArrays:
 
 
 def predict_grid(
-    spec: CellSpec, batch_sizes: ArrayLike, seq_lens: ArrayLike, model: MemoryModel | None = None
+    spec: CellSpec,
+    batch_sizes: ArrayLike,
+    seq_lens: ArrayLike,
+    model: MemoryModel | None = None,
+    *,
+    gpu: HasKernels | None = None,
 ) -> CellArrays:
     """Predictions of ``spec`` at these batch sizes and lengths, broadcast against each other: a column of batch sizes
-    and a row of lengths make a table.
+    and a row of lengths make a table. With attention's kernels of ``gpu``, as predict has them.
 
     A length beyond a model's learned positions is the caller's to leave out. Raises VramprobeError for sizes below 1
     and for cells beyond 8 PiB, UnsupportedArchitecture for what the formula engine has no arithmetic for.
@@ -93,14 +99,16 @@ def predict_grid(
         while where.size:
             longest = length[where].argmax()
             sizes = {"batch_size": int(batch[where[longest]]), "seq_len": int(length[where[longest]])}
-            course = course_of(spec.model_copy(update=sizes))
+            course = course_of(spec.model_copy(update=sizes), gpu is None or gpu.has_flash)
             alike = _branches_like(longest, spec, course.arch, batch[where], length[where])
             these, where = where[alike], where[~alike]
             parts.append((these, _predict_course(spec, course, batch[these], length[these], model)))
     return _joined(parts, batch.size, shape)
 
 
-def predict_cells(specs: Sequence[CellSpec], model: MemoryModel | None = None) -> CellArrays:
+def predict_cells(
+    specs: Sequence[CellSpec], model: MemoryModel | None = None, *, gpu: HasKernels | None = None
+) -> CellArrays:
     """Predictions of many different cells, in their order; those that share a walk are counted together.
 
     Raises as predict_grid does.
@@ -113,7 +121,7 @@ def predict_cells(specs: Sequence[CellSpec], model: MemoryModel | None = None) -
     parts = []
     for indices in groups.values():
         batch, length = ([getattr(specs[i], name) for i in indices] for name in ("batch_size", "seq_len"))
-        parts.append((np.array(indices), predict_grid(specs[indices[0]], batch, length, model)))
+        parts.append((np.array(indices), predict_grid(specs[indices[0]], batch, length, model, gpu=gpu)))
     return _joined(parts, len(specs), (len(specs),))
 
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
+from vramprobe.choices import PhaseName
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
-from vramprobe.records.record import PhaseName, RunRecord
-from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
 from vramprobe.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.records.record import RunRecord
 
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
 #: 512 bytes, workspaces and kernels' scratch are not in the arithmetic, so it may read low.
@@ -106,6 +108,16 @@ class HasMemory(Protocol):
     def total_bytes(self) -> int | None: ...
 
 
+class HasKernels(Protocol):
+    """A GPU, as far as attention's kernels depend on it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_flash(self) -> bool: ...
+
+
 class Verdict(_Frozen):
     """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``."""
 
@@ -116,13 +128,21 @@ class Verdict(_Frozen):
     reason: str
 
 
-def predict(spec: CellSpec, model: MemoryModel | None = None, *, allow_extrapolation: bool = False) -> Prediction:
+def predict(
+    spec: CellSpec,
+    model: MemoryModel | None = None,
+    *,
+    allow_extrapolation: bool = False,
+    gpu: HasKernels | None = None,
+) -> Prediction:
     """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
+
+    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
-    found, notes = moments(spec), _not_quantised(spec)
+    found, notes = moments(spec, gpu is None or gpu.has_flash), [*_not_quantised(spec), *without_flash(spec, gpu)]
     return predict_moments(spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes)
 
 
@@ -137,6 +157,16 @@ def _not_quantised(spec: CellSpec) -> list[str]:
     return [
         f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
         "alone, and neither embeddings nor experts in one tensor"
+    ]
+
+
+def without_flash(spec: CellSpec, gpu: HasKernels | None) -> list[str]:
+    """What is said where ``gpu`` runs another kernel than most."""
+    if gpu is None or gpu.has_flash or spec.attn != "sdpa" or spec.device != "cuda":
+        return []
+    return [
+        f"{gpu.name} has no flash attention: sdpa takes the memory-efficient kernel, and where that does not run "
+        "(bf16, or query heads that share keys) holds the scores whole"
     ]
 
 
@@ -213,6 +243,8 @@ def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
     if outcome.kind != "oom":
         raise VramprobeError(f"whether it fits on {gpu.name} is not known: the simulation ended as {outcome.kind}")
     least = (outcome.allocated_bytes or 0) + (outcome.requested_bytes or 0)
+    from vramprobe.records.table import describe_outcome
+
     return Verdict(
         gpu=gpu.name, verdict="does not fit", needed_bytes=Interval(value=least, low=least, high=least),
         usable_bytes=usable_bytes(gpu, device_is_known=False), reason=f"it ran out {describe_outcome(outcome)}",

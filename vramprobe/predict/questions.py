@@ -15,10 +15,15 @@ from vramprobe.errors import OutOfRange, SpecError
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.predict.changes import Change, Options
     from vramprobe.predict.largest import Judge, Largest
     from vramprobe.predict.prediction import Engine, Prediction
     from vramprobe.predict.sharding import MinGpus
     from vramprobe.terms.ranks import Sharding
+
+
+#: Of several GPUs, unless told.
+SHARDING: Sharding = "fsdp"
 
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
@@ -62,27 +67,59 @@ def predict(
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if fit is None and sharding is None:
         model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu is not None else None)
-    notes = []
     try:
-        found = _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
     except OutOfRange as error:
         if fit is not None:
             raise
         found = _engine(None, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
-        notes.append(f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}")
-    if gpu is not None and found.engine == "formula" and spec.device == "cuda":
-        notes += _without_flash(catalog.find_gpu(gpu), spec)
-    return found.model_copy(update={"warnings": [*found.warnings, *notes]}) if notes else found
+        note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
+        return found.model_copy(update={"warnings": [*found.warnings, note]})
 
 
-def _without_flash(gpu: catalog.Gpu, spec: spec.CellSpec) -> list[str]:
-    """A note on a card before Ampere, whose kernels the arithmetic does not know."""
-    if spec.attn != "sdpa" or float(gpu.compute_capability) >= 8:
-        return []
+def changes(
+    *,
+    gpu: str | None = None,
+    fit: str | Path | MemoryModel | None = None,
+    device: str | None = None,
+    sharding: Sharding | None = None,
+    num_gpus: int | None = None,
+    allow_extrapolation: bool = False,
+    **options: Any,
+) -> list[Change]:
+    """What other options of a cell would save, by arithmetic, and whether it fits ``gpu`` then.
+
+    Each by itself, the one that saves most first; before them several together, where none is enough. The options are
+    those of :func:`predict`; several GPUs shard as ``sharding`` says, else as fsdp. Raises UnsupportedArchitecture
+    where there is no arithmetic.
+    """
+    from vramprobe.predict.changes import candidates, what_would_save
+
+    words = _without_recipe(options) | {"device": device, "sharding": sharding, "num_gpus": num_gpus}
+    own = {"fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation}
+
+    def predicted(others: Options) -> Prediction:
+        asked = words | others
+        if (asked["num_gpus"] or 1) > 1:
+            asked = {"sharding": SHARDING} | {name: value for name, value in asked.items() if value is not None}
+        return predict(**own, **asked)
+
+    spec = cell(device=device or "cuda", **options)
+    found = what_would_save(
+        predicted({}), candidates(spec, num_gpus or 1), predicted, catalog.find_gpu(gpu) if gpu is not None else None
+    )
+    if num_gpus is not None:
+        return found
     return [
-        f"{gpu.name} has no flash attention, which the arithmetic takes for granted: where query heads share keys, "
-        "scores may be held whole and need far more; ask the trace engine"
+        one.model_copy(update={"options": one.options | {"sharding": SHARDING}}) if "num_gpus" in one.options else one
+        for one in found
     ]
+
+
+def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as the words that it stands for, so that each of them can be another."""
+    named = spec.RECIPES.get(options.get("recipe"), {})
+    return {name: value for name, value in (named | options).items() if name != "recipe"}
 
 
 def _engine(
@@ -93,7 +130,6 @@ def _engine(
     from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.predict.prediction import Engine
     from vramprobe.predict.prediction import predict as predict_cell
-    from vramprobe.predict.sharding import predict_rank
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
@@ -101,12 +137,15 @@ def _engine(
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
     if sharding is not None and engine == "trace":
         raise SpecError("sharding is by arithmetic, and the trace engine simulates one GPU; use engine formula")
-    extra = {"allow_extrapolation": allow_extrapolation}
+    card = catalog.find_gpu(gpu) if gpu is not None else None
+    extra = {"allow_extrapolation": allow_extrapolation, "gpu": card}
 
     def predict_one(one: spec.CellSpec) -> Prediction:
         if engine != "trace":
             try:
                 if sharding is not None and num_gpus is not None:
+                    from vramprobe.predict.sharding import predict_rank
+
                     return predict_rank(one, num_gpus, sharding, model, **extra)
                 return predict_cell(one, model, **extra)
             except UnsupportedArchitecture:
@@ -114,7 +153,7 @@ def _engine(
                     raise
         from vramprobe.predict import trace_engine as trace  # loads torch
 
-        return trace.predict(one, gpu=catalog.find_gpu(gpu) if gpu is not None else None, model=model)
+        return trace.predict(one, gpu=card, model=model)
 
     return predict_one
 

@@ -7,16 +7,19 @@ Nothing here was measured on a GPU; benchmarks/sharding.md holds it against torc
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.prediction import HasMemory, Prediction, Verdict, predict_moments, verdict
+from vramprobe.predict.prediction import HasKernels, Prediction, Verdict, predict_moments, verdict, without_flash
 from vramprobe.spec import CellSpec
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
 from vramprobe.units import format_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.catalog import Gpu
 
 #: Beyond this many GPUs no answer is sought.
 MAX_GPUS = 4096
@@ -41,6 +44,7 @@ def predict_rank(
     model: MemoryModel | None = None,
     *,
     allow_extrapolation: bool = False,
+    gpu: HasKernels | None = None,
 ) -> Prediction:
     """The allocated peak of one rank of ``num_gpus``; ``spec`` has the batch of one rank.
 
@@ -50,9 +54,11 @@ def predict_rank(
     Raises SpecError for a kind or number of GPUs that cannot be, and what predict raises.
     """
     _check(spec, num_gpus, sharding)
-    few, many = (rank_moments(spec, num_gpus, sharding, all_buffers=yes) for yes in (False, True))
+    has_flash = gpu is None or gpu.has_flash
+    few, many = (rank_moments(spec, num_gpus, sharding, all_buffers=yes, has_flash=has_flash) for yes in (False, True))
     note = f"one rank of {num_gpus} under {sharding}, by arithmetic, per rank, not measured"
     notes = [note, *_doubts(spec, num_gpus, sharding)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
+    notes += without_flash(spec, gpu)
     return predict_moments(
         spec, few, model, allow_extrapolation=allow_extrapolation, at_most=many, notes=notes, num_gpus=num_gpus,
         sharding=sharding,
@@ -61,7 +67,7 @@ def predict_rank(
 
 def min_gpus(
     spec: CellSpec,
-    gpu: HasMemory,
+    gpu: Gpu,
     sharding: Sharding,
     model: MemoryModel | None = None,
     *,
@@ -75,7 +81,7 @@ def min_gpus(
         raise SpecError(f"sharding: ddp divides nothing, so no number of GPUs makes a cell fit; use {_some(DIVIDING)}")
 
     def judged(num_gpus: int) -> Verdict:
-        one = predict_rank(spec, num_gpus, sharding, model, allow_extrapolation=allow_extrapolation)
+        one = predict_rank(spec, num_gpus, sharding, model, allow_extrapolation=allow_extrapolation, gpu=gpu)
         return verdict(one, gpu)
 
     few, many, found = 0, 1, judged(1)

@@ -26,11 +26,16 @@ _MANY_CELLS = 3  # from so many on, a process more costs less (5 s of imports) t
 
 
 def predict(spec: CellSpec, *, gpu: Gpu | None = None, model: MemoryModel | None = None) -> Prediction:
-    """The peaks of ``spec`` by simulation. Raises VramprobeError where the libraries cannot build or run the cell.
+    """The peaks of ``spec`` by simulation. Raises VramprobeError where libraries are missing or cannot run the cell.
 
     Weights are taken as random and the card as a real one: neither decides memory. Of ``model`` only what it knows of
     the device beyond the allocator is used; its coefficients are the formula engine's.
     """
+    from vramprobe.measure.isolation import require_packages
+    from vramprobe.simulate.late_imports import put_off
+
+    require_packages([spec], with_device=False)
+    put_off()
     from vramprobe.simulate.run import simulate  # loads torch
 
     record = simulate(spec.model_copy(update={"weights": "random", "limit_vram": None}), gpu=gpu).record

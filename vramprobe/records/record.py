@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vramprobe.choices import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.units import MIB
 
@@ -23,11 +24,7 @@ _OLDER_NAMES = {b'"emulate_vram":': b'"limit_vram":'}
 
 #: cuda and cpu measure; emulated is the same software on an emulated driver; simulated predicts on fake tensors.
 Instrument = Literal["cuda", "emulated", "cpu", "simulated"]
-_WORDS = {"emulated": "emulated", "simulated": "simulated"}
 Isolation = Literal["spawn", "forkserver"]
-#: In the order of a run. ``load`` builds the weights and quantises each as it comes, ``prepare`` casts and adds
-#: adapters, ``batch`` puts the tokens on the device; then, each step: forward, backward, optimizer_step, zero_grad.
-PhaseName = Literal["load", "prepare", "batch", "forward", "backward", "optimizer_step", "zero_grad"]
 TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
 
 
@@ -339,11 +336,6 @@ class Started(_Frozen):
     def to_json_line(self) -> str:
         """One line of JSON, without the newline."""
         return self.model_dump_json()
-
-
-def word_for(instrument: str) -> str:
-    """What the numbers of an instrument are called wherever they are shown: measured, emulated or simulated."""
-    return _WORDS.get(instrument, "measured")
 
 
 def new_attempt_id() -> str:

@@ -96,7 +96,7 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
                 )
     if not records and not allow_empty:
         raise StoreError(
-            f"{path_or_folder} holds no record; run a sweep first: vramprobe run configs/sweeps/quickstart.yaml"
+            f"{path_or_folder} holds no record; run a sweep first: vramprobe run quickstart"
             + (f" ({'; '.join(torn)})" if torn else "")
         )
     unfinished = tuple(entry for attempt_id, entry in started.items() if attempt_id not in records)

@@ -1,4 +1,4 @@
-"""Records → rows: one flat mapping per record, as plain Python or as a pandas DataFrame.
+"""Records → rows: one flat mapping per record, as plain Python.
 
 In: RunRecords. Out: rows with one value per column; bytes are ints with ``_bytes`` last, and what is not known is null.
 Never drops a record, and refuses (require_comparable) to let what was measured differently pass for one data set.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vramprobe.errors import IncomparableRecords
 from vramprobe.records import record as rec
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SPEC_COLUMNS = tuple(name for name in CellSpec.model_fields if name != "architecture")
 
@@ -60,15 +57,6 @@ def to_row(record: rec.RunRecord) -> dict[str, Any]:
         "commit": environment.commit,
         "dirty": environment.dirty,
     }
-
-
-def to_frame(records: Iterable[rec.RunRecord]) -> pd.DataFrame:
-    """All records as a DataFrame, one row each, in their order; whole numbers stay whole (nullable Int64)."""
-    import pandas as pd
-
-    rows = [to_row(record) for record in records]
-    columns = list(dict.fromkeys(name for row in rows for name in row))  # version_… columns may differ between rows
-    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=_dtype(name)) for name in columns})
 
 
 def require_comparable(records: Iterable[rec.RunRecord]) -> None:
@@ -143,11 +131,6 @@ def _fields(kind: type, value: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return ",".join(value) if isinstance(value, tuple | list) else value
-
-
-def _dtype(column: str) -> str | None:
-    """Given up front: pandas would make floats of whole numbers with a null among them, and round them from 2^53 on."""
-    return "Int64" if column.endswith("_bytes") or column.startswith("num_") else None
 
 
 def minor_release(version: str | None) -> str | None:

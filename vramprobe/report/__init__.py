@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from vramprobe.errors import StaleReport, StoreError
 from vramprobe.records import store, table
-from vramprobe.records.record import word_for
+from vramprobe.records.whole import read_whole
+from vramprobe.units import word_for
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
@@ -88,7 +89,7 @@ def gather(
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance
 
-    contents = store.read(results_path)
+    contents = read_whole(results_path)
     measured = [record for record in contents.records if record.was_run]
     if not measured:
         raise StoreError(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, get_args
 
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.records import store
-from vramprobe.records.record import RunRecord, word_for
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import Method
+from vramprobe.units import word_for
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
@@ -86,12 +87,13 @@ def summaries(cells: Sequence[Cell]) -> list[Summary]:
 def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
     if model is None:
         return Cell(record=record, held_out=None)
+    from vramprobe.catalog import gpu_seen
     from vramprobe.predict.prediction import predict
 
     held_out = record.fingerprint not in model.fingerprints
     remark = ""
     try:
-        prediction = predict(record.spec, model)
+        prediction = predict(record.spec, model, gpu=gpu_seen(record.environment.device_name))
     except OutOfRange as error:
         prediction, remark = error.prediction, str(error)
     except VramprobeError as error:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vramprobe.records.record import RunRecord, word_for
+from vramprobe.records.record import RunRecord
 from vramprobe.records.table import to_row
 from vramprobe.report.cells import Cell
 from vramprobe.report.definition import Column
 from vramprobe.spec import CellSpec
-from vramprobe.units import GIB, MIB
+from vramprobe.units import GIB, MIB, word_for
 
 _SMALLEST_PERCENT = 0.01  # an error below it is said to be below it; the CSV has it
 _LONGEST_DETAIL = 200  # characters of a failure or a remark for people; the CSV has all

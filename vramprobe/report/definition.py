@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vramprobe.records.record import word_for
-from vramprobe.units import published
+from vramprobe.units import published, word_for
 
 UNKNOWN = "–"
 #: Stands first on each page that is made of emulated records.

@@ -201,7 +201,9 @@ def backend(
     narrow = (chip.major, chip.minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and 192 < size <= 224
     if is_16_bit and mask is None and same_size and size <= 256 and not narrow:
         return "flash"
-    if query.shape[-3] == key.shape[-3] and size % (8 if _is_16_bit(query) else 4) == 0 and value.shape[-1] % 4 == 0:
+    takes_dtype = chip.major >= 8 or query.dtype != torch.bfloat16  # ``less_than_sm80_mem_efficient_dtypes``
+    aligned = size % (8 if _is_16_bit(query) else 4) == 0 and value.shape[-1] % 4 == 0
+    if query.shape[-3] == key.shape[-3] and takes_dtype and aligned:
         return "efficient"
     return "math"
 

@@ -45,6 +45,7 @@ from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
 from vramprobe.simulate.kernels import KERNELS, cpu_scratch
+from vramprobe.simulate.late_imports import compile_late
 from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Recorder
@@ -82,9 +83,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     chip = None if spec.device == "cpu" else chip_of(gpu)
     on_cpu = spec.model_copy(update={"device": "cpu"})  # where all fake tensors are; the chip says how they behave
     with _quiet(), _no_collection():
-        load_libraries(spec)  # some modules make small tensors as they load; those must be real
-        if spec.method != "full" and is_bitsandbytes_available():  # peft looks for its layers, whatever the method
-            import peft.tuners.lora.bnb  # noqa: F401
+        _load_libraries(spec)
         began, started_at = time.perf_counter(), datetime.now(UTC)
         try:
             run = _deep(on_cpu, chip) if depth == "auto" else None
@@ -117,6 +116,14 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
         warnings=["simulated: a prediction on fake tensors, no measurement", *remarks],
     )
     return Simulation(record, run.history)
+
+
+def _load_libraries(spec: CellSpec) -> None:
+    """Some modules make small tensors as they load; those must be real."""
+    with compile_late():
+        load_libraries(spec)
+        if spec.method != "full" and is_bitsandbytes_available():  # peft looks for its layers, whatever the method
+            import peft.tuners.lora.bnb  # noqa: F401
 
 
 @dataclass(frozen=True)

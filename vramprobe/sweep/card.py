@@ -73,11 +73,7 @@ def card_named(name: str) -> Card:
 
 def card_seen(name: str, total_bytes: int, *, is_emulated: bool = False) -> Card:
     """A card as NVML reports it."""
-    try:
-        gpu = catalog.find_gpu(name)
-    except UnknownName:
-        gpu = None
-    return Card(name=name, total_bytes=total_bytes, gpu=gpu, is_emulated=is_emulated)
+    return Card(name=name, total_bytes=total_bytes, gpu=catalog.gpu_seen(name), is_emulated=is_emulated)
 
 
 def is_same_card(then: Environment, card: Card) -> bool:

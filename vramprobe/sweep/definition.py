@@ -1,7 +1,7 @@
 """A sweep file (YAML) → a Sweep: its cells in file order, and which of them stay out of the fit.
 
-In: a file as in configs/sweeps/; its keys are the words of spec.option_names(), as on the command line. Out: a frozen
-Sweep, or a SpecError that names file, block and combination. Never measures, and asks the hub only for a hub id.
+In: a file as in data/sweeps/, or a name there; its keys are the words of spec.option_names(). Out: a frozen Sweep, or a
+SpecError that names file, block and combination. Never measures, and asks the hub only for a hub id.
 
     name: quickstart              # the file's name when left out
     description: what it is for
@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError, UnknownName, VramprobeError
 from vramprobe.spec import CellSpec, option_names, resolve
 
@@ -59,14 +60,14 @@ class _Block:
 
 
 def load_sweep(path: str | Path, *, device: str, overrides: dict[str, Any] | None = None) -> Sweep:
-    """Read ``path``; cells that name no device get ``device``, and ``overrides`` win over file and defaults.
+    """Read ``path``, or what ships by that name; cells that name no device get ``device``, ``overrides`` win over all.
 
     Of ``defaults`` and ``overrides``, adapter options reach only cells with adapters and quant and kbit_prep only qlora
     cells; in a block they are meant, and refused where they cannot be. A nearer recipe replaces a farther dtype,
     autocast and lora_dtype. A relative model path starts at the working folder. Cells with the same fingerprint are
     dropped with a note. Raises SpecError, or MissingDependency for a model on a hub that cannot be asked.
     """
-    content = _mapping(_parsed(Path(path)), str(path), "name, defaults and cells")
+    content = _mapping(_parsed(catalog.sweep_file(path)), str(path), "name, defaults and cells")
     _refuse_unknown(content, _TOP_KEYS, str(path), "sweep key")
     defaults = _values(content.get("defaults", {}), f"{path}, defaults")
     for key, several in defaults.items():
@@ -162,7 +163,8 @@ def _parsed(path: Path) -> Any:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except FileNotFoundError:
-        raise SpecError(f"no sweep file {path}; there are some in configs/sweeps of vramprobe's repository") from None
+        known = ", ".join(catalog.list_sweeps())
+        raise SpecError(f"no sweep file {path}; give one's path, or the name of one that ships: {known}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"the sweep file {path} cannot be read: {error}") from None
     except yaml.YAMLError as error:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError
 from vramprobe.predict.questions import given_fit
-from vramprobe.sweep import definition
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.sweep import definition
     from vramprobe.sweep.card import Card, Rate
     from vramprobe.sweep.plan import TraceEngine
 
@@ -51,6 +51,7 @@ def job_of(
 ) -> Job:  # fmt: skip
     """The sweep of a file as it is to be planned or run; the arguments are those of api.plan."""
     from vramprobe.measure.environment import device_to_use
+    from vramprobe.sweep import definition
     from vramprobe.sweep.card import card_named, hourly_rate
 
     if gpu is not None and device == "cpu":

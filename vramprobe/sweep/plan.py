@@ -176,7 +176,7 @@ def make_plan(
 ) -> Plan:
     """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
     policy, ooms, pace = policy or Policy(), tuple(ooms), pace or Pace()
-    predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], fit, trace, stop)
+    predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], card, fit, trace, stop)
     rows = [_row(cell, predicted, card, pace, ooms, policy) for cell in cells]
     rows = _in_order(rows)
     return Plan(rows=(*rows, *_second_attempts(rows, policy)), card=card, rate=rate, fit=fit, ooms=ooms)
@@ -243,14 +243,15 @@ def _row(
 
 
 def _predictions(
-    specs: Sequence[CellSpec], fit: MemoryModel | None, trace: TraceEngine | None, stop: Callable[[], bool]
-) -> dict[str, Prediction | str]:
+    specs: Sequence[CellSpec], card: Card | None, fit: MemoryModel | None, trace: TraceEngine | None,
+    stop: Callable[[], bool],
+) -> dict[str, Prediction | str]:  # fmt: skip
     """By fingerprint, a prediction that decisions may rest on, or why there is none: the cell can still be measured."""
     found: dict[str, Prediction | str] = {}
     for_trace = []
     for spec in specs:
         try:
-            found[spec.fingerprint] = predict(spec, fit)
+            found[spec.fingerprint] = predict(spec, fit, gpu=card and card.gpu)
         except UnsupportedArchitecture as error:
             found[spec.fingerprint] = str(error)
             for_trace.append(spec)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vramprobe.records import store
-from vramprobe.records.record import Environment, Interrupted, RunRecord, word_for
+from vramprobe.records.record import Environment, Interrupted, RunRecord
 from vramprobe.records.table import minor_release
 from vramprobe.spec import CellSpec
+from vramprobe.units import word_for
 
 #: A cell whose attempts ended without a word (kill -9, a lost machine), timed out or ran into the sweep's own limit is
 #: retried so often; then it is quarantined. A stop that somebody asked for says nothing of the cell and does not count.

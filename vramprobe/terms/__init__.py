@@ -41,15 +41,16 @@ class Moment:
         return sum(self.terms.values())
 
 
-def ledger_terms(spec: CellSpec) -> dict[str, int]:
+def ledger_terms(spec: CellSpec, has_flash: bool = True) -> dict[str, int]:
     """Bytes of the steady step's ledger by cause, as :class:`vramprobe.records.record.Ledger` defines them.
 
-    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
+    ``has_flash``: on a card that runs flash attention. Raises UnsupportedArchitecture for what the formula engine has
+    no arithmetic for.
     """
     arch = architecture(spec.architecture)
     tensors = parameters.tensors(spec, arch)
     trained = [tensor for tensor in tensors if tensor.trained]
-    walk = walk_of(setup_of(spec, arch, tensors))
+    walk = walk_of(setup_of(spec, arch, tensors, has_flash))
     return {
         **_idle_terms(spec, arch, tensors, optimizer.state_bytes(spec, trained)),
         "gradients": _gradients_bytes(trained),
@@ -80,15 +81,16 @@ class Course:
         return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), idle | step)])]
 
 
-_courses: dict[tuple[str, bool, bool], dict[Branch, Course]] = {}
+_courses: dict[tuple[str, bool, bool, bool], dict[Branch, Course]] = {}
 
 
-def course_of(spec: CellSpec) -> Course:
+def course_of(spec: CellSpec, has_flash: bool = True) -> Course:
     """The Course of a cell, kept for the next one that differs in batch size and length only.
 
-    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
+    ``has_flash``: on a card that runs flash attention, as all do but NVIDIA's before Ampere. Raises
+    UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
-    key = spec.model_dump_json(exclude=_NOT_IN_A_COURSE), spec.batch_size == 1, spec.seq_len == 1
+    key = spec.model_dump_json(exclude=_NOT_IN_A_COURSE), spec.batch_size == 1, spec.seq_len == 1, has_flash
     known = _courses.get(key, {})
     for course in known.values():
         if (branch := branch_of(spec, course.arch)) in known:
@@ -101,19 +103,20 @@ def course_of(spec: CellSpec) -> Course:
     del idle["batch"]
     step = {"gradients": _gradients_bytes(trained),
             "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    course = Course(arch, idle, step, walk_of(setup_of(spec, arch, tensors)))
+    course = Course(arch, idle, step, walk_of(setup_of(spec, arch, tensors, has_flash)))
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
     _courses.setdefault(key, {})[branch_of(spec, arch)] = course
     return course
 
 
-def moments(spec: CellSpec) -> list[Moment]:
+def moments(spec: CellSpec, has_flash: bool = True) -> list[Moment]:
     """The moments of a steady step that can be its peak, in the order of the step.
 
-    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for.
+    ``has_flash``: on a card that runs flash attention. Raises UnsupportedArchitecture for what the formula engine has
+    no arithmetic for.
     """
-    return moments_of(course_of(spec), spec)
+    return moments_of(course_of(spec, has_flash), spec)
 
 
 def moments_of(course: Course, spec: CellSpec) -> list[Moment]:

@@ -22,8 +22,9 @@ def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
     CPU: the flash kernel takes no dropout, nor values of another size than queries (``use_flash_attention_cpp``):
     these mean math. CUDA: flash takes 16-bit heads up to 256, all of one size, and no mask; else the memory-efficient
     kernel, which has no grouped heads, so fp32 with grouped heads means math (``sdp_utils.cpp``; to be checked on a
-    GPU). With a mask transformers repeats grouped heads (``use_gqa_in_sdpa``), but Falcon's own attention leaves one
-    key head to broadcast, which math alone takes.
+    GPU). Before Ampere there is no flash, and the memory-efficient kernel takes no bf16. With a mask transformers
+    repeats grouped heads (``use_gqa_in_sdpa``), but Falcon's own attention leaves one key head to broadcast, which math
+    alone takes.
     """
     arch = setup.arch
     if setup.attn == "eager":
@@ -33,8 +34,13 @@ def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
         return "math"
     if setup.device == "cpu":
         return "math" if arch.attention_dropout > 0 or arch.value_size is not None else "fused"
+    if not setup.has_flash and dtype == "bf16":
+        return "math"
     if masked:
         return "math" if arch.head_size % (4 if dtype == "fp32" else 8) else "fused"
+    if not setup.has_flash:
+        sizes = arch.head_size % (4 if dtype == "fp32" else 8) + (arch.value_size or 0) % 4
+        return "math" if grouped or sizes else "fused"
     return "math" if grouped and (dtype == "fp32" or arch.head_size > 256) else "fused"
 
 
@@ -54,7 +60,7 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
         return _math(setup, query, key, value, bias), None
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
     out = op.fused_attention(query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, bias)
-    if setup.device == "cuda" and (bias is not None or query.dtype == "fp32"):
+    if setup.device == "cuda" and (bias is not None or query.dtype == "fp32" or not setup.has_flash):
         out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
     return layout.contiguous(out), None
 

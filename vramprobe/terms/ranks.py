@@ -48,7 +48,9 @@ BUCKET_ELEMENTS = 500_000_000
 MAX_LIVE_ELEMENTS = 1_000_000_000
 
 
-def rank_moments(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool) -> list[Moment]:
+def rank_moments(
+    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool = True
+) -> list[Moment]:
     """The moments of a step on the rank that holds the most, in the order of the step.
 
     Raises UnsupportedArchitecture where layers differ in their weights or the loss is fused: there is no rule here.
@@ -57,9 +59,9 @@ def rank_moments(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffe
     one layer at a time. Of FSDP, the embedding, last norm and head are one unit with the root, as without accelerate.
     """
     if num_gpus == 1:
-        return moments(spec)
+        return moments(spec, has_flash)
     if sharding == "ddp":
-        return [_with_buckets(moment, spec) for moment in moments(spec)]
+        return [_with_buckets(moment, spec) for moment in moments(spec, has_flash)]
     if spec.fused_linear_cross_entropy:
         raise UnsupportedArchitecture(
             f"a rank of {spec.model} cannot be counted under {sharding} with a fused loss, which reads the head's "
@@ -70,8 +72,8 @@ def rank_moments(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffe
             f"a rank of {spec.model} cannot be counted under {sharding}: its layers differ in their weights; ddp can"
         )
     if sharding in FSDP:
-        return _fsdp(spec, num_gpus, reshards=sharding == "fsdp", apart=not all_buffers)
-    return _zero(spec, num_gpus, sharding, all_buffers=all_buffers)
+        return _fsdp(spec, num_gpus, reshards=sharding == "fsdp", apart=not all_buffers, has_flash=has_flash)
+    return _zero(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
 
 
 def _with_buckets(moment: Moment, spec: CellSpec) -> Moment:
@@ -137,12 +139,12 @@ def _share(spec: CellSpec, tensor: Tensor, num_gpus: int, *, by_rows: bool) -> _
 # -- FSDP ---------------------------------------------------------------------------------------------------------
 
 
-def _fsdp(spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool) -> list[Moment]:
+def _fsdp(spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool) -> list[Moment]:
     arch, stored = architecture(spec.architecture), _stored(spec)
     computed = _computed(spec, stored)
     shares = [_share(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
     units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart)
-    walk = rank_walk(setup_of(spec, arch, computed), units)
+    walk = rank_walk(setup_of(spec, arch, computed, has_flash), units)
     trained = [share.as_state for tensor, share in zip(stored, shares, strict=True) if tensor.trained]
     idle = {
         "weights": parameters.buffers_bytes(arch, spec.dtype)
@@ -202,7 +204,7 @@ class _Bytes(NamedTuple):
     gradients: int
 
 
-def _zero(spec: CellSpec, num_gpus: int, sharding: str, *, all_buffers: bool) -> list[Moment]:
+def _zero(spec: CellSpec, num_gpus: int, sharding: str, *, all_buffers: bool, has_flash: bool) -> list[Moment]:
     arch, stored = architecture(spec.architecture), _stored(spec)
     computed = _computed(spec, stored)
     total, largest = _bytes(spec, computed), _largest(spec, computed)
@@ -223,7 +225,8 @@ def _zero(spec: CellSpec, num_gpus: int, sharding: str, *, all_buffers: bool) ->
     bucket = 2 * BUCKET_ELEMENTS * max(ITEMSIZE_BYTES[tensor.dtype] for tensor in computed if tensor.trained)
     gathered, reduced = _zero_buffers(spec, sharding, total, largest, bucket if all_buffers else 0)
     made = []
-    for moment in _made(walk_of(setup_of(spec, arch, computed)).highest(spec.batch_size, spec.seq_len), idle, at_step):
+    places = walk_of(setup_of(spec, arch, computed, has_flash)).highest(spec.batch_size, spec.seq_len)
+    for moment in _made(places, idle, at_step):
         terms, in_step = dict(moment.terms), moment.phase == "optimizer_step"
         gradients = terms.get("gradients", 0)
         if sharding != "zero1":

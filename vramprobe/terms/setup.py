@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture
+from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.sizes import OpenSizes, open_sizes
@@ -40,6 +41,7 @@ class Setup:
     fused_loss: bool
     beyond_window: bool  # so long that a sliding window hides something
     loss_chunk: int | None  # tokens whose logits a fused loss makes at once; null: all of them, or no fused loss
+    has_flash: bool = True  # whether the card runs flash attention, as those before Ampere do not
     scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property
@@ -58,11 +60,14 @@ class Setup:
         return self.batch_size * self.seq_len
 
 
-def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) -> Setup:
-    """The Setup of a cell.
+def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...], has_flash: bool = True) -> Setup:
+    """The Setup of a cell; ``has_flash``: on a card that runs flash attention.
 
-    Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model, some attention.
+    Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model, some attention; and
+    SpecError for flash_attention_2 on a card without.
     """
+    if spec.attn == "flash_attention_2" and not has_flash:
+        raise SpecError("flash_attention_2 needs an Ampere GPU or a newer one; use attn sdpa or eager")
     for option, name, others in (
         (spec.padding, "padding masks", "take --engine trace, or measure the cell"),
         (spec.torch_compile, "compiled models", "measure the cell"),
@@ -83,6 +88,7 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...]) ->
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, dora=spec.dora,
         gradient_checkpointing=spec.gradient_checkpointing, accumulates=spec.grad_accum > 1,
         fused_loss=spec.fused_linear_cross_entropy, beyond_window=beyond_window, loss_chunk=loss_chunk,
+        has_flash=has_flash,
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 

@@ -58,13 +58,9 @@ static size_t run_of_bits(const uint64_t *words, size_t from, size_t n, bool on)
   return n;
 }
 
-static void set_piece(int i, size_t from, size_t n, bool computed) { /* within one chunk */
+static void set_piece(int i, size_t from, size_t n, bool computed) { /* a part of one chunk */
   size_t chunk = from / CHUNK_BYTES;
   uint8_t *state = &states[i][chunk];
-  if (n == CHUNK_BYTES) {
-    *state = computed ? ALL : NONE;
-    return;
-  }
   if (*state == (computed ? ALL : NONE)) return;
   if (*state != MIXED) {
     memset(bits[i] + chunk * CHUNK_BYTES / 64, *state == ALL ? 0xff : 0, CHUNK_BYTES / 8);

@@ -38,7 +38,7 @@ void fill_bytes(void *to, const void *as_if_at, size_t bytes) {
 }
 
 static bool take_injected(void *to, size_t bytes) {
-  if (!num_injected || (bytes != 4 && bytes != 8)) return false;
+  if (!num_injected || (bytes != 1 && bytes != 4 && bytes != 8)) return false;
   memcpy(to, &injected[0], bytes);
   memmove(injected, injected + 1, sizeof injected - sizeof *injected);
   num_injected--;

@@ -293,6 +293,19 @@ API int emu_nvmlDeviceGetCpuAffinity(void *device, unsigned num_words, unsigned 
   memset(words, 0xff, num_words * sizeof *words);
   return SUCCESS;
 }
+/* torch insists on an answer before it lets expandable segments use fabric handles: there is no fabric (state 0). */
+API int emu_nvmlDeviceGetGpuFabricInfoV(void *device, unsigned *info) {
+  CARD_OR_RETURN(device);
+  unsigned bytes = *info & 0xFFFFFF; /* the version word holds the size that the caller knows */
+  if (bytes < 4 || bytes > 256) return INVALID_ARGUMENT;
+  memset(info + 1, 0, bytes - 4);
+  return SUCCESS;
+}
+API int emu_nvmlDeviceGetGpuFabricInfo(void *device, void *info) {
+  CARD_OR_RETURN(device);
+  memset(info, 0, 28);
+  return SUCCESS;
+}
 #define REFUSE(name)                            \
   API int emu_##name(void *device) {            \
     CARD_OR_RETURN(device);                     \
@@ -304,8 +317,6 @@ REFUSE(nvmlDeviceGetNvLinkRemoteDeviceType)
 REFUSE(nvmlDeviceGetNvLinkRemotePciInfo_v2)
 REFUSE(nvmlDeviceGetNvLinkVersion)
 REFUSE(nvmlDeviceGetNvLinkCapability)
-REFUSE(nvmlDeviceGetGpuFabricInfo)
-REFUSE(nvmlDeviceGetGpuFabricInfoV)
 REFUSE(nvmlDeviceGetFanSpeed)
 REFUSE(nvmlDeviceGetTotalEnergyConsumption)
 REFUSE(nvmlDeviceGetMigDeviceHandleByIndex)

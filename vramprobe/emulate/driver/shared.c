@@ -41,7 +41,7 @@ struct state {
 _Static_assert(sizeof(pthread_mutex_t) <= 96, "the lock has room");
 _Static_assert(offsetof(struct state, card) == 128 && offsetof(struct state, process) == 384, "machine.py reads these");
 _Static_assert(sizeof(struct process_state) == 280, "machine.py reads these");
-static const char MAGIC[8] = "VPEMUGPU";
+static const char MAGIC[8] = {'V', 'P', 'E', 'M', 'U', 'G', 'P', 'U'};
 
 static struct state *state;
 static struct process_state *self;

@@ -1,7 +1,8 @@
 """Values on the emulated card: small tensors hold true ones, and of all others it is known that nobody computed them.
 
-In: a process that runs on the emulated driver; out: a report (policy, reads by line of Python). This package is loaded into other
-people's environments: it imports the standard library and, when asked to work, torch; nothing of the rest of vramprobe.
+In: a process that runs on the emulated driver; out: a report (policy, reads by line of Python). This package is
+loaded into other people's environments: it imports the standard library and, when asked to work, torch; nothing of
+the rest of vramprobe.
 """
 
 from .driver import NoEmulatedDriver
@@ -11,10 +12,11 @@ __all__ = ["NoEmulatedDriver", "Policy", "enable", "enabled", "verification_poli
 
 
 def enable(policy=None):
-    """Values on, in this process, from now on; -> ``Watch`` with ``report()`` and ``disable()``. Needs the emulated driver.
+    """Values on, in this process, from now on; -> ``Watch`` with ``report()`` and ``disable()``. Needs the emulated
+    driver.
 
-    Raises NoEmulatedDriver (a RuntimeError, one line) where this process has no emulated GPU, ValueError for a wrong policy, and
-    RuntimeError where values are on already under another policy.
+    Raises NoEmulatedDriver (a RuntimeError, one line) where this process has no emulated GPU, ValueError for a wrong
+    policy, and RuntimeError where values are on already under another policy.
     """
     from .watch import start
 

@@ -1,7 +1,8 @@
 """Two runs' sequences of allocations: equal, or the first place where they part. What ``--verify`` asks.
 
-In: snapshots of torch's allocator (``torch.cuda.memory._snapshot()``) with their history. Out: events, digests, a parting as plain
-dicts. Addresses count only as names: two runs may get other ones. It runs no model and needs no torch for what is recorded already.
+In: snapshots of torch's allocator (``torch.cuda.memory._snapshot()``) with their history. Out: events, digests, a
+parting as plain dicts. Addresses count only as names: two runs may get other ones. It runs no model and needs no
+torch for what is recorded already.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ MAX_EVENTS = 1_000_000
 
 @contextmanager
 def recorded():
-    """Within: torch keeps every allocation's history, with Python frames; yields a function that gives the events so far."""
+    """Within: torch keeps every allocation's history, with Python frames; yields a function that gives the events so
+    far."""
     import torch
 
     torch.cuda.memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_EVENTS)
@@ -51,22 +53,21 @@ def _same(event):
 
 
 def digest(sequence):
-    """SHA-256 over actions, sizes and which block each frees: equal digests are equal sequences (frames do not count)."""
+    """SHA-256 over actions, sizes and which block each frees: equal digests are equal sequences (frames do not
+    count)."""
     return hashlib.sha256(json.dumps([_same(event) for event in sequence]).encode()).hexdigest()
 
 
 def parting(first, second):
-    """None where two sequences are equal, else {index, first, second, num_first, num_second}: the first event that differs.
+    """None where two sequences are equal, else {index, first, second, num_first, num_second}: the first event that
+    differs.
 
     Where one is the beginning of the other, the shorter one's event is None.
     """
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if _same(one) != _same(other):
-            break
-    else:
-        if len(first) == len(second):
-            return None
-        index = min(len(first), len(second))
+    shared = min(len(first), len(second))
+    index = next((at for at in range(shared) if _same(first[at]) != _same(second[at])), shared)
+    if index == len(first) == len(second):
+        return None
     return {
         "index": index,
         "first": first[index] if index < len(first) else None,

@@ -1,6 +1,8 @@
-"""torch.compile beside the mode: Dynamo compiles with no mode of ours on the stack and never traces our code; Inductor's buffers are known.
+"""torch.compile beside the mode: Dynamo compiles with no mode of ours on the stack and never traces our code;
+Inductor's buffers are known.
 
-In: the mode. Out: patches on Dynamo's entry and on Inductor's allocation, made when those modules are imported; and their undoing.
+In: the mode. Out: patches on Dynamo's entry and on Inductor's allocation, made when those modules are imported; and
+their undoing.
 """
 
 import importlib.abc
@@ -13,7 +15,8 @@ CONVERT_FRAME = "torch._dynamo.convert_frame"
 
 
 def keep_out(mode):
-    """Patch Dynamo and Inductor's allocation for ``mode``, now or as soon as Dynamo is imported; returns what undoes it."""
+    """Patch Dynamo and Inductor's allocation for ``mode``, now or as soon as Dynamo is imported; returns what undoes
+    it."""
     undo = [_know_inductor_buffers(mode)]
     if CONVERT_FRAME in sys.modules:
         undo.append(_patch(sys.modules[CONVERT_FRAME], mode))
@@ -53,9 +56,21 @@ def _patch(convert_frame, mode):
                 _push_mode(mode)
 
     wrapper.__call__ = call
+    # Guards compare tensors' dispatch keys as the thread sees them. They are checked with the mode on, so they are
+    # made with it on:
+    # else torch 2.4 compiles anew at every call.
+    checks = convert_frame.CheckFunctionManager
+    make_checks = checks.__init__
+
+    def make_checks_with_mode(self, *args, **kwargs):
+        with mode.on_this_thread():
+            make_checks(self, *args, **kwargs)
+
+    checks.__init__ = make_checks_with_mode
 
     def undo():
         wrapper.__call__ = original
+        checks.__init__ = make_checks
 
     return undo
 

@@ -1,7 +1,7 @@
 """The control functions of the emulated driver that this process has loaded, as Python calls.
 
-In: nothing but the loaded ``libvramprobe_driver.so``. Out: a ``Driver``, or an error that says that this is no emulated GPU.
-It never loads a driver by itself: a real GPU's process must not get one.
+In: nothing but the loaded ``libvramprobe_driver.so``. Out: a ``Driver``, or an error that says that this is no
+emulated GPU. It never loads a driver by itself: a real GPU's process must not get one.
 """
 
 import ctypes
@@ -41,7 +41,9 @@ class Driver:
             try:
                 found = library[f"emu_control_{name}"]
             except AttributeError:
-                raise NoEmulatedDriver(f"{path} has no emu_control_{name}: the driver is older than vramprobe") from None
+                raise NoEmulatedDriver(
+                    f"{path} has no emu_control_{name}: the driver is older than vramprobe"
+                ) from None
             found.restype, found.argtypes = result, arguments
             return found
 
@@ -62,7 +64,8 @@ class Driver:
         self._callback = None  # kept alive for as long as the driver may call it
 
     def on_uncomputed_read(self, callback):
-        """Have ``callback(address, num_bytes)`` called whenever the host copies bytes that nobody computed; None: no more."""
+        """Have ``callback(address, num_bytes)`` called whenever the host copies bytes that nobody computed; None: no
+        more."""
         if callback is None:
             self._on_read(None)
             self._callback = None
@@ -72,10 +75,12 @@ class Driver:
         self._callback = made
 
     def own_modes(self, count):
-        """Have torch's C++ not count ``count`` modes per thread when it asks whether any is on; -> whether the driver can.
+        """Have torch's C++ not count ``count`` modes per thread when it asks whether any is on; -> whether the driver
+        can.
 
-        While a mode is on, autograd adds gradients that meet out of place (``isTensorSubclassLike``), which takes memory that no run
-        without the mode takes. The driver, being preloaded, answers ``c10::impl::dispatch_mode_enabled`` to libtorch_cpu.
+        While a mode is on, autograd adds gradients that meet out of place (``isTensorSubclassLike``), which takes
+        memory that no run without the mode takes. The driver, being preloaded, answers
+        ``c10::impl::dispatch_mode_enabled`` to libtorch_cpu.
         """
         if self._own_modes is not None:
             self._own_modes(count)

@@ -1,8 +1,9 @@
 """Values on in any process that imports torch: for launchers whose children nobody else can reach.
 
-In: a process with VRAMPROBE_EMULATED_MACHINE set, and this file's ``install()`` called at its start (a line in a .pth file,
-sitecustomize, or a call). Out: values on from torch's import on; at exit ``<machine folder>/values-<pid>.json``.
-It imports nothing of torch itself, does nothing without the variable, and never fails a process: what went wrong is in the file.
+In: a process with VRAMPROBE_EMULATED_MACHINE set, and this file's ``install()`` called at its start (a line in a .pth
+file, sitecustomize, or a call). Out: values on from torch's import on; at exit ``<machine folder>/values-<pid>.json``.
+It imports nothing of torch itself, does nothing without the variable, and never fails a process: what went wrong is
+in the file.
 """
 
 import atexit
@@ -17,11 +18,12 @@ PACKAGE = "vramprobe_values"  # the name under which an environment without vram
 
 
 def pth_line():
-    """One line for a .pth file of an environment: loads this package by its path, under a name of its own, and installs the hook."""
+    """One line for a .pth file of an environment: loads this package by its path, under a name of its own, and
+    installs the hook."""
     folder = os.path.dirname(os.path.abspath(__file__))
-    return (
-        f"import os; exec({_load_and_install(folder)!r}) if os.environ.get({MACHINE!r}) else None  # vramprobe: values\n"
-    )
+    # vramprobe: values\n"
+    start = f"exec({_load_and_install(folder)!r})"
+    return f"import os; {start} if os.environ.get({MACHINE!r}) else None  # vramprobe: values\n"
 
 
 def _load_and_install(folder):

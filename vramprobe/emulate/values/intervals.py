@@ -1,6 +1,7 @@
 """A set of byte addresses as disjoint half-open intervals: which values are only assumed.
 
-In: ``add(start, stop)``, ``discard``; out: ``overlaps``, ``covers``. Adjacent intervals merge. Thread-safe by one lock on writing.
+In: ``add(start, stop)``, ``discard``; out: ``overlaps``, ``covers``. Adjacent intervals merge. Thread-safe by one
+lock on writing.
 """
 
 import threading

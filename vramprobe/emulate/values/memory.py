@@ -1,7 +1,7 @@
 """Device memory seen by the CPU: tensors over the same bytes, and the runs of bytes that a tensor occupies.
 
-In: tensors whose addresses are host addresses (the emulated card's memory). Out: CPU tensors without a copy; (address, bytes) pairs.
-It allocates nothing and never reads a byte.
+In: tensors whose addresses are host addresses (the emulated card's memory). Out: CPU tensors without a copy;
+(address, bytes) pairs. It allocates nothing and never reads a byte.
 """
 
 import ctypes
@@ -9,7 +9,9 @@ import functools
 
 import torch
 
-WINDOW_BITS = 40  # one window of address space of 1 TiB has one CPU tensor over it per dtype; nothing behind it need be mapped
+WINDOW_BITS = (
+    40  # one window of address space of 1 TiB has one CPU tensor over it per dtype; nothing behind it need be mapped
+)
 MAX_RUNS = 4096
 
 
@@ -38,7 +40,8 @@ def alias(tensor):
 
 
 def runs(tensor):
-    """The contiguous runs of bytes that ``tensor`` occupies: [(address, bytes)], or None where they are more than MAX_RUNS."""
+    """The contiguous runs of bytes that ``tensor`` occupies: [(address, bytes)], or None where they are more than
+    MAX_RUNS."""
     count = tensor.numel()
     if not count:
         return []

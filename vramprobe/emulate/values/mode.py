@@ -1,8 +1,9 @@
 """True values for small tensors on the emulated card, and the knowledge of which bytes nobody computed.
 
-In: every ATen operator that a process runs while the mode is on. Each still runs on the card (same dispatch, same allocations, no result);
-what is small enough then runs again on the CPU over the same memory. Out: values, marks in the driver, a list of reads.
-It never allocates on the card, never changes what a program computes with, and never hides that a value was not computed.
+In: every ATen operator that a process runs while the mode is on. Each still runs on the card (same dispatch, same
+allocations, no result); what is small enough then runs again on the CPU over the same memory. Out: values, marks in
+the driver, a list of reads. It never allocates on the card, never changes what a program computes with, and never
+hides that a value was not computed.
 """
 
 import threading
@@ -30,7 +31,8 @@ FAKE = "torch._subclasses"
 class TrueValues(TorchDispatchMode):
     """The mode. ``driver`` is a ``Driver`` (or what has its calls), ``policy`` a ``Policy``.
 
-    ``device_type``: whose tensors lie in the emulated memory; the tests watch CPU tensors, so that they need no card at all.
+    ``device_type``: whose tensors lie in the emulated memory; the tests watch CPU tensors, so that they need no card
+    at all.
     """
 
     supports_higher_order_operators = True
@@ -138,11 +140,13 @@ class TrueValues(TorchDispatchMode):
             if not self._on_device(given):
                 if num_bytes > limit:
                     return False
-            elif (num_bytes > limit and (given.dtype not in MASKS or num_bytes > self.policy.mask_max_bytes)) or self.state(given) == UNCOMPUTED:
+                continue
+            too_big = num_bytes > limit and (given.dtype not in MASKS or num_bytes > self.policy.mask_max_bytes)
+            if too_big or self.state(given) == UNCOMPUTED:
                 return False
         return True
 
-    # -- what is known ---------------------------------------------------------------------------------------------------
+    # -- what is known --
 
     def state(self, tensor):
         """UNCOMPUTED, ASSUMED or COMPUTED: the least that holds for every byte of a tensor of the card."""
@@ -185,7 +189,8 @@ class TrueValues(TorchDispatchMode):
             over.fill_(1 if contents == "ones" else LIKELY.get(name, 0))
 
     def _settle(self, tensor):
-        """Before an uncomputed small tensor is used or read: its uncomputed bytes get the policy's contents, and count as assumed."""
+        """Before an uncomputed small tensor is used or read: its uncomputed bytes get the policy's contents, and
+        count as assumed."""
         spans = runs(tensor)
         if spans is None:
             return
@@ -213,7 +218,7 @@ class TrueValues(TorchDispatchMode):
             return bool(self._is_computed(address, num_bytes))
         return any(self._is_computed(address + at, size) for at in range(0, num_bytes, size))
 
-    # -- values ----------------------------------------------------------------------------------------------------------
+    # -- values --
 
     def _follow(self, func, operator, args, kwargs, out):
         """After a launch: compute small results for real, assume them, or mark them as not computed."""
@@ -237,7 +242,9 @@ class TrueValues(TorchDispatchMode):
             if operator.route and small and known != COMPUTED and args[0].is_floating_point():
                 self._route(operator, args, kwargs, outs)
             elif known < 0 or not small or not operator.trusted or (known == UNCOMPUTED and self._is_chain(outs)):
-                if not (small and operator.pure and operator.trusted and self._stand_in(func, operator, args, kwargs, outs)):
+                if not (
+                    small and operator.pure and operator.trusted and self._stand_in(func, operator, args, kwargs, outs)
+                ):
                     self._assume(operator, outs, written)
             else:
                 self._compute(func, operator, args, kwargs, returned, outs, known)
@@ -253,7 +260,8 @@ class TrueValues(TorchDispatchMode):
 
     def _is_chain(self, outs):
         return all(
-            at.is_floating_point() and at.numel() * itemsize(at.dtype) > self.policy.float_chain_max_bytes for at in outs
+            at.is_floating_point() and at.numel() * itemsize(at.dtype) > self.policy.float_chain_max_bytes
+            for at in outs
         )
 
     def _known_inputs(self, operator, args, kwargs, written):
@@ -290,8 +298,8 @@ class TrueValues(TorchDispatchMode):
             self._mark(at, ASSUMED)  # what was written into keeps its contents: a count of overflows stays at none
 
     def _stand_in(self, func, operator, args, kwargs, outs):
-        """A mask made element by element from big unknown tensors (``x == x``, ``x != inf``): computed as if they held the contents
-        of the policy, so that finite stays finite; -> whether it was one."""
+        """A mask made element by element from big unknown tensors (``x == x``, ``x != inf``): computed as if they
+        held the contents of the policy, so that finite stays finite; -> whether it was one."""
         if any(at.dtype not in MASKS or not at.dim() for at in outs):
             return False
         largest = max(at.numel() for at in outs)
@@ -328,9 +336,9 @@ class TrueValues(TorchDispatchMode):
     def _compute(self, func, operator, args, kwargs, returned, outs, known):
         if known == UNCOMPUTED:
             for given in tensors_in(args, kwargs):
-                if self._on_device(given) and not (operator.overwrites and any(given is at for at in outs)):
-                    if self.state(given) == UNCOMPUTED:
-                        self._settle(given)
+                ignored = operator.overwrites and any(given is at for at in outs)
+                if self._on_device(given) and not ignored and self.state(given) == UNCOMPUTED:
+                    self._settle(given)
             known = ASSUMED
         try:
             result = self._run_on_cpu(func, operator, args, kwargs)
@@ -402,7 +410,8 @@ class TrueValues(TorchDispatchMode):
             self._thread.handled = False
 
     def _about_to_read(self, operator_name, tensor, *, decides_shape=False):
-        """The host is about to read ``tensor``: note it unless all of it was computed; small ones get the policy's contents."""
+        """The host is about to read ``tensor``: note it unless all of it was computed; small ones get the policy's
+        contents."""
         state = self.state(tensor) if tensor.numel() else COMPUTED
         if state == COMPUTED:
             return COMPUTED
@@ -470,7 +479,9 @@ class TrueValues(TorchDispatchMode):
         self._about_to_read("copy to the host", source)
         with self._handled():
             out = self._launch(func, args, kwargs)
-        if self._is_small(source) and (not source.is_contiguous() or out.dtype != source.dtype or not out.is_contiguous()):
+        if self._is_small(source) and (
+            not source.is_contiguous() or out.dtype != source.dtype or not out.is_contiguous()
+        ):
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 out.copy_(alias(source))  # the kernel that would have packed it did nothing
         return out
@@ -509,7 +520,8 @@ class TrueValues(TorchDispatchMode):
             return []  # the call is wrong; let it say so itself
 
     def _seed(self, args, kwargs):
-        """A seed for one random operator's CPU run, from the card's own generator: recomputation draws the same numbers."""
+        """A seed for one random operator's CPU run, from the card's own generator: recomputation draws the same
+        numbers."""
         generator = kwargs.get("generator")
         try:
             if generator is None and self._device_type == "cuda":
@@ -541,7 +553,8 @@ class TrueValues(TorchDispatchMode):
         _pop_mode()
 
     def driver_read(self, address, num_bytes):
-        """The driver's callback: the host copied bytes that nobody computed, from within an operator or from outside torch."""
+        """The driver's callback: the host copied bytes that nobody computed, from within an operator or from outside
+        torch."""
         if getattr(self._thread, "handled", False):
             return
         operator = getattr(self._thread, "operator", None)

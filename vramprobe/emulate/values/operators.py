@@ -6,26 +6,57 @@ In: an ``OpOverload``. Out: an ``Operator``. It reads the schema and tags alone 
 import torch
 
 # Their result shares memory with an argument though their schema does not say so, or they are no computation at all.
-ALIASES = {"aten::_unsafe_view", "aten::lift", "aten::lift_fresh", "aten::_reshape_alias", "aten::detach", "aten::alias"}
-EMPTY = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::_empty_affine_quantized"}  # fmt: skip
+ALIASES = {
+    "aten::_unsafe_view",
+    "aten::lift",
+    "aten::lift_fresh",
+    "aten::_reshape_alias",
+    "aten::detach",
+    "aten::alias",
+}
+EMPTY = {
+    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+    "aten::_empty_affine_quantized",
+}  # fmt: skip
 # The tensor argument gives its shape, dtype or device; its values are not read.
-SHAPE_ONLY = {"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::rand_like", "aten::randn_like", "aten::randint_like"}  # fmt: skip
+SHAPE_ONLY = {
+    "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros", "aten::new_ones",
+    "aten::new_full", "aten::rand_like", "aten::randn_like", "aten::randint_like",
+}  # fmt: skip
 # In place, and what was there before does not matter.
-OVERWRITES = {"aten::copy_", "aten::fill_", "aten::zero_", "aten::random_", "aten::normal_", "aten::uniform_", "aten::bernoulli_", "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_"}  # fmt: skip
+OVERWRITES = {
+    "aten::copy_", "aten::fill_", "aten::zero_", "aten::random_", "aten::normal_", "aten::uniform_",
+    "aten::bernoulli_", "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_",
+}  # fmt: skip
 # In place on a tensor's description, not on its bytes.
-METADATA = {"aten::detach_", "aten::requires_grad_", "aten::resize_", "aten::resize_as_", "aten::set_", "aten::squeeze_", "aten::unsqueeze_", "aten::transpose_", "aten::t_", "aten::swapaxes_", "aten::swapdims_", "aten::as_strided_", "aten::rename_", "aten::_resize_output_", "aten::record_stream"}  # fmt: skip
+METADATA = {
+    "aten::detach_", "aten::requires_grad_", "aten::resize_", "aten::resize_as_", "aten::set_",
+    "aten::squeeze_", "aten::unsqueeze_", "aten::transpose_", "aten::t_", "aten::swapaxes_", "aten::swapdims_",
+    "aten::as_strided_", "aten::rename_", "aten::_resize_output_", "aten::record_stream",
+}  # fmt: skip
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
-# Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton kernel would not.
+# Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton
+# kernel would not.
 TRUSTED = ("aten", "prims")
-COUNTED = {"aten::nonzero", "aten::masked_select", "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unique2", "aten::_unique", "aten::unique_consecutive", "aten::unique_dim", "aten::unique_dim_consecutive", "aten::bincount", "aten::repeat_interleave", "aten::multinomial"}  # fmt: skip
-ROUTED = {"aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin", "aten::max", "aten::min", "aten::multinomial"}  # fmt: skip
+COUNTED = {
+    "aten::nonzero", "aten::masked_select", "aten::index", "aten::index_put", "aten::index_put_",
+    "aten::_index_put_impl_", "aten::_unique2", "aten::_unique", "aten::unique_consecutive", "aten::unique_dim",
+    "aten::unique_dim_consecutive", "aten::bincount", "aten::repeat_interleave", "aten::multinomial",
+}  # fmt: skip
+ROUTED = {
+    "aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin", "aten::max", "aten::min",
+    "aten::multinomial",
+}  # fmt: skip
 RANDOM_GENERATORS = "generator"
 
 
 class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
-    __slots__ = ("composite", "counted", "empty", "has_generator", "name", "overwrites", "pure", "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names")  # fmt: skip
+    __slots__ = (
+        "composite", "counted", "empty", "has_generator", "name", "overwrites", "pure", "quiet", "random",
+        "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
+    )  # fmt: skip
 
     def __init__(self, func):
         schema = func._schema
@@ -36,7 +67,12 @@ class Operator:
         self.pure = not written
         self.trusted = func.namespace in TRUSTED
         # Views and ops that hand out no new bytes: nothing to learn from them.
-        self.quiet = (func.is_view and self.pure) or name in ALIASES or name in METADATA or not self._yields_tensors(schema, written)
+        self.quiet = (
+            (func.is_view and self.pure)
+            or name in ALIASES
+            or name in METADATA
+            or not self._yields_tensors(schema, written)
+        )
         self.reads_item = name == "aten::_local_scalar_dense"
         self.empty, self.shape_only = name in EMPTY, name in SHAPE_ONLY
         self.overwrites = name in OVERWRITES or "out" in self.writes_names
@@ -44,7 +80,10 @@ class Operator:
         self.route = name if name in ROUTED else None
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.has_generator = any(a.name == RANDOM_GENERATORS for a in schema.arguments)
-        self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        try:
+            self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        except RuntimeError:  # prim::device and its like are no operators of the dispatcher
+            self.composite = False
         # Handled before the op runs; everything else after it.
         self.special = self.reads_item or self.counted or self.random or name in COPIES or name == "aten::equal"
         if self.reads_item or name == "aten::equal":

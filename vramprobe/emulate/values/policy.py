@@ -1,6 +1,7 @@
 """What stands in for values that nobody computed: one frozen object, read by the mode and printed in every report.
 
-In: three words and a few limits. Out: a ``Policy``. It holds no state, imports nothing, and never decides whether a value is known.
+In: three words and a few limits. Out: a ``Policy``. It holds no state, imports nothing, and never decides whether a
+value is known.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,12 +18,13 @@ LIKELY = {"aten::all": 1, "aten::equal": 1, "aten::amax": 1, "aten::max": 1, "at
 class Policy:
     """What values nobody computed are taken for, and up to which size values are computed at all.
 
-    ``contents``: what such bytes hold (``zeros``, ``ones``, ``random``, the last from ``seed``). With ``zeros`` a few reductions
-    over big tensors are set to what ordinary numbers would give (``LIKELY``), the others of course vary with ``contents`` too.
-    ``routing``: where ``topk``, ``sort``, ``argmax`` and sampling over scores that nobody computed point: ``even`` gives each of E
-    experts tokens * k / E, ``one_expert`` sends every token to the first k.
-    Limits in bytes: tensors up to them are computed for real on the CPU. ``mask_max_bytes`` holds for bool, int32 and int64 whose
-    inputs are all known; ``float_chain_max_bytes``: above it a float made from unknown floats is not worth computing.
+    ``contents``: what such bytes hold (``zeros``, ``ones``, ``random``, the last from ``seed``). With ``zeros`` a few
+    reductions over big tensors are set to what ordinary numbers would give (``LIKELY``), the others of course vary
+    with ``contents`` too. ``routing``: where ``topk``, ``sort``, ``argmax`` and sampling over scores that nobody
+    computed point: ``even`` gives each of E experts tokens * k / E, ``one_expert`` sends every token to the first k.
+    Limits in bytes: tensors up to them are computed for real on the CPU. ``mask_max_bytes`` holds for bool, int32 and
+    int64 whose inputs are all known; ``float_chain_max_bytes``: above it a float made from unknown floats is not
+    worth computing.
     """
 
     contents: str = "zeros"
@@ -45,6 +47,7 @@ class Policy:
 
 
 def verification_policies(policy):
-    """The policies under which a step must allocate the same for its memory not to depend on values: zeros, ones, random."""
+    """The policies under which a step must allocate the same for its memory not to depend on values: zeros, ones,
+    random."""
     given = policy.as_dict()
     return [Policy(**{**given, "contents": contents}) for contents in CONTENTS]

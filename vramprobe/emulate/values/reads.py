@@ -1,7 +1,7 @@
 """Reads by the host of values that nobody computed: how many, of what, and from which line of Python.
 
-In: one call per read, on the thread that reads. Out: plain dicts, most important first. It never judges what the program did with
-a value: it says what kind of value was handed over, and whether the reading line branches on it.
+In: one call per read, on the thread that reads. Out: plain dicts, most important first. It never judges what the
+program did with a value: it says what kind of value was handed over, and whether the reading line branches on it.
 """
 
 import dis
@@ -33,15 +33,17 @@ def _place(filename):
 
 @functools.lru_cache(maxsize=4096)
 def _branches_at(code, offset):
-    """Whether the bytecode instruction at ``offset`` of ``code`` takes a value's truth: ``if tensor``, ``not``, ``and``, ``while``."""
+    """Whether the bytecode instruction at ``offset`` of ``code`` takes a value's truth: ``if tensor``, ``not``,
+    ``and``, ``while``."""
     return any(at.offset == offset and at.opname.startswith(BRANCHES) for at in dis.get_instructions(code))
 
 
 def here(depth=2):
-    """Who is reading: {line, function, torch_line, script_line, branches}; ``line`` is the innermost frame outside torch.
+    """Who is reading: {line, function, torch_line, script_line, branches}; ``line`` is the innermost frame outside
+    torch.
 
-    ``script_line`` is the innermost one outside every installed package, where that is another one. Frames of this package are
-    left out. A thread of autograd's has no Python frames of its own: ``line`` is None there.
+    ``script_line`` is the innermost one outside every installed package, where that is another one. Frames of this
+    package are left out. A thread of autograd's has no Python frames of its own: ``line`` is None there.
     """
     frame, torch_folder = sys._getframe(depth), _torch_folder()
     found, torch_frame, script, innermost = None, None, None, None
@@ -74,7 +76,8 @@ def here(depth=2):
 
 def kind_of(dtype_is_float, num_elements, branches, decides_shape):
     """What such a read may do: ``control`` (branched on at once, a whole number or truth value, or it decides a shape),
-    ``number`` (one float: logged, or compared later; which, nobody can know), ``bulk`` (many at once: printed, saved, collected)."""
+    ``number`` (one float: logged, or compared later; which, nobody can know), ``bulk`` (many at once: printed, saved,
+    collected)."""
     if branches or decides_shape:
         return CONTROL
     if num_elements > 16:
@@ -113,4 +116,6 @@ class Reads:
         order = {CONTROL: 0, NUMBER: 1, BULK: 2}
         with self._lock:
             found = [{**entry, "could_have_steered": entry["kind"] == CONTROL} for entry in self._found.values()]
-        return sorted(found, key=lambda entry: (order[entry["kind"]], entry["state"] != "uncomputed", -entry["num_reads"]))
+        return sorted(
+            found, key=lambda entry: (order[entry["kind"]], entry["state"] != "uncomputed", -entry["num_reads"])
+        )

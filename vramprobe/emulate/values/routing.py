@@ -1,7 +1,8 @@
 """Where a choice among scores that nobody computed points: the indices of ``topk``, ``sort``, ``argmax`` and sampling.
 
-In: an operator's name, arguments and results (device tensors), a policy. Out: the index results filled in, on the CPU over the same
-memory. Mixtures of experts take their shapes from these: with stale bytes every token would go to one expert.
+In: an operator's name, arguments and results (device tensors), a policy. Out: the index results filled in, on the CPU
+over the same memory. Mixtures of experts take their shapes from these: with stale bytes every token would go to one
+expert.
 """
 
 import torch
@@ -16,8 +17,8 @@ def _last(indices, dim):
 def fill_indices(name, args, kwargs, outs, policy):
     """Write the chosen indices; returns whether this overload has indices at all (``max`` of a whole tensor has none).
 
-    Row t (all dimensions but the one chosen along, flattened) of k choices among E: (t * k + j) % E under ``even``, so that each of
-    the E is chosen by rows * k / E of the rows; j under ``one_expert``.
+    Row t (all dimensions but the one chosen along, flattened) of k choices among E: (t * k + j) % E under ``even``,
+    so that each of the E is chosen by rows * k / E of the rows; j under ``one_expert``.
     """
     scores = args[0]
     index_outs = [out for out in outs if out.dtype == torch.int64]
@@ -32,7 +33,11 @@ def fill_indices(name, args, kwargs, outs, policy):
             continue
         indices = alias(out)
         if name in ("aten::argmax", "aten::argmin", "aten::max", "aten::min"):
-            values = torch.arange(out.numel()) % num_choices if policy.routing == "even" else torch.zeros(out.numel(), dtype=torch.int64)
+            values = (
+                torch.arange(out.numel()) % num_choices
+                if policy.routing == "even"
+                else torch.zeros(out.numel(), dtype=torch.int64)
+            )
             indices.copy_(values.view(out.shape))
             continue
         chosen = _last(indices, dim if dim is not None else -1)
@@ -51,5 +56,7 @@ def _chosen_dim(name, args, kwargs):
         return kwargs.get("dim", args[1] if len(args) > 1 else None)
     if name == "aten::topk":
         return kwargs.get("dim", args[2] if len(args) > 2 else -1)
-    given = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]  # sort(x, dim, desc), sort.stable
+    given = [
+        arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)
+    ]  # sort(x, dim, desc), sort.stable
     return kwargs.get("dim", given[0] if given else -1)

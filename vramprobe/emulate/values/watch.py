@@ -13,7 +13,8 @@ _bootstrap = threading.Thread._bootstrap_inner
 
 
 class Watch:
-    """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's), ``disable()`` ends it."""
+    """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's), ``disable()`` ends
+    it."""
 
     def __init__(self, policy):
         driver = loaded_driver()  # before torch is touched: the refusal costs nothing
@@ -63,9 +64,11 @@ def _print_with(mode):
 
     original = _tensor_str._str_intern
 
-    def str_intern(*args, **kwargs):
+    def str_intern(tensor, *args, **kwargs):
+        if type(tensor).__module__.startswith("torch._subclasses") or not tensor.is_cuda:
+            return original(tensor, *args, **kwargs)
         with mode.on_this_thread():
-            return original(*args, **kwargs)
+            return original(tensor, *args, **kwargs)
 
     _tensor_str._str_intern = str_intern
 

@@ -20,8 +20,8 @@ function $fitted(fit) {
   return $const(Object.assign(new $model$memory_model.MemoryModel(), fit, {ranges, ...tables, interval}));
 }
 
-// A GPU as the arithmetic knows it is its name and its memory.
-const $gpus = $data.gpus.map((gpu) => ({...gpu, card: {name: gpu.name, total_bytes: gpu.memory_bytes}}));
+// A GPU as the arithmetic knows it is its name, its memory, and whether it runs flash attention.
+const $gpus = $data.gpus.map((gpu) => ({...gpu, card: {name: gpu.name, total_bytes: gpu.memory_bytes, has_flash: gpu.has_flash}}));
 const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 // -- the cell ----------------------------------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ function command(spec) {
 
 // As terms.course_of: a step of a cell with batch and length left open, kept for the next that differs in these alone.
 const $courses = new Map();
-function $courseOf(spec) {
+function $courseOf(spec, has_flash) {
   const arch = $archOf(spec.architecture), one = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1};
   const branch = [...$items($terms$setup.branch_of(spec, arch))];
-  const alike = {...spec, ...one, model: null, num_gpus: null, sharding: null, architecture: $idOf(spec.architecture)};
+  const alike = {...spec, ...one, has_flash, model: null, num_gpus: null, sharding: null, architecture: $idOf(spec.architecture)};
   const key = JSON.stringify([alike, branch]);
   if (!$courses.has(key)) {
     const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
@@ -144,7 +144,7 @@ function $courseOf(spec) {
       ["gradients", $terms._gradients_bytes(trained)],
       ["optimizer_temporaries", $terms$optimizer.temporaries_bytes(spec, trained)],
     ]));
-    const walk = $const($terms$walk.walk_of($terms$setup.setup_of(spec, arch, tensors)));
+    const walk = $const($terms$walk.walk_of($terms$setup.setup_of(spec, arch, tensors, has_flash)));
     if ($courses.size >= 256) $courses.clear();
     $courses.set(key, {idle, step, walk});
   }
@@ -168,8 +168,8 @@ function $plain(it) {
 }
 
 // As terms.moments: the moments of a steady step that can be its peak.
-function $moments(spec) {
-  const {idle, step, walk} = $courseOf(spec);
+function $moments(spec, has_flash = true) {
+  const {idle, step, walk} = $courseOf(spec, has_flash);
   const now = $const($union(idle, $dict([["batch", $terms.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
   const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, step]];
   return $const($list(places.map(([[phase, place], terms]) =>
@@ -182,13 +182,15 @@ function $fitOf(spec, gpu) {
   const fits = $fits.filter((one) => one.model.device === spec.device);
   return (spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug))?.model ?? null;
 }
+function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
 function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
 function $predicted(spec, gpu) {
-  if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false);
-  const fit = $fitOf(spec, gpu);
-  const moments = $moments(spec), notes = $const($predict$prediction._not_quantised(spec));
+  const card = gpu?.card ?? null;
+  if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
+  const fit = $fitOf(spec, gpu), moments = $moments(spec, $hasFlash(gpu));
+  const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
     return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes);
   } catch (error) {
@@ -204,7 +206,7 @@ function $interval(it) { return it === null ? null : {value: it.value, low: it.l
 function $bytes(it) { return it && new $predict$prediction.Interval(it.value, it.low, it.high); }
 
 // Bytes of each tier (null where no fit knows it), of each term at the peak, where the peak is, and what to know of it.
-// With a fit of one GPU, that fit counts for this GPU alone.
+// With a fit of one GPU, that fit counts for this GPU alone; and with attention's kernels of this one.
 function predict(spec, config, gpu = null) {
   const found = $predicted(spec, gpu);
   const said = {
@@ -214,19 +216,27 @@ function predict(spec, config, gpu = null) {
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
   };
-  return Object.defineProperty(said, "cell", {value: {spec, config, fit: $fitOf(spec, gpu)}}); // for the verdict of a GPU with another fit
+  return Object.defineProperty(said, "cell", {value: {spec, config, fit: $fitOf(spec, gpu), has_flash: $hasFlash(gpu)}}); // for the verdict of another GPU
 }
 
 // Whether the cell fits: {verdict, tier, needed, usable_bytes, reason}. Throws where the GPU's memory is not known.
 function verdict(prediction, gpu) {
-  const {spec, config, fit} = prediction.cell;
-  if ($fitOf(spec, gpu) !== fit) prediction = predict(spec, config, gpu);
+  const {spec, config, fit, has_flash} = prediction.cell;
+  let refusal = null; // where the cell cannot run on this GPU at all
+  if ($fitOf(spec, gpu) !== fit || $hasFlash(gpu) !== has_flash) {
+    try {
+      prediction = predict(spec, config, gpu);
+    } catch (error) {
+      if (!(error instanceof $Error)) throw error;
+      refusal = error.message;
+    }
+  }
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
   const found = $predict$prediction._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device), spec.num_gpus);
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
   return {
-    verdict: found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,
-    reason: found.reason,
+    verdict: refusal ? "does not fit" : found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,
+    reason: refusal ?? found.reason,
   };
 }
 
@@ -248,7 +258,14 @@ function largest(spec, config, gpu) {
   return {batch_size: count("batch_size"), seq_len: count("seq_len")};
 }
 
+// Other options to try, the mildest first, as predict tries them; a flag that is off is null, as the form has it.
+function candidates(spec) {
+  return [...$items($predict$changes.candidates(spec, spec.num_gpus))].map((change) =>
+    Object.fromEntries($entries(change).map(([name, value]) => [name, value === false ? null : value])));
+}
+
 window.vramprobe = {
   catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, resolve, predict, verdict, largest, command,
+  candidates, leastShare: $predict$changes.LEAST_SHARE,
   formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

@@ -7,28 +7,13 @@ const changes = (() => {
   const byId = (id) => document.getElementById(id);
   const PAUSE_MS = 200; // after the last change, and after the chosen cards' own answers
   const SLICE_MS = 12;
-  const LEAST = 0.005; // of what is needed: less is not worth a line
+  const { leastShare: LEAST } = vramprobe; // of what is needed: less is not worth a line
   let running = 0;
-
-  /** Other options to try, the mildest first: those that change speed, then precision, then what is trained. */
-  function others(spec) {
-    const flags = state.NAMES.filter((name) => state.OPTIONS[name].saves).map((name) => ({ [name]: true }));
-    const half = (name) => (spec[name] > 1 ? [{ [name]: Math.floor(spec[name] / 2) }] : []);
-    const lora = [
-      { method: "qlora" }, { quant: "nf4" }, { kbit_prep: "none" }, { lora_targets: "q_v" },
-    ];
-    return [
-      ...flags, { attn: "sdpa" }, { attn: "flash_attention_2" }, { optim: "adamw_torch_fused" }, { optim: "adamw_bnb_8bit" },
-      { optim: "paged_adamw_8bit" }, { dtype: "bf16" }, { autocast: "bf16" }, ...(spec.method === "full" ? [{ method: "lora" }] : lora),
-      ...half("batch_size"), ...half("seq_len"), ...[2, 4, 8].map((times) => ({ num_gpus: times * spec.num_gpus })),
-      ...vramprobe.choices.sharding.filter(() => spec.num_gpus > 1).map((sharding) => ({ sharding })),
-    ];
-  }
 
   /** A change in the form's own words. */
   const shown = (change) => Object.entries(change).map(([name, value]) => {
     const label = (document.querySelector(`label[for=${name}]`) ?? document.querySelector(`[data-option=${name}] legend`)).textContent;
-    return value === true ? label : `${label}: ${typeof value === "number" ? words.count(value) : value}`;
+    return value === true ? label : value === null ? `${label}: off` : `${label}: ${typeof value === "number" ? words.count(value) : value}`;
   }).join("; ");
 
   /** {change, options, needed, verdict} of other options; null where they cannot be, or change nothing. */
@@ -68,9 +53,19 @@ const changes = (() => {
     byId("changes-card").value = aim?.gpu.slug ?? "";
     byId("changes-on").hidden = !aim;
     if (!prediction) return;
-    const now = { needed: chart.needed(prediction).value, fits: aim?.verdict.verdict === "fits" };
-    const job = { config, options, now, take, gpu: aim?.gpu ?? null, number: running, found: [], queue: others(spec) };
+    const now = { needed: chart.needed(onCard(answer, aim?.gpu)).value, fits: aim?.verdict.verdict === "fits" };
+    const job = { config, options, now, take, gpu: aim?.gpu ?? null, number: running, found: [], queue: vramprobe.candidates(spec) };
     setTimeout(work, PAUSE_MS, job);
+  }
+
+  /** What is predicted on this card, whose fit and kernels may be its own; where it cannot run there, on others. */
+  function onCard({ spec, config, prediction }, gpu) {
+    try {
+      return gpu ? vramprobe.predict(spec, config, gpu) : prediction;
+    } catch (error) {
+      if (error instanceof vramprobe.Refusal) return prediction;
+      throw error;
+    }
   }
 
   function work(job) {

@@ -62,13 +62,15 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.prediction": {
         "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
         "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE", "Interval", "FitProvenance",
-        "Prediction", "Verdict", "predict_moments", "_not_quantised", "verdict", "_judged", "usable_bytes", "_outside",
+        "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
+        "usable_bytes", "_outside",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
         "device_tier", "_provenance",
     },
     "terms.rank_tape": None,
     "terms.ranks": None,
     "predict.sharding": {"DTENSOR_OPTIMIZERS", "predict_rank", "_some", "_check", "cannot_shard", "_doubts"},
+    "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
         "_start_of_range", "_made_for", "_nothing_fits",
@@ -158,7 +160,8 @@ def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
     price = cheapest and {
         "usd_per_hour": cheapest.usd_per_gpu_hour, "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}"
     }  # fmt: skip
-    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "price": price}
+    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "has_flash": gpu.has_flash,
+            "price": price}  # fmt: skip
 
 
 def _fit(model: memory_model.MemoryModel) -> dict[str, Any]:

@@ -10,15 +10,15 @@ const state = (() => {
   /**
    * Every option of the form: its key in a link and what it is typed as. A `flag` needs nothing but its line here: the
    * form makes its checkbox (under "More options" where it is of `more`), the link and the engine take it by its name.
-   * `methods`: those it is of use to. `saves`: switched on, it may make a cell fit.
+   * `methods`: those it is of use to.
    */
   const OPTIONS = {
     model: { key: "m", kind: "model" },
     method: { key: "t", kind: "method" },
     batch_size: { key: "b", kind: "number" },
     seq_len: { key: "s", kind: "number" },
-    gradient_checkpointing: { key: "gc", kind: "flag", label: "Gradient checkpointing", saves: true },
-    fused_linear_cross_entropy: { key: "fl", kind: "flag", label: "Fused loss (Liger)", saves: true },
+    gradient_checkpointing: { key: "gc", kind: "flag", label: "Gradient checkpointing" },
+    fused_linear_cross_entropy: { key: "fl", kind: "flag", label: "Fused loss (Liger)" },
     num_gpus: { key: "n", kind: "number" },
     sharding: { key: "sh", kind: "choice" },
     lora_r: { key: "r", kind: "number" },

@@ -1,7 +1,7 @@
 """Chapters of Tables → HTML that a person can sort and filter, and read without scripts.
 
-In: Tables of report/definition.py under one title. Out: HTML with everything escaped; the value of the CSV stands behind
-each number that is rounded for people.
+In: Tables of report/definition.py under one title. Out: HTML with everything escaped; the value of the CSV stands
+behind each number that is rounded for people.
 """
 
 from __future__ import annotations

@@ -1,0 +1,107 @@
+"""The machine as Python writes and reads it."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+
+import pytest
+
+from vramprobe.emulate.machine import Event, Policy, machine_at_hand, read_events, read_state, write_machine
+from vramprobe.errors import SpecError, StoreError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def a_card() -> types.SimpleNamespace:
+    from driver_process import card
+
+    return card()
+
+
+def test_the_file_says_every_key(a_card, tmp_path: Path) -> None:
+    lines = (write_machine(tmp_path / "m", [a_card] * 2, ecc=(0, 1)) / "machine.txt").read_text().splitlines()
+    assert lines[:4] == ["format 1", "num_devices 2", f"context_bytes {480 * MIB}", "fill zeros"]
+    second = lines[lines.index("device 1") :]
+    assert "name Emulated Test Card" in second
+    assert "pci_bus_id 0000:02:00.0" in second
+    assert "compute_capability 8.0" in second
+    assert second[-1] == "ecc 1"
+    assert len({line for line in lines if line.startswith("uuid GPU-")}) == 2
+
+
+@pytest.mark.parametrize(
+    ("cards", "policy", "changed", "message"),
+    [
+        (0, {}, {}, "0 cards: an emulated machine has 1 to 16"),
+        (17, {}, {}, "17 cards"),
+        (1, {"fill": "noise"}, {}, "fill is 'noise': zeros, ones, random, keep are allowed"),
+        (1, {"collectives": "some"}, {}, "collectives is 'some': processes, alone are allowed"),
+        (1, {"copy_max_bytes": -1}, {}, "policy's copy_max_bytes is -1: a whole number from 0 is allowed"),
+        (
+            1,
+            {"context_bytes": 2 << 30},
+            {},
+            "context_bytes is 2,147,483,648: Emulated Test Card has 1,073,741,824 bytes",
+        ),
+        (1, {}, {"sm_count": 1.5}, "Emulated Test Card's sm_count is 1.5"),
+        (1, {}, {"name": "two\nlines"}, "one line of 1 to 95 characters"),
+        (1, {}, {"nvml_total_bytes": 1}, "nvml_total_bytes must not be less"),
+    ],
+)
+def test_a_machine_that_cannot_be(cards, policy, changed, message, a_card, tmp_path: Path) -> None:
+    vars(a_card).update(changed)
+    with pytest.raises(SpecError) as failed:
+        write_machine(tmp_path / "m", [a_card] * cards, Policy(**policy))
+    assert message in str(failed.value)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_machine_is_written_once(a_card, tmp_path: Path) -> None:
+    write_machine(tmp_path, [a_card])
+    with pytest.raises(StoreError, match="exists: a machine is written once"):
+        write_machine(tmp_path, [a_card])
+
+
+def test_the_state_of_a_machine_nobody_used(a_card, tmp_path: Path) -> None:
+    state = read_state(write_machine(tmp_path, [a_card] * 2))
+    assert (state.used_bytes, state.peak_bytes, state.processes) == ((0, 0), (0, 0), ())
+
+
+def test_a_folder_that_is_no_machine(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="name a folder that write_machine made"):
+        read_state(tmp_path)
+
+
+def test_a_state_of_another_format(a_card, tmp_path: Path) -> None:
+    write_machine(tmp_path, [a_card])
+    (tmp_path / "state").write_bytes(b"VPEMUGPU" + (9).to_bytes(4, "little") + bytes(400))
+    with pytest.raises(StoreError, match="is of format 9"):
+        read_state(tmp_path)
+
+
+def test_events_in_order_and_a_damaged_one(tmp_path: Path) -> None:
+    assert read_events(tmp_path) == []
+    lines = [
+        {"kind": "lower_bound", "name": "a", "pid": 1, "detail": "why"},
+        {"kind": "k", "name": "b", "pid": 2, "x": 3},
+    ]
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    expected = [
+        Event(kind="lower_bound", name="a", pid=1, detail="why"),
+        Event(kind="k", name="b", pid=2, more={"x": 3}),
+    ]
+    assert read_events(tmp_path) == expected
+    path.write_text('{"kind": "half"')
+    with pytest.raises(StoreError, match="line 1 is no event"):
+        read_events(tmp_path)
+
+
+def test_the_machine_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("VRAMPROBE_EMULATED_MACHINE", raising=False)
+    assert machine_at_hand() is None
+    monkeypatch.setenv("VRAMPROBE_EMULATED_MACHINE", str(tmp_path))
+    assert machine_at_hand() == tmp_path

@@ -1,0 +1,66 @@
+"""The tests marked ``gpu``, on emulated cards: pytest within a process that sees one, as it would run on a real GPU.
+
+They need the environment that ``vramprobe emulate setup`` makes (``make test`` does); without it they are skipped, and
+say so. A card's own tests stand in tests/measure/test_cuda.py; here is only what starts them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vramprobe.emulate.enter import entrance, left_behind
+from vramprobe.emulate.environment import find_environment
+from vramprobe.emulate.installation import NotEmulatable, find_installation
+
+ROOT = Path(__file__).parents[2]
+#: What pytest itself needs; taken from here, since the emulated environment holds what cells need and no more.
+_OF_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "pygments", "py.py", "pytest_timeout.py")
+#: On every other card what decides by card: kernels, tiers, memory's end.
+_BY_CARD = "tiers or oom or out_of_memory or attention or nvml or doctor"
+
+
+@pytest.fixture(scope="module")
+def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pytest and its own needs alone, by links."""
+    import _pytest
+
+    folder, site = tmp_path_factory.mktemp("pytest"), Path(_pytest.__file__).parents[1]
+    found = [site / name for name in _OF_PYTEST if (site / name).exists()]
+    found += [path for path in site.glob("*.dist-info") if re.match(r"(pytest|pytest_timeout|pluggy)-\d", path.name)]
+    for path in found:
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
+def is_ready() -> bool:
+    """Whether a CUDA build of torch is at hand."""
+    try:
+        find_installation()
+    except NotEmulatable:
+        return sys.platform == "linux" and find_environment() is not None
+    return True
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not is_ready(), reason="no CUDA build of torch is at hand: vramprobe emulate setup")
+@pytest.mark.parametrize(("card", "chosen"), [
+    ("H100-SXM", ""), ("A100-80GB", _BY_CARD), ("RTX-4090", _BY_CARD), ("T4", "tiers"),
+])  # fmt: skip
+def test_what_is_marked_gpu_passes_on(card: str, chosen: str, pytest_folder: Path) -> None:
+    way = entrance(card)
+    path = os.pathsep.join([way.environment["PYTHONPATH"], str(pytest_folder)])
+    words = ["-m", "pytest", "-m", "gpu", "-k", chosen, "-q", "--tb=short", "-W", "default", "-p", "no:cacheprovider",
+             "tests/measure/test_cuda.py"]  # fmt: skip
+    env = way.environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run([str(way.python), *words], cwd=ROOT, env=env, capture_output=True, text=True)
+    finally:
+        left_behind(way.environment)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,124 @@
+"""What another option would save: the same as predicting the other cell, the mildest first where several are needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vramprobe import api, catalog
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.cli.verbs import app
+from vramprobe.predict.changes import LEAST_SHARE, Change, candidates
+from vramprobe.predict.prediction import verdict
+
+LARGE = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
+SMALL = {"model": "gpt2", "method": "lora", "batch_size": 2, "seq_len": 512}
+
+
+def words_of(cell: dict[str, Any]) -> list[str]:
+    """The cell on the command line."""
+    return [
+        word for name, value in cell.items()
+        for word in ([f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)]))
+    ]  # fmt: skip
+
+
+def run(*words: str, columns: int = 80) -> str:
+    done = CliRunner().invoke(app, ["predict", *words], env={"COLUMNS": str(columns)})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("gpu", ["RTX-A6000", "T4", None])
+@pytest.mark.parametrize("cell", [LARGE, SMALL | {"dora": True, "lora_dropout": 0.1}, SMALL | {"method": "full"}])
+def test_every_change_is_what_predict_says_of_the_other_cell(cell: dict[str, Any], gpu: str | None) -> None:
+    now = api.predict(gpu=gpu, **cell).peak_allocated_bytes.value
+    found = api.changes(gpu=gpu, **cell)
+    assert found
+    for one in found:
+        other = api.predict(gpu=gpu, **(cell | one.options))
+        assert one.from_bytes == now
+        assert one.to_bytes == other.peak_allocated_bytes.value
+        assert one.saved_bytes == now - one.to_bytes > LEAST_SHARE * now
+        assert one.verdict == (verdict(other, catalog.find_gpu(gpu)).verdict if gpu else None)
+    alone = [one for one in found if len({*one.options} - {"sharding"}) == 1]
+    assert [one.to_bytes for one in alone] == sorted(one.to_bytes for one in alone)
+    assert len(found) - len(alone) <= 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "gpu"),
+    [
+        (LARGE, "RTX-A6000"),
+        ({"model": "llama-3.1-8b", "method": "lora", "batch_size": 4, "seq_len": 32768}, "H100-SXM"),
+    ],
+)
+def test_several_changes_that_are_together_enough_come_first_and_each_is_needed(cell: dict[str, Any], gpu: str) -> None:
+    first, *others = api.changes(gpu=gpu, **cell)
+    assert first.verdict == "fits"
+    assert len(first.options) > 1
+    assert "fits" not in {one.verdict for one in others}
+    for name in first.options:
+        fewer = {other: value for other, value in first.options.items() if other != name}
+        without = api.predict(gpu=gpu, **(cell | fewer))
+        assert verdict(without, catalog.find_gpu(gpu)).verdict != "fits"
+
+
+def test_what_costs_can_be_switched_off() -> None:
+    costly = SMALL | {"dora": True, "lora_dropout": 0.1}
+    found = [one.options for one in api.changes(**costly)]
+    assert {"dora": False} in found
+    assert {"lora_dropout": 0.0} in found
+    assert {"dora": False} not in [one.options for one in api.changes(**SMALL)]
+
+
+def test_a_recipe_is_no_obstacle_and_what_is_impossible_no_advice() -> None:
+    found = [one.options for one in api.changes(model="gpt2", method="full", recipe="mixed", batch_size=1, seq_len=512)]
+    assert {"dtype": "bf16"} in found
+    t4 = [one.options for one in api.changes(gpu="T4", attn="eager", **LARGE)]
+    assert {"attn": "flash_attention_2"} not in t4  # Turing has none
+    assert {"fused_linear_cross_entropy": True} not in found  # nor has Liger for GPT-2
+
+
+def test_candidates_are_options_that_a_cell_has() -> None:
+    for cell in (LARGE, SMALL, SMALL | {"method": "full"}):
+        for one in candidates(api.cell(device="cuda", **cell), 2):
+            [(name, value)] = one.items()
+            if name not in ("num_gpus", "sharding"):
+                field = type(api.cell(device="cuda", **SMALL)).model_fields[name]
+                assert isinstance(value, str | int | float | bool)
+                assert field
+
+
+def test_the_command_shows_changes_where_a_cell_does_not_fit_or_when_asked() -> None:
+    shown = run(*words_of(LARGE), "--gpu", "RTX-A6000")
+    assert "what other options would save, each line by itself:" in shown
+    assert "--gradient-checkpointing" in shown
+    told = json.loads(run(*words_of(LARGE), "--gpu", "RTX-A6000", "--json"))["changes"]
+    assert [Change(**one) for one in told] == api.changes(gpu="RTX-A6000", **LARGE)
+    assert "what other options" not in run(*words_of(SMALL), "--gpu", "H200")
+    assert "changes" not in json.loads(run(*words_of(SMALL), "--gpu", "H200", "--json"))
+    asked = run(*words_of(SMALL), "--gpu", "H200", "--changes")
+    assert "fits" in asked.split("what other options")[1]
+    assert "--gradient-checkpointing" in run(*words_of(SMALL), "--changes").split("what other options")[1]
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_change_is_not_broken_within_a_word(columns: int) -> None:
+    shown = run(*words_of(LARGE), "--gpu", "RTX-A6000", columns=columns).splitlines()
+    start = next(number for number, line in enumerate(shown) if line.startswith("what other"))
+    end = next(number for number, line in enumerate(shown) if line.startswith("fewest"))
+    lines = shown[start + 1 : end]
+    assert max(map(len, lines)) <= columns
+    flags = " ".join(word for line in lines for word in line.split())
+    assert "--num-gpus 8 --sharding fsdp" in flags
+
+
+def test_what_is_simulated_gets_no_changes_and_says_so_when_asked() -> None:
+    with pytest.raises(UnsupportedArchitecture):
+        api.changes(gpu="T4", padding=True, **SMALL)
+    done = CliRunner().invoke(app, ["predict", *words_of(SMALL), "--changes", "--max-batch", "--gpu", "T4"])
+    assert done.exit_code == 2

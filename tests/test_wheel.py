@@ -1,0 +1,155 @@
+"""What a user gets who installs the wheel, without torch and far from the repository: every verb, and all its data.
+
+The environment is a fresh one. What the wheel says that it depends on is linked into it from the one that runs the
+tests, and nothing else is there: a dependency that is not declared is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib.metadata import PathDistribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from vramprobe import catalog
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "results" / "cpu" / "quickstart"
+CELL = ["--model", "llama-3.1-8b", "--method", "qlora", "--batch-size", "1", "--seq-len", "2048"]
+ANSWERS: list[tuple[list[str], str]] = [
+    (["--help"], "Usage: vramprobe"),
+    (["plan", "--help"], "or one that ships, by name: 24gb"),
+    (["models"], "llama-3.1-8b"),
+    (["gpus"], "RTX 4090"),
+    (["predict", *CELL, "--gpu", "RTX-4090"], "predicted, not measured"),
+    (["predict", *CELL, "--gpu", "RTX-4090", "--min-gpus"], "RTX 4090"),
+    (["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64",
+      "--device", "cpu"], "predicted, not measured"),
+    (["plan", "24gb", "--gpu", "RTX-4090", "--engine", "formula"], "112 cells"),
+    (["claims", "--id", "L1-12"], "L1-12"),
+    (["check", str(RECORDS)], "records"),
+    (["fit", str(RECORDS), "--out", "fit.json"], "fit.json"),
+    (["evaluate", str(RECORDS), "--fit", "fit.json"], "lora"),
+    (["calibrate", str(RECORDS)], "lora"),
+    (["report", str(RECORDS), "--out", "report"], "index.html"),
+]  # fmt: skip
+NEEDS_TORCH = [["measure", *CELL, "--device", "cpu"], ["simulate", *CELL], ["predict", *CELL, "--engine", "trace"],
+               ["run", "quickstart", "--device", "cpu", "--limit", "1"]]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the working tree."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "vramprobe", source / "vramprobe", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
+               "--disable-pip-version-check", "--wheel-dir", str(out), str(source)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command ``vramprobe`` of a fresh environment."""
+    home = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    python = home / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index",
+               "--disable-pip-version-check", str(wheel)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(home), "platbase": str(home)}))
+    (own,) = site.glob("vramprobe-*.dist-info")
+    for name in sorted(what_it_needs(PathDistribution(own).requires or [])):
+        needed = distribution(name)
+        for top in {file.parts[0] for file in needed.files or []} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(needed.locate_file(top))
+    return home / "bin" / "vramprobe"
+
+
+def what_it_needs(requirements: list[str]) -> set[str]:
+    """Names of the distributions, and of what those need, without extras."""
+    found: set[str] = set()
+    todo = list(requirements)
+    while todo:
+        one = Requirement(todo.pop())
+        if (one.marker is None or one.marker.evaluate({"extra": ""})) and one.name.lower() not in found:
+            found.add(one.name.lower())
+            todo += distribution(one.name).requires or []
+    return found
+
+
+def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VRAMPROBE"))}
+    return subprocess.run(
+        [installed, *words], cwd=folder, capture_output=True, text=True, env=clean | {"COLUMNS": "120"}
+    )
+
+
+@pytest.fixture(scope="module")
+def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+def test_every_file_of_the_package_ships(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
+    tracked = {str(path.relative_to(ROOT)) for path in (ROOT / "vramprobe").rglob("*") if path.is_file()}
+    assert shipped == {path for path in tracked if "__pycache__" not in path}
+    assert {f"vramprobe/data/sweeps/{name}.yaml" for name in catalog.list_sweeps()} <= shipped
+    assert "vramprobe/py.typed" in shipped
+
+
+def test_the_repository_shows_the_sweeps_that_ship() -> None:
+    """One file each: configs/sweeps is a link."""
+    assert (ROOT / "configs" / "sweeps").resolve() == ROOT / "vramprobe" / "data" / "sweeps"
+
+
+def test_nothing_heavy_is_installed(installed: Path, empty_folder: Path) -> None:
+    code = "import importlib.util as u, vramprobe; print(vramprobe.__file__, [n for n in %r if u.find_spec(n)])"
+    heavy = ["torch", "transformers", "peft", "bitsandbytes", "accelerate", "huggingface_hub", "pytest"]
+    python = installed.with_name("python")
+    done = subprocess.run([python, "-I", "-c", code % heavy], cwd=empty_folder, capture_output=True, text=True)
+    assert done.stdout.startswith(str(installed.parents[1])), done.stderr
+    assert done.stdout.endswith(" []\n")
+
+
+def test_the_verbs_that_need_no_torch(installed: Path, empty_folder: Path) -> None:
+    """In an empty folder; fit.json is written there and used by what comes after."""
+    for words, said in ANSWERS:
+        done = run(installed, empty_folder, *words)
+        assert done.returncode == 0, (words, done.stderr)
+        assert said in done.stdout, (words, done.stdout)
+    page = (empty_folder / "report" / "index.html").read_text()
+    assert "<script" in page
+    assert "<style" in page
+    assert run(installed, empty_folder, "--version").stdout == f"vramprobe {distribution('vramprobe').version}\n"
+
+
+@pytest.mark.parametrize("words", NEEDS_TORCH, ids=lambda words: "-".join((words[0], *words[-1:])))
+def test_the_verbs_that_need_torch_say_what_to_install(installed: Path, empty_folder: Path, words: list[str]) -> None:
+    done = run(installed, empty_folder, *words)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "pip install 'vramprobe[measure" in done.stderr
+
+
+def test_a_sweep_that_is_not_there_names_those_that_are(installed: Path, empty_folder: Path) -> None:
+    done = run(installed, empty_folder, "plan", "25gb", "--gpu", "RTX-4090", "--json")
+    assert done.returncode == 1
+    for name in catalog.list_sweeps():
+        assert name in done.stderr
+    (empty_folder / "24gb").write_text("cells:\n  - {model: gpt2, method: lora, batch_size: 1, seq_len: 64}\n")
+    by_name = json.loads(run(installed, empty_folder, "plan", "24GB", "--gpu", "RTX-4090", "--json").stdout)
+    by_path = json.loads(run(installed, empty_folder, "plan", "./24gb", "--gpu", "RTX-4090", "--json").stdout)
+    assert len(by_path["cells"]) == 1 < len(by_name["cells"])

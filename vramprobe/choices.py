@@ -1,0 +1,36 @@
+"""The words that options and records choose from, the same in CLI, YAML and JSON.
+
+In: nothing. Out: types and recipes for spec.py, which says what goes together, and for the command line's help, which
+loads nothing else. Never imports pydantic.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Method = Literal["full", "lora", "qlora"]
+Quant = Literal["none", "nf4", "nf4-single", "fp4", "int8"]
+Dtype = Literal["bf16", "fp32", "fp16"]
+Autocast = Literal["bf16", "fp16", "none"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
+KbitPrep = Literal["none", "peft", "trl"]
+Device = Literal["cuda", "cpu"]
+Weights = Literal["random", "pretrained"]
+#: transformers' own names, and ``adamw_bnb_32bit`` for the optimizer that transformers has no name for.
+Optim = Literal[
+    "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_bnb_32bit", "paged_adamw_8bit", "paged_adamw_32bit",
+    "lion_8bit", "lion_32bit", "adafactor", "sgd", "adagrad", "rmsprop",
+]  # fmt: skip
+
+#: In the order of a run. ``load`` builds the weights and quantises each as it comes, ``prepare`` casts and adds
+#: adapters, ``batch`` puts the tokens on the device; then, each step: forward, backward, optimizer_step, zero_grad.
+PhaseName = Literal["load", "prepare", "batch", "forward", "backward", "optimizer_step", "zero_grad"]
+
+#: Recipes people name, as the two knobs they turn: the dtype the weights are loaded in, and autocast.
+#: With the adapter dtype, these decide bytes per parameter and the dtype of most saved activations.
+RECIPES: dict[str, dict[str, str]] = {
+    "all-bf16": {"dtype": "bf16", "autocast": "none"},  # weights, gradients and AdamW state in bf16: 8 B/param
+    "mixed": {"dtype": "fp32", "autocast": "bf16"},  # a trainer's bf16=True on an fp32 model: 16 B/param + cast copies
+    "fp32": {"dtype": "fp32", "autocast": "none"},
+    "lora-usual": {"dtype": "bf16", "autocast": "bf16", "lora_dtype": "fp32"},  # peft raises 16-bit adapters to fp32
+}

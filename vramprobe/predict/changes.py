@@ -1,0 +1,115 @@
+"""Changes: a cell -> what one other option would save, and whether it fits then; if none is enough, several together.
+
+In: a cell's words and what predicts them. Out: Changes, those that are together enough first, then each by itself, the
+one that saves most first. The page's list is made from the same candidates (translated). Never simulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from vramprobe.errors import VramprobeError
+from vramprobe.predict.prediction import HasMemory, Prediction, verdict
+from vramprobe.spec import CellSpec
+from vramprobe.terms.ranks import Sharding
+
+#: A cell's options that differ from what they are: the words of spec.option_names(), num_gpus and sharding.
+Options = dict[str, Any]
+#: A saving below this share of what is needed is not worth a line.
+LEAST_SHARE = 0.005
+
+
+class Change(BaseModel):
+    """Other options, and the memory that is held against a GPU before and after; ``verdict`` is null without a GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    options: Options
+    from_bytes: int
+    to_bytes: int
+    saved_bytes: int
+    verdict: Literal["fits", "tight", "does not fit"] | None
+
+
+def candidates(spec: CellSpec, num_gpus: int) -> list[Options]:
+    """Options to try, the mildest first: those that change speed, then precision, then what is trained and on what."""
+    found: list[Options] = [
+        {"gradient_checkpointing": True}, {"fused_linear_cross_entropy": True}, {"attn": "sdpa"},
+        {"attn": "flash_attention_2"}, {"optim": "adamw_torch_fused"}, {"optim": "adamw_bnb_8bit"},
+        {"optim": "paged_adamw_8bit"}, {"dtype": "bf16"}, {"autocast": "bf16"},
+    ]  # fmt: skip
+    if spec.method == "full":
+        found += [{"method": "lora"}]
+    else:
+        found += [{"lora_dtype": "bf16"}, {"method": "qlora"}, {"quant": "nf4"}, {"kbit_prep": "none"}]
+        found += [{"lora_dropout": 0.0}, {"dora": False}, {"lora_targets": "q_v"}]
+    for name, value in (("lora_r", spec.lora_r or 1), ("batch_size", spec.batch_size), ("seq_len", spec.seq_len)):
+        if value > 1:
+            found += [{name: value // 2}]
+    found += [{"num_gpus": times * num_gpus} for times in (2, 4, 8)]
+    if num_gpus > 1:
+        found += [{"sharding": kind} for kind in get_args(Sharding)]
+    return found
+
+
+def what_would_save(
+    now: Prediction, found: list[Options], predicted: Callable[[Options], Prediction], gpu: HasMemory | None
+) -> list[Change]:
+    """Those of ``found`` that save; before them several together, where none by itself makes the cell fit ``gpu``.
+
+    ``predicted`` gives what is predicted with other options, or raises VramprobeError where they cannot be.
+    """
+    needed = _needed_bytes(now)
+
+    def tried(options: Options) -> Change | None:
+        try:
+            other = predicted(options)
+        except VramprobeError:
+            return None  # what cannot be predicted is no advice
+        to_bytes = _needed_bytes(other)
+        return Change(
+            options=options, from_bytes=needed, to_bytes=to_bytes, saved_bytes=needed - to_bytes,
+            verdict=verdict(other, gpu).verdict if gpu else None,
+        )  # fmt: skip
+
+    each = [one for options in found if (one := tried(options)) and _saves(one, needed)]
+    is_wanted = gpu is not None and verdict(now, gpu).verdict != "fits" and not any(map(_fits, each))
+    several = _together(each, needed, tried) if is_wanted else None
+    first = [several] if several is not None and len(several.options) > 1 else []
+    return [*first, *sorted(each, key=lambda one: one.to_bytes)]
+
+
+def _together(each: list[Change], needed: int, tried: Callable[[Options], Change | None]) -> Change | None:
+    """One change after the other, the mildest first, each kept if it saves beside those before, until it fits; then
+    each that is not needed for it goes, the harshest first.
+    """
+    kept: Change | None = None
+    for one in each:
+        more = tried((kept.options if kept else {}) | one.options)
+        if more and _saves(more, kept.to_bytes if kept else needed):
+            kept = more
+        if kept and _fits(kept):
+            break
+    if kept is None or not _fits(kept):
+        return kept
+    for name in reversed(list(kept.options)):
+        fewer = tried({other: value for other, value in kept.options.items() if other != name})
+        if fewer and _fits(fewer):
+            kept = fewer
+    return kept
+
+
+def _saves(one: Change, before: int) -> bool:
+    return one.to_bytes < (1 - LEAST_SHARE) * before
+
+
+def _fits(one: Change) -> bool:
+    return one.verdict == "fits"
+
+
+def _needed_bytes(prediction: Prediction) -> int:
+    """What a verdict is about: the device tier, or the nearest to it that is known."""
+    return (prediction.device_bytes or prediction.reserved_bytes or prediction.peak_allocated_bytes).value

@@ -272,6 +272,12 @@ def test_paged_state_is_not_torchs() -> None:
     assert plain.ledger.optimizer_state_bytes - paged.ledger.optimizer_state_bytes == 8 * sum(large)
 
 
+def test_paged_state_is_at_no_time_in_the_devices_memory() -> None:
+    """bitsandbytes maps it (``functional.get_paged``): the first step ends at its peak, as nothing is freed in it."""
+    first = next(p for p in run(TALL, optim="paged_adamw_32bit").phases if (p.name, p.step) == ("optimizer_step", 1))
+    assert first.allocated_peak_bytes == first.allocated_end_bytes
+
+
 @pytest.mark.parametrize("optim", get_args(Optim))
 def test_every_optimizer(optim: str) -> None:
     assert run(optim=optim).peak.allocated_bytes > 0

@@ -86,6 +86,10 @@ class TrueValues(TorchDispatchMode):
                 done, out = self._special(func, operator, args, kwargs)
                 if done:
                     return out
+            elif operator.has_parts:
+                out = self._launch_in_parts(func, args, kwargs)
+                if operator.pure:
+                    return out  # what its parts made is known, each by itself
             else:
                 out = self._launch(func, args, kwargs)
         finally:
@@ -106,6 +110,11 @@ class TrueValues(TorchDispatchMode):
 
     def _launch(self, func, args, kwargs):
         return func(*args, **kwargs)
+
+    def _launch_in_parts(self, func, args, kwargs):
+        """A library's own operator, written in others (bitsandbytes' int8 looks for outliers): those come here, too."""
+        with self.on_this_thread():
+            return func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
 
     def _learn(self, func):
         if not isinstance(func, torch._ops.OpOverload):

@@ -38,6 +38,8 @@ COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
 # Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton
 # kernel would not.
 TRUSTED = ("aten", "prims")
+# Collectives, and what Inductor calls: the kernel itself, with nothing of ATen inside that would have a value to know.
+BELOW = ("c10d", "_c10d_functional", "_dtensor", "inductor", "triton")
 COUNTED = {
     "aten::nonzero", "aten::masked_select", "aten::index", "aten::index_put", "aten::index_put_",
     "aten::_index_put_impl_", "aten::_unique2", "aten::_unique", "aten::unique_consecutive", "aten::unique_dim",
@@ -54,7 +56,7 @@ class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
     __slots__ = (
-        "composite", "counted", "empty", "has_generator", "name", "overwrites", "pure", "quiet", "random",
+        "composite", "counted", "empty", "has_generator", "has_parts", "name", "overwrites", "pure", "quiet", "random",
         "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
     )  # fmt: skip
 
@@ -66,6 +68,9 @@ class Operator:
         self.writes_names = tuple(schema.arguments[i].name for i in written)
         self.pure = not written
         self.trusted = func.namespace in TRUSTED
+        self.has_parts = not (
+            self.trusted or func.namespace in BELOW or func._can_decompose()
+        ) and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
         # Views and ops that hand out no new bytes: nothing to learn from them.
         self.quiet = (
             (func.is_view and self.pure)

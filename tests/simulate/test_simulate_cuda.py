@@ -100,6 +100,15 @@ def test_attention_kernels(
     assert backend(chip, *tensors(heads, kv_heads, size, dtype), mask) == chosen
 
 
+@pytest.mark.parametrize(("dropout", "learned", "chosen"), [
+    (0.0, False, "cudnn"), (0.125, False, "cudnn"), (0.1, False, "efficient"), (0.0, True, "efficient"),
+])  # fmt: skip
+def test_cudnn_takes_no_learned_mask_and_drops_in_sixteenths(dropout: float, learned: bool, chosen: str) -> None:
+    """As torch 2.13 chooses on an emulated H100 (``torch._fused_sdp_choice``); T5 has both."""
+    mask = torch.empty(1, 8, 64, 64, dtype=torch.bfloat16, device="meta", requires_grad=learned)
+    assert backend(H100, *tensors(8, 8, 64, torch.bfloat16), mask, dropout) == chosen
+
+
 def test_attention_kernels_of_a_run_are_facts() -> None:
     assert run().facts.attention_kernels == ["ScaledDotProductFlashAttention"]
     assert run(gpu="H100-SXM").facts.attention_kernels == ["ScaledDotProductCudnnAttention"]
@@ -272,6 +281,12 @@ def test_paged_state_is_not_torchs() -> None:
     large = [TALL["vocab_size"] * TALL["hidden_size"]] * 2
     assert min(large) >= 100_000
     assert plain.ledger.optimizer_state_bytes - paged.ledger.optimizer_state_bytes == 8 * sum(large)
+
+
+def test_paged_state_is_at_no_time_in_the_devices_memory() -> None:
+    """bitsandbytes maps it (``functional.get_paged``): the first step ends at its peak, as nothing is freed in it."""
+    first = next(p for p in run(TALL, optim="paged_adamw_32bit").phases if (p.name, p.step) == ("optimizer_step", 1))
+    assert first.allocated_peak_bytes == first.allocated_end_bytes
 
 
 @pytest.mark.parametrize("optim", get_args(Optim))

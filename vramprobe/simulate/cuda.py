@@ -169,7 +169,7 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float,
         is_causal: bool, scale: float | None, enable_gqa: bool,
     ) -> torch.Tensor:  # fmt: skip
-        match backend(chip, query, key, value, attn_mask):
+        match backend(chip, query, key, value, attn_mask, dropout_p):
             case "cudnn":
                 bias = None if attn_mask is None else _bias_of(attn_mask, query)
                 return _aten._scaled_dot_product_cudnn_attention(
@@ -191,12 +191,14 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
 
 
 def backend(
-    chip: Chip, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> Backend:
+    chip: Chip, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
+    dropout: float = 0.0,
+) -> Backend:  # fmt: skip
     """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp)."""
     size, is_16_bit = query.shape[-1], _is_16_bit(query) and chip.major >= 8
     same_size = size == key.shape[-1] == value.shape[-1]
-    if chip.prefers_cudnn and is_16_bit and key.shape[-2] > 1 and _fits_cudnn(chip, size, value.shape[-1]):
+    cudnn_fits = _fits_cudnn(chip, size, value.shape[-1], mask, dropout)
+    if chip.prefers_cudnn and is_16_bit and key.shape[-2] > 1 and cudnn_fits:
         return "cudnn"
     narrow = (chip.major, chip.minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and 192 < size <= 224
     if is_16_bit and mask is None and same_size and size <= 256 and not narrow:
@@ -208,8 +210,14 @@ def backend(
     return "math"
 
 
-def _fits_cudnn(chip: Chip, size: int, value_size: int) -> bool:
-    """``check_cudnn_tensor_shapes``: queries and values need not be of one size, as DeepSeek's are not."""
+def _fits_cudnn(chip: Chip, size: int, value_size: int, mask: torch.Tensor | None, dropout: float) -> bool:
+    """``check_cudnn_tensor_shapes``: queries and values need not be of one size, as DeepSeek's are not.
+
+    Nor is there a gradient for a mask that is learned, as T5's positions are, or a dropout but in sixteenths
+    (``check_cudnn_dropout``, torch 2.13).
+    """
+    if (mask is not None and mask.requires_grad) or dropout * 16 % 1:
+        return False
     limit = 256 if chip.major == 9 else 192 if (size, value_size) == (192, 128) else 128
     return size % 8 == value_size % 8 == 0 and max(size, value_size) <= limit
 

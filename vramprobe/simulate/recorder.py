@@ -108,10 +108,15 @@ class Recorder(TorchDispatchMode):
         return block[0] if block is not None and block[1] else None
 
     def hide(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A new tensor that is not in the device's memory, but in the host's or managed; returned as it is."""
+        """A new tensor that is not in the device's memory, but in the host's or managed; returned as it is.
+
+        Where nothing has happened since it was made, the device has never held it.
+        """
         storage = tensor.untyped_storage()
         ptr, size_bytes = self._blocks.pop(storage._cdata, (0, 0))
-        if size_bytes:
+        if size_bytes and self.events[-1].ptr == ptr:
+            self.events.pop()
+        elif size_bytes:
             self._note(ptr, -size_bytes)
         self._watch(storage, 0, 0)
         return tensor

@@ -64,6 +64,9 @@ HOW = {
     "vramprobe fit out/demo --out out/demo/fit.json": AS_IT_IS,
     f"vramprobe predict {HELD_OUT} --fit out/demo/fit.json": AS_IT_IS,
     "vramprobe report out/demo --fit out/demo/fit.json --out out/demo/report": AS_IT_IS,
+    "vramprobe emulate setup": Way(
+        elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
+    ),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(
         more="--num-layers 1 --timing-steps 0 --device cpu", why="the whole model takes longer"
@@ -199,7 +202,10 @@ def test_every_verb_and_option_named_is_there(text: str) -> None:
         assert first in ("--help", "--version")
         return
     assert first in VERBS
-    known = {option for parameter in VERBS[first].params for option in (*parameter.opts, *parameter.secondary_opts)}
+    verb = VERBS[first]
+    while words and words[0] in getattr(verb, "commands", {}):
+        verb = verb.commands[words.pop(0)]
+    known = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert [word for word in words if word.startswith("-") and word not in known | {"--help"}] == []
 
 

@@ -207,7 +207,7 @@ def test_a_shipped_fit_of_a_real_card_goes_before_an_emulated_one(
     folder.mkdir(parents=True)
     model = fit(records())
     (folder / "a.json").write_text(model.model_dump_json())
-    monkeypatch.setattr(memory_model.resources, "files", lambda name: tmp_path)
+    monkeypatch.setattr(memory_model, "data_file", lambda name: tmp_path / "data" / name)
     assert memory_model.shipped_fit("cuda", find_gpu("H100-SXM")) == model
     text = engine.predictor()
     assert f"fitted on emulated {CARD} ({model.num_records} records)" in text

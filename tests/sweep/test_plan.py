@@ -9,6 +9,7 @@ import pytest
 from factories import make_oom, make_record, make_spec
 
 from vramprobe import api
+from vramprobe.cli.display_plan import plan_as_json, plan_in_words
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.records import store
 from vramprobe.records.record import Skipped, Timing
@@ -267,3 +268,10 @@ def test_a_pace_learns_from_emulated_records_by_their_own_account() -> None:
     expected = account_seconds(spec, spec.num_params, None, is_emulated=True)
     record = make_record(spec, instrument="emulated", timing=Timing(total_seconds=3 * expected))
     assert pace_of([record], None).correct(spec.num_params, 1.0) == pytest.approx(3)
+
+
+def test_a_plan_for_an_emulated_card_says_so() -> None:
+    card = card_seen("NVIDIA H200", 141 * GIB, is_emulated=True)
+    assert "; on emulated NVIDIA H200 (141.00 GiB): 1 fits" in plan_in_words(planned(cell(), card=card))
+    assert plan_as_json(planned(cell(), card=card), with_cells=False)["card"]["is_emulated"]
+    assert "; on Test GPU (" in plan_in_words(planned(cell()))

@@ -61,7 +61,8 @@ def plan_in_words(plan: Plan) -> str:
     if plan.card is not None:
         verdicts = plan.verdicts()
         shown = [f"{verdicts[name]} {name}" for name in ("fits", "risky", "certain oom", "unknown") if name in verdicts]
-        text += f"; on {plan.card.name} ({format_bytes(plan.card.total_bytes)}): {', '.join(shown) or 'nothing to run'}"
+        card = f"emulated {plan.card.name}" if plan.card.is_emulated else plan.card.name
+        text += f"; on {card} ({format_bytes(plan.card.total_bytes)}): {', '.join(shown) or 'nothing to run'}"
     text += f"; about {format_seconds(plan.seconds)}"
     if plan.rate is not None:
         text += f", ${plan.dollars:.2f} at ${plan.rate.usd_per_hour:.2f}/h ({plan.rate.source})"
@@ -78,7 +79,7 @@ def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
     - ``kind``: planned
     - ``total``: cells
     - ``actions``, ``verdicts``: cells by what is done with them, and those to run by whether they will fit
-    - ``card``: name and total_bytes of the GPU; null on a CPU
+    - ``card``: name and total_bytes of the GPU, and whether it is emulated; null on a CPU
     - ``expected_seconds``, ``expected_dollars``: for all that is run; dollars are null without a price
     - ``usd_per_hour``, ``price_source``: of one GPU
     - ``fit``: the data that the predictor was fitted to; null for arithmetic alone
@@ -101,7 +102,8 @@ def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
         "total": len(plan.rows),
         "actions": plan.actions(),
         "verdicts": plan.verdicts(),
-        "card": plan.card and {"name": plan.card.name, "total_bytes": plan.card.total_bytes},
+        "card": plan.card
+        and {"name": plan.card.name, "total_bytes": plan.card.total_bytes, "is_emulated": plan.card.is_emulated},
         "expected_seconds": round(plan.seconds, 1),
         "expected_dollars": plan.dollars and round(plan.dollars, 4),
         "usd_per_hour": plan.rate and plan.rate.usd_per_hour,

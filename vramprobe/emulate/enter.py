@@ -53,11 +53,9 @@ def entrance(
     from vramprobe.emulate.activate import emulated_environment
     from vramprobe.emulate.build import cache_folder, ensure_build
     from vramprobe.emulate.cards import parse_cards
-    from vramprobe.emulate.installation import require_platform
     from vramprobe.emulate.machine import write_machine
 
     card, count = parse_cards(cards)
-    require_platform()  # before anybody is told to set something up that could not run here
     installation = installation_to_use()
     build = ensure_build(installation, say)
     machine = write_machine(_new_folder(cache_folder() / "machines"), [card] * count)

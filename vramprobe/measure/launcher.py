@@ -100,8 +100,8 @@ class Spawner:
     def _popen(self, alloc_conf: str | None) -> subprocess.Popen:
         with open(self._log, "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "vramprobe.measure.worker"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                start_new_session=True, env=self._env | allocator_settings(alloc_conf), bufsize=0,
+                [sys.executable, "-m", "vramprobe.measure.worker", str(os.getpid())], stdin=subprocess.PIPE, stdout=log,
+                stderr=log, start_new_session=True, env=self._env | allocator_settings(alloc_conf), bufsize=0,
             )  # fmt: skip
 
 

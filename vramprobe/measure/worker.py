@@ -280,9 +280,11 @@ def _die_with_the_runner() -> None:
 
 
 def _spawned() -> None:
-    """Load, then wait for a request: a worker may be started before there is one."""
+    """Load, then wait for a request: a worker may be started before there is one. Its argument is the runner's pid."""
     if sys.platform == "linux":  # loading takes many seconds, in which nobody watches stdin: PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if str(os.getppid()) not in sys.argv[1:2]:  # it went before we could ask for that
+            return
     for name in PRELOADED:
         importlib.import_module(name)
     request = bytearray()

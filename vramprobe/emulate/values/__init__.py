@@ -1,6 +1,6 @@
 """Values on the emulated card: small tensors hold true ones, and of all others it is known that nobody computed them.
 
-In: a process that runs on the emulated driver; out: a report (policy, reads by line of Python). This package is
+In: a process that runs on the emulated driver. Out: a report (policy, reads by line of Python). This package is
 loaded into other people's environments: it imports the standard library and, when asked to work, torch; nothing of
 the rest of vramprobe.
 """

@@ -9,6 +9,7 @@ second 16-bit copy of an int8 weight while it is loaded.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -115,6 +116,10 @@ def _cuda_autocast() -> Iterator[None]:
     try:
         for name in (*_FP32, *_FP32_UNLESS_TOLD):
             library.impl(name, _in_fp32(name, unless_told=name in _FP32_UNLESS_TOLD), "AutocastCPU")
+        # In fp32 under the CPU's alone; on CUDA its log_softmax stays in 16 bits, and nll_loss casts (LossNLL.cpp).
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it takes the place of another
+            library.impl("cross_entropy_loss", torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
         yield
     finally:
         library._destroy()
@@ -169,7 +174,7 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float,
         is_causal: bool, scale: float | None, enable_gqa: bool,
     ) -> torch.Tensor:  # fmt: skip
-        match backend(chip, query, key, value, attn_mask):
+        match backend(chip, query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa):
             case "cudnn":
                 bias = None if attn_mask is None else _bias_of(attn_mask, query)
                 return _aten._scaled_dot_product_cudnn_attention(
@@ -191,12 +196,19 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
 
 
 def backend(
-    chip: Chip, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> Backend:
-    """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp)."""
+    chip: Chip, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
+    dropout: float = 0.0, *, enable_gqa: bool = True,
+) -> Backend:  # fmt: skip
+    """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp).
+
+    Without ``enable_gqa`` none but the math path takes fewer heads of keys than of queries: Falcon's one.
+    """
+    if not enable_gqa and query.shape[-3] != key.shape[-3]:
+        return "math"
     size, is_16_bit = query.shape[-1], _is_16_bit(query) and chip.major >= 8
     same_size = size == key.shape[-1] == value.shape[-1]
-    if chip.prefers_cudnn and is_16_bit and key.shape[-2] > 1 and _fits_cudnn(chip, size, value.shape[-1]):
+    cudnn_fits = _fits_cudnn(chip, size, value.shape[-1], mask, dropout)
+    if chip.prefers_cudnn and is_16_bit and key.shape[-2] > 1 and cudnn_fits:
         return "cudnn"
     narrow = (chip.major, chip.minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and 192 < size <= 224
     if is_16_bit and mask is None and same_size and size <= 256 and not narrow:
@@ -206,8 +218,14 @@ def backend(
     return "math"
 
 
-def _fits_cudnn(chip: Chip, size: int, value_size: int) -> bool:
-    """``check_cudnn_tensor_shapes``: queries and values need not be of one size, as DeepSeek's are not."""
+def _fits_cudnn(chip: Chip, size: int, value_size: int, mask: torch.Tensor | None, dropout: float) -> bool:
+    """``check_cudnn_tensor_shapes``: queries and values need not be of one size, as DeepSeek's are not.
+
+    Nor is there a gradient for a mask that is learned, as T5's positions are, or a dropout but in sixteenths
+    (``check_cudnn_dropout``, torch 2.13).
+    """
+    if (mask is not None and mask.requires_grad) or dropout * 16 % 1:
+        return False
     limit = 256 if chip.major == 9 else 192 if (size, value_size) == (192, 128) else 128
     return size % 8 == value_size % 8 == 0 and max(size, value_size) <= limit
 

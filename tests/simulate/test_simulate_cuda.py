@@ -109,6 +109,40 @@ def test_cudnn_takes_no_learned_mask_and_drops_in_sixteenths(dropout: float, lea
     assert backend(H100, *tensors(8, 8, 64, torch.bfloat16), mask, dropout) == chosen
 
 
+def test_without_grouped_heads_only_the_math_path_takes_fewer_keys() -> None:
+    """As torch 2.13 chooses on emulated cards for Falcon, whose one head of keys is not repeated."""
+    for chip in (A100, H100):
+        assert backend(chip, *tensors(8, 1, 64, torch.bfloat16), None, enable_gqa=False) == "math"
+        assert backend(chip, *tensors(8, 8, 64, torch.bfloat16), None, enable_gqa=False) != "math"
+
+
+def test_int8_gives_back_its_inputs_dtype() -> None:
+    """bitsandbytes' product on a GPU, not its CPU's: after an fp32 norm the MLP stays in fp32."""
+    architecture = TINY_LLAMA | {"hidden_size": 256, "intermediate_size": 512}
+    spec = cell(architecture, method="qlora", lora_r=8, quant="int8").model_copy(update={"device": "cpu"})
+    seen = []
+    with session(spec, A100):
+        import bitsandbytes as bnb
+        from bitsandbytes.autograd._functions import MatmulLtState
+
+        state = MatmulLtState()
+        state.CB, state.SCB = torch.empty(32, 16, dtype=torch.int8), torch.empty(32)
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.empty(32, 16, dtype=torch.int8)
+            seen.append(bnb.matmul(torch.empty(2, 4, 16, dtype=dtype), weight, state=state, threshold=6.0).dtype)
+    assert seen == [torch.float32, torch.bfloat16]
+
+
+def test_cross_entropy_in_16_bits_is_cast_after_its_logarithm() -> None:
+    """CUDA's autocast: the 16-bit logarithms, then a cast for nll_loss; the CPU's would cast the logits first."""
+    with session(make_spec(device="cpu"), A100) as recorder, torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, labels = torch.empty(64, 100, dtype=torch.bfloat16), torch.empty(64, dtype=torch.int64)
+        before = len(recorder.events)
+        functional.cross_entropy(logits, labels)
+        sizes = [event.size_bytes for event in recorder.events[before:] if event.size_bytes >= 64 * 100]
+    assert sizes == [2 * 64 * 100, 4 * 64 * 100]
+
+
 def test_attention_kernels_of_a_run_are_facts() -> None:
     assert run().facts.attention_kernels == ["ScaledDotProductFlashAttention"]
     assert run(gpu="H100-SXM").facts.attention_kernels == ["ScaledDotProductCudnnAttention"]

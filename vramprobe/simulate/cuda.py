@@ -9,6 +9,7 @@ second 16-bit copy of an int8 weight while it is loaded.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -115,6 +116,10 @@ def _cuda_autocast() -> Iterator[None]:
     try:
         for name in (*_FP32, *_FP32_UNLESS_TOLD):
             library.impl(name, _in_fp32(name, unless_told=name in _FP32_UNLESS_TOLD), "AutocastCPU")
+        # In fp32 under the CPU's alone; on CUDA its log_softmax stays in 16 bits, and nll_loss casts (LossNLL.cpp).
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it takes the place of another
+            library.impl("cross_entropy_loss", torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
         yield
     finally:
         library._destroy()
@@ -169,7 +174,7 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float,
         is_causal: bool, scale: float | None, enable_gqa: bool,
     ) -> torch.Tensor:  # fmt: skip
-        match backend(chip, query, key, value, attn_mask, dropout_p):
+        match backend(chip, query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa):
             case "cudnn":
                 bias = None if attn_mask is None else _bias_of(attn_mask, query)
                 return _aten._scaled_dot_product_cudnn_attention(
@@ -192,9 +197,14 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
 
 def backend(
     chip: Chip, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    dropout: float = 0.0,
+    dropout: float = 0.0, *, enable_gqa: bool = True,
 ) -> Backend:  # fmt: skip
-    """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp)."""
+    """The first kernel that can, in the order of preference (transformers/cuda/sdp_utils.cpp).
+
+    Without ``enable_gqa`` none but the math path takes fewer heads of keys than of queries: Falcon's one.
+    """
+    if not enable_gqa and query.shape[-3] != key.shape[-3]:
+        return "math"
     size, is_16_bit = query.shape[-1], _is_16_bit(query) and chip.major >= 8
     same_size = size == key.shape[-1] == value.shape[-1]
     cudnn_fits = _fits_cudnn(chip, size, value.shape[-1], mask, dropout)

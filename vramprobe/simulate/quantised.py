@@ -147,8 +147,11 @@ def _copy_of(name: str) -> ModuleType:
 
 
 @contextmanager
-def bitsandbytes_on_fake_tensors(hide: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """While open, bitsandbytes' layers and kernels work on fake tensors; paged state is made and hidden."""
+def bitsandbytes_on_fake_tensors(chip: Chip | None, hide: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """While open, bitsandbytes' layers and kernels work on fake tensors; paged state is made and hidden.
+
+    ``chip`` None: int8 layers train as on the CPU, which has a product of its own.
+    """
     import accelerate
     import bitsandbytes as bnb
     from transformers.integrations import bitsandbytes as integration
@@ -165,7 +168,20 @@ def bitsandbytes_on_fake_tensors(hide: Callable[[torch.Tensor], torch.Tensor]) -
             (integration, "replace_with_bnb_linear", _with_fake_buffers(integration.replace_with_bnb_linear)),
         ):
             stack.enter_context(patch.object(owner, name, value))
+        if chip is not None:
+            stack.enter_context(patch.object(bnb, "matmul", _int8_matmul))
         yield
+
+
+def _int8_matmul(
+    A: torch.Tensor, B: torch.Tensor, out: Any = None, state: Any = None, threshold: float = 0.0, bias: Any = None
+) -> torch.Tensor:
+    """``bitsandbytes.matmul`` on a GPU, whose result has its input's dtype; asked on the CPU, it takes the CPU's."""
+    from bitsandbytes.autograd._functions import MatMul8bitLt
+
+    if threshold > 0.0:
+        state.threshold = threshold
+    return MatMul8bitLt.apply(A, B, out, bias, state)
 
 
 def _state_buffer(hide: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:

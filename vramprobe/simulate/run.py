@@ -270,7 +270,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         patch.object(torch, "get_rng_state", rng_state),
         patch.object(torch, "set_rng_state", lambda state: None),
         patch.object(torch, "set_autocast_enabled", set_and_tell),
-        bitsandbytes_on_fake_tensors(recorder.hide) if spec.needs_bitsandbytes else nullcontext(),
+        bitsandbytes_on_fake_tensors(chip, recorder.hide) if spec.needs_bitsandbytes else nullcontext(),
         on_cuda(chip) if chip is not None else nullcontext(),
         fused_loss.liger_on_fake_tensors(chip) if spec.fused_linear_cross_entropy else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),

@@ -21,8 +21,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import sweep_time  # noqa: E402
 
-from vramprobe import catalog, store  # noqa: E402
+from vramprobe import catalog  # noqa: E402
 from vramprobe.errors import VramprobeError  # noqa: E402
+from vramprobe.records import store  # noqa: E402
 from vramprobe.records.record import RunRecord  # noqa: E402
 from vramprobe.sweep.card import Rate, card_seen, hourly_rate  # noqa: E402
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from speed import PREDICT, seconds_of
+from speed import PREDICT, cost_of
 
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import peak_moment
@@ -78,7 +78,7 @@ def timed(action: Callable[[], object], times: int = TIMES) -> tuple[float, floa
 def as_process(command: str) -> tuple[float, float]:
     """(median wall, mean CPU) seconds of a command in a process of its own."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    wall = seconds_of(command, times=TIMES)
+    wall = cost_of(command, times=TIMES).wall_seconds
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, (now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime) / TIMES
 

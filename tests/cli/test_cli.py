@@ -28,7 +28,11 @@ from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.records import store
 from vramprobe.records.record import record_from_json
 
-VERBS = get_command(verbs.app).commands
+VERBS = {
+    f"{name} {part}" if part else name: inner
+    for name, verb in get_command(verbs.app).commands.items()
+    for part, inner in getattr(verb, "commands", {"": verb}).items()
+}
 TAKES_A_CELL = ("measure", "simulate", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
 TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]

@@ -127,7 +127,7 @@ def test_a_cpu_cell_has_none_and_says_what_to_do(tmp_path: Path) -> None:
 def measure_with(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
 
-    def measure(spec: Any, *, log: Path, timeout_seconds: float, snapshot: Path | None) -> RunRecord:
+    def measure(spec: Any, *, log: Path, timeout_seconds: float, snapshot: Path | None, verify: bool) -> RunRecord:
         asked.append(snapshot)
         return record
 

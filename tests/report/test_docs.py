@@ -84,6 +84,7 @@ HOW = {
     "vramprobe report results/cpu/quickstart --fit results/cpu/quickstart/fit.json -o out/report": AS_IT_IS,
     "vramprobe report results/cpu/quickstart --dataset out/dataset": AS_IT_IS,
     "make demo": Way(instead="make -n demo", why="it sets up an environment; its four commands are above"),
+    "make demo-here": Way(instead="make -n demo-here", why="its four commands are above"),
     "make test": Way(instead="make -n test", why="it would run this test"),
     "make test-gpu": Way(instead="make -n test-gpu", why="it needs a GPU"),
     "make lint": Way(instead="make -n lint", why="CI runs it"),

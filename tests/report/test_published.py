@@ -89,7 +89,9 @@ def test_what_the_sweep_files_say_they_cost_is_fresh() -> None:
 def test_the_readmes_commands_are_the_makefiles() -> None:
     makefile = (ROOT / "Makefile").read_text()
     commands = [line.replace("$(BIN)/", "").replace("$(DEMO)", "out/demo").strip() for line in makefile.splitlines()]
-    demo = [line for line in commands if line.startswith("vramprobe ") and "emulate" not in line]
+    demo = [
+        line for line in commands if line.startswith("vramprobe ") and "emulate" not in line and not line.endswith("\\")
+    ]
     assert len(demo) == 4
     assert "\n".join(demo) in (ROOT / "README.md").read_text()
 

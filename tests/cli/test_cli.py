@@ -66,7 +66,7 @@ def test_what_is_planned_can_be_run_with_the_same_words() -> None:
 
 def test_the_words_name_every_verb() -> None:
     words = (Path(__file__).parents[2] / "docs" / "words.md").read_text()
-    for verb in VERBS:
+    for verb in {name.split()[0] for name in VERBS}:
         assert f"| `vramprobe {verb}`" in words or f", `vramprobe {verb}` |" in words, verb
 
 

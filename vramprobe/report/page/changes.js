@@ -7,7 +7,6 @@ const changes = (() => {
   const byId = (id) => document.getElementById(id);
   const PAUSE_MS = 200; // after the last change, and after the chosen cards' own answers
   const SLICE_MS = 12;
-  const { leastShare: LEAST } = vramprobe; // of what is needed: less is not worth a line
   let running = 0;
 
   /** A change in the form's own words. */
@@ -73,7 +72,7 @@ const changes = (() => {
     const until = performance.now() + SLICE_MS;
     while (job.queue.length && performance.now() < until) {
       const one = tried(job.queue.shift(), job.options, job);
-      if (one && one.needed < (1 - LEAST) * job.now.needed) job.found.push(one);
+      if (one && one.needed < (1 - vramprobe.leastShare) * job.now.needed) job.found.push(one);
     }
     if (job.queue.length) setTimeout(work, 0, job);
     else if (job.gpu && !job.now.fits && !job.found.some(fits)) setTimeout(together, 0, job, null, [...job.found]);
@@ -89,7 +88,7 @@ const changes = (() => {
     while (left.length && !(sum && fits(sum)) && performance.now() < until) {
       const { change } = left.shift();
       const next = tried({ ...sum?.change, ...change }, job.options, job);
-      if (next && next.needed < (1 - LEAST) * (sum?.needed ?? job.now.needed)) sum = next;
+      if (next && next.needed < (1 - vramprobe.leastShare) * (sum?.needed ?? job.now.needed)) sum = next;
     }
     if (left.length && !(sum && fits(sum))) setTimeout(together, 0, job, sum, left);
     else if (sum && fits(sum)) setTimeout(needed, 0, job, sum, Object.keys(sum.change));

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 _OF_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "pygments", "py.py", "pytest_timeout.py")
 #: On every other card what decides by card: kernels, tiers, memory's end.
 _BY_CARD = "tiers or oom or out_of_memory or attention or nvml"
-#: Tied weights under autocast: the emulated cell and its simulation lie 12 % apart (benchmarks/emulated.md, unexplained).
+#: Tied weights under autocast: emulated and simulated lie 12 % apart (benchmarks/emulated.md, unexplained).
 _UNEXPLAINED = (
     "tests/measure/test_cuda.py::test_a_simulated_cell_is_the_measured_one"
     "[{'method': 'full', 'model': 'gpt2', 'dtype': 'fp32', 'autocast': 'bf16'}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -69,6 +70,29 @@ def built_here(installation, cache):
     from vramprobe.emulate.build import ensure_build
 
     return ensure_build(installation)
+
+
+def cuda_pythons() -> list[Path | None]:
+    """Interpreters with a CUDA build of torch: $VRAMPROBE_CUDA_PYTHONS, else the set-up one, else a None to skip by."""
+    from vramprobe.emulate.environment import find_environment
+
+    named = [Path(part) for part in os.environ.get("VRAMPROBE_CUDA_PYTHONS", "").split(":") if part]
+    return named or [find_environment()]
+
+
+@pytest.fixture(scope="module", params=cuda_pythons(), ids=str)
+def cuda_build(request, tmp_path_factory):
+    """The build for one of them, in a cache of its own."""
+    from vramprobe.emulate.build import driver_sources, ensure_build
+    from vramprobe.emulate.installation import find_installation
+
+    if request.param is None:
+        pytest.skip("no CUDA build of torch here: `vramprobe emulate setup` makes one")
+    if not driver_sources():
+        pytest.skip("this checkout has no driver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VRAMPROBE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        return ensure_build(find_installation(request.param))
 
 
 def _require_tools() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import fake_installation
 import pytest
 
+from vramprobe.emulate import MACHINE_VARIABLE, toolchain
 from vramprobe.emulate import build as building
-from vramprobe.emulate import toolchain
-from vramprobe.emulate.activate import MACHINE, emulated_environment, plain_environment
+from vramprobe.emulate.activate import emulated_environment, plain_environment
 from vramprobe.emulate.build import Build, cache_folder, emulator_version, ensure_build
 from vramprobe.emulate.installation import NotEmulatable, installation_in
 from vramprobe.emulate.toolchain import BuildError, NoCompiler, find_compiler
@@ -282,7 +282,7 @@ def test_the_environment_of_the_real_machine_is_put_aside_and_comes_back(built):
     base = {"CUDA_VISIBLE_DEVICES": "3", "LD_PRELOAD": "libjemalloc.so.2", "LD_LIBRARY_PATH": "/opt/lib", "HOME": "/h"}
     emulated = emulated_environment(built, Path("/machine"), base)
     assert "CUDA_VISIBLE_DEVICES" not in emulated
-    assert emulated[MACHINE] == "/machine"
+    assert emulated[MACHINE_VARIABLE] == "/machine"
     assert emulated["LD_PRELOAD"].split(":")[-1] == "libjemalloc.so.2"
     assert set(map(str, built.stubs)) < set(emulated["LD_PRELOAD"].split(":"))
     assert emulated["LD_LIBRARY_PATH"] == f"{built.folder}:/opt/lib"

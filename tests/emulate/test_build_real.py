@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("elftools", reason="needs pyelftools: pip install 'vramprobe[emulate]'")
 
 from vramprobe.emulate.activate import emulated_environment
-from vramprobe.emulate.build import driver_sources, ensure_build
-from vramprobe.emulate.environment import find_environment
-from vramprobe.emulate.installation import find_installation
 from vramprobe.emulate.rules import generic_routines
 from vramprobe.emulate.stubs import exported_names
 from vramprobe.emulate.symbols import library_of
@@ -31,49 +26,32 @@ print(*sorted({pathlib.Path(path).parent.name for path in loaded if "/libcud" in
 """
 
 
-def _pythons() -> list[Path]:
-    named = [Path(part) for part in os.environ.get("VRAMPROBE_CUDA_PYTHONS", "").split(":") if part]
-    ready = find_environment()
-    return named or ([ready] if ready else [])
+def test_every_generic_routine_is_in_the_driver(cuda_build):
+    assert set(generic_routines()) <= exported_names(cuda_build.driver)
 
 
-@pytest.fixture(scope="module", params=_pythons() or [None], ids=str)
-def built(request, tmp_path_factory):
-    if request.param is None:
-        pytest.skip("no CUDA build of torch here: `vramprobe emulate setup` makes one")
-    if not driver_sources():
-        pytest.skip("this checkout has no driver")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VRAMPROBE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return ensure_build(find_installation(request.param))
-
-
-def test_every_generic_routine_is_in_the_driver(built):
-    assert set(generic_routines()) <= exported_names(built.driver)
-
-
-def test_no_function_that_answers_is_merely_counted(built):
-    with built.functions.open(newline="") as file:
+def test_no_function_that_answers_is_merely_counted(cuda_build):
+    with cuda_build.functions.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["function"] for row in rows if row["kind"] == "allowed" and ANSWERS.search(row["function"])] == []
 
 
-def test_the_libraries_are_those_of_this_cuda_and_most_of_cuda_itself_is_emulated(built):
-    with built.functions.open(newline="") as file:
+def test_the_libraries_are_those_of_this_cuda_and_most_of_cuda_itself_is_emulated(cuda_build):
+    with cuda_build.functions.open(newline="") as file:
         kinds = Counter((library_of(row["soname"]), row["kind"]) for row in csv.DictReader(file))
-    major = built.installation.cuda[0]
-    sonames = {path.name for path in built.stubs}
+    major = cuda_build.installation.cuda[0]
+    sonames = {path.name for path in cuda_build.stubs}
     assert {f"libcudart.so.{major}", f"libcublas.so.{major}", "libcuda.so.1", "libnccl.so.2"} <= sonames
     assert not any(name.startswith("libcudart") and name != f"libcudart.so.{major}" for name in sonames)
     assert kinds["libcudart", "emulated"] >= 80
     assert kinds["libcublas", "allowed"] >= 100
 
 
-def test_torch_loads_with_the_built_libraries_and_no_other(built, tmp_path):
-    environment = emulated_environment(built, tmp_path)
-    command = [built.installation.python, "-c", LIBRARIES]
+def test_torch_loads_with_the_built_libraries_and_no_other(cuda_build, tmp_path):
+    environment = emulated_environment(cuda_build, tmp_path)
+    command = [cuda_build.installation.python, "-c", LIBRARIES]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     cuda, folders = done.stdout.splitlines()
-    assert cuda == f"{built.installation.cuda[0]}.{built.installation.cuda[1]} True"
-    assert folders == built.folder.name
+    assert cuda == f"{cuda_build.installation.cuda[0]}.{cuda_build.installation.cuda[1]} True"
+    assert folders == cuda_build.folder.name

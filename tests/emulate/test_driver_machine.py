@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vramprobe.emulate.machine import Event, Policy, machine_at_hand, read_events, read_state, write_machine
+from vramprobe.emulate import machine_folder
+from vramprobe.emulate.machine import Event, Policy, read_events, read_state, write_machine
 from vramprobe.errors import SpecError, StoreError
 
 MIB = 1 << 20
@@ -102,6 +103,6 @@ def test_events_in_order_and_a_damaged_one(tmp_path: Path) -> None:
 
 def test_the_machine_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("VRAMPROBE_EMULATED_MACHINE", raising=False)
-    assert machine_at_hand() is None
+    assert machine_folder() is None
     monkeypatch.setenv("VRAMPROBE_EMULATED_MACHINE", str(tmp_path))
-    assert machine_at_hand() == tmp_path
+    assert machine_folder() == tmp_path

@@ -14,45 +14,24 @@ import pytest
 pytest.importorskip("elftools", reason="needs pyelftools: pip install 'vramprobe[emulate]'")
 
 from vramprobe.emulate.activate import emulated_environment
-from vramprobe.emulate.build import driver_sources, ensure_build
 from vramprobe.emulate.cards import card_properties
-from vramprobe.emulate.environment import find_environment
-from vramprobe.emulate.installation import find_installation
 from vramprobe.emulate.machine import write_machine
 from vramprobe.emulate.values import hook
 
 ROOT = Path(__file__).parents[2]
 
 
-def _pythons() -> list[Path]:
-    named = [Path(part) for part in os.environ.get("VRAMPROBE_CUDA_PYTHONS", "").split(":") if part]
-    ready = find_environment()
-    return named or ([ready] if ready else [])
-
-
-@pytest.fixture(scope="module", params=_pythons() or [None], ids=str)
-def build(request, tmp_path_factory):
-    if request.param is None:
-        pytest.skip("no CUDA build of torch here: `vramprobe emulate setup` makes one")
-    if not driver_sources():
-        pytest.skip("this checkout has no driver")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VRAMPROBE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return request.param, ensure_build(find_installation(request.param))
-
-
 @pytest.fixture
-def run(build, tmp_path):
+def run(cuda_build, tmp_path):
     """Runs a script on an emulated H100; -> what its last line says, from JSON."""
-    python, built = build
     write_machine(tmp_path, [card_properties("H100-SXM")])
 
     def call(script, **environment):
         base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
         (tmp_path / "script.py").write_text(textwrap.dedent(script))
         done = subprocess.run(
-            [python, tmp_path / "script.py"], env=emulated_environment(built, tmp_path, {**base, **environment}),
-            capture_output=True, text=True, timeout=200,
+            [cuda_build.installation.python, tmp_path / "script.py"], capture_output=True, text=True, timeout=200,
+            env=emulated_environment(cuda_build, tmp_path, {**base, **environment}),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])

@@ -13,9 +13,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from vramprobe.emulate import MACHINE_VARIABLE
 from vramprobe.emulate.build import Build
 
-MACHINE = "VRAMPROBE_EMULATED_MACHINE"
 # What speaks of the real machine's cards, or of another driver; an emulated machine shows all of its own.
 _OF_THE_REAL_MACHINE = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_INJECTION64_PATH",
@@ -28,7 +28,7 @@ def emulated_environment(build: Build, machine: Path, base: Mapping[str, str] | 
     plain = plain_environment(base)
     environment = {name: value for name, value in plain.items() if name not in _OF_THE_REAL_MACHINE}
     environment |= {
-        MACHINE: str(machine),
+        MACHINE_VARIABLE: str(machine),
         "LD_PRELOAD": _joined(*preloaded(build), plain.get("LD_PRELOAD", "")),
         "LD_LIBRARY_PATH": _joined(str(build.folder), plain.get("LD_LIBRARY_PATH", "")),
         "TRITON_LIBCUDA_PATH": str(build.folder),
@@ -44,7 +44,7 @@ def plain_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """``base`` without an emulated GPU; unchanged where there is none."""
     base = os.environ if base is None else base
     environment = dict(base)
-    if environment.pop(MACHINE, None) is None:
+    if environment.pop(MACHINE_VARIABLE, None) is None:
         return environment
     folder = environment.pop("TRITON_LIBCUDA_PATH", "")
     environment.pop("PYTHONFAULTHANDLER", None)

@@ -131,8 +131,3 @@ def leaving() -> Iterator[None]:
         folder = machine_folder()
         if folder is not None and os.environ.get(OWNER_VARIABLE) == str(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def left_behind(environment: Mapping[str, str]) -> None:
-    """Take away the machine of a finished subprocess."""
-    shutil.rmtree(environment[MACHINE_VARIABLE], ignore_errors=True)

@@ -7,15 +7,15 @@ and ``events.jsonl``, read back as frozen data. Never loads the driver, never wr
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
+from vramprobe.emulate.cards import CardProperties
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.units import MIB
 
@@ -32,27 +32,11 @@ _PROCESS = struct.Struct(f"<2I2Q{MAX_DEVICES}Q{MAX_DEVICES}Q")  # pid, slot, sta
 _LIVE, _ENDED = 1, 2
 
 
-class CardLike(Protocol):
-    """What of a card must be known; every size in bytes. cards.CardProperties is one."""
-
-    name: str
-    compute_capability: tuple[int, int]
-    total_bytes: int  # what torch and cudaMemGetInfo call total
-    nvml_total_bytes: int  # with what the driver reserves
-    sm_count: int
-    shared_memory_per_block_bytes: int
-    shared_memory_per_block_optin_bytes: int
-    shared_memory_per_sm_bytes: int
-    threads_per_sm: int
-    blocks_per_sm: int
-    registers_per_sm: int
-    l2_bytes: int
-    memory_bus_bits: int
-    clock_khz: int
-    memory_clock_khz: int
-
-
-_CARD_KEYS = tuple(name for name in CardLike.__annotations__ if name not in ("name", "compute_capability"))
+#: What ``machine.txt`` says of a card in lines of their own: its numbers, in the order of CardProperties.
+_CARD_KEYS = tuple(
+    field.name for field in fields(CardProperties)
+    if field.name not in ("gpu", "name", "compute_capability", "source")
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +89,9 @@ def device_uuid(folder: Path, index: int) -> str:
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, f'vramprobe:{folder}:{index}')}"
 
 
-def write_machine(folder: Path, cards: Sequence[CardLike], policy: Policy | None = None, **more: Sequence[int]) -> Path:
+def write_machine(
+    folder: Path, cards: Sequence[CardProperties], policy: Policy | None = None, **more: Sequence[int]
+) -> Path:
     """``folder/machine.txt`` for these cards in NVML's order; returns the folder, made if missing.
 
     ``more``: by optional key of the driver (``ecc``, ``context_bytes``, ``persisting_l2_bytes`` …) one value a card.
@@ -134,7 +120,7 @@ def write_machine(folder: Path, cards: Sequence[CardLike], policy: Policy | None
     return folder
 
 
-def _check(cards: Sequence[CardLike], policy: Policy) -> None:
+def _check(cards: Sequence[CardProperties], policy: Policy) -> None:
     if not 1 <= len(cards) <= MAX_DEVICES:
         raise SpecError(f"{len(cards)} cards: an emulated machine has 1 to {MAX_DEVICES}")
     for key, kinds in (("fill", get_args(Fill)), ("collectives", get_args(Collectives))):
@@ -239,9 +225,3 @@ def read_events(folder: Path) -> list[Event]:
             ) from None
         events.append(Event(kind=kind, name=name, pid=pid, detail=data.pop("detail", ""), more=data))
     return events
-
-
-def machine_at_hand() -> Path | None:
-    """The emulated machine that this process sees; None where it sees the real one."""
-    folder = os.environ.get("VRAMPROBE_EMULATED_MACHINE")
-    return Path(folder) if folder else None

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from vramprobe.catalog import find_gpu
+from vramprobe.catalog import gpu_seen
 from vramprobe.emulate import machine_folder, values
-from vramprobe.emulate.build import emulator_version
 from vramprobe.emulate.enter import VALUES_VARIABLE
 from vramprobe.emulate.machine import read_machine
 from vramprobe.emulate.values import allocations
-from vramprobe.errors import UnknownName
 from vramprobe.measure.cuda import CudaInstrument
+from vramprobe.measure.environment import emulator_here
 from vramprobe.records.record import Emulation, ValueRead, Verification
 
 #: A record names so many lines that read values, those that could have steered the program first.
@@ -47,7 +45,7 @@ class EmulatedInstrument(CudaInstrument):
         """Run ``step`` once under each content that uncomputed values may have, and compare what it allocates."""
         contents, sequences = [], []
         for policy in values.verification_policies(self._watch.policy):
-            with self._under(policy), allocations.recorded() as events:
+            with self._watch.under(policy), allocations.recorded() as events:
                 step()
                 torch.cuda.synchronize()
                 sequences.append(events())
@@ -58,36 +56,22 @@ class EmulatedInstrument(CudaInstrument):
             parted_at=None if parted is None else _in_words(parted),
         )  # fmt: skip
 
-    @contextmanager
-    def _under(self, policy: values.Policy) -> Iterator[None]:
-        mode, before = self._watch.mode, self._watch.policy
-        for one in (policy, before):
-            mode.policy = one
-            mode.driver.set_fill(one.contents, one.seed)
-            if one is policy:
-                yield
-
     def emulation(self) -> Emulation:
         """What the record says of the emulation, as things stand."""
         (num_cards, machine), report = read_machine(machine_folder()), self._watch.report() if self._watch else None
-        seen = report or {"policy": {}}
+        seen = report or {"policy": values.Policy().as_dict()}
+        name = torch.cuda.get_device_name(0)
+        known = gpu_seen(name)
         return Emulation(
-            card=_card(torch.cuda.get_device_name(0)), num_cards=num_cards,
-            emulator_version=emulator_version(), torch_build=torch.__version__,
-            contents=seen["policy"].get("contents", "zeros"), routing=seen["policy"].get("routing", "even"),
+            card=known.short_name if known else name, num_cards=num_cards,
+            emulator_version=emulator_here(), torch_build=torch.__version__,
+            contents=seen["policy"]["contents"], routing=seen["policy"]["routing"],
             context_bytes=machine.context_bytes,
             num_launches=None if report is None else int(self._watch.mode.driver.launches()),
             num_reads=seen.get("num_reads"), num_steering_reads=seen.get("num_reads_that_could_have_steered"),
             reads=[ValueRead(**read) for read in seen.get("reads", ())[:MAX_READS]],
             verification=self._verification,
         )  # fmt: skip
-
-
-def _card(name: str) -> str:
-    try:
-        return find_gpu(name).short_name
-    except UnknownName:
-        return name
 
 
 def _in_words(parted: dict[str, Any]) -> str:

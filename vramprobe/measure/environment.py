@@ -52,7 +52,7 @@ def capture(
         return Environment(device_name=cpu_name(), device_total_bytes=psutil.virtual_memory().total, **common)
     common |= {"driver_version": nvml.driver_version(), "alloc_conf": spec.alloc_conf}
     if machine_folder() is not None:
-        common["emulator"] = emulator_version()
+        common["emulator"] = emulator_here()
     gpu = nvml.first_visible_gpu()
     if with_torch and (seen := _cuda_properties()):
         common |= seen
@@ -69,6 +69,12 @@ def capture(
 def instrument_for(spec: CellSpec) -> Instrument:
     """How this process observes ``spec``: the CUDA that it sees is a GPU's, or an emulated one's."""
     return "emulated" if spec.device == "cuda" and machine_folder() is not None else spec.device
+
+
+@functools.cache
+def emulator_here() -> str:
+    """The emulator's version; its sources do not change while a process lives."""
+    return emulator_version()
 
 
 def here() -> Callable[[CellSpec], Environment]:
@@ -119,6 +125,8 @@ def cpu_name() -> str:
 
 def remember() -> None:
     """Ask what does not change while a process lives, so that the children it forks need not ask again."""
+    if machine_folder() is not None:
+        emulator_here()
     _commit(), _versions(PACKAGES), cpu_name(), platform.platform()  # platform keeps its answer itself
 
 

@@ -10,7 +10,6 @@ A CUDA context does not survive a fork, so the server must never make one. That 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vramprobe.measure import environment, nvml
-from vramprobe.measure.worker import PRELOADED, work
+from vramprobe.measure.worker import PRELOADED, die_with, work
 
 #: These import bitsandbytes, which asks for the device's capability as it loads, and that makes a context.
 _PRELOADED_WITH_CARE = ("peft", "bitsandbytes", "transformers.integrations.bitsandbytes")
@@ -95,7 +94,7 @@ class ForkServer:
                 os.kill(self._child, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server at once; a running child goes with it (see ``_die_with_the_server``)."""
+        """End the server at once; a running child goes with it (see ``die_with``)."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):
@@ -185,7 +184,7 @@ def _unsafe(device: str) -> str | None:
     server = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _die_with_the_server(server)
+        die_with(server)
         signal.alarm(_CANARY_SECONDS)  # a driver that hangs must end the canary, and then the proof
         os._exit(_canary(device))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -232,7 +231,7 @@ def _become_the_cell(request: dict[str, str], server: int) -> None:
     """In the child: log in place of the pipes, run, leave without the parent's clean-up."""
     status = 1
     try:
-        _die_with_the_server(server)
+        die_with(server)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -247,13 +246,6 @@ def _become_the_cell(request: dict[str, str], server: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _die_with_the_server(server: int) -> None:
-    """Linux kills this process when its parent dies, however that comes about (prctl(2), PR_SET_PDEATHSIG = 1)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != server:  # it went before we could ask for that
-        os._exit(137)
 
 
 def _wait(pid: int, stdin: int) -> int:

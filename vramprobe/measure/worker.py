@@ -268,6 +268,13 @@ def _timed(step: Any, spec: CellSpec) -> float:
     return time.perf_counter() - began
 
 
+def die_with(parent: int) -> None:
+    """Linux kills this process when its parent dies, however that comes about (prctl(2), PR_SET_PDEATHSIG = 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before we could ask for that
+        os._exit(137)
+
+
 def _die_with_the_runner() -> None:
     """Exit when stdin closes: a runner killed outright must not leave a worker on the GPU."""
 
@@ -281,10 +288,8 @@ def _die_with_the_runner() -> None:
 
 def _spawned() -> None:
     """Load, then wait for a request: a worker may be started before there is one. Its argument is the runner's pid."""
-    if sys.platform == "linux":  # loading takes many seconds, in which nobody watches stdin: PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if str(os.getppid()) not in sys.argv[1:2]:  # it went before we could ask for that
-            return
+    if sys.platform == "linux":  # loading takes many seconds, in which nobody watches stdin
+        die_with(int(sys.argv[1]))
     for name in PRELOADED:
         importlib.import_module(name)
     request = bytearray()

@@ -24,6 +24,8 @@ UNCOMPUTED, ASSUMED, COMPUTED = 0, 1, 2
 STATES = ("uncomputed", "assumed", "computed")
 MASKS = frozenset({torch.bool, torch.int32, torch.int64})
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+# What an operator raises that has no kernel for these arguments on the CPU.
+NO_CPU_KERNEL = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
 NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # of a subclass that is only another name for a tensor
 FAKE = "torch._subclasses"
 
@@ -323,7 +325,7 @@ class TrueValues(TorchDispatchMode):
 
         try:
             result = func(*map(constant, args), **{name: constant(at) for name, at in kwargs.items()})
-        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+        except NO_CPU_KERNEL:
             return False
         results = tensors_in((result,), {})
         if len(results) != len(outs) or any(a.shape != b.shape for a, b in zip(results, outs, strict=True)):
@@ -351,7 +353,7 @@ class TrueValues(TorchDispatchMode):
             known = ASSUMED
         try:
             result = self._run_on_cpu(func, operator, args, kwargs)
-        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:
+        except NO_CPU_KERNEL as error:
             kind = f"{operator.name}: {str(error).splitlines()[0][:100] if str(error) else type(error).__name__}"
             self.without_cpu_kernel[kind] = self.without_cpu_kernel.get(kind, 0) + 1
             self._assume(operator, outs, not operator.pure)

@@ -4,6 +4,7 @@ In: a policy. Out: a ``Watch``. One at a time per process; it needs the emulated
 """
 
 import threading
+from contextlib import contextmanager
 
 from .driver import loaded_driver
 from .policy import Policy
@@ -36,6 +37,18 @@ class Watch:
     def report(self):
         """Policy, counts, reads by line: plain dicts, ready for JSON."""
         return {**self.mode.report(), "gradients_meet_in_place": self.leaves_no_trace}
+
+    @contextmanager
+    def under(self, policy):
+        """Within: another policy, for a step under other contents."""
+        before = self.policy
+        self._take(policy)
+        yield
+        self._take(before)
+
+    def _take(self, policy):
+        self.mode.policy = policy
+        self.mode.driver.set_fill(policy.contents, policy.seed)
 
     def clear(self):
         """Forget the reads so far."""

@@ -14,12 +14,14 @@ import sys
 import sysconfig
 import zipfile
 from importlib.metadata import PathDistribution, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from vramprobe import catalog
+from vramprobe.emulate import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "results" / "cpu" / "quickstart"
@@ -153,3 +155,23 @@ def test_a_sweep_that_is_not_there_names_those_that_are(installed: Path, empty_f
     by_name = json.loads(run(installed, empty_folder, "plan", "24GB", "--gpu", "RTX-4090", "--json").stdout)
     by_path = json.loads(run(installed, empty_folder, "plan", "./24gb", "--gpu", "RTX-4090", "--json").stdout)
     assert len(by_path["cells"]) == 1 < len(by_name["cells"])
+
+
+def test_an_emulated_card_from_a_wheel_beside_a_cpu_build_of_torch(installed: Path, empty_folder: Path) -> None:
+    """The set-up environment's torch runs, not the one beside the installed package."""
+    if environment.find_environment() is None:
+        pytest.skip("no CUDA build of torch here: `vramprobe emulate setup` makes one")
+    site = next(installed.parents[1].glob("lib/python3*/site-packages"))
+    beside = site / "torch"
+    beside.mkdir()
+    (beside / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda = None\n")
+    (beside / "__init__.py").write_text("raise ImportError('the CPU build')\n")
+    for name in ("elftools", "platformdirs"):  # vramprobe[emulate]
+        (site / name).symlink_to(Path(find_spec(name).origin).parent)
+    words = ["--model", "pythia-70m", "--num-layers", "1", "--method", "lora", "--batch-size", "1", "--seq-len", "64"]
+    try:
+        done = run(installed, empty_folder, "measure", "--emulate", "RTX-4090", *words, "--json")
+    finally:
+        shutil.rmtree(beside)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["instrument"] == "emulated"

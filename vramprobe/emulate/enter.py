@@ -60,13 +60,27 @@ def entrance(
     build = ensure_build(installation, say)
     machine = write_machine(_new_folder(cache_folder() / "machines"), [card] * count)
     # This very package, whichever interpreter runs it, and before what the working folder has.
-    home = Path(__file__).parents[2]
-    searched = [str(home), *filter(None, [os.environ.get("PYTHONPATH")])]
+    searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = emulated_environment(build, machine) | {
         OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(searched), VALUES_VARIABLE: json.dumps(dict(policy or {})),
     }  # fmt: skip
     return Entrance(python=installation.python, environment=environment, machine=machine)
+
+
+def package_home(machine: Path, package: Path = Path(__file__).parents[1]) -> Path:
+    """The folder to search so that another interpreter imports ``package`` (default: this one).
+
+    A checkout, as it is: records name its commit. An environment's site-packages would bring all that is beside it, its
+    torch first: instead a folder in ``machine`` with a link to the package alone.
+    """
+    home = package.parent
+    if home.name not in ("site-packages", "dist-packages"):
+        return home
+    alone = machine / "package"
+    alone.mkdir(exist_ok=True)
+    (alone / package.name).symlink_to(package)
+    return alone
 
 
 def _new_folder(home: Path) -> Path:

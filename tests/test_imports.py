@@ -22,7 +22,8 @@ TORCH_SIDE = (
     "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.measure.cpu", "vramprobe.measure.cuda",
     "vramprobe.measure.worker", "vramprobe.measure.emulation", "vramprobe.measure.environment",
     "vramprobe.measure.selftest", "vramprobe.simulate.cuda", "vramprobe.simulate.fused_loss",
-    "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports", "vramprobe.simulate.quantised",
+    "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports", "vramprobe.simulate.late_modules",
+    "vramprobe.simulate.number_questions", "vramprobe.simulate.quantised",
     "vramprobe.simulate.recorder", "vramprobe.simulate.run", "vramprobe.simulate.shapes",
 )  # fmt: skip
 

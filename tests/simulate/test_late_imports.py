@@ -14,7 +14,7 @@ from factories import TINY_LLAMA_PATH
 
 pytest.importorskip("torch")
 
-from vramprobe.simulate import late_imports
+from vramprobe.simulate import late_imports, late_modules
 
 CODE = {
     "__init__": "from . import words\nfrom .heavy import weigh\nlog = ['package']\nname = 'true'",
@@ -39,7 +39,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def put_off(package: str, *light: str, **stand_ins: object) -> object:
-    assert late_imports._put_off(package, lambda late: stand_ins, light=("words", *light))
+    assert late_modules.put_off_module(package, lambda late: stand_ins, light=("words", *light))
     return sys.modules[package]
 
 
@@ -48,9 +48,9 @@ def test_a_late_module_is_its_true_self_from_the_first_question_on(package: str)
     assert importlib.import_module(package) is late
     assert late.name == "stand-in"
     assert not hasattr(late, "__wrapped__")  # as inspect asks of every module
-    assert late_imports.is_late(late)
+    assert late_modules.is_late(late)
     assert late.log == ["package"]
-    assert not late_imports.is_late(late)
+    assert not late_modules.is_late(late)
     assert late.name == "true"
     with pytest.raises(AttributeError):
         late.nothing  # noqa: B018
@@ -60,9 +60,9 @@ def test_a_late_module_is_its_true_self_from_the_first_question_on(package: str)
 def test_a_light_part_leaves_its_package_late_and_another_loads_it_first(package: str) -> None:
     late = put_off(package)
     words = importlib.import_module(f"{package}.words")
-    assert late_imports.is_late(late)
+    assert late_modules.is_late(late)
     heavy = importlib.import_module(f"{package}.heavy")
-    assert not late_imports.is_late(late)
+    assert not late_modules.is_late(late)
     assert late.heavy is heavy is sys.modules[f"{package}.heavy"]
     assert late.weigh is heavy.weigh  # one module, not two of one name
     assert heavy.words is words
@@ -72,29 +72,29 @@ def test_a_light_part_leaves_its_package_late_and_another_loads_it_first(package
 
 def test_what_is_loaded_or_not_there_is_not_put_off(package: str) -> None:
     before = importlib.import_module(package)
-    assert not late_imports._put_off(package, lambda late: {})
+    assert not late_modules.put_off_module(package, lambda late: {})
     assert sys.modules[package] is before
-    assert not late_imports._put_off("outer.nothing", lambda late: {})
-    assert not late_imports._put_off("nowhere.at_all", lambda late: {})
+    assert not late_modules.put_off_module("outer.nothing", lambda late: {})
+    assert not late_modules.put_off_module("nowhere.at_all", lambda late: {})
 
 
 def test_stand_ins_for_a_function_a_class_and_an_object(package: str) -> None:
     put_off(package, "heavy")
-    assert late_imports._put_off(
+    assert late_modules.put_off_module(
         f"{package}.heavy",
         lambda late: {
-            "weigh": late_imports._late_function(late, "weigh"),
-            "Kind": late_imports._late_class(late, "Kind"),
-            "Made": late_imports._late_object(late, "Kind"),
+            "weigh": late_modules.late_function(late, "weigh"),
+            "Kind": late_modules.late_class(late, "Kind"),
+            "Made": late_modules.late_object(late, "Kind"),
         },
     )
     late = sys.modules[f"{package}.heavy"]
     kind, weigh, made = late.Kind, late.weigh, late.Made(3)
     assert sys.modules[package].heavy is late
     assert not isinstance(made, kind)
-    assert late_imports.is_late(late)
+    assert late_modules.is_late(late)
     assert made.size == 3
-    assert not late_imports.is_late(late)
+    assert not late_modules.is_late(late)
     assert isinstance(late.Kind(1), kind)
     assert weigh() == "words"
     assert sys.modules[package].weigh is late.weigh is not weigh  # its package met no stand-in
@@ -125,13 +125,14 @@ def test_a_function_is_compiled_when_it_is_called(monkeypatch: pytest.MonkeyPatc
 IN_ONE_PROCESS = f"""
 import sys
 from vramprobe import api
-from vramprobe.simulate.late_imports import is_late
+from vramprobe.simulate.late_modules import is_late
 
 cell = dict(model={str(TINY_LLAMA_PATH)!r}, method="qlora", batch_size=1, seq_len=16, gradient_checkpointing=True)
 before = api.simulate(**cell)
 import torch
-late = [name for name in ("torch._dynamo", "torch._dynamo.source", "scipy.optimize") if is_late(sys.modules.get(name))]
-assert late == ["torch._dynamo", "torch._dynamo.source", "scipy.optimize"], late
+put_off = ["torch._dynamo", "torch._dynamo.source", "scipy.optimize", "triton"]
+loaded = [name for name in put_off if name in sys.modules and not is_late(sys.modules[name])]
+assert not loaded, loaded
 assert "torch._inductor.compile_fx" not in sys.modules
 
 from torch._dynamo.utils import counters
@@ -146,6 +147,33 @@ assert [list(part) for part in linear_sum_assignment([[4, 1], [2, 3]])] == [[0, 
 after = api.simulate(**cell)
 assert (before.peak, before.phases, before.ledger) == (after.peak, after.phases, after.ledger)
 """
+
+
+AS_A_COMMAND = f"""
+import sys
+from vramprobe.cli.verbs import app
+from vramprobe.simulate.late_imports import _OF_SEVERAL_RANKS
+from vramprobe.simulate.late_modules import is_late
+
+words = ["simulate", "--model", {str(TINY_LLAMA_PATH)!r}, "--method", "qlora", "--batch-size", "1", "--seq-len", "16"]
+app([*words, "--json"], standalone_mode=False)
+symbols = ["sympy", "torch.utils._sympy.functions", "torch.fx.experimental.symbolic_shapes"]
+names = [*symbols, *(name for name, _, _ in _OF_SEVERAL_RANKS)]
+loaded = [name for name in names if name in sys.modules and not is_late(sys.modules[name])]
+assert not loaded, loaded
+
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Shard as same
+assert isinstance(Shard(0), same) and isinstance(Shard(0), Shard) and not isinstance(Replicate(), Shard)
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+from transformers.distributed.tensor_parallel import ColwiseParallel
+assert isinstance(ALL_PARALLEL_STYLES["colwise"], ColwiseParallel)
+"""
+
+
+def test_a_command_loads_nothing_of_several_ranks_and_leaves_it_whole() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_A_COMMAND], capture_output=True, text=True, cwd=HERE)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_simulation_loads_no_compiler_and_leaves_a_whole_one() -> None:

@@ -166,9 +166,11 @@ def simulate(
     from vramprobe.catalog import find_gpu
     from vramprobe.cli import display
     from vramprobe.predict.prediction import verdict_on_simulated
+    from vramprobe.simulate.late_imports import put_off
 
     card = find_gpu(gpu) if gpu is not None else None
     with display.working("simulating on fake tensors"):
+        put_off(ranks_too=True)
         record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
     ended = record.outcome.kind in ("ok", "oom")
     judged = verdict_on_simulated(record, card) if card and ended else None

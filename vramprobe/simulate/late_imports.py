@@ -8,82 +8,68 @@ Only a simulation does this: a worker that measures imports what its libraries i
 from __future__ import annotations
 
 import functools
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, module_from_spec
-from types import FunctionType, ModuleType
+from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
-_loading = threading.RLock()
+from vramprobe.simulate.late_modules import (
+    LateModule,
+    is_late,
+    late_class,
+    late_function,
+    late_object,
+    put_off_module,
+)  # fmt: skip
+from vramprobe.simulate.number_questions import answers_to_numbers
+
+# Modules, and the classes and functions that others take from them by name: what no simulation runs,
+_NOT_RUN: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("sympy", ("Basic", "Expr", "Float", "Integer", "Symbol"), ()),
+    ("torch.utils._sympy.functions", ("Max",), ()),
+    ("scipy.optimize", (), ("linear_sum_assignment",)),
+)
+# and what a process needs that trains on several ranks.
+_OF_SEVERAL_RANKS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("torch.distributed.tensor", ("DTensor", "Shard"), ()),
+    ("torch.distributed.tensor._utils", (), ("compute_local_shape_and_global_offset",)),
+    ("torch.distributed.tensor.placement_types", ("Shard", "_StridedShard"), ()),
+    ("torch.distributed.fsdp", ("CPUOffloadPolicy", "MixedPrecisionPolicy"), ()),
+    ("torch.distributed._composable.fsdp", (), ("fully_shard",)),
+    ("torch.distributed.checkpoint", (), ()),
+    ("torch.distributed.checkpoint.hf_storage", ("HuggingFaceStorageReader", "HuggingFaceStorageWriter"), ()),
+    ("transformers.distributed.expert_parallel", (), ("apply_expert_parallelism",)),
+    ("transformers.distributed.tensor_parallel", (), (
+        "apply_tensor_parallelism", "gather_state_dict_for_save", "get_kv_heads_per_rank", "verify_tp_plan",
+    )),
+)  # fmt: skip
+_THEIR_LIGHT_PARTS = ("_utils", "placement_types", "hf_storage")
 
 
-class _Late(ModuleType):
-    """A module in ``sys.modules`` that has not run yet."""
+def put_off(*, ranks_too: bool = False) -> None:
+    """Put off what is imported and not run: 3 s in all, where it is not loaded yet.
 
-    _light: tuple[str, ...]  # submodules that can be imported without it
-    _stand_ins: dict[str, Any]
-    _when_loaded: list[Callable[[], Any]]
+    PyTorch's compiler (by transformers' masks, every optimizer's step and fake tensors, for words that do nothing while
+    nothing is compiled), its symbolic shapes (sympy; by fake tensors, whose sizes are numbers here), Triton (by
+    bitsandbytes, to know whether it is there), scipy's optimizers (by a loss for object detection).
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by whoever walks over sys.modules, and no module's own
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        _load(self)
-        return getattr(self, name)
-
-
-class _ParentFirst:
-    """A finder before all others: to import a part of a late package is to load the package, but for light parts."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        parent, _, part = name.rpartition(".")
-        package = sys.modules.get(parent)
-        if not is_late(package) or part in package._light:
-            return None
-        _load(package)
-        return _as_it_is(sys.modules[name]) if name in sys.modules else None
-
-
-class _Loaded:
-    """The loader of what its package has loaded meanwhile: else the import under way would load it a second time."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module, self._spec = module, module.__spec__
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return self._module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec
-
-
-def _as_it_is(module: ModuleType) -> ModuleSpec:
-    """A spec that leaves the module alone; for now its own, too, as importlib prefers that (``_find_spec``)."""
-    module.__spec__ = ModuleSpec(module.__name__, _Loaded(module), origin=module.__spec__.origin)
-    return module.__spec__
-
-
-def is_late(module: ModuleType | None) -> bool:
-    """Whether it has not been loaded yet."""
-    return type(module) is _Late
-
-
-def put_off() -> None:
-    """Put off PyTorch's compiler (2 s, with sympy) and scipy's optimizers (0.4 s), where they are not loaded yet.
-
-    The compiler is imported by transformers' masks, by every optimizer's step and by fake tensors, for words that do
-    nothing while nothing is compiled; scipy's by a loss for object detection.
+    ``ranks_too``: what several ranks need as well (1.5 s): DTensor, FSDP, checkpoints, transformers' parallel layers.
+    For a process that simulates and ends: until one of those is asked for, transformers does not know them by name.
     """
-    if _put_off("torch._dynamo", _words_of_the_compiler, light=("config", "source", "_trace_wrapped_higher_order_op")):
-        _put_off("torch._dynamo.source", lambda late: {
-            "RandomValueSource": _late_class(late, "RandomValueSource"),
-            "ConstantSource": _late_object(late, "ConstantSource"), "AttrSource": _late_object(late, "AttrSource"),
+    if put_off_module(
+        "torch._dynamo", _words_of_the_compiler, light=("config", "source", "_trace_wrapped_higher_order_op")
+    ):
+        put_off_module("torch._dynamo.source", lambda late: {
+            "RandomValueSource": late_class(late, "RandomValueSource"),
+            "ConstantSource": late_object(late, "ConstantSource"), "AttrSource": late_object(late, "AttrSource"),
         })  # fmt: skip
-    _put_off("scipy.optimize", lambda late: {"linear_sum_assignment": _late_function(late, "linear_sum_assignment")})
+    put_off_module("torch.fx.experimental.symbolic_shapes", answers_to_numbers)
+    if put_off_module("triton", lambda late: {}, light=("language",)):
+        put_off_module("triton.language", lambda late: {})
+    for name, classes, functions in (*_NOT_RUN, *(_OF_SEVERAL_RANKS if ranks_too else ())):
+        stand_ins = functools.partial(_named, classes=classes, functions=functions)
+        put_off_module(name, stand_ins, light=_THEIR_LIGHT_PARTS)
 
 
 @contextmanager
@@ -103,100 +89,11 @@ def compile_late() -> Iterator[None]:
         yield
 
 
-def _put_off(name: str, stand_ins: Callable[[_Late], dict[str, Any]], light: tuple[str, ...] = ()) -> bool:
-    """Whether there is a late module for ``name`` now; not where it is loaded already, or not there.
-
-    ``stand_ins``: names that can be asked of it without loading it, which must mean the same. ``light``: its parts that
-    can be imported without loading it.
-    """
-    if name in sys.modules:
-        return False
-    try:
-        spec = find_spec(name)
-    except ModuleNotFoundError:  # nor is its parent there
-        return False
-    if spec is None:
-        return False
-    late = module_from_spec(spec)
-    late.__class__ = _Late
-    late.__dict__.update({"_light": light, "_when_loaded": []})
-    late._stand_ins = stand_ins(late)
-    late.__dict__.update(late._stand_ins)
-    sys.modules[name] = late
-    parent, _, last = name.rpartition(".")
-    setattr(sys.modules[parent], last, late)
-    if _ParentFirst not in sys.meta_path:
-        sys.meta_path.insert(0, _ParentFirst)
-    return True
+def _named(late: LateModule, *, classes: tuple[str, ...], functions: tuple[str, ...]) -> dict[str, Any]:
+    return {name: late_class(late, name) for name in classes} | {name: late_function(late, name) for name in functions}
 
 
-def _load(late: _Late) -> None:
-    """Run the module's own code in it, its package's first."""
-    with _loading, _real_tensors():
-        package = sys.modules[late.__name__.rpartition(".")[0]]
-        if is_late(package):
-            _load(package)
-        if is_late(late):  # its package may have asked for it
-            late.__class__ = ModuleType
-            for part in (late, *_late_parts(late)):  # its own code must not meet stand-ins
-                for name in part._stand_ins:
-                    part.__dict__.pop(name, None)
-            late.__spec__.loader.exec_module(late)
-            for act in late._when_loaded:
-                act()
-
-
-def _late_parts(package: ModuleType) -> list[_Late]:
-    return [part for name, part in sys.modules.items() if name.startswith(f"{package.__name__}.") and is_late(part)]
-
-
-def _real_tensors() -> AbstractContextManager[None]:
-    """In a simulation too: a module may make tensors as it loads, which are nobody's that is simulated."""
-    if "torch" not in sys.modules:
-        return nullcontext()
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
-
-
-def _late_function(late: _Late, name: str) -> Callable[..., Any]:
-    """``late.name``, which loads the module when it is called."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        _load(late)
-        return getattr(late, name)(*args, **kwargs)
-
-    call.__name__ = name
-    return call
-
-
-def _late_class(late: _Late, name: str) -> type:
-    """``late.name`` for ``isinstance`` alone: while the module is late there is no instance."""
-
-    class Kind(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return not is_late(late) and isinstance(instance, getattr(late, name))
-
-    return Kind(name, (), {})
-
-
-def _late_object(late: _Late, name: str) -> type:
-    """``late.name`` for objects that are made and handed on: the true one is made when it is asked for something."""
-
-    class Made:
-        def __init__(self, *args: Any) -> None:
-            self._args = args
-
-        def __getattr__(self, asked: str) -> Any:
-            if "_true" not in self.__dict__:
-                _load(late)
-                self._true = getattr(late, name)(*self._args)
-            return getattr(self._true, asked)
-
-    return Made
-
-
-def _words_of_the_compiler(late: _Late) -> dict[str, Any]:
+def _words_of_the_compiler(late: LateModule) -> dict[str, Any]:
     """What says to ``torch.compile`` how to go about a function; until that is loaded there is nobody to tell.
 
     torch/_dynamo/decorators.py. The two that mark a function do so as soon as the compiler is there.

@@ -1,9 +1,9 @@
 """Values on in any process that imports torch: for launchers whose children nobody else can reach.
 
 In: a process with VRAMPROBE_EMULATED_MACHINE set, and this file's ``install()`` called at its start (a line in a .pth
-file, sitecustomize, or a call). Out: values on from torch's import on; at exit ``<machine folder>/values-<pid>.json``.
-It imports nothing of torch itself, does nothing without the variable, and never fails a process: what went wrong is
-in the file.
+file, ``site_folder`` on PYTHONPATH, or a call). Out: values on from torch's import on; at exit
+``<machine folder>/values-<pid>.json`` with the reads and the allocator's peaks. It imports nothing of torch itself,
+does nothing without the variable, and never fails a process: what went wrong is in the file.
 """
 
 import atexit
@@ -21,18 +21,48 @@ def pth_line():
     """One line for a .pth file of an environment: loads this package by its path, under a name of its own, and
     installs the hook."""
     folder = os.path.dirname(os.path.abspath(__file__))
-    # vramprobe: values\n"
     start = f"exec({_load_and_install(folder)!r})"
     return f"import os; {start} if os.environ.get({MACHINE!r}) else None  # vramprobe: values\n"
 
 
+def site_folder(machine):
+    """A folder in ``machine`` (a machine's folder) to put first on PYTHONPATH: every Python process that has it there
+    and imports torch is watched, whichever interpreter it is. A ``sitecustomize`` of the environment's own runs, too."""
+    folder = os.path.join(machine, "site")
+    os.makedirs(folder, exist_ok=True)
+    here = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as out:
+        out.write(_SITECUSTOMIZE.format(install=_load_and_install(here)))
+    return folder
+
+
+_SITECUSTOMIZE = '''"""Made by vramprobe for the processes of one emulated machine."""
+import os
+import sys
+import traceback
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+try:
+    exec({install!r})
+except Exception:
+    traceback.print_exc()  # somebody else's process goes on without
+_rest = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
+_spec = PathFinder.find_spec("sitecustomize", _rest)
+if _spec is not None and _spec.loader is not None:
+    sys.modules["sitecustomize"] = _module = module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
+'''
+
+
 def _load_and_install(folder):
-    return (
+    return (  # once: a .pth file and a sitecustomize may both be there
         "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location({PACKAGE!r}, {os.path.join(folder, '__init__.py')!r}, "
+        f"if {PACKAGE!r} not in sys.modules:\n"
+        f"    spec = importlib.util.spec_from_file_location({PACKAGE!r}, {os.path.join(folder, '__init__.py')!r}, "
         f"submodule_search_locations=[{folder!r}])\n"
-        f"sys.modules[{PACKAGE!r}] = module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
+        f"    sys.modules[{PACKAGE!r}] = module = importlib.util.module_from_spec(spec)\n"
+        "    spec.loader.exec_module(module)\n"
         f"import {PACKAGE}.hook\n"
         f"{PACKAGE}.hook.install()\n"
     )
@@ -73,14 +103,39 @@ def _start():
 def write(report, pid=None):
     """Put a report into the machine's folder, whole or not at all; -> its path, or None where the folder is gone."""
     path = os.path.join(os.environ[MACHINE], f"values-{pid or os.getpid()}.json")
-    whole = {"pid": pid or os.getpid(), "rank": os.environ.get("RANK"), "arguments": sys.argv[:1], **report}
+    whole = {"pid": pid or os.getpid(), "rank": os.environ.get("RANK"), "arguments": sys.argv[:1], "cards": cards()}
     try:
         with open(path + ".part", "w", encoding="utf-8") as out:
-            json.dump(whole, out)
+            json.dump(whole | report, out)
         os.replace(path + ".part", path)
     except OSError:
         return None
     return path
+
+
+def cards():
+    """What torch's allocator says of each card that this process used: [{index, peaks in bytes, retries, ooms}].
+
+    The peaks are those since the program last reset them.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        seen = torch.cuda.memory_stats(index)
+        if seen.get("reserved_bytes.all.peak"):
+            found.append(
+                {
+                    "index": index,
+                    "name": torch.cuda.get_device_name(index),
+                    "allocated_peak_bytes": seen["allocated_bytes.all.peak"],
+                    "reserved_peak_bytes": seen["reserved_bytes.all.peak"],
+                    "num_retries": seen["num_alloc_retries"],
+                    "num_ooms": seen["num_ooms"],
+                }
+            )
+    return found
 
 
 class _Finder(importlib.abc.MetaPathFinder):

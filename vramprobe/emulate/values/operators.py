@@ -68,8 +68,12 @@ class Operator:
         self.writes_names = tuple(schema.arguments[i].name for i in written)
         self.pure = not written
         self.trusted = func.namespace in TRUSTED
+        try:
+            self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        except RuntimeError:  # prim::device and its like are no operators of the dispatcher
+            self.composite = False
         self.has_parts = not (
-            self.trusted or func.namespace in BELOW or func._can_decompose()
+            self.trusted or func.namespace in BELOW or self.composite
         ) and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
         # Views and ops that hand out no new bytes: nothing to learn from them.
         self.quiet = (
@@ -85,10 +89,6 @@ class Operator:
         self.route = name if name in ROUTED else None
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.has_generator = any(a.name == RANDOM_GENERATORS for a in schema.arguments)
-        try:
-            self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-        except RuntimeError:  # prim::device and its like are no operators of the dispatcher
-            self.composite = False
         # Handled before the op runs; everything else after it.
         self.special = self.reads_item or self.counted or self.random or name in COPIES or name == "aten::equal"
         if self.reads_item or name == "aten::equal":

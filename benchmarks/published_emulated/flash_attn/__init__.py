@@ -1,4 +1,4 @@
-"""Stands in for flash-attn 2.7.3, which has no wheel here: the same kernels, as torch has them, so the same allocations.
+"""Stands in for flash-attn 2.7.3, which has no wheel: the same kernels, as torch has them, so the same allocations.
 
 After ../shared/emulator/try/flash_attn. Packed rows of one length never reach the functions for varying lengths.
 """

@@ -24,6 +24,7 @@ from vramprobe.emulate.environment import (
     set_up_environment,
 )
 from vramprobe.emulate.installation import NotEmulatable
+from vramprobe.emulate.values.hook import PTH_LINE
 from vramprobe.errors import MissingDependency
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
@@ -110,6 +111,8 @@ def test_torch_is_asked_for_exactly_and_alone_then_all_else_without_needs(comman
     assert not any(part.startswith("torch=") for part in rest)
     assert [line[:3] for line in lines] == ["1/3", "2/3", "3/3", "rea"]
     assert python == find_environment()
+    (hook,) = python.parents[1].glob("lib/*/site-packages/vramprobe.pth")
+    assert hook.read_text() == PTH_LINE
     assert list_environments() == [pinned_torch()]
 
 

@@ -193,11 +193,64 @@ def test_contents_that_steer_are_found_by_verification(run):
 
 
 def test_the_hook_watches_a_process_that_knows_nothing_of_it(run):
-    start = hook.pth_line()
-    run(start + "import torch\nbool(torch.randn(2048, 2048, device='cuda').sum() > 0)\nprint(0)\n", PYTHONPATH="")
+    hook.site_folder(run.folder)
+    script = "import torch\nbool(torch.randn(2048, 2048, device='cuda').sum() > 0)\nprint(0)\n"
+    run(hook.PTH_LINE + script, PYTHONPATH="")
     (path,) = run.folder.glob("values-*.json")
     report = json.loads(path.read_text())
     assert [(read["kind"], read["state"]) for read in report["reads"]] == [("control", "assumed")]
+    (card,) = report["cards"]
+    assert (card["index"], card["name"]) == (0, "NVIDIA H100 80GB HBM3")
+    assert card["reserved_peak_bytes"] >= card["allocated_peak_bytes"] >= 2048 * 2048 * 4
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_processes_of_multiprocessing_leave_a_report_each(run, start):
+    script = f"""
+import multiprocessing, torch
+def rank(number):
+    torch.empty((1 + number) << 20, dtype=torch.uint8, device="cuda")
+if __name__ == "__main__":
+    context = multiprocessing.get_context({start!r})
+    ranks = [context.Process(target=rank, args=(number,)) for number in (1, 2)]
+    [one.start() for one in ranks]
+    [one.join() for one in ranks]
+    print(0)
+"""
+    run(script, PYTHONPATH=hook.site_folder(run.folder))
+    reports = [json.loads(path.read_text()) for path in run.folder.glob("values-*.json")]
+    peaks = sorted(card["allocated_peak_bytes"] for report in reports for card in report["cards"])
+    assert peaks == [2 << 20, 3 << 20]
+
+
+def test_each_rank_of_torchrun_sees_its_own_card_and_leaves_a_report(cuda_build, tmp_path):
+    write_machine(tmp_path, [card_properties("H100-SXM")] * 2)
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import os, torch, torch.distributed as dist
+        rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        held = torch.ones((rank + 1) << 20, device="cuda")
+        each = torch.tensor([rank + 1.0], device="cuda")
+        dist.all_reduce(each)
+        assert each.item() == 3
+        dist.destroy_process_group()
+        """)
+    )
+    base = {"PATH": os.environ["PATH"], "PYTHONPATH": hook.site_folder(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [cuda_build.installation.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         tmp_path / "script.py"],
+        capture_output=True, text=True, timeout=200,
+        env=emulated_environment(cuda_build, tmp_path, base | {"OMP_NUM_THREADS": "1"}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("values-*.json")]
+    ranks = {report["rank"]: report["cards"] for report in reports if report["rank"] is not None}
+    assert {rank: [card["index"] for card in cards] for rank, cards in ranks.items()} == {"0": [0], "1": [1]}
+    assert all(cards[0]["allocated_peak_bytes"] >= (int(rank) + 1) << 22 for rank, cards in ranks.items())
+    assert all(report["num_reads"] == 0 for report in reports)
 
 
 def test_compiled_code_stays_compiled(run):

@@ -109,14 +109,16 @@ def test_counts_are_handed_to_data_dependent_operators():
             assert mode.driver.cleared >= 1
 
 
-@pytest.mark.parametrize(("routing", "expected"), [("even", [1024] * 8), ("one_expert", [4096, 4096] + [0] * 6)])
-def test_experts_get_even_shares_unless_told(routing, expected):
+@pytest.mark.parametrize("num_tokens", [4096, 1 << 17])  # the second: neither scores nor what topk gives are small
+@pytest.mark.parametrize(("routing", "shares"), [("even", [0.25] * 8), ("one_expert", [1, 1] + [0] * 6)])
+def test_experts_get_even_shares_unless_told(routing, shares, num_tokens):
     with TrueValuesOnCpu(Policy(routing=routing)) as mode:
-        _, chosen = big(mode, 4096, 8).softmax(-1).topk(2)
+        weights, chosen = big(mode, num_tokens, 8).softmax(-1).topk(2)
         assert mode.state(chosen) == ASSUMED
+        assert mode.state(weights) == (ASSUMED if num_tokens == 4096 else UNCOMPUTED)
         mask = torch.nn.functional.one_hot(chosen, 8).permute(2, 1, 0)
         found = [len(torch.where(mask[expert])[1]) for expert in range(8)]
-    assert found == expected
+    assert found == [num_tokens * share for share in shares]
 
 
 def test_choosing_among_known_scores_is_real():

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,13 +114,49 @@ def test_the_package_imports_nothing_but_the_standard_library_and_says_so_late()
 
 
 def test_the_hook_reports_from_any_process_without_failing_it(tmp_path):
-    (tmp_path / "start.py").write_text(hook.pth_line() + "import torch\nprint(torch.ones(2).tolist())\n")
+    hook.site_folder(tmp_path)
+    (tmp_path / "start.py").write_text(hook.PTH_LINE + "import torch\nprint(torch.ones(2).tolist())\n")
     environment = {"VRAMPROBE_EMULATED_MACHINE": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, tmp_path / "start.py"], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout.strip()) == (0, "[1.0, 1.0]")
     (path,) = tmp_path.glob("values-*.json")
     assert "no emulated GPU" in json.loads(path.read_text())["error"]
     assert "values are not watched" in done.stderr
+
+
+def test_every_python_below_the_site_folder_is_watched_and_its_own_sitecustomize_runs(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys\nsys.own = __name__, __file__\n")
+    (tmp_path / "child.py").write_text("import sys, torch\nprint(sys.own)\n")
+    parent = (
+        f"import os, subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'child.py')!r}], check=True)\n"
+    )
+    (tmp_path / "parent.py").write_text(parent)
+    searched = f"{hook.site_folder(tmp_path)}:{own}"
+    environment = {"VRAMPROBE_EMULATED_MACHINE": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": searched}
+    done = subprocess.run([sys.executable, tmp_path / "parent.py"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (0, str(("sitecustomize", str(own / "sitecustomize.py"))))
+    (path,) = tmp_path.glob("values-*.json")  # the child alone imports torch
+    assert json.loads(path.read_text())["arguments"] == [str(tmp_path / "child.py")]
+
+
+def test_a_hook_that_cannot_be_loaded_is_said_and_fails_nobody(tmp_path):
+    watch = Path(hook.site_folder(tmp_path), "vramprobe_watch.py")
+    watch.write_text(watch.read_text().replace("__init__.py", "gone.py"))
+    environment = {"VRAMPROBE_EMULATED_MACHINE": str(tmp_path), "PYTHONPATH": str(watch.parent)}
+    done = subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (0, "1")
+    assert "values are not watched: FileNotFoundError" in done.stderr
+
+
+def test_an_operator_is_learned_under_a_torch_that_has_fewer_functions(monkeypatch):
+    """torch 2.4 has no OpOverload._can_decompose, and its profiler's operators come by in every data loader."""
+    monkeypatch.delattr(torch._ops.OpOverload, "_can_decompose", raising=False)
+    from vramprobe.emulate.values.operators import Operator
+
+    assert not Operator(torch.ops.profiler._record_function_enter_new.default).has_parts
+    assert Operator(torch.ops.aten.matmul.default).composite
 
 
 def test_the_hook_does_nothing_without_a_machine(monkeypatch, capsys):

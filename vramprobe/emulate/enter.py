@@ -50,22 +50,50 @@ def entrance(
     seconds. Raises UnknownName or SpecError for the cards, NotEmulatable where no CUDA build of torch is at hand,
     NoCompiler, BuildError.
     """
+    python, machine, environment = _new_machine(cards, None, policy, say)
+    # This very package, whichever interpreter runs it, and before what the working folder has.
+    searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
+    return Entrance(python=python, environment=environment, machine=machine)
+
+
+def entrance_for_command(
+    python: Path,
+    cards: str,
+    *,
+    policy: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Entrance:
+    """As :func:`entrance`, for somebody else's command under the interpreter ``python`` and what that starts.
+
+    Each of its processes that imports torch leaves ``values-<pid>.json`` in the machine's folder (values/hook.py). What
+    the command imports from is left as it is, but for one folder before all else. Raises NotEmulatable for ``python``.
+    """
+    from vramprobe.emulate.values import hook
+
+    python, machine, environment = _new_machine(cards, python, policy, say)
+    searched = [hook.site_folder(machine), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(searched)
+    return Entrance(python=python, environment=environment, machine=machine)
+
+
+def _new_machine(
+    cards: str, python: Path | None, policy: Mapping[str, Any] | None, say: Callable[[str], None]
+) -> tuple[Path, Path, dict[str, str]]:
+    """An interpreter (None: the one to use), a machine's folder, this process's environment changed so as to see it."""
     from vramprobe.emulate.activate import emulated_environment
     from vramprobe.emulate.build import cache_folder, ensure_build
     from vramprobe.emulate.cards import parse_cards
+    from vramprobe.emulate.installation import find_installation
     from vramprobe.emulate.machine import write_machine
 
     card, count = parse_cards(cards)
-    installation = installation_to_use()
+    installation = installation_to_use() if python is None else find_installation(python)
     build = ensure_build(installation, say)
     machine = write_machine(_new_folder(cache_folder() / "machines"), [card] * count)
-    # This very package, whichever interpreter runs it, and before what the working folder has.
-    searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = emulated_environment(build, machine) | {
-        OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(searched), VALUES_VARIABLE: json.dumps(dict(policy or {})),
+    return installation.python, machine, emulated_environment(build, machine) | {
+        OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, VALUES_VARIABLE: json.dumps(dict(policy or {})),
     }  # fmt: skip
-    return Entrance(python=installation.python, environment=environment, machine=machine)
 
 
 def package_home(machine: Path, package: Path = Path(__file__).parents[1]) -> Path:

@@ -20,6 +20,7 @@ from pathlib import Path
 from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import CACHE_VARIABLE, cache_errors, cache_folder, locked
 from vramprobe.emulate.installation import OLDEST_TORCH, installation_in, require_platform
+from vramprobe.emulate.values.hook import PTH_LINE
 from vramprobe.errors import MissingDependency, VramprobeError
 
 NEEDED_BYTES = 6_000_000_000  # 2.8 GB stay; the rest is pip's download, its cache and its unpacking
@@ -105,6 +106,7 @@ def _make(folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
     say(f"3/3 installing {len(packages)} packages")
     again = ["--force-reinstall"] if held else []
     _run([str(python), *_PIP, *again, *packages], "pip install")
+    (_site(folder) / "vramprobe.pth").write_text(PTH_LINE)
     temporary = folder / f"{_READY}.part"
     temporary.write_text(json.dumps(wanted))
     temporary.replace(folder / _READY)

@@ -1,9 +1,9 @@
 """Values on in any process that imports torch: for launchers whose children nobody else can reach.
 
-In: a process with VRAMPROBE_EMULATED_MACHINE set, and this file's ``install()`` called at its start (a line in a .pth
-file, sitecustomize, or a call). Out: values on from torch's import on; at exit ``<machine folder>/values-<pid>.json``.
-It imports nothing of torch itself, does nothing without the variable, and never fails a process: what went wrong is
-in the file.
+In: a process with VRAMPROBE_EMULATED_MACHINE set, and this file's ``install()`` called at its start (``site_folder`` on
+PYTHONPATH, PTH_LINE in an environment, or a call). Out: values on from torch's import on; at exit
+``<machine folder>/values-<pid>.json``: reads, and the allocator's peaks by card. It imports nothing of torch itself,
+does nothing without the variable, and never fails a process: what went wrong is in the file.
 """
 
 import atexit
@@ -17,25 +17,52 @@ MACHINE, POLICY = "VRAMPROBE_EMULATED_MACHINE", "VRAMPROBE_VALUES_POLICY"
 PACKAGE = "vramprobe_values"  # the name under which an environment without vramprobe has this package
 
 
-def pth_line():
-    """One line for a .pth file of an environment: loads this package by its path, under a name of its own, and
-    installs the hook."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    # vramprobe: values\n"
-    start = f"exec({_load_and_install(folder)!r})"
-    return f"import os; {start} if os.environ.get({MACHINE!r}) else None  # vramprobe: values\n"
+#: One line for a .pth file of an environment: what ``site_folder`` made for the machine that a process sees, run at its
+#: start, and nothing where it sees none. It names no place, so that it is never out of date.
+PTH_LINE = (
+    f"import os; _at = os.environ.get({MACHINE!r}, '') + '/site/vramprobe_watch.py'; "
+    "os.path.isfile(_at) and exec(open(_at).read())  # vramprobe: values\n"
+)
+
+_WATCH = """# Made by vramprobe for the processes of one emulated machine.
+try:
+    import importlib.util, sys
+    if {package!r} not in sys.modules:  # once: a .pth file and sitecustomize may both be there
+        _spec = importlib.util.spec_from_file_location(
+            {package!r}, {init!r}, submodule_search_locations=[{folder!r}])
+        sys.modules[{package!r}] = _module = importlib.util.module_from_spec(_spec)
+        _spec.loader.exec_module(_module)
+    import {package}.hook
+    {package}.hook.install()
+except Exception as error:  # somebody else's process goes on without
+    print(f"vramprobe: values are not watched: {{type(error).__name__}}: {{error}}", file=sys.stderr)
+"""
+
+_SITECUSTOMIZE = """# Made by vramprobe: its own start, then the sitecustomize that this one stands before, if any.
+import os, sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+_here = os.path.dirname(os.path.abspath(__file__))
+exec(open(os.path.join(_here, "vramprobe_watch.py")).read())
+_spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if os.path.abspath(path) != _here])
+if _spec is not None and _spec.loader is not None:
+    sys.modules["sitecustomize"] = _module = module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
+"""
 
 
-def _load_and_install(folder):
-    return (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location({PACKAGE!r}, {os.path.join(folder, '__init__.py')!r}, "
-        f"submodule_search_locations=[{folder!r}])\n"
-        f"sys.modules[{PACKAGE!r}] = module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        f"import {PACKAGE}.hook\n"
-        f"{PACKAGE}.hook.install()\n"
-    )
+def site_folder(machine):
+    """A folder in ``machine`` (a machine's folder) to put first on PYTHONPATH; -> its path.
+
+    Every Python that has it there and imports torch is watched, whichever interpreter it is and whoever started it.
+    """
+    folder, here = os.path.join(machine, "site"), os.path.dirname(os.path.abspath(__file__))
+    os.makedirs(folder, exist_ok=True)
+    watch = _WATCH.format(package=PACKAGE, init=os.path.join(here, "__init__.py"), folder=here)
+    for name, text in (("vramprobe_watch.py", watch), ("sitecustomize.py", _SITECUSTOMIZE)):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+            out.write(text)
+    return folder
 
 
 def install():
@@ -49,6 +76,8 @@ def install():
 
 
 def _start():
+    from multiprocessing import util
+
     from . import enable
     from .policy import Policy
 
@@ -60,27 +89,59 @@ def _start():
         watch, found = None, {"error": f"{type(error).__name__}: {error}"}
     pid = os.getpid()
 
+    def leave():
+        write(watch.report() if watch is not None else found, pid)
+
     def forked():
         nonlocal pid
         pid = os.getpid()
         if watch is not None:
             watch.clear()
 
+    def begun_by_multiprocessing(_):  # such a process, where it was forked, ends without atexit
+        util.Finalize(None, lambda: cards() and leave(), exitpriority=0)
+
     os.register_at_fork(after_in_child=forked)
-    atexit.register(lambda: write(watch.report() if watch is not None else found, pid))
+    util.register_after_fork(sys.modules[__name__], begun_by_multiprocessing)
+    atexit.register(leave)
 
 
 def write(report, pid=None):
     """Put a report into the machine's folder, whole or not at all; -> its path, or None where the folder is gone."""
     path = os.path.join(os.environ[MACHINE], f"values-{pid or os.getpid()}.json")
-    whole = {"pid": pid or os.getpid(), "rank": os.environ.get("RANK"), "arguments": sys.argv[:1], **report}
+    whole = {"pid": pid or os.getpid(), "rank": os.environ.get("RANK"), "arguments": sys.argv[:1], "cards": cards()}
     try:
         with open(path + ".part", "w", encoding="utf-8") as out:
-            json.dump(whole, out)
+            json.dump(whole | report, out)
         os.replace(path + ".part", path)
     except OSError:
         return None
     return path
+
+
+def cards():
+    """What torch's allocator says of each card that this process used: [{index, peaks in bytes, retries, ooms}].
+
+    The peaks are those since the program last reset them.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        seen = torch.cuda.memory_stats(index)
+        if seen.get("reserved_bytes.all.peak"):
+            found.append(
+                {
+                    "index": index,
+                    "name": torch.cuda.get_device_name(index),
+                    "allocated_peak_bytes": seen["allocated_bytes.all.peak"],
+                    "reserved_peak_bytes": seen["reserved_bytes.all.peak"],
+                    "num_retries": seen["num_alloc_retries"],
+                    "num_ooms": seen["num_ooms"],
+                }
+            )
+    return found
 
 
 class _Finder(importlib.abc.MetaPathFinder):

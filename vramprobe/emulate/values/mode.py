@@ -12,6 +12,7 @@ from operator import attrgetter
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves
 
 from . import counts, routing
 from .intervals import Intervals
@@ -97,6 +98,9 @@ class TrueValues(TorchDispatchMode):
         finally:
             thread.operator = None
         if operator.quiet:
+            return out
+        if operator.moves:
+            self._moved(args, kwargs, out)
             return out
         if operator.pure and type(out) is torch.Tensor:
             if not self._on_device(out):
@@ -250,7 +254,7 @@ class TrueValues(TorchDispatchMode):
             small = all(self._is_small(at) for at in outs) or (
                 known > UNCOMPUTED and all(self._is_small_mask(at) for at in outs)
             )
-            if operator.route and small and known != COMPUTED and args[0].is_floating_point():
+            if operator.route and known != COMPUTED and self._routes(args[0], outs):
                 self._route(operator, args, kwargs, outs)
             elif known < 0 or not small or not operator.trusted or (known == UNCOMPUTED and self._is_chain(outs)):
                 if not (
@@ -336,13 +340,37 @@ class TrueValues(TorchDispatchMode):
             self._mark(at, ASSUMED)
         return True
 
+    def _routes(self, scores, outs):
+        """Whether a choice among scores is to be made up: its indices are small enough, however large the scores."""
+        indices = [at for at in outs if at.dtype == torch.int64]
+        within = all(map(self._is_small_mask, indices) if indices else map(self._is_small, outs))
+        return within and scores.is_floating_point()
+
     def _route(self, operator, args, kwargs, outs):
         self.num_assumed += 1
         has_indices = routing.fill_indices(operator.route, args, kwargs, outs, self.policy)
         for at in outs:
-            if not has_indices or at.dtype != torch.int64:
+            if not (has_indices and at.dtype == torch.int64):
+                if not self._is_small(at):
+                    self._mark(at, UNCOMPUTED)
+                    continue
                 self._fill(at, operator.name)
             self._mark(at, ASSUMED)
+
+    def _moved(self, args, kwargs, out):
+        """After a collective: the driver moved what is small, and knows which bytes of the results are computed.
+
+        Where this rank gave assumed values the results are assumed; what another rank only assumed is not known here.
+        """
+
+        def spans(of):
+            found = (at for at in tree_leaves(of) if isinstance(at, torch.Tensor) and at.layout == torch.strided)
+            return [span(at) for at in found if self._on_device(at) and at.numel()]
+
+        assumed = any(self.assumed.overlaps(address, address + size) for address, size in spans((args, kwargs)))
+        for address, size in spans(out):
+            known = assumed and self._is_computed(address, size)
+            (self.assumed.add if known else self.assumed.discard)(address, address + size)
 
     def _compute(self, func, operator, args, kwargs, returned, outs, known):
         if known == UNCOMPUTED:

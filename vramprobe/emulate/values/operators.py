@@ -38,8 +38,10 @@ COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
 # Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton
 # kernel would not.
 TRUSTED = ("aten", "prims")
-# Collectives, and what Inductor calls: the kernel itself, with nothing of ATen inside that would have a value to know.
-BELOW = ("c10d", "_c10d_functional", "_dtensor", "inductor", "triton")
+# Collectives: the driver moves the bytes, and knows what it moved.
+COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
+# What Inductor calls: the kernel itself, with nothing of ATen inside that would have a value to know.
+BELOW = (*COLLECTIVES, "inductor", "triton")
 COUNTED = {
     "aten::nonzero", "aten::masked_select", "aten::index", "aten::index_put", "aten::index_put_",
     "aten::_index_put_impl_", "aten::_unique2", "aten::_unique", "aten::unique_consecutive", "aten::unique_dim",
@@ -56,8 +58,8 @@ class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
     __slots__ = (
-        "composite", "counted", "empty", "has_generator", "has_parts", "name", "overwrites", "pure", "quiet", "random",
-        "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
+        "composite", "counted", "empty", "has_generator", "has_parts", "moves", "name", "overwrites", "pure", "quiet",
+        "random", "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
     )  # fmt: skip
 
     def __init__(self, func):
@@ -68,8 +70,13 @@ class Operator:
         self.writes_names = tuple(schema.arguments[i].name for i in written)
         self.pure = not written
         self.trusted = func.namespace in TRUSTED
+        self.moves = func.namespace in COLLECTIVES
+        try:
+            self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        except RuntimeError:  # prim::device and its like are no operators of the dispatcher
+            self.composite = False
         self.has_parts = not (
-            self.trusted or func.namespace in BELOW or func._can_decompose()
+            self.trusted or func.namespace in BELOW or self.composite
         ) and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
         # Views and ops that hand out no new bytes: nothing to learn from them.
         self.quiet = (
@@ -85,10 +92,6 @@ class Operator:
         self.route = name if name in ROUTED else None
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.has_generator = any(a.name == RANDOM_GENERATORS for a in schema.arguments)
-        try:
-            self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-        except RuntimeError:  # prim::device and its like are no operators of the dispatcher
-            self.composite = False
         # Handled before the op runs; everything else after it.
         self.special = self.reads_item or self.counted or self.random or name in COPIES or name == "aten::equal"
         if self.reads_item or name == "aten::equal":

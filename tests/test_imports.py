@@ -19,7 +19,8 @@ MODULES = {
 }
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = (
-    "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.measure.cpu", "vramprobe.measure.cuda",
+    "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.profile.hook",
+    "vramprobe.measure.cpu", "vramprobe.measure.cuda",
     "vramprobe.measure.worker", "vramprobe.measure.emulation", "vramprobe.measure.environment",
     "vramprobe.measure.selftest", "vramprobe.simulate.cuda", "vramprobe.simulate.fused_loss",
     "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports", "vramprobe.simulate.late_modules",
@@ -61,7 +62,8 @@ def graph() -> dict[str, set[str]]:
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
     "errors", "units", "choices", "architecture", "catalog", "spec", "terms", "records", "workload", "emulate",
-    "measure", "simulate", "model", "predict", "check", "sweep", "literature", "report", "api", "cli", "__main__",
+    "measure", "simulate", "model", "predict", "check", "sweep", "literature", "report", "profile",
+    "api", "cli", "__main__",
 )  # fmt: skip
 
 
@@ -141,7 +143,9 @@ def test_only_the_command_line_prints_and_exits() -> None:
             "vramprobe.cli.display",
             "vramprobe.cli.live",
             "vramprobe.cli.emulate",
+            "vramprobe.cli.profile",
             "vramprobe.emulate.values.hook",
+            "vramprobe.profile.hook.journal",
         ):  # the hook speaks in the processes of others
             assert "print" not in calls, name
 

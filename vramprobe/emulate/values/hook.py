@@ -24,18 +24,18 @@ PTH_LINE = (
     "os.path.isfile(_at) and exec(open(_at).read())  # vramprobe: values\n"
 )
 
-_WATCH = """# Made by vramprobe for the processes of one emulated machine.
-try:
-    import importlib.util, sys
-    if {package!r} not in sys.modules:  # once: a .pth file and sitecustomize may both be there
-        _spec = importlib.util.spec_from_file_location(
-            {package!r}, {init!r}, submodule_search_locations=[{folder!r}])
-        sys.modules[{package!r}] = _module = importlib.util.module_from_spec(_spec)
-        _spec.loader.exec_module(_module)
-    import {package}.hook
-    {package}.hook.install()
-except Exception as error:  # somebody else's process goes on without
-    print(f"vramprobe: values are not watched: {{type(error).__name__}}: {{error}}", file=sys.stderr)
+_WATCH = """# Made by vramprobe for the processes of one machine or one run.
+import importlib, importlib.util, sys
+for _package, _folder, _module in {packages!r}:
+    try:
+        if _package not in sys.modules:  # once: a .pth file and sitecustomize may both be there
+            _spec = importlib.util.spec_from_file_location(
+                _package, _folder + "/__init__.py", submodule_search_locations=[_folder])
+            sys.modules[_package] = importlib.util.module_from_spec(_spec)
+            _spec.loader.exec_module(sys.modules[_package])
+        importlib.import_module(_package + "." + _module).install()
+    except Exception as error:  # somebody else's process goes on without
+        print(f"vramprobe: this process is not watched: {{type(error).__name__}}: {{error}}", file=sys.stderr)
 """
 
 _SITECUSTOMIZE = """# Made by vramprobe: its own start, then the sitecustomize that this one stands before, if any.
@@ -51,14 +51,15 @@ if _spec is not None and _spec.loader is not None:
 """
 
 
-def site_folder(machine):
-    """A folder in ``machine`` (a machine's folder) to put first on PYTHONPATH; -> its path.
+def site_folder(home, also=()):
+    """A folder in ``home`` (a machine's, or a run's) to put first on PYTHONPATH; -> its path.
 
     Every Python that has it there and imports torch is watched, whichever interpreter it is and whoever started it.
+    ``also``: other hooks, each as (name of a package, its folder, the module whose ``install()`` is called).
     """
-    folder, here = os.path.join(machine, "site"), os.path.dirname(os.path.abspath(__file__))
+    folder, here = os.path.join(home, "site"), os.path.dirname(os.path.abspath(__file__))
     os.makedirs(folder, exist_ok=True)
-    watch = _WATCH.format(package=PACKAGE, init=os.path.join(here, "__init__.py"), folder=here)
+    watch = _WATCH.format(packages=[(PACKAGE, here, "hook"), *also])
     for name, text in (("vramprobe_watch.py", watch), ("sitecustomize.py", _SITECUSTOMIZE)):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
             out.write(text)

@@ -1,0 +1,60 @@
+"""The allocator's peaks between two marks, while the program goes on seeing its own.
+
+In: torch's counters of each card. Out: per card the ends and peaks of a phase. Peaks are reset at each mark; whoever
+else asks for them (``torch.cuda.max_memory_allocated``, a Trainer's memory tracker) is given those since *he* did so.
+"""
+
+import torch
+
+_TIERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "requested": "requested_bytes"}
+
+
+class Counters:
+    """Stands before ``torch._C``'s two functions of the counters until ``remove``."""
+
+    def __init__(self):
+        self._stats, self._reset = torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats
+        self._kept = {}  # card → stat, pool → the highest peak that our own resets have hidden from the program
+        self._own = {}  # card → stat, pool → the highest peak that the program's resets have hidden from us
+        torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats = self._seen_by_others, self._reset_by_others
+
+    def remove(self):
+        """The program has its counters back."""
+        torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats = self._stats, self._reset
+
+    def cards(self):
+        """The indices of the cards on which this process has memory."""
+        return [index for index in range(torch.cuda.device_count()) if self._has_memory(index)]
+
+    def take(self, device):
+        """Ends and peaks in bytes since the last take, and the counts of retries and OOMs; the peaks begin anew."""
+        stats, own = self._stats(device), self._own.pop(device, {})
+        found = {"num_alloc_retries": stats["num_alloc_retries"], "num_ooms": stats["num_ooms"]}
+        for tier, key in _TIERS.items():
+            if key in stats:
+                found[f"{tier}_end_bytes"] = stats[key]["all"]["current"]
+                found[f"{tier}_peak_bytes"] = max(stats[key]["all"]["peak"], own.get((key, "all"), 0))
+        _keep_highest(stats, self._kept.setdefault(device, {}))
+        self._reset(device)
+        return found
+
+    def _has_memory(self, device):
+        return self._stats(device)["reserved_bytes"]["all"]["peak"] > 0 or bool(self._kept.get(device))
+
+    def _seen_by_others(self, device):
+        stats, kept = self._stats(device), self._kept.get(device, {})
+        for (stat, pool), peak in kept.items():
+            stats[stat][pool]["peak"] = max(peak, stats[stat][pool]["peak"])
+        return stats
+
+    def _reset_by_others(self, device):
+        _keep_highest(self._stats(device), self._own.setdefault(device, {}))
+        self._kept.pop(device, None)
+        self._reset(device)
+
+
+def _keep_highest(stats, highest):
+    for stat, pools in stats.items():
+        for pool, values in pools.items() if isinstance(pools, dict) else ():
+            if isinstance(values, dict) and "peak" in values:
+                highest[stat, pool] = max(values["peak"], highest.get((stat, pool), 0))

@@ -1,0 +1,92 @@
+"""The tensors whose cause is known: a module's weights, their gradients, an optimizer's state; storages by address.
+
+In: live modules and optimizers. Out: ``{"cause", "time_ns", "storages": {address: bytes}, "names": {address: name}}``.
+As workload/storages.py does for the models that this package builds; here they are anybody's, so a tensor may be a
+wrapper (DTensor, torchao's quantised ones), and what cannot be asked is left out.
+"""
+
+import time
+from dataclasses import fields, is_dataclass
+
+import torch
+
+#: bitsandbytes: Params4bit.quant_state; Int8Params.CB and SCB until the first forward, Linear8bitLt.state afterwards.
+_BESIDE_A_PARAMETER, _BESIDE_A_MODULE = ("quant_state", "CB", "SCB"), ("state",)
+_QUANTISED = ("Params4bit", "Int8Params")
+
+
+def weights(module):
+    """Parameters, buffers and what bitsandbytes keeps beside a quantised weight."""
+    return _holding("weights", _weights(module))
+
+
+def gradients(module, optimizers):
+    """Every ``.grad`` alive now, of the module's and the optimizers' parameters."""
+    parameters = [*module.named_parameters()] if module is not None else []
+    parameters += [("", one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    return _holding("gradients", ((name, one.grad) for name, one in parameters if one.grad is not None))
+
+
+def optimizer_state(optimizers):
+    """Every tensor of the optimizers' states on a card."""
+    return _holding(
+        "optimizer_state", (("", tensor) for optimizer in optimizers for tensor in _tensors_in(dict(optimizer.state)))
+    )
+
+
+def _holding(cause, named):
+    storages, names = {}, {}
+    for name, tensor in named:
+        for inner in _plain(tensor):
+            try:
+                storage = inner.untyped_storage()
+                address, num_bytes = storage.data_ptr(), storage.nbytes()
+            except (RuntimeError, NotImplementedError):  # meta, freed by a sharder, or without a storage
+                continue
+            if inner.is_cuda and num_bytes and address:
+                storages[address] = num_bytes
+                if name:
+                    names.setdefault(address, name)
+    return {"cause": cause, "time_ns": time.time_ns(), "storages": storages, "names": names}
+
+
+def _plain(tensor):
+    """The tensors inside a wrapper subclass; others are themselves."""
+    tensor = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor
+    if hasattr(tensor, "_local_tensor"):
+        return [tensor._local_tensor]
+    if hasattr(tensor, "__tensor_flatten__"):
+        inner, _ = tensor.__tensor_flatten__()
+        return [plain for name in inner for plain in _plain(getattr(tensor, name))]
+    return [tensor]
+
+
+def _weights(module):
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    for path, part in module.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if type(parameter).__name__ in _QUANTISED:
+                beside = [getattr(parameter, one, None) for one in _BESIDE_A_PARAMETER]
+                beside += [getattr(part, one, None) for one in _BESIDE_A_MODULE]
+                yield from ((f"{path}.{name}", tensor) for tensor in _tensors_in(beside))
+
+
+def _tensors_in(value, seen=None):
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, torch.nn.Module):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors_in(inner, seen)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _tensors_in(inner, seen)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors_in(getattr(value, field.name, None), seen)
+    elif type(value).__module__.startswith("bitsandbytes"):
+        yield from _tensors_in(vars(value), seen)

@@ -1,0 +1,130 @@
+"""Where a training loop stands, from torch's own hooks: forward, backward, optimizer step, zero_grad, evaluation.
+
+In: a Phases. Out: its marks as the program runs. Forward by hooks of the outermost module alone (a hook on each
+would be compiled with it); backward where torch enters the autograd engine; the step by the optimizers' global hooks.
+"""
+
+import functools
+import sys
+
+import torch
+from torch.optim import optimizer as optim
+
+_MAX_FRAMES = 60
+
+
+class Marks:
+    """The hooks of one process. ``on_forward(module)``, ``on_backward_end()``, ``on_optimizer(optimizer)``: what is to
+    be looked at, when."""
+
+    def __init__(self, phases, on_forward, on_backward_end, on_optimizer):
+        self._phases, self._on_forward = phases, on_forward
+        self._on_backward_end, self._on_optimizer = on_backward_end, on_optimizer
+        self._depth = {"forward": 0, "backward": 0, "zero_grad": 0}
+        self._roots = set()
+        self._discovery = torch.nn.modules.module.register_module_forward_pre_hook(self._before_any_module)
+        optim.register_optimizer_step_pre_hook(self._before_step)
+        optim.register_optimizer_step_post_hook(self._after_step)
+        engine = self._watched_engine(torch.autograd.graph._engine_run_backward)
+        torch.autograd.graph._engine_run_backward = engine
+        torch.autograd._engine_run_backward = engine
+        for owner in (torch.nn.Module, torch.optim.Optimizer):
+            owner.zero_grad = self._watched_zero_grad(owner.zero_grad)
+
+    def _before_any_module(self, module, args):
+        """Until the one that trains is known: the outermost module of a call, which is watched from now on."""
+        if self._depth["forward"] or self._depth["backward"] or not _is_on_a_card(module):
+            return
+        if torch.is_grad_enabled() or _is_compiled(module):
+            self._discovery.remove()
+        if id(module) not in self._roots:
+            self._roots.add(id(module))
+            if _is_compiled(module):
+                self._forward_begins(module)
+                return
+            module.register_forward_pre_hook(self._before_root)
+            module.register_forward_hook(self._after_root, always_call=True)
+            self._before_root(module, args)  # this call has its list of hooks already
+
+    def _before_root(self, module, args):
+        if self._depth["forward"] == 0 and self._depth["backward"] == 0:
+            self._forward_begins(module)
+        self._depth["forward"] += 1
+
+    def _forward_begins(self, module):
+        if torch.is_grad_enabled():
+            self._phases.mark("forward")
+            self._on_forward(module)
+        else:
+            self._phases.mark("generation" if _is_within("generate") else "evaluation")
+
+    def _after_root(self, module, args, output):
+        self._depth["forward"] -= 1
+        if self._depth["forward"] == 0 and self._depth["backward"] == 0 and not torch.is_grad_enabled():
+            self._phases.mark("other")
+
+    def _watched_engine(self, run):
+        @functools.wraps(run)
+        def _engine_run_backward(*args, **kwargs):
+            if self._depth["backward"] == 0:
+                self._phases.mark("backward")
+            self._depth["backward"] += 1
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._depth["backward"] -= 1
+                if self._depth["backward"] == 0:
+                    self._on_backward_end()
+                    self._phases.mark("other")
+
+        return _engine_run_backward
+
+    def _before_step(self, optimizer, args, kwargs):
+        if self._depth["backward"] == 0:
+            self._phases.mark("optimizer_step")
+        else:
+            self._phases.stepped()
+
+    def _after_step(self, optimizer, args, kwargs):
+        self._on_optimizer(optimizer)
+        if self._depth["backward"] == 0:
+            self._phases.mark("other")
+
+    def _watched_zero_grad(self, zero_grad):
+        @functools.wraps(zero_grad)
+        def watched(*args, **kwargs):
+            is_outermost = not any(self._depth.values())
+            if is_outermost:
+                self._phases.mark("zero_grad")
+            self._depth["zero_grad"] += 1
+            try:
+                return zero_grad(*args, **kwargs)
+            finally:
+                self._depth["zero_grad"] -= 1
+                if is_outermost:
+                    self._phases.mark("other")
+
+        return watched
+
+
+def _is_on_a_card(module):
+    """Whether it has anything on a card; one of the host's modules trains nothing here."""
+    tensors = (*module.parameters(), *module.buffers())
+    return any(tensor.is_cuda for tensor in tensors)
+
+
+def _is_compiled(module):
+    return type(module).__name__ == "OptimizedModule" or any(
+        getattr(part, "_compiled_call_impl", None) is not None for part in module.modules()
+    )
+
+
+def _is_within(function):
+    frame = sys._getframe(2)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == function:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,112 @@
+"""Which phase a process is in, step by step: marks in, one line for each phase and card out.
+
+In: marks (:meth:`Phases.mark`, from marks.py), the counters. Out: the journal's ``phase`` and ``step`` lines. A phase's
+name is settled when it ends: what led to a backward was a forward, whoever announced it or not.
+"""
+
+import os
+import threading
+import time
+
+import torch
+
+
+class Phases:
+    """The phases of one process, from its first CUDA call on. ``steps`` counts the optimizer's whole steps."""
+
+    def __init__(self, journal, counters, used_bytes):
+        self._journal, self._counters, self._used_bytes = journal, counters, used_bytes
+        self._lock = threading.RLock()
+        self._thread = threading.get_ident()
+        self.steps = 0  # whole ones
+        self.started = False  # whether a forward has begun
+        self.name, self._start_ns = "load", time.time_ns()
+        self._micro_step = 0
+        self._stepped = False  # the optimizer has stepped since the last step began
+        self._step_peaks = []  # one by whole step: the highest allocated bytes, and those that stood at its end
+        self._highest = {}
+        self.retries = {}
+        self.on_step = []  # called with the number of a step that is whole, before the next begins
+
+    def mark(self, name):
+        """The phase ``name`` begins here."""
+        if threading.get_ident() != self._thread:  # a loader's or a logger's thread trains nothing
+            return
+        with self._lock:
+            previous = self.name
+            if not self.started and name in ("zero_grad", "other", "optimizer_step"):
+                return  # as of a Trainer that clears gradients before the first forward: still loading
+            if name == "backward" and previous in ("other", "zero_grad") and self.started:
+                previous = "forward"  # of a module that nobody watched
+            begins_step = self._stepped and name in ("forward", "backward")
+            if begins_step and previous == "forward":
+                self._end_step()
+                begins_step = False
+            elif previous == name and not begins_step:
+                return
+            self._close(previous)
+            if begins_step:
+                self._end_step()
+            self.name, self.started = name, True
+            if name == "backward":
+                self._micro_step += 1
+            elif name == "optimizer_step":
+                self._stepped = True
+
+    def stepped(self):
+        """The optimizer has stepped within another phase, as one that is fused with the backward does."""
+        self._stepped = True
+
+    def close(self):
+        """The program ends: its last phase, and its last step if it is whole."""
+        with self._lock:
+            self._close(self.name)
+            if self._stepped:
+                self._end_step()
+
+    def repeats(self):
+        """Whether the last two whole steps were alike to the byte: peak, and what they left."""
+        return len(self._step_peaks) > 1 and self._step_peaks[-1] == self._step_peaks[-2]
+
+    def _close(self, name):
+        now_ns = time.time_ns()
+        micro_step = self._micro_step + (name == "forward") if name in ("forward", "backward") else None
+        for device in self._counters.cards():
+            found = self._counters.take(device)
+            self.retries[device] = (found.pop("num_alloc_retries"), found.pop("num_ooms"))
+            self._journal.write(
+                "phase", name=name, device=device, step=self.steps + 1 if self.started and name != "load" else None,
+                micro_step=micro_step, start_ns=self._start_ns, end_ns=now_ns,
+                device_used_bytes=self._used_bytes(device), **found,
+            )  # fmt: skip
+            highest, _ = self._highest.get(device, (0, 0))
+            self._highest[device] = (max(highest, found["allocated_peak_bytes"]), found["allocated_end_bytes"])
+        self._start_ns = now_ns
+
+    def _end_step(self):
+        self._stepped, self._micro_step = False, 0
+        self.steps += 1
+        self._step_peaks.append(dict(self._highest))
+        self._highest.clear()
+        self._journal.write("step", step=self.steps)
+        for act in self.on_step:
+            act(self.steps)
+
+
+def used_bytes(device):
+    """What all processes use of the card, as the driver says."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def rank():
+    """Rank, local rank and number of ranks, as launchers say them; None where they do not."""
+
+    def number(*names):
+        return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), None)
+
+    return {
+        "rank": number("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+        "local_rank": number("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+        "world_size": number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+    }

@@ -1,0 +1,131 @@
+"""One process's watch, from its first CUDA call on: phases, history, what is held, the end.
+
+In: a Journal, what is asked for (``run.json``). Out: its lines, and the history's file. A forked child that makes a
+context of its own starts anew.
+"""
+
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+
+import torch
+
+from . import held
+from .counters import Counters
+from .journal import complain
+from .marks import Marks
+from .phases import Phases, rank, used_bytes
+from .stop import Stop
+from .trace import Trace
+
+_LIBRARIES = ("transformers", "peft", "trl", "accelerate", "bitsandbytes", "deepspeed", "unsloth", "axolotl",
+              "llamafactory", "torchtune", "litgpt", "lightning", "torchao", "liger-kernel", "flash-attn")  # fmt: skip
+
+
+class Watch:
+    """See the module. ``end`` may be called more than once."""
+
+    def __init__(self, journal, asked):
+        self._journal, self._pid, self._ended = journal, os.getpid(), False
+        self._module, self._optimizers, self._why = None, {}, "exit"
+        self.counters = Counters()
+        self.phases = Phases(journal, self.counters, used_bytes)
+        self._trace = Trace(asked["trace"], asked.get("trace_step", 3))
+        self._values = _values_watch()
+        journal.write("process", **_process(self._values is not None))
+        torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
+        Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
+        self.phases.on_step.append(self._trace.step_ended)
+        Stop(self, asked)
+
+    def stop(self):
+        """The end, as it is asked for: the run knows enough."""
+        self._why = "stopped"
+        self.end()
+
+    def line(self, kind, **fields):
+        """One more line in the journal."""
+        self._journal.write(kind, **fields)
+
+    def end(self):
+        """The process ends: the last phase, the history, who read values, the counts."""
+        if self._ended or os.getpid() != self._pid:
+            return
+        self._ended = True
+        try:
+            if self._why != "stopped":
+                self.phases.close()
+            self._trace.write(self._journal.path(".history"))
+            if self._values is not None:
+                self._journal.write("values", **self._values.report())
+        except Exception as error:
+            complain(error)
+        retries, ooms = (sum(counts) for counts in zip(*self.phases.retries.values(), (0, 0), strict=True))
+        self._journal.write("end", why=self._why, num_alloc_retries=retries, num_ooms=ooms)
+
+    def forked(self):
+        """In a child: it has none of this process's memory, and writes nothing of it."""
+        self._ended = True
+
+    def _forward(self, module):
+        self._module = module
+        if self._trace.is_on():
+            self._trace.hold(held.weights(module))
+
+    def _backward_ended(self):
+        if self._trace.is_on():
+            self._trace.hold(held.gradients(self._module, self._optimizers.values()))
+
+    def _optimizer_stepped(self, optimizer):
+        self._optimizers[id(optimizer)] = optimizer
+        if self._trace.is_on():
+            self._trace.hold(held.optimizer_state([optimizer]))
+
+    def _note_oom(self, device, requested, total, free):
+        stats = torch.cuda.memory_stats(device)
+        self._journal.write(
+            "oom", device=device, requested_bytes=requested, total_bytes=total, free_bytes=free,
+            allocated_bytes=stats["allocated_bytes.all.current"], reserved_bytes=stats["reserved_bytes.all.current"],
+            phase=self.phases.name, step=self.phases.steps + 1 if self.phases.started else None, stack=_stack(),
+            time_ns=time.time_ns(),
+        )  # fmt: skip
+
+
+def _values_watch():
+    """The emulated card's watch over values, where this process has one (emulate/values)."""
+    package = sys.modules.get("vramprobe_values")
+    return package.enabled() if package is not None else None
+
+
+def _process(emulated):
+    device = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "pid": os.getpid(), "ppid": os.getppid(), "argv": list(sys.argv), "python": platform.python_version(),
+        "torch": torch.__version__, "cuda": torch.version.cuda, **rank(), "device_index": device,
+        "device_name": properties.name, "device_total_bytes": properties.total_memory,
+        "capability": [properties.major, properties.minor], "emulated": emulated, "versions": _versions(),
+        "started_ns": time.time_ns(),
+    }  # fmt: skip
+
+
+def _versions():
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _stack():
+    """Who asked, innermost first, outside torch's own allocator and this package."""
+    frame, here, found = sys._getframe(2), os.path.dirname(__file__), []
+    while frame is not None and len(found) < 100:
+        if not frame.f_code.co_filename.startswith(here):
+            found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
+        frame = frame.f_back
+    return found

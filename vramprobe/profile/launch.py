@@ -1,0 +1,218 @@
+"""Start a command with the hook in its processes, wait for it, and leave nothing of it behind.
+
+In: a command's words, cards to emulate or none, what is asked for. Out: a run's folder with ``run.json`` and the files
+of its processes (hook/), and how it ended. The command keeps its terminal, its folder and its exit status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+import vramprobe
+from vramprobe.emulate.values import hook as values_hook
+from vramprobe.errors import StoreError
+from vramprobe.profile.interpreter import executable_of, interpreter_of
+
+FOLDER_VARIABLE = "VRAMPROBE_PROFILE"
+_HOOK = ("vramprobe_profile", str(Path(__file__).with_name("hook")), "start")
+_TAIL_LINES = 40
+_DYING_SECONDS = 10.0
+_Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is asked of the hook. ``trace``: all events, those of one step, or none."""
+
+    trace: str
+    steps: int | None
+    verify: bool = False
+    trace_step: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the command ended. ``exit_status``: its own, as a shell would say it (128 + the signal)."""
+
+    exit_status: int
+    stopped: bool  # by us, when it knew enough
+    num_left: int  # processes that it had left behind
+
+
+def run(
+    command: list[str], folder: Path, options: Options, *, emulate: str | None = None,
+    policy: Mapping[str, Any] | None = None, say: _Say = lambda line: None,
+) -> Ended:  # fmt: skip
+    """Run ``command`` and leave in ``folder`` what its processes said.
+
+    Raises SpecError for a command that is not there, what :func:`vramprobe.emulate.enter.entrance` raises for the
+    cards, StoreError where the folder cannot be written.
+    """
+    executable_of(command, os.environ)
+    told = {
+        "command": command, "emulate": emulate, "started_ns": time.time_ns(), "options": asdict(options),
+        "steps_asked": options.steps, "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
+    }  # fmt: skip
+    with _environment(command, folder, emulate, policy, say) as (environment, emulator):
+        told["emulator"] = emulator
+        write_told(folder, told)
+        ended, tail = _wait(command, environment | {FOLDER_VARIABLE: str(folder)}, folder)
+    number = ended.exit_status - 128 if ended.exit_status > 128 else None
+    told |= {"ended_ns": time.time_ns(), "exit_status": ended.exit_status, "signal": number, "tail": tail}
+    write_told(folder, told | {"stopped": ended.stopped, "num_left": ended.num_left})
+    return ended
+
+
+def write_told(folder: Path, told: Mapping[str, Any]) -> None:
+    """``run.json``, whole or not at all. Raises StoreError."""
+    part = folder / "run.json.part"
+    try:
+        part.write_text(json.dumps(told), encoding="utf-8")
+        part.replace(folder / "run.json")
+    except OSError as error:
+        raise StoreError(
+            f"the profile cannot be kept in {folder}: {error.strerror}; give a --folder elsewhere"
+        ) from None
+
+
+@contextmanager
+def _environment(
+    command: list[str], folder: Path, emulate: str | None, policy: Mapping[str, Any] | None, say: _Say
+) -> Iterator[tuple[dict[str, str], dict[str, Any] | None]]:
+    """The command's environment, and what is to be said of the emulator; its machine goes with it."""
+    if emulate is None:
+        searched = [values_hook.site_folder(str(folder), also=[_HOOK]), os.environ.get("PYTHONPATH")]
+        yield {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))}, None
+        return
+    from vramprobe.emulate.build import emulator_version
+    from vramprobe.emulate.enter import entrance_for_command
+    from vramprobe.emulate.machine import read_machine
+
+    with _path_with_a_cuda_build(command, say) as python:
+        way = entrance_for_command(python, emulate, policy=policy, say=say)
+        try:
+            values_hook.site_folder(str(way.machine), also=[_HOOK])
+            num_cards, machine = read_machine(way.machine)
+            about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,
+                     "policy": dict(policy or {})}  # fmt: skip
+            yield way.environment | {"PATH": os.environ.get("PATH", os.defpath)}, about
+        finally:
+            shutil.rmtree(way.machine, ignore_errors=True)
+
+
+@contextmanager
+def _path_with_a_cuda_build(command: list[str], say: _Say) -> Iterator[Path]:
+    """The command's interpreter; where its torch is no CUDA build, the environment that was set up goes before PATH."""
+    from vramprobe.emulate.environment import find_environment
+    from vramprobe.emulate.installation import NotEmulatable, find_installation
+
+    python = interpreter_of(command, os.environ)
+    before = os.environ.get("PATH", os.defpath)
+    try:
+        find_installation(python)
+    except NotEmulatable:
+        ready = find_environment()
+        if ready is None or os.path.isabs(command[0]) or not (ready.parent / command[0]).exists():
+            raise
+        say(f"{python} has no CUDA build of torch: {command[0]} of {ready.parent} runs instead")
+        python, os.environ["PATH"] = ready, f"{ready.parent}{os.pathsep}{before}"
+    try:
+        yield python
+    finally:
+        os.environ["PATH"] = before
+
+
+def _wait(command: list[str], environment: dict[str, str], folder: Path) -> tuple[Ended, list[str]]:
+    """Run it to its end; -> how it ended, its last lines on stderr."""
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    process = subprocess.Popen(
+        [shutil.which(command[0], path=environment["PATH"]) or command[0], *command[1:]],
+        env=environment, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    reader = threading.Thread(target=_pass_on, args=(process.stderr, tail), daemon=True)
+    reader.start()
+    try:
+        with _interrupts_are_the_commands():
+            status = process.wait()
+    finally:  # also when a signal ends us: the command goes first
+        num_left = _end_what_is_left(folder, process.pid)
+    reader.join(_DYING_SECONDS)
+    stopped = any(_was_stopped(path) for path in folder.glob("*.jsonl"))
+    if stopped:
+        status = 0
+    return Ended(exit_status=128 - status if status < 0 else status, stopped=stopped, num_left=num_left), list(tail)
+
+
+@contextmanager
+def _interrupts_are_the_commands() -> Iterator[None]:
+    """Ctrl-C reaches the command by the terminal, and it may answer as it likes; a second one ends us, and it."""
+    count = 0
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupted(number: int, frame: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:
+    """What the command says on stderr goes to ours at once, whatever it is; its last lines are kept."""
+    line = b""
+    while chunk := os.read(stream.fileno(), 65536):
+        with suppress(OSError, ValueError):
+            sys.stderr.buffer.write(chunk)
+            sys.stderr.flush()
+        *whole, line = (line + chunk).split(b"\n")
+        tail.extend(part.rsplit(b"\r", 1)[-1].decode(errors="replace") for part in whole)
+        line = line[-65536:]
+    if line:
+        tail.append(line.decode(errors="replace"))
+
+
+def _was_stopped(path: Path) -> bool:
+    with suppress(OSError, ValueError, IndexError):
+        return json.loads(path.read_text(errors="replace").splitlines()[-1]).get("why") == "stopped"
+    return False
+
+
+def _end_what_is_left(folder: Path, pid: int) -> int:
+    """End the processes that carry this run's mark; -> how many there were, the command's own not counted."""
+    left = [process for process in _marked(folder) if process.pid != os.getpid()]
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in left:
+            with suppress(psutil.Error):
+                end(process)
+        _, alive = psutil.wait_procs(left, timeout=_DYING_SECONDS)
+        if not alive:
+            break
+    return sum(process.pid != pid for process in left)
+
+
+def _marked(folder: Path) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(FOLDER_VARIABLE) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                yield process

@@ -147,7 +147,7 @@ def test_a_hook_that_cannot_be_loaded_is_said_and_fails_nobody(tmp_path):
     environment = {"VRAMPROBE_EMULATED_MACHINE": str(tmp_path), "PYTHONPATH": str(watch.parent)}
     done = subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout.strip()) == (0, "1")
-    assert "values are not watched: FileNotFoundError" in done.stderr
+    assert "this process is not watched: FileNotFoundError" in done.stderr
 
 
 def test_an_operator_is_learned_under_a_torch_that_has_fewer_functions(monkeypatch):

@@ -153,6 +153,8 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path) -> tupl
     finally:  # also when a signal ends us: the command goes first
         num_left = _end_what_is_left(folder, process.pid)
     reader.join(_DYING_SECONDS)
+    if not reader.is_alive():
+        process.stderr.close()
     stopped = any(_was_stopped(path) for path in folder.glob("*.jsonl"))
     if stopped:
         status = 0

@@ -9,6 +9,7 @@ import time
 import torch
 
 from . import history
+from .journal import hook_folders
 
 _MAX_EVENTS = 20_000_000
 
@@ -51,7 +52,7 @@ class Trace:
         if self._taken is None:
             return
         device = torch.cuda.current_device()
-        found = history.compact(self._taken, device)
+        found = history.compact(self._taken, device, hidden=hook_folders())
         found |= {
             "traced": self._what, "first_ns": self._first_ns, "last_ns": self._last_ns,
             "held": self._held,

@@ -14,7 +14,7 @@ import torch
 
 from . import held
 from .counters import Counters
-from .journal import complain
+from .journal import complain, hook_folders
 from .marks import Marks
 from .phases import Phases, rank, used_bytes
 from .stop import Stop
@@ -122,10 +122,10 @@ def _versions():
 
 
 def _stack():
-    """Who asked, innermost first, outside torch's own allocator and this package."""
-    frame, here, found = sys._getframe(2), os.path.dirname(__file__), []
+    """Who asked, innermost first, without vramprobe's own hooks."""
+    frame, hooks, found = sys._getframe(2), hook_folders(), []
     while frame is not None and len(found) < 100:
-        if not frame.f_code.co_filename.startswith(here):
+        if not frame.f_code.co_filename.startswith(hooks):
             found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
         frame = frame.f_back
     return found

@@ -1,0 +1,76 @@
+"""A command under the hook on an emulated card, and what its processes said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramprobe.emulate.enter import installation_to_use
+from vramprobe.errors import VramprobeError
+from vramprobe.profile import launch
+
+TRAIN = """
+import sys, torch
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(NUM_STEPS):
+    loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("peak", torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
+"""
+
+
+def require_emulation() -> Path:
+    """The interpreter with a CUDA build of torch; skips where there is none."""
+    try:
+        return installation_to_use().python
+    except VramprobeError as error:
+        pytest.skip(str(error))
+
+
+def profiled(
+    folder: Path, script: str, *, steps: int | None = None, trace: str = "all", emulate: str = "RTX-4090",
+    words: tuple[str, ...] = (), num_steps: int = 6,
+) -> launch.Ended:  # fmt: skip
+    """Run a script under the hook; the raw files are in ``folder / "run"``."""
+    python = require_emulation()
+    path = folder / "script.py"
+    path.write_text(script.replace("NUM_STEPS", str(num_steps)))
+    (folder / "run").mkdir()
+    command = [str(python), str(path), *words]
+    return launch.run(command, folder / "run", launch.Options(trace=trace, steps=steps), emulate=emulate)
+
+
+def unprofiled(folder: Path, script: str, *, emulate: str = "RTX-4090", num_steps: int = 6) -> str:
+    """What the same script prints on the same card without the hook, its values watched as there."""
+    from vramprobe.emulate.enter import entrance_for_command
+
+    path = folder / "plain.py"
+    path.write_text(script.replace("NUM_STEPS", str(num_steps)))
+    way = entrance_for_command(require_emulation(), emulate)
+    done = subprocess.run([way.python, path], env=way.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Every line of the run's processes, or those of one kind."""
+    found = [
+        json.loads(line) for path in sorted((folder / "run").glob("*.jsonl")) for line in path.read_text().splitlines()
+    ]
+    return [line for line in found if kind in (None, line["line"])]
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """run.json."""
+    return json.loads((folder / "run" / "run.json").read_text())
+
+
+IN_THIS_INTERPRETER = sys.executable

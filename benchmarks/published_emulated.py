@@ -48,9 +48,9 @@ _REMARKS = [
     "Dense models: nothing that was not computed could change a shape (the one line that branches on such a value is",
     "Trainer's check of the loss for NaN). Mixtral: how many tokens went to each expert on the real GPU is not known,",
     "and here each expert gets the same. Its peak depends on that: with every token sent to the same two experts,",
-    "line 26 reads +5.72 %. That its differences are this and nothing else is not shown. What nvidia-smi saw beyond the",
-    "emulated reserved memory holds the context, NCCL's buffers and what the real run reserved otherwise: 157 MiB on",
-    "line 90 to 8.9 GB on line 24, which is unexplained.",
+    "line 26 reads +5.72 %. That its differences are this and nothing else is not shown. What nvidia-smi saw beyond",
+    "the emulated reserved memory holds the context, NCCL's buffers and what the real run reserved otherwise: 157 MiB",
+    "on line 90 to 8.9 GB on line 24, which is unexplained.",
 ]
 Row = dict[str, Any]
 

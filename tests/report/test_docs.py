@@ -94,6 +94,7 @@ HOW = {
     "python benchmarks/planned.py --check": Way(elsewhere="tests/report/test_published.py"),
     "python benchmarks/sharding.py": Way(elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"),
     "python benchmarks/published.py": Way(elsewhere="tests/literature/test_published_figures.py", why="it needs peers"),
+    "python benchmarks/published_emulated.py": Way(more="--check", why="its environments take minutes, its rows more"),
     "python benchmarks/published_ranks.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/allocator_speed.py": Way(more="2000", why="a million events take longer"),
     "python benchmarks/sweep_time.py results/cpu/quickstart": AS_IT_IS,

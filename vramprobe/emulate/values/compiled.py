@@ -5,6 +5,7 @@ In: the mode. Out: patches on Dynamo's entry and on Inductor's allocation, made 
 their undoing.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -35,11 +36,9 @@ def keep_out(mode):
 def _patch(convert_frame, mode):
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-    wrapper = convert_frame.CatchErrorsWrapper
-    original = wrapper.__call__
     empty = getattr(convert_frame, "ConvertFrameReturn", lambda: None)
 
-    def call(self, frame, *args, **kwargs):
+    def compile_frame(original, frame, *args, **kwargs):
         if frame.f_code.co_filename.startswith(HERE):
             from torch._C._dynamo.eval_frame import skip_code
 
@@ -50,12 +49,12 @@ def _patch(convert_frame, mode):
             _pop_mode()
             popped += 1
         try:
-            return original(self, frame, *args, **kwargs)
+            return original(frame, *args, **kwargs)
         finally:
             for _ in range(popped):
                 _push_mode(mode)
 
-    wrapper.__call__ = call
+    undo_compile = _around_compiling(convert_frame, compile_frame)
     # Guards compare tensors' dispatch keys as the thread sees them. They are checked with the mode on, so they are
     # made with it on:
     # else torch 2.4 compiles anew at every call.
@@ -69,10 +68,31 @@ def _patch(convert_frame, mode):
     checks.__init__ = make_checks_with_mode
 
     def undo():
-        wrapper.__call__ = original
+        undo_compile()
         checks.__init__ = make_checks
 
     return undo
+
+
+def _around_compiling(convert_frame, compile_frame):
+    """Have ``compile_frame(original, frame, …)`` called for each frame that Dynamo takes up; returns what undoes it."""
+    if not hasattr(convert_frame, "CatchErrorsWrapper"):  # torch 2.3: a function makes the callback
+        make = convert_frame.catch_errors_wrapper
+
+        def catch_errors_wrapper(*given):
+            original = make(*given)
+            return functools.wraps(original)(functools.partial(compile_frame, original))
+
+        convert_frame.catch_errors_wrapper = catch_errors_wrapper
+        return lambda: setattr(convert_frame, "catch_errors_wrapper", make)
+    wrapper = convert_frame.CatchErrorsWrapper
+    original = wrapper.__call__
+
+    def call(self, frame, *args, **kwargs):
+        return compile_frame(functools.partial(original, self), frame, *args, **kwargs)
+
+    wrapper.__call__ = call
+    return lambda: setattr(wrapper, "__call__", original)
 
 
 def _know_inductor_buffers(mode):

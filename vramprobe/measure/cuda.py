@@ -100,10 +100,10 @@ class CudaInstrument:
             inconsistencies=[f"num_ooms is {stats['num_ooms']}"] if stats.get("num_ooms") else [],
         )
 
-    def trace_step(self, step: Callable[[], None]) -> Composition | None:
+    def trace_step(self, step: Callable[[], None], *, is_extra: bool = True) -> Composition | None:
         """What is alive at the peak of one more steady step, from the allocator's history.
 
-        None where the history does not repeat the counters' peak to the byte.
+        None where the history does not repeat the counters' peak to the byte. The phases of an extra step are not kept.
         """
         first_new, self._spans_ns = len(self._phases), []
         before = torch.cuda.memory_stats()
@@ -124,7 +124,8 @@ class CudaInstrument:
             peak_bytes = max(getattr(phase, f"{tier}_peak_bytes") for phase in self._phases[first_new:])
             resident_bytes = before[f"{_TIERS[tier]}.all.current"]
             alive = alive or self._composition(events, resident_bytes, peak_bytes, self._phases[first_new:])
-        del self._phases[first_new:]
+        if is_extra:
+            del self._phases[first_new:]
         return alive
 
     def snapshot_step(self, step: Callable[[], None], path: Path) -> None:

@@ -216,18 +216,19 @@ def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path 
     with watch_stack(work.model) as stack:
         train_step(work, observer, 1)
     warm = time.perf_counter()
-    for step in range(2, spec.steps + 1):
+    has_speed = instrument.name != "emulated"  # there a step's time is that of launching nothing,
+    last = spec.steps if has_speed else max(1, spec.steps - 1)  # and the step under the history is one of the traced
+    for step in range(2, last + 1):
         train_step(work, observer, step)
     traced = time.perf_counter()
     at_peak = None
     if spec.device == "cuda":
-        at_peak = instrument.trace_step(lambda: train_step(work, instrument, spec.steps + 1))
+        at_peak = instrument.trace_step(lambda: train_step(work, observer, last + 1), is_extra=last == spec.steps)
     told = time.perf_counter()
     observation = instrument.finish()
     if at_peak is not None:
         observation = replace(observation, at_peak=at_peak)
     facts = model_facts(work.model, stack)
-    has_speed = instrument.name != "emulated"  # there a step's time is that of launching nothing
     step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps * has_speed)]
     if verify and hasattr(instrument, "verify"):
         instrument.verify(lambda: train_step(work, NOBODY, 0))

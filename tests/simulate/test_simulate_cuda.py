@@ -14,9 +14,10 @@ from torch.nn import functional
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.records.record import RunRecord
-from vramprobe.simulate.cuda import Chip, backend, chip_of, cuda_scratch
+from vramprobe.simulate.cuda import Chip, backend, chip_of
 from vramprobe.simulate.quantised import _real_skeleton
 from vramprobe.simulate.run import session, simulate
+from vramprobe.simulate.scratch import cuda_scratch
 from vramprobe.spec import Attention, CellSpec, Optim, Quant
 
 MIB = 2**20

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from vramprobe.simulate.shapes import ShapeCache
 
 #: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes.
 Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
+#: By what an operator's results are sorted to stand in the order in which its kernel makes them.
+Order = Callable[[torch.Tensor], int]
 #: Operators that are run as Python, for what it allocates: name, with the overload's if it has one → implementation.
 Kernels = dict[str, Callable[..., Any]]
 
@@ -28,8 +31,11 @@ _ADD = torch.ops.aten.add.Tensor
 #: it has just made (FunctionsManual.cpp, ``index_backward`` and ``value_selecting_reduction_backward``).
 _MENDED = frozenset({_ADD, torch.ops.aten.index_put.default, torch.ops.aten.scatter.src})
 _DEVICE = torch.ops.prim.device.default
-#: Products that go through cuBLAS, which keeps a workspace for each thread that calls it.
-_BLAS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+#: Products that go through cuBLAS, which keeps a workspace for each thread that calls it, made once the result is.
+#: ``linear`` and ``matmul``: as a library's own operator calls them, beneath autograd.
+_BLAS = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")
+)
 _VALUE = torch.ops.aten._local_scalar_dense.default
 #: What a program is told that asks for a fake tensor's value. Yes: transformers asks whether nothing is padded and no
 #: sequences are packed (masking_utils.py), and so it is in every cell. Optimizers ask for their step: 1.
@@ -55,16 +61,19 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(
-        self, scratch: Scratch, kernels: Kernels, blas_workspace_bytes: int = 0, on_host: frozenset[Any] = frozenset()
-    ) -> None:
+        self, scratch: Scratch, kernels: Kernels, blas_workspace_bytes: int = 0, on_host: frozenset[Any] = frozenset(),
+        orders: Mapping[Any, Order] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.events: list[Event] = []
         self.blas_workspace_bytes = blas_workspace_bytes
         self._scratch = scratch
         self._kernels = kernels
+        self._orders = orders
         self._on_host = on_host  # operators whose results are not in the device's memory
         self.workspaces: dict[str, int] = {}  # thread → the address of its BLAS workspace, which stays
         self.thread = "main"  # a device's backward runs on a thread of its own: whoever starts one says so here
+        self.to_host = False  # new tensors are in the host's memory: whoever makes them there says so here
         self.autocast = False  # beneath a mode torch cannot tell: whoever turns it on or off says so here
         self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
         self._refs: dict[int, _StorageRef] = {}
@@ -83,8 +92,6 @@ class Recorder(TorchDispatchMode):
         if kernel is not None:
             with self, _autocast_again() if self.autocast else nullcontext():
                 return kernel(*args, **(kwargs or {}))
-        if self.blas_workspace_bytes and func in _BLAS and self.thread not in self.workspaces:
-            self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
         in_place = func in _MENDED and _is_called_by_engine() and (func is not _ADD or _adds_in_place(args))
         result = _SHAPES.call(func, args, kwargs or {})
         if func in self._on_host:
@@ -94,9 +101,12 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, torch.Tensor):
             self._see(result)
         elif isinstance(result, (tuple, list)):
-            for item in result:
-                if isinstance(item, torch.Tensor):
-                    self._see(item)
+            made = [item for item in result if isinstance(item, torch.Tensor)]
+            order = self._orders.get(func)
+            for item in made if order is None else sorted(made, key=order):
+                self._see(item)
+        if func in _BLAS and self.blas_workspace_bytes and self.thread not in self.workspaces:
+            self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
         taken = [(self._allocate(size_bytes), size_bytes) for size_bytes in self._scratch(func, args, result)]
         for ptr, size_bytes in taken:
             self._note(ptr, -size_bytes)
@@ -121,13 +131,22 @@ class Recorder(TorchDispatchMode):
         self._watch(storage, 0, 0)
         return tensor
 
+    def move_to_device(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor that was made in the host's memory, where an operator has not done so by now."""
+        storage = tensor.untyped_storage()
+        if self._blocks.get(storage._cdata) == (0, 0):
+            del self._blocks[storage._cdata]
+            self._see(tensor)
+
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._blocks:
             return
         size_bytes = storage.nbytes()
-        if size_bytes:
+        if self.to_host:
+            self._watch(storage, 0, 0)
+        elif size_bytes:
             self._watch(storage, self._allocate(size_bytes), size_bytes)
 
     def _watch(self, storage: torch.UntypedStorage, ptr: int, size_bytes: int) -> None:

@@ -1,0 +1,121 @@
+"""What CUDA's kernels take from the caching allocator while they run and give back. The CPU's: kernels.py.
+
+In: an operator, its arguments and its result, the chip. Out: sizes in bytes, in the order in which they are taken. Paths
+are of pytorch's sources, aten/src/ATen/native unless they say more. Left out: the workspace that cuDNN's own engines ask
+for, and sums over more than 2 GiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vramprobe.simulate.cuda import Chip, is_16_bit
+from vramprobe.simulate.reductions import reduction_scratch
+
+_aten = torch.ops.aten
+_A100 = Chip()
+
+#: Embedding gradients of more tokens than this are summed by sorting (aten/src/ATen/native/cuda/Embedding.cu).
+_MAX_UNSORTED_TOKENS = 3072
+#: EmbeddingBackwardKernel.cu, ``NROWS_PER_THREAD``.
+_ROWS_PER_THREAD = 10
+
+
+#: Sums of a whole tensor or of some dimensions.
+_REDUCTIONS = frozenset((_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim))
+
+
+def cuda_scratch(func: Any, args: tuple[Any, ...], result: Any, chip: Chip = _A100) -> list[int]:
+    """Sizes in bytes of what a CUDA kernel allocates and frees within one call."""
+    if func in _REDUCTIONS:
+        return reduction_scratch(args, result, chip)
+    rule = _SCRATCH.get(func)
+    return rule(args) if rule else []
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _flash_backward(args: tuple[Any, ...]) -> list[int]:
+    """transformers/cuda/flash_attn/flash_api.cpp, ``mha_bwd``: row sums, an fp32 dQ, and dK, dV per query head."""
+    batch, heads, length, size = args[1].shape
+    rows = batch * heads * _round_up(length, 128)
+    taken = [4 * rows, 4 * rows * _round_up(size, 32)]
+    key_heads, key_length = args[2].shape[1:3]
+    if key_heads != heads:
+        taken += [args[2].dtype.itemsize * batch * key_length * heads * size] * 2
+    return taken
+
+
+def _cudnn_backward(args: tuple[Any, ...]) -> list[int]:
+    """cudnn-frontend's own part of the workspace (scaled_dot_product_flash_attention.h): an fp32 dQ and row sums.
+
+    What cuDNN's engine takes beside it is not known.
+    """
+    batch, heads, length, size = args[1].shape
+    return [4 * batch * heads * length * (size + 1)]
+
+
+def _softmax_backward(args: tuple[Any, ...]) -> list[int]:
+    """cuda/SoftMax.cu, ``softmax_backward_cuda_out``: the gradient times the result, before the kernel."""
+    return [args[0].numel() * args[0].dtype.itemsize]
+
+
+def _flash_forward(args: tuple[Any, ...]) -> list[int]:
+    """flash_api.cpp, ``mha_fwd``: two numbers of the generator, where there is dropout."""
+    return [16] if len(args) > 3 and args[3] else []
+
+
+def _as_int64(args: tuple[Any, ...]) -> list[int]:
+    """A running count of booleans is one of their copy (ReduceOps.cpp, ``cumsum_out``)."""
+    return [] if args[0].dtype.is_floating_point or args[0].dtype == torch.int64 else [8 * args[0].numel()]
+
+
+def _efficient_backward(args: tuple[Any, ...]) -> list[int]:
+    """mem_eff_attention/kernel_backward.h, ``workspace_size``: row sums, and one buffer for sums in fp32.
+
+    dQ always, as blocks of keys add to it side by side; dK and dV where heads of 16 bits are too wide for registers,
+    for the blocks that are worked on at once (attention_backward.cu, where ``num_splits_key`` is chosen).
+    """
+    batch, heads, length, size = args[1].shape
+    num_heads, key_length, value_size = batch * heads, args[2].shape[-2], args[3].shape[-1]
+    num_elements = _round_up(length, 64) * _round_up(size, 64)
+    if is_16_bit(args[1]) and max(size, value_size) > 128:
+        num_blocks = min(-(-key_length // 64), max(200 // num_heads, 1))
+        num_elements += num_blocks * 64 * (_round_up(size, 64) + _round_up(value_size, 64))
+    return [4 * num_heads * length, 4 * num_heads * num_elements]
+
+
+def _embedding_backward(args: tuple[Any, ...]) -> list[int]:
+    """Embedding.cu and EmbeddingBackwardKernel.cu: the sorted tokens, and partial sums of rows in fp32."""
+    gradient, indices, num_weights = args[:3]
+    num_tokens, width = indices.numel(), gradient.shape[-1]
+    if num_tokens <= _MAX_UNSORTED_TOKENS:
+        return []
+    num_parts = num_tokens // _ROWS_PER_THREAD + min(num_tokens, num_weights)
+    return [8 * num_tokens] * 4 + [4 * num_parts * width]
+
+
+_SCRATCH: dict[Any, Callable[[tuple[Any, ...]], list[int]]] = {
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten._scaled_dot_product_flash_attention.default: _flash_forward,
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten.cumsum.default: _as_int64,
+    _aten.pow.Scalar: lambda args: [8],  # the base, as a tensor
+}
+
+# -- in which order results are made -----------------------------------------------------------------------------------
+
+#: Where that is not the order in which they are given: the mask before what it masks (cuda/Dropout.cu), the numbers for
+#: dropout before all (transformers/cuda/attention.cu).
+ORDERS: dict[Any, Callable[[torch.Tensor], int]] = {
+    _aten.native_dropout.default: lambda made: made.dtype != torch.bool,
+    _aten._scaled_dot_product_cudnn_attention.default: torch.Tensor.dim,
+}

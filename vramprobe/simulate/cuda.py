@@ -28,8 +28,8 @@ _MIB = 2**20
 
 # -- the chip ----------------------------------------------------------------------------------------------------------
 
-#: Streaming multiprocessors by compute capability: bitsandbytes asks for them where it chooses a 4-bit kernel, and torch
-#: where it chooses how many blocks a sum is split among.
+#: Streaming multiprocessors by compute capability: bitsandbytes asks for them where it chooses a 4-bit kernel, and
+#: torch where it chooses how many blocks a sum is split among.
 _NUM_SMS = {(7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 132, (10, 0): 148, (10, 3): 148, (12, 0): 170}
 #: Threads that one of them holds, where not 2048 (CUDA C++ Programming Guide, Technical Specifications).
 _THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
@@ -200,11 +200,19 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
                     query, key, value, bias, True, dropout_p, is_causal, scale=scale
                 )[0]
             case _:
-                return _aten._scaled_dot_product_attention_math(
-                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-                )[0]
+                return math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     return attention
+
+
+def math_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
+    is_causal: bool, scale: float | None, enable_gqa: bool,
+) -> torch.Tensor:  # fmt: skip
+    """torch's own steps; the Recorder knows by this frame that the mask is added in place, but never under a mode."""
+    return torch._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
 
 
 def backend(

@@ -10,19 +10,21 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramprobe.measure.trace import Event
+from vramprobe.simulate import cuda
 from vramprobe.simulate.shapes import ShapeCache
 
-#: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes.
+#: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes, one
+#: that goes before the next is taken once more, negative.
 Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
-#: By what an operator's results are sorted to stand in the order in which its kernel makes them.
-Order = Callable[[torch.Tensor], int]
+#: Of an operator's results those that are made in the device's memory, in that order.
+Made = Callable[[Any], Any]
 #: Operators that are run as Python, for what it allocates: name, with the overload's if it has one → implementation.
 Kernels = dict[str, Callable[..., Any]]
 
@@ -31,6 +33,8 @@ _ADD = torch.ops.aten.add.Tensor
 #: it has just made (FunctionsManual.cpp, ``index_backward`` and ``value_selecting_reduction_backward``).
 _MENDED = frozenset({_ADD, torch.ops.aten.index_put.default, torch.ops.aten.scatter.src})
 _DEVICE = torch.ops.prim.device.default
+#: Copies indices to the device of what they point into; a list of numbers was made in the host's memory.
+_INDEX = torch.ops.aten.index.Tensor
 #: Products that go through cuBLAS, which keeps a workspace for each thread that calls it, made once the result is.
 #: ``linear`` and ``matmul``: as a library's own operator calls them, beneath autograd.
 _BLAS = frozenset(
@@ -62,14 +66,14 @@ class Recorder(TorchDispatchMode):
 
     def __init__(
         self, scratch: Scratch, kernels: Kernels, blas_workspace_bytes: int = 0, on_host: frozenset[Any] = frozenset(),
-        orders: Mapping[Any, Order] = MappingProxyType({}),
+        made: Mapping[Any, Made] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         super().__init__()
         self.events: list[Event] = []
         self.blas_workspace_bytes = blas_workspace_bytes
         self._scratch = scratch
         self._kernels = kernels
-        self._orders = orders
+        self._made = made
         self._on_host = on_host  # operators whose results are not in the device's memory
         self.workspaces: dict[str, int] = {}  # thread → the address of its BLAS workspace, which stays
         self.thread = "main"  # a device's backward runs on a thread of its own: whoever starts one says so here
@@ -92,7 +96,11 @@ class Recorder(TorchDispatchMode):
         if kernel is not None:
             with self, _autocast_again() if self.autocast else nullcontext():
                 return kernel(*args, **(kwargs or {}))
-        in_place = func in _MENDED and _is_called_by_engine() and (func is not _ADD or _adds_in_place(args))
+        if func is _INDEX:
+            for index in args[1]:
+                if index is not None:
+                    self.move_to_device(index)
+        in_place = func in _MENDED and _is_in_place(func, args, sys._getframe(1))
         result = _SHAPES.call(func, args, kwargs or {})
         if func in self._on_host:
             self.hide(result)
@@ -101,16 +109,26 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, torch.Tensor):
             self._see(result)
         elif isinstance(result, (tuple, list)):
-            made = [item for item in result if isinstance(item, torch.Tensor)]
-            order = self._orders.get(func)
-            for item in made if order is None else sorted(made, key=order):
-                self._see(item)
+            made = self._made.get(func)
+            for item in result if made is None else made(result):
+                if isinstance(item, torch.Tensor):
+                    self._see(item)
         if func in _BLAS and self.blas_workspace_bytes and self.thread not in self.workspaces:
             self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
-        taken = [(self._allocate(size_bytes), size_bytes) for size_bytes in self._scratch(func, args, result)]
+        self._take(self._scratch(func, args, result))
+        return result
+
+    def _take(self, scratch: list[int]) -> None:
+        """Allocate these sizes, give back the newest of a size that comes with a minus, and in the end the rest."""
+        taken: list[tuple[int, int]] = []
+        for size_bytes in scratch:
+            if size_bytes > 0:
+                taken.append((self._allocate(size_bytes), size_bytes))
+                continue
+            at = max(at for at, (_, size) in enumerate(taken) if size == -size_bytes)
+            self._note(taken.pop(at)[0], size_bytes)
         for ptr, size_bytes in taken:
             self._note(ptr, -size_bytes)
-        return result
 
     def ptr_of(self, storage_key: int) -> int | None:
         """The address of the block behind a storage (its ``_cdata``); None for one that was never seen or is hidden."""
@@ -195,6 +213,9 @@ def _adds_in_place(args: tuple[Any, ...]) -> bool:
     return uses == _SOLE_STORAGE_USES and old._use_count() == _SOLE_USES
 
 
-def _is_called_by_engine() -> bool:
-    """Whether the operator that is being dispatched is called by backward's own C++ code."""
-    return sys._getframe(2).f_code.co_name == _ENGINE_FRAME and not torch.is_grad_enabled()
+def _is_in_place(func: Any, args: tuple[Any, ...], caller: FrameType) -> bool:
+    """Whether a real run would write the result into the first argument; ``caller`` is the operator's, in Python."""
+    if caller.f_code is cuda.math_attention.__code__:
+        return func is _ADD  # the mask, to the scores
+    by_engine = caller.f_code.co_name == _ENGINE_FRAME and not torch.is_grad_enabled()  # its own C++ code
+    return by_engine and (func is not _ADD or _adds_in_place(args))

@@ -21,7 +21,7 @@ _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 
 
 def reduction_scratch(args: tuple[Any, ...], result: torch.Tensor, chip: Chip) -> list[int]:
-    """Of ``sum`` or ``mean``: the input in the result's dtype where the kernel cannot cast, partial sums, semaphores."""
+    """Of ``sum`` or ``mean``: the input in the result's dtype where the kernel cannot cast, partial sums, locks."""
     given, taken = args[0], []
     dims = args[1] if len(args) > 1 and args[1] else range(given.dim())
     dims = {dim % given.dim() for dim in dims}
@@ -68,7 +68,7 @@ def _partial_sums(sizes: list[int], strides: list[int], dims: set[int], dtype: t
 
 
 def _merged(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(stride, size) of dimensions in order of stride, those that continue each other as one (``coalesce_dimensions``)."""
+    """(stride, size) of dimensions by stride, those that continue each other as one (``coalesce_dimensions``)."""
     merged: list[tuple[int, int]] = []
     for stride, size in sorted(one for one in dims if one[1] > 1):
         if merged and merged[-1][0] * merged[-1][1] == stride:

@@ -52,7 +52,7 @@ from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Recorder
 from vramprobe.simulate.reserved import reserve
-from vramprobe.simulate.scratch import ORDERS, cuda_scratch
+from vramprobe.simulate.scratch import MADE, cuda_scratch
 from vramprobe.spec import CellSpec
 from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
@@ -251,7 +251,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
     else:
         on_host = frozenset({torch.ops.aten.lift_fresh.default})  # torch.tensor(number), such as an optimizer's step
         own_kernels = cuda.KERNELS | own_kernels
-        recorder = Recorder(partial(cuda_scratch, chip=chip), own_kernels, chip.blas_workspace_bytes, on_host, ORDERS)
+        recorder = Recorder(partial(cuda_scratch, chip=chip), own_kernels, chip.blas_workspace_bytes, on_host, MADE)
         state = _rng_state()  # a real tensor: both generators keep their state in the host's memory
         rng_state = lambda: state  # noqa: E731
     set_autocast_enabled, rand = torch.set_autocast_enabled, torch.rand

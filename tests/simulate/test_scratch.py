@@ -23,6 +23,7 @@ from vramprobe.spec import CellSpec
 MIB = 2**20
 A100, H100, RTX_4090, T4 = Chip(8, 0), Chip(9, 0), Chip(8, 9), Chip(7, 5)
 _aten = torch.ops.aten
+SUM = _aten.sum.dim_IntList
 
 
 def heads(*counts: int, length: int, size: int, dtype: torch.dtype, batch: int = 2) -> list[torch.Tensor]:
@@ -60,7 +61,7 @@ def test_a_sum_that_is_split_among_blocks_takes_their_partial_sums(
     shape: tuple[int, ...], dims: list[int], dtype: torch.dtype, taken: list[int]
 ) -> None:
     given = torch.empty(shape, dtype=dtype, device="meta")
-    assert reduction_scratch((given, dims), given.sum(dims) if dims else given.sum(), H100) == taken
+    assert reduction_scratch(SUM, (given, dims), given.sum(dims) if dims else given.sum(), H100) == taken
 
 
 def test_how_far_a_sum_is_split_depends_on_the_card() -> None:
@@ -73,13 +74,20 @@ def test_a_sum_follows_strides() -> None:
     """Columns of a transposed matrix lie in memory as rows do, and are summed by one block each."""
     rows = torch.empty(512, 2, 896, dtype=torch.bfloat16, device="meta").transpose(0, 1)
     columns = torch.empty(896, 1024, dtype=torch.bfloat16, device="meta").t()
-    assert reduction_scratch((rows, [0, 1]), rows.sum([0, 1]), H100) == [7_340_032, 28]
-    assert reduction_scratch((columns, [0]), columns.sum(0), H100) == []
+    assert reduction_scratch(SUM, (rows, [0, 1]), rows.sum([0, 1]), H100) == [7_340_032, 28]
+    assert reduction_scratch(SUM, (columns, [0]), columns.sum(0), H100) == []
 
 
 def test_a_mean_takes_what_a_sum_takes() -> None:
     given = torch.empty(1024, 896, dtype=torch.bfloat16, device="meta")
     assert cuda_scratch(_aten.mean.dim, (given, [0]), given.mean(0), H100) == [7_340_032, 28]
+
+
+def test_a_norm_of_columns_is_split_as_a_sum() -> None:
+    """DoRA's of a Conv1D of GPT-2, which is stored the other way round."""
+    weight = torch.empty(3072, 768, device="meta").t()
+    operator = _aten.linalg_vector_norm.default
+    assert cuda_scratch(operator, (weight, 2, [1]), weight.norm(dim=1), H100) == [18_874_368, 24]
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -215,6 +223,15 @@ def test_a_product_is_made_before_cublas_takes_its_workspace() -> None:
     assert events(program) == [4 * 16 * 8, A100.blas_workspace_bytes]
 
 
+def test_cublas_gets_a_copy_of_a_batch_of_matrices_with_gaps_both_ways() -> None:
+    operator, whole = _aten.bmm.default, torch.empty(4, 16, 32, device="meta")
+    other = torch.empty(16, 4, 32, device="meta").transpose(0, 1)  # its rows have gaps between them
+    columns = torch.empty(32, 16, 4, device="meta").permute(2, 1, 0)  # neither rows nor columns lie together
+    assert cuda_scratch(operator, (whole, whole.transpose(1, 2)), None) == []
+    assert cuda_scratch(operator, (other, whole.transpose(1, 2)), None) == []
+    assert cuda_scratch(operator, (columns, whole.transpose(1, 2)), None) == [4 * 4 * 16 * 32]
+
+
 def test_layer_norm_of_16_bits_keeps_its_statistics_in_fp32() -> None:
     def program() -> Any:
         hidden, weight = torch.empty(2, 64, 32, dtype=torch.bfloat16), torch.empty(32, dtype=torch.bfloat16)
@@ -292,3 +309,27 @@ def test_an_adapter_is_made_in_the_hosts_memory() -> None:
 
     assert events(program, method="lora") == [2 * 8 * 64, 2 * 64 * 8]
     assert "peft" in sys.modules
+
+
+def test_the_kbit_preparation_empties_the_cache_as_on_a_card() -> None:
+    """An event of no bytes; the replay gives back what is free at that moment."""
+    import peft
+
+    def program() -> Any:
+        model = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+        model.is_loaded_in_4bit = True
+        yield
+        peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        yield
+
+    assert 0 in events(program, method="qlora", quant="nf4")
+
+
+def test_a_four_bit_weight_keeps_its_types_values_on_the_device() -> None:
+    from bitsandbytes import functional as bnb
+
+    def program() -> Any:
+        yield
+        yield bnb.get_4bit_type("nf4", device="cpu")
+
+    assert events(program, method="qlora", quant="nf4") == [64, 64, 4, -64, -4]

@@ -115,7 +115,7 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 _FP32 = ("exp", "log", "reciprocal", "rsqrt", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
          "layer_norm", "native_layer_norm", "group_norm", "logsumexp", "renorm")  # fmt: skip
 #: The same, where no result's dtype was asked for (``AT_FORALL_FP32_SET_OPT_DTYPE``).
-_FP32_UNLESS_TOLD = ("softmax.int", "log_softmax.int", "cumsum", "sum", "sum.dim_IntList")
+_FP32_UNLESS_TOLD = ("softmax.int", "log_softmax.int", "cumsum", "sum", "sum.dim_IntList", "linalg_vector_norm")
 
 
 @contextmanager
@@ -171,9 +171,9 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         """aten/src/ATen/native/transformers/attention.cpp, ``scaled_dot_product_attention``."""
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
+            value, key, query = value.to(dtype), key.to(dtype), query.to(dtype)  # as g++ evaluates arguments
             # The math path's own products are not cast again (aten/src/ATen/autocast_mode.h, ``WrapFunction_``).
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
                 return run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

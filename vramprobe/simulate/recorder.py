@@ -135,6 +135,10 @@ class Recorder(TorchDispatchMode):
         block = self._blocks.get(storage_key)
         return block[0] if block is not None and block[1] else None
 
+    def empty_cache(self) -> None:
+        """The program has the allocator give back what is cached: an event of no bytes, of no block."""
+        self._note(0, 0)
+
     def hide(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new tensor that is not in the device's memory, but in the host's or managed; returned as it is.
 

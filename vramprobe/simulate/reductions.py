@@ -1,6 +1,6 @@
-"""What CUDA's sums and means take while they run: partial sums of the blocks that one output is split among.
+"""What CUDA's sums, means and norms take while they run: partial sums of the blocks that one output is split among.
 
-In: the input, the dimensions that are summed, the result's dtype, the chip. Out: sizes in bytes. Follows
+In: the operator, its arguments, its result, the chip. Out: sizes in bytes. Follows
 ``setReduceConfig`` of torch's ATen/native/cuda/Reduce.cuh (torch 2.13) in its own order and names; a known bias of 1024
 tokens takes 7 MiB there. Left out: inputs of over 2 GiB, which are summed in parts.
 """
@@ -20,10 +20,11 @@ _VALUES_AT_ONCE = 4  # vt0, and the longest vector that is loaded
 _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 
 
-def reduction_scratch(args: tuple[Any, ...], result: torch.Tensor, chip: Chip) -> list[int]:
-    """Of ``sum`` or ``mean``: the input in the result's dtype where the kernel cannot cast, partial sums, locks."""
+def reduction_scratch(operator: Any, args: tuple[Any, ...], result: torch.Tensor, chip: Chip) -> list[int]:
+    """Of a sum, mean or norm: the input in the result's dtype where the kernel cannot cast, partial sums, locks."""
     given, taken = args[0], []
-    dims = args[1] if len(args) > 1 and args[1] else range(given.dim())
+    at = 2 if operator is torch.ops.aten.linalg_vector_norm.default else 1
+    dims = args[at] if len(args) > at and args[at] else range(given.dim())
     dims = {dim % given.dim() for dim in dims}
     sizes, strides = list(given.shape), list(given.stride())
     is_half = given.dtype in (torch.bfloat16, torch.float16)

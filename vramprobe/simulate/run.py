@@ -10,8 +10,8 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,6 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
 from transformers.utils import is_bitsandbytes_available
@@ -41,6 +40,7 @@ from vramprobe.records.record import (
     new_attempt_id,
 )
 from vramprobe.simulate import cuda, fused_loss
+from vramprobe.simulate.adapters import peft_on_a_card
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.cuda import Chip, chip_of, on_cuda
 from vramprobe.simulate.depth import NotLinear, deepen, line_of
@@ -276,52 +276,12 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         patch.object(torch, "set_autocast_enabled", set_and_tell),
         bitsandbytes_on_fake_tensors(chip, recorder.hide) if spec.needs_bitsandbytes else nullcontext(),
         on_cuda(chip) if chip is not None else nullcontext(),
-        _adapters_made_on_the_host(recorder) if chip is not None and spec.method != "full" else nullcontext(),
+        peft_on_a_card(recorder) if chip is not None and spec.method != "full" else nullcontext(),
         fused_loss.liger_on_fake_tensors(chip) if spec.fused_linear_cross_entropy else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
     ):
         yield recorder
-
-
-@contextmanager
-def _adapters_made_on_the_host(recorder: Recorder) -> Iterator[None]:
-    """peft makes and initialises an adapter's parameters in the host's memory, then moves them to their layer's device.
-
-    Here both are one device: what is made before that move must not count, and the move must.
-    """
-    from peft.tuners.lora import layer
-
-    def makes(update_layer: Callable[..., None]) -> Callable[..., None]:
-        def update(module: Any, *args: Any, **kwargs: Any) -> None:
-            recorder.to_host = True
-            try:
-                update_layer(module, *args, **kwargs)
-            finally:
-                recorder.to_host = False
-
-        return update
-
-    def moves(move: Callable[..., None]) -> Callable[..., None]:
-        def moved(module: Any, adapter_name: str, *args: Any) -> None:
-            recorder.to_host = False
-            move(module, adapter_name, *args)
-            for name in module.adapter_layer_names:
-                adapters = getattr(module, name, None)
-                if isinstance(adapters, (nn.ModuleDict, nn.ParameterDict)) and adapter_name in adapters:
-                    made = adapters[adapter_name]
-                    for parameter in [made] if isinstance(made, nn.Parameter) else made.parameters():
-                        recorder.move_to_device(parameter)
-
-        return moved
-
-    with ExitStack() as stack:
-        for owner in [one for one in vars(layer).values() if isinstance(one, type)]:
-            for name, wrapped in (("update_layer", makes), ("_move_adapter_to_device_of_base_layer", moves)):
-                method = getattr(owner, name, None)
-                if name in vars(owner) or (owner is layer.LoraLayer and method):
-                    stack.enter_context(patch.object(owner, name, wrapped(method)))
-        yield
 
 
 @contextmanager

@@ -25,13 +25,15 @@ _ROWS_PER_THREAD = 10
 
 
 #: Sums of a whole tensor or of some dimensions.
-_REDUCTIONS = frozenset((_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim))
+_REDUCTIONS = frozenset({
+    _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.linalg_vector_norm.default,
+})  # fmt: skip
 
 
 def cuda_scratch(func: Any, args: tuple[Any, ...], result: Any, chip: Chip = _A100) -> list[int]:
     """Sizes in bytes of what a CUDA kernel allocates and frees within one call."""
     if func in _REDUCTIONS:
-        return reduction_scratch(args, result, chip)
+        return reduction_scratch(func, args, result, chip)
     rule = _SCRATCH.get(func)
     return rule(args, chip) if rule else []
 
@@ -58,6 +60,17 @@ def _cudnn_backward(args: tuple[Any, ...], chip: Chip) -> list[int]:
     """
     batch, heads, length, size = args[1].shape
     return [4 * batch * heads * length * (size + 1)]
+
+
+def _product(args: tuple[Any, ...], chip: Chip) -> list[int]:
+    """cuda/Blas.cpp, ``prepare_batch_matrix_for_cublas``: a copy of each operand that has gaps both ways."""
+    return [one.numel() * one.dtype.itemsize for one in args[-2:] if not _is_a_matrix(one)]
+
+
+def _is_a_matrix(tensor: torch.Tensor) -> bool:
+    """Whether cuBLAS takes its last two dimensions as they lie, in either order."""
+    (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
 
 
 def _softmax_backward(args: tuple[Any, ...], chip: Chip) -> list[int]:
@@ -139,6 +152,8 @@ _SCRATCH: dict[Any, Callable[[tuple[Any, ...], Chip], list[int]]] = {
     _aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten.bmm.default: _product,
+    _aten.baddbmm.default: _product,
     _aten._scaled_dot_product_flash_attention.default: _flash_forward,
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten.cumsum.default: _as_int64,

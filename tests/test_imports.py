@@ -22,10 +22,11 @@ TORCH_SIDE = (
     "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.profile.hook",
     "vramprobe.measure.cpu", "vramprobe.measure.cuda",
     "vramprobe.measure.worker", "vramprobe.measure.emulation", "vramprobe.measure.environment",
-    "vramprobe.measure.selftest", "vramprobe.simulate.cuda", "vramprobe.simulate.fused_loss",
-    "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports", "vramprobe.simulate.late_modules",
-    "vramprobe.simulate.number_questions", "vramprobe.simulate.quantised",
-    "vramprobe.simulate.recorder", "vramprobe.simulate.run", "vramprobe.simulate.shapes",
+    "vramprobe.measure.selftest", "vramprobe.simulate.adapters", "vramprobe.simulate.cuda",
+    "vramprobe.simulate.fused_loss", "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports",
+    "vramprobe.simulate.late_modules", "vramprobe.simulate.number_questions", "vramprobe.simulate.quantised",
+    "vramprobe.simulate.recorder", "vramprobe.simulate.reductions", "vramprobe.simulate.run",
+    "vramprobe.simulate.scratch", "vramprobe.simulate.shapes",
 )  # fmt: skip
 
 

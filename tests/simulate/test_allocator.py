@@ -145,8 +145,8 @@ def test_a_large_remainder_of_1_mib_is_not_split_off() -> None:
     assert allocator.ledger.reserved == 12 * MIB
 
 
-def test_best_fit_takes_the_smallest_then_the_lowest() -> None:
-    """get_free_block: lower_bound of (size, address)."""
+def test_best_fit_takes_the_smallest_then_the_oldest_segment() -> None:
+    """get_free_block: lower_bound of (size, the segment's age, address), in torch 2.13 (pytorch#183591)."""
     allocator = fresh()
     blocks = {name: allocator.allocate(name, size * MIB) for name, size in zip("abcd", (40, 20, 30, 20), strict=True)}
     addresses = {name: block.address for name, block in blocks.items() if block is not None}
@@ -154,9 +154,34 @@ def test_best_fit_takes_the_smallest_then_the_lowest() -> None:
         allocator.free(name)
     got = [allocator.allocate(name, 20 * MIB) for name in "wxyz"]
     assert [block.address for block in got if block] == [
-        *sorted((addresses["b"], addresses["d"])), addresses["c"], addresses["a"],
+        addresses["b"], addresses["d"], addresses["c"], addresses["a"],
     ]  # fmt: skip
     assert allocator.ledger.reserved == 110 * MIB
+
+
+def test_of_equal_blocks_in_one_segment_the_lowest_serves() -> None:
+    """Eight blocks of 2 MiB fill a segment of 20 but for 4; two of them apart are free, the higher one for longer."""
+    allocator = fresh()
+    blocks = {name: allocator.allocate(name, 2 * MIB) for name in "abcdefgh"}
+    allocator.free("f")
+    allocator.free("c")
+    assert allocator.allocate("x", 2 * MIB).address == blocks["c"].address
+    assert allocator.allocate("y", 2 * MIB).address == blocks["f"].address
+
+
+def test_a_segment_that_lies_lower_but_is_younger_serves_after() -> None:
+    """As a card fills a hole: the second segment of 20 MiB lies where one of 40 was given back, below the first."""
+    allocator = fresh()
+    places = iter((40 * MIB, 80 * MIB, 40 * MIB))
+    allocator.ledger.place = lambda action, size_bytes: next(places)
+    allocator.allocate("hole", 40 * MIB)
+    first = allocator.allocate("first", 20 * MIB)
+    allocator.free("hole")
+    allocator.empty_cache()
+    allocator.allocate("second", 20 * MIB)
+    allocator.free("second")
+    allocator.free("first")
+    assert allocator.allocate("x", 20 * MIB).address == first.address == 80 * MIB
 
 
 def test_neighbours_merge_whichever_is_freed_first() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.records.record import RunRecord
-from vramprobe.simulate.cuda import Chip, backend, chip_of, cuda_scratch
+from vramprobe.simulate.cuda import Chip, backend, chip_of
 from vramprobe.simulate.quantised import _real_skeleton
 from vramprobe.simulate.run import session, simulate
 from vramprobe.spec import Attention, CellSpec, Optim, Quant
@@ -158,51 +158,6 @@ def test_flash_attn_is_refused_where_it_would_not_run(family: str, gpu: str, wor
 def test_flash_attn_saves_what_sdpa_saves() -> None:
     sdpa, flash = run(attn="sdpa"), run(attn="flash_attention_2")
     assert flash.ledger.saved_activations_bytes == sdpa.ledger.saved_activations_bytes
-
-
-# -- scratch -----------------------------------------------------------------------------------------------------------
-
-
-def test_flash_backward_takes_an_fp32_dq_row_sums_and_expanded_dk_dv() -> None:
-    query, key, value = tensors(8, 2, 40, torch.bfloat16)
-    operator = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-    rows = 2 * 8 * 128  # 64 tokens round up to 128
-    assert cuda_scratch(operator, (query, query, key, value), None) == [
-        4 * rows * 64, 4 * rows, 2 * 2 * 64 * 8 * 40, 2 * 2 * 64 * 8 * 40
-    ]  # fmt: skip
-    assert cuda_scratch(operator, (query, query, query, query), None) == [4 * rows * 64, 4 * rows]
-
-
-def test_efficient_backward_takes_row_sums_and_an_fp32_dq_of_any_dtype() -> None:
-    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
-    for dtype in (torch.float32, torch.bfloat16):
-        query = tensors(8, 8, 64, dtype)[0]
-        assert cuda_scratch(operator, (query, query, query, query), None) == [4 * 2 * 8 * 64, 4 * 2 * 8 * 64 * 64]
-
-
-def test_efficient_backward_of_wide_16_bit_heads_stages_dk_and_dv() -> None:
-    """One block of 64 keys for each of 16 heads: fewer than the 12 (200 / 16) that may be worked on at once."""
-    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
-    for dtype, staged in ((torch.float32, 0), (torch.bfloat16, 4 * 16 * 64 * (256 + 256))):
-        query = tensors(8, 8, 256, dtype)[0]
-        rows, dq = 4 * 16 * 64, 4 * 16 * 64 * 256
-        assert cuda_scratch(operator, (query, query, query, query), None) == [rows, dq + staged]
-
-
-def test_embedding_backward_sorts_many_tokens() -> None:
-    operator = torch.ops.aten.embedding_dense_backward.default
-
-    def taken(num_tokens: int) -> list[int]:
-        gradient = torch.empty(num_tokens, 16, device="meta")
-        return cuda_scratch(operator, (gradient, torch.empty(num_tokens, device="meta"), 100, -1, False), None)
-
-    assert taken(3072) == []
-    assert taken(4000) == [32_000] * 4 + [4 * 16 * (400 + 100)]
-    assert taken(4001)[-1] == 4 * 16 * (400 + 100)
-
-
-def test_an_operator_without_a_rule_takes_nothing() -> None:
-    assert cuda_scratch(torch.ops.aten.mm.default, (), None) == []
 
 
 # -- autocast, dropout, host tensors -----------------------------------------------------------------------------------

@@ -135,18 +135,19 @@ class _Run:
 def restore(allocator: CachingAllocator, segments: tuple[SegmentState, ...]) -> None:
     """Set up what stood before: blocks in use are named ``(address, 0)``, the rest of each segment is cached.
 
-    The ranges of one expandable segment are taken to begin at the lowest of them.
+    The ranges of one expandable segment are taken to begin at the lowest of them, and segments to be as old as they are
+    listed.
     """
     roots: dict[tuple[int, bool], tuple[ExpandableSegment, Block | None]] = {}
     for segment in segments:
         pool = allocator.pool(segment.stream, is_small=segment.is_small)
-        expandable, last = None, None
+        expandable, last, order = None, None, allocator.ledger.new_order()
         if segment.is_expandable:
             key = (segment.stream, segment.is_small)
             granule = SMALL_BUFFER if segment.is_small else allocator.config.large_segment_bytes
             size = address_space_bytes(granule, allocator.device)
             if key not in roots or segment.address >= roots[key][0].address + size:
-                roots[key] = (ExpandableSegment(segment.address, size, granule), None)
+                roots[key] = (ExpandableSegment(segment.address, size, granule, order), None)
             expandable, last = roots[key]
             end = expandable.address if last is None else last.address + last.size
             if end < segment.address:
@@ -155,9 +156,9 @@ def restore(allocator: CachingAllocator, segments: tuple[SegmentState, ...]) -> 
         for live in (*segment.blocks, None):
             until = segment.address + segment.size_bytes if live is None else live.address
             if address < until:
-                last = _append(allocator, last, Block(address, until - address, pool, expandable))
+                last = _append(allocator, last, Block(address, until - address, pool, expandable, order))
             if live is not None:
-                block = Block(live.address, live.size_bytes, pool, expandable)
+                block = Block(live.address, live.size_bytes, pool, expandable, order)
                 block.requested, block.busy = live.requested_bytes, True
                 last = _append(allocator, last, block)
                 allocator.adopt((live.address, 0), block, awaiting=live.awaiting)

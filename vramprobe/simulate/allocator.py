@@ -127,7 +127,7 @@ class CachingAllocator:
             ledger.active_peak = active
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
-        """Take the smallest cached block that may serve, the lowest address among equals (``get_free_block``)."""
+        """Take the smallest cached block that may serve, of equals one of the oldest segment (``get_free_block``)."""
         if self._collects:
             pool.searches.count += 1
         free = pool.free
@@ -162,7 +162,7 @@ class CachingAllocator:
 
     def _split(self, block: Block, size: int) -> Block:
         """Cut the front off a block and cache the rest (``alloc_found_block``)."""
-        front = Block(block.address, size, block.pool, block.expandable)
+        front = Block(block.address, size, block.pool, block.expandable, block.order)
         front.chain(block.prev, block)
         block.address += size
         block.size -= size
@@ -218,7 +218,7 @@ class CachingAllocator:
             return None
         address = ledger.address("segment_alloc", wanted)
         ledger.take("segment_alloc", address, wanted, pool.stream)
-        return Block(address, wanted, pool)
+        return Block(address, wanted, pool, order=ledger.new_order())
 
     def _release(self, block: Block) -> None:
         """cudaFree a segment that is one cached block (``release_block``)."""

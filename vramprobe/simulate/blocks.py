@@ -12,22 +12,27 @@ from bisect import bisect_left, insort
 class ExpandableSegment:
     """A range of addresses of which whole granules are mapped and unmapped (``ExpandableSegment``)."""
 
-    __slots__ = ("address", "granule_bytes", "size_bytes")
+    __slots__ = ("address", "granule_bytes", "order", "size_bytes")
 
-    def __init__(self, address: int, size_bytes: int, granule_bytes: int) -> None:
-        self.address, self.size_bytes, self.granule_bytes = address, size_bytes, granule_bytes
+    def __init__(self, address: int, size_bytes: int, granule_bytes: int, order: int = 0) -> None:
+        self.address, self.size_bytes, self.granule_bytes, self.order = address, size_bytes, granule_bytes, order
 
 
 class Block:
     """A piece of a segment: in use, cached, or (in an expandable segment) addresses without memory."""
 
-    __slots__ = ("address", "born", "busy", "expandable", "mapped", "next", "pool", "prev", "requested", "size")
+    __slots__ = (
+        "address", "born", "busy", "expandable", "mapped", "next", "order", "pool", "prev", "requested", "size",
+    )  # fmt: skip
 
-    def __init__(self, address: int, size: int, pool: Pool, expandable: ExpandableSegment | None = None) -> None:
+    def __init__(
+        self, address: int, size: int, pool: Pool, expandable: ExpandableSegment | None = None, order: int = 0
+    ) -> None:
         self.address = address
         self.size = size
         self.pool = pool
         self.expandable = expandable
+        self.order = expandable.order if expandable is not None else order  # its segment's, as they were made
         self.requested = 0  # bytes the caller asked for
         self.busy = False  # allocated, or freed and perhaps in use on another stream
         self.mapped = True
@@ -60,17 +65,18 @@ class Pool:
 
     def __init__(self, stream: int, is_small: bool, searches: Searches) -> None:
         self.stream, self.is_small, self.searches = stream, is_small, searches
-        self.free: list[tuple[int, int, Block]] = []  # by size, then address: BlockComparatorSize
+        #: By size, then the segment's age, then address (``BlockComparatorSizeCounterAddress``, pytorch#183591).
+        self.free: list[tuple[int, tuple[int, int], Block]] = []
         self.unmapped: list[tuple[int, Block]] = []  # by address: BlockComparatorAddress
 
     def insert(self, block: Block) -> None:
         """Cache a free block (``insert_into_blocks``)."""
         block.born = self.searches.count
-        insort(self.free, (block.size, block.address, block))
+        insort(self.free, (block.size, (block.order, block.address), block))
 
     def remove(self, block: Block) -> None:
         """Take a free block out of the cache."""
-        at = bisect_left(self.free, (block.size, block.address))
+        at = bisect_left(self.free, (block.size, (block.order, block.address)))
         assert self.free[at][2] is block
         del self.free[at]
 

@@ -2,8 +2,8 @@
 
 In: the chip. Out: a context in which fake CPU tensors go the way of CUDA tensors. Paths are of pytorch's sources unless
 they name another package. None of it was measured on a GPU yet: each is a claim that ``against_snapshot`` can test.
-Left out: cuDNN's own workspace (taken to be what flash's backward needs), split-K attention of few heads, and the
-second 16-bit copy of an int8 weight while it is loaded.
+Left out: split-K attention of few heads, and the second 16-bit copy of an int8 weight while it is loaded. What kernels
+take while they run: scratch.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _MIB = 2**20
 
 # -- the chip ----------------------------------------------------------------------------------------------------------
 
-#: Streaming multiprocessors by compute capability: bitsandbytes asks for them where it chooses a 4-bit kernel.
+#: Streaming multiprocessors by compute capability: bitsandbytes asks for them where it chooses a 4-bit kernel, and
+#: torch where it chooses how many blocks a sum is split among.
 _NUM_SMS = {(7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 132, (10, 0): 148, (10, 3): 148, (12, 0): 170}
+#: Threads that one of them holds, where not 2048 (CUDA C++ Programming Guide, Technical Specifications).
+_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Chip:
     def num_sms(self) -> int:
         """Streaming multiprocessors."""
         return _NUM_SMS.get((self.major, self.minor), 108)
+
+    @property
+    def threads_per_sm(self) -> int:
+        """Threads that one multiprocessor holds at most."""
+        return _THREADS_PER_SM.get((self.major, self.minor), 2048)
 
     @property
     def blas_workspace_bytes(self) -> int:
@@ -107,7 +115,7 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 _FP32 = ("exp", "log", "reciprocal", "rsqrt", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
          "layer_norm", "native_layer_norm", "group_norm", "logsumexp", "renorm")  # fmt: skip
 #: The same, where no result's dtype was asked for (``AT_FORALL_FP32_SET_OPT_DTYPE``).
-_FP32_UNLESS_TOLD = ("softmax.int", "log_softmax.int", "cumsum", "sum", "sum.dim_IntList")
+_FP32_UNLESS_TOLD = ("softmax.int", "log_softmax.int", "cumsum", "sum", "sum.dim_IntList", "linalg_vector_norm")
 
 
 @contextmanager
@@ -133,11 +141,12 @@ def _in_fp32(name: str, *, unless_told: bool) -> Callable[..., Any]:
 
     def cast(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(autocast):
-            return operator(*[value.float() if _is_16_bit(value) else value for value in args], **kwargs)
+            cast = [value.float() if is_16_bit(value) else value for value in reversed(args)]  # as g++ evaluates them
+            return operator(*reversed(cast), **kwargs)
 
     def tell(*args: Any, **kwargs: Any) -> Any:
         kwargs = dict(zip(positions, args, strict=False)) | kwargs
-        if kwargs.get("dtype") is None and _is_16_bit(args[0]):
+        if kwargs.get("dtype") is None and is_16_bit(args[0]):
             kwargs["dtype"] = torch.float32
         with torch._C._ExcludeDispatchKeyGuard(autocast):
             return operator(kwargs.pop("self"), **kwargs)
@@ -145,7 +154,7 @@ def _in_fp32(name: str, *, unless_told: bool) -> Callable[..., Any]:
     return tell if unless_told else cast
 
 
-def _is_16_bit(value: Any) -> bool:
+def is_16_bit(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -162,9 +171,9 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         """aten/src/ATen/native/transformers/attention.cpp, ``scaled_dot_product_attention``."""
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
+            value, key, query = value.to(dtype), key.to(dtype), query.to(dtype)  # as g++ evaluates arguments
             # The math path's own products are not cast again (aten/src/ATen/autocast_mode.h, ``WrapFunction_``).
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
                 return run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -174,7 +183,10 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float,
         is_causal: bool, scale: float | None, enable_gqa: bool,
     ) -> torch.Tensor:  # fmt: skip
-        match backend(chip, query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa):
+        kernel = backend(chip, query, key, value, attn_mask, dropout_p, enable_gqa=enable_gqa)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # ``convert_boolean_attn_mask``
+            attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=query.dtype))
+        match kernel:
             case "cudnn":
                 bias = None if attn_mask is None else _bias_of(attn_mask, query)
                 return _aten._scaled_dot_product_cudnn_attention(
@@ -188,11 +200,19 @@ def _attention_of(chip: Chip) -> Callable[..., torch.Tensor]:
                     query, key, value, bias, True, dropout_p, is_causal, scale=scale
                 )[0]
             case _:
-                return _aten._scaled_dot_product_attention_math(
-                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-                )[0]
+                return math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     return attention
+
+
+def math_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
+    is_causal: bool, scale: float | None, enable_gqa: bool,
+) -> torch.Tensor:  # fmt: skip
+    """torch's own steps; the Recorder knows by this frame that the mask is added in place, but never under a mode."""
+    return torch._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
 
 
 def backend(
@@ -205,16 +225,16 @@ def backend(
     """
     if not enable_gqa and query.shape[-3] != key.shape[-3]:
         return "math"
-    size, is_16_bit = query.shape[-1], _is_16_bit(query) and chip.major >= 8
+    size, is_half = query.shape[-1], is_16_bit(query) and chip.major >= 8
     same_size = size == key.shape[-1] == value.shape[-1]
     cudnn_fits = _fits_cudnn(chip, size, value.shape[-1], mask, dropout)
-    if chip.prefers_cudnn and is_16_bit and key.shape[-2] > 1 and cudnn_fits:
+    if chip.prefers_cudnn and is_half and key.shape[-2] > 1 and cudnn_fits:
         return "cudnn"
     narrow = (chip.major, chip.minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and 192 < size <= 224
-    if is_16_bit and mask is None and same_size and size <= 256 and not narrow:
+    if is_half and mask is None and same_size and size <= 256 and not narrow:
         return "flash"
     takes_dtype = chip.major >= 8 or query.dtype != torch.bfloat16  # ``less_than_sm80_mem_efficient_dtypes``
-    aligned = size % (8 if _is_16_bit(query) else 4) == 0 and value.shape[-1] % 4 == 0
+    aligned = size % (8 if is_16_bit(query) else 4) == 0 and value.shape[-1] % 4 == 0
     if query.shape[-3] == key.shape[-3] and takes_dtype and aligned:
         return "efficient"
     return "math"
@@ -247,12 +267,35 @@ def _flash(
 
 
 def _bias_of(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A mask as it is added: in the query's dtype, rows padded to 16 elements, one for all heads (attention.cpp)."""
-    if mask.dtype == torch.bool:
-        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    """A mask as it is added: rows padded to 16 elements, one for all heads (attention.cpp)."""
     if missing := -mask.shape[-1] % 16:
         mask = functional.pad(mask, [0, missing])[..., : mask.shape[-1]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
+
+
+def safe_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``_safe_softmax`` of attention.cpp, which fake tensors take for one kernel: rows that are masked whole are 0."""
+    out = torch.softmax(input, dim, dtype=dtype)
+    masked = input == float("-inf")
+    masked_rows = torch.all(masked, dim, keepdim=True)
+    return torch.where(masked_rows, torch.scalar_tensor(0.0, dtype=out.dtype), out, out=out)
+
+
+def native_layer_norm(
+    input: torch.Tensor, normalized_shape: list[int], weight: Any, bias: Any, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``layer_norm_cuda`` (cuda/layer_norm_kernel.cu): mean and deviation are of the accumulation's dtype, fp32."""
+    kept = input.dim() - len(normalized_shape)
+    shape = [*input.shape[:kept], *[1] * len(normalized_shape)]
+    out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    statistics = [torch.empty(shape, dtype=torch.float32 if is_16_bit(input) else input.dtype) for _ in range(2)]
+    return (out, *statistics)
+
+
+#: Operators that do otherwise on a GPU than fake CPU tensors say, as Python.
+KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::_safe_softmax": safe_softmax, "aten::native_layer_norm": native_layer_norm,
+}  # fmt: skip
 
 
 @contextmanager
@@ -290,65 +333,3 @@ def _flash_attn(chip: Chip) -> Iterator[None]:
         patch.object(utils, "_is_packed_sequence", lambda *args, **kwargs: False),
     ):
         yield
-
-
-# -- what kernels take and give back -----------------------------------------------------------------------------------
-
-#: Embedding gradients of more tokens than this are summed by sorting (aten/src/ATen/native/cuda/Embedding.cu).
-_MAX_UNSORTED_TOKENS = 3072
-#: EmbeddingBackwardKernel.cu, ``NROWS_PER_THREAD``.
-_ROWS_PER_THREAD = 10
-
-
-def cuda_scratch(func: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Sizes in bytes of what a CUDA kernel allocates and frees within one call."""
-    rule = _SCRATCH.get(func)
-    return rule(args) if rule else []
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def _flash_backward(args: tuple[Any, ...]) -> list[int]:
-    """transformers/cuda/flash_attn/flash_api.cpp, ``mha_bwd``: an fp32 dQ, row sums, and dK, dV per query head."""
-    batch, heads, length, size = args[1].shape
-    rows = batch * heads * _round_up(length, 128)
-    taken = [4 * rows * _round_up(size, 32), 4 * rows]
-    key_heads, key_length = args[2].shape[1:3]
-    if key_heads != heads:
-        taken += [args[2].dtype.itemsize * batch * key_length * heads * size] * 2
-    return taken
-
-
-def _efficient_backward(args: tuple[Any, ...]) -> list[int]:
-    """mem_eff_attention/kernel_backward.h, ``workspace_size``: row sums, and one buffer for sums in fp32.
-
-    dQ always, as blocks of keys add to it side by side; dK and dV where heads of 16 bits are too wide for registers,
-    for the blocks that are worked on at once (attention_backward.cu, where ``num_splits_key`` is chosen).
-    """
-    batch, heads, length, size = args[1].shape
-    num_heads, key_length, value_size = batch * heads, args[2].shape[-2], args[3].shape[-1]
-    num_elements = _round_up(length, 64) * _round_up(size, 64)
-    if _is_16_bit(args[1]) and max(size, value_size) > 128:
-        num_blocks = min(-(-key_length // 64), max(200 // num_heads, 1))
-        num_elements += num_blocks * 64 * (_round_up(size, 64) + _round_up(value_size, 64))
-    return [4 * num_heads * length, 4 * num_heads * num_elements]
-
-
-def _embedding_backward(args: tuple[Any, ...]) -> list[int]:
-    """Embedding.cu and EmbeddingBackwardKernel.cu: the sorted tokens, and partial sums of rows in fp32."""
-    gradient, indices, num_weights = args[:3]
-    num_tokens, width = indices.numel(), gradient.shape[-1]
-    if num_tokens <= _MAX_UNSORTED_TOKENS:
-        return []
-    num_parts = num_tokens // _ROWS_PER_THREAD + min(num_tokens, num_weights)
-    return [8 * num_tokens] * 4 + [4 * num_parts * width]
-
-
-_SCRATCH: dict[Any, Callable[[tuple[Any, ...]], list[int]]] = {
-    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    _aten._scaled_dot_product_cudnn_attention_backward.default: _flash_backward,
-    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    _aten.embedding_dense_backward.default: _embedding_backward,
-}

@@ -94,7 +94,7 @@ def _new_segment(pool: Pool, config: AllocatorConfig, device: Device, ledger: Le
     granule = SMALL_BUFFER if pool.is_small else config.large_segment_bytes
     size_bytes = address_space_bytes(granule, device)
     address = ledger.address("segment_map", size_bytes)
-    block = Block(address, size_bytes, pool, ExpandableSegment(address, size_bytes, granule))
+    block = Block(address, size_bytes, pool, ExpandableSegment(address, size_bytes, granule, ledger.new_order()))
     block.mapped = False
     pool.insert_unmapped(block)
     return block

@@ -22,7 +22,8 @@ CAUSES = ("weights", "gradients", "optimizer_state", "batch", "saved_activations
 class History:
     """Events in order; the arrays are of one length, one value per event.
 
-    ``size_bytes``: as asked for, positive for an allocation, negative for its free. ``blocks``: a number of the block,
+    ``size_bytes``: as asked for, positive for an allocation, negative for its free; 0 where the cache is emptied, which
+    is no block's. ``blocks``: a number of the block,
     the same for its allocation and its free, used once. ``causes``: a position in :data:`CAUSES`, of the block.
     ``marks``: the phases, with their events by position.
     """

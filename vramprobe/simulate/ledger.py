@@ -14,7 +14,7 @@ from vramprobe.errors import SpecError
 
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 # cudaMalloc puts each large segment just below the one before: so do the two listings of torch.cuda.memory_snapshot()
-# that tests/simulate/test_allocator.py replays. It decides only which of two equal blocks serves.
+# that tests/simulate/test_allocator.py replays. It decides nothing.
 _TOP_ADDRESS = 1 << 62  # above all real ones, which a replay of a real history uses beside these
 
 
@@ -69,13 +69,13 @@ class Ledger:
 
     __slots__ = (
         "_lowest_address", "active", "active_peak", "allocated", "allocated_peak", "allowed_bytes", "limit_bytes",
-        "num_alloc_retries", "num_segments", "num_segments_peak", "on_segment", "place", "requested",
+        "num_alloc_retries", "num_orders", "num_segments", "num_segments_peak", "on_segment", "place", "requested",
         "requested_peak", "reserved", "reserved_peak",
     )  # fmt: skip
 
     def __init__(self, device: Device, memory_fraction: float) -> None:
         self.allocated = self.requested = self.active = self.reserved = self.num_segments = 0
-        self.num_alloc_retries = 0
+        self.num_alloc_retries = self.num_orders = 0
         self.reset_peaks()
         self.limit_bytes = device.limit_bytes
         self.allowed_bytes: int | None = None  # allowed_memory_maximum: set only where the fraction is below 1
@@ -94,6 +94,11 @@ class Ledger:
             self._lowest_address -= size_bytes
             address = self._lowest_address
         return address
+
+    def new_order(self) -> int:
+        """A number for a new segment, higher than all before (``registration_counter``)."""
+        self.num_orders += 1
+        return self.num_orders
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether cudaMalloc or cuMemCreate would succeed."""

@@ -170,6 +170,8 @@ def bitsandbytes_on_fake_tensors(chip: Chip | None, hide: Callable[[torch.Tensor
             stack.enter_context(patch.object(owner, name, value))
         if chip is not None:
             stack.enter_context(patch.object(bnb, "matmul", _int8_matmul))
+            four_bit_type = _on_the_device(bnb.functional.get_4bit_type)
+            stack.enter_context(patch.object(bnb.functional, "get_4bit_type", four_bit_type))
         yield
 
 
@@ -192,6 +194,18 @@ def _state_buffer(hide: Callable[[torch.Tensor], torch.Tensor]) -> Callable[...,
         return hide(made) if self.is_paged and p.numel() >= 1e5 else made
 
     return buffer
+
+
+def _on_the_device(get_4bit_type: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The 16 values of a 4-bit type, copied to the device and scaled there: 64 B that each quantised weight keeps."""
+    make = _made_outside(get_4bit_type)
+
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        values = make(*args, **kwargs)
+        values.abs().max()
+        return values
+
+    return made
 
 
 def _made_outside(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramprobe.measure.trace import Event
+from vramprobe.simulate import cuda
 from vramprobe.simulate.shapes import ShapeCache
 
-#: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes.
+#: What an operator's own kernel takes while it runs and gives back: (operator, arguments, result) → sizes in bytes, one
+#: that goes before the next is taken once more, negative.
 Scratch = Callable[[Any, tuple[Any, ...], Any], list[int]]
+#: Of an operator's results those that are made in the device's memory, in that order.
+Made = Callable[[Any], Any]
 #: Operators that are run as Python, for what it allocates: name, with the overload's if it has one → implementation.
 Kernels = dict[str, Callable[..., Any]]
 
@@ -28,8 +33,13 @@ _ADD = torch.ops.aten.add.Tensor
 #: it has just made (FunctionsManual.cpp, ``index_backward`` and ``value_selecting_reduction_backward``).
 _MENDED = frozenset({_ADD, torch.ops.aten.index_put.default, torch.ops.aten.scatter.src})
 _DEVICE = torch.ops.prim.device.default
-#: Products that go through cuBLAS, which keeps a workspace for each thread that calls it.
-_BLAS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+#: Copies indices to the device of what they point into; a list of numbers was made in the host's memory.
+_INDEX = torch.ops.aten.index.Tensor
+#: Products that go through cuBLAS, which keeps a workspace for each thread that calls it, made once the result is.
+#: ``linear`` and ``matmul``: as a library's own operator calls them, beneath autograd.
+_BLAS = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")
+)
 _VALUE = torch.ops.aten._local_scalar_dense.default
 #: What a program is told that asks for a fake tensor's value. Yes: transformers asks whether nothing is padded and no
 #: sequences are packed (masking_utils.py), and so it is in every cell. Optimizers ask for their step: 1.
@@ -55,16 +65,19 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(
-        self, scratch: Scratch, kernels: Kernels, blas_workspace_bytes: int = 0, on_host: frozenset[Any] = frozenset()
-    ) -> None:
+        self, scratch: Scratch, kernels: Kernels, blas_workspace_bytes: int = 0, on_host: frozenset[Any] = frozenset(),
+        made: Mapping[Any, Made] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.events: list[Event] = []
         self.blas_workspace_bytes = blas_workspace_bytes
         self._scratch = scratch
         self._kernels = kernels
+        self._made = made
         self._on_host = on_host  # operators whose results are not in the device's memory
         self.workspaces: dict[str, int] = {}  # thread → the address of its BLAS workspace, which stays
         self.thread = "main"  # a device's backward runs on a thread of its own: whoever starts one says so here
+        self.to_host = False  # new tensors are in the host's memory: whoever makes them there says so here
         self.autocast = False  # beneath a mode torch cannot tell: whoever turns it on or off says so here
         self._blocks: dict[int, tuple[int, int]] = {}  # storage → (address, bytes)
         self._refs: dict[int, _StorageRef] = {}
@@ -83,9 +96,11 @@ class Recorder(TorchDispatchMode):
         if kernel is not None:
             with self, _autocast_again() if self.autocast else nullcontext():
                 return kernel(*args, **(kwargs or {}))
-        if self.blas_workspace_bytes and func in _BLAS and self.thread not in self.workspaces:
-            self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
-        in_place = func in _MENDED and _is_called_by_engine() and (func is not _ADD or _adds_in_place(args))
+        if func is _INDEX:
+            for index in args[1]:
+                if index is not None:
+                    self.move_to_device(index)
+        in_place = func in _MENDED and _is_in_place(func, args, sys._getframe(1))
         result = _SHAPES.call(func, args, kwargs or {})
         if func in self._on_host:
             self.hide(result)
@@ -94,18 +109,35 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, torch.Tensor):
             self._see(result)
         elif isinstance(result, (tuple, list)):
-            for item in result:
+            made = self._made.get(func)
+            for item in result if made is None else made(result):
                 if isinstance(item, torch.Tensor):
                     self._see(item)
-        taken = [(self._allocate(size_bytes), size_bytes) for size_bytes in self._scratch(func, args, result)]
+        if func in _BLAS and self.blas_workspace_bytes and self.thread not in self.workspaces:
+            self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
+        self._take(self._scratch(func, args, result))
+        return result
+
+    def _take(self, scratch: list[int]) -> None:
+        """Allocate these sizes, give back the newest of a size that comes with a minus, and in the end the rest."""
+        taken: list[tuple[int, int]] = []
+        for size_bytes in scratch:
+            if size_bytes > 0:
+                taken.append((self._allocate(size_bytes), size_bytes))
+                continue
+            at = max(at for at, (_, size) in enumerate(taken) if size == -size_bytes)
+            self._note(taken.pop(at)[0], size_bytes)
         for ptr, size_bytes in taken:
             self._note(ptr, -size_bytes)
-        return result
 
     def ptr_of(self, storage_key: int) -> int | None:
         """The address of the block behind a storage (its ``_cdata``); None for one that was never seen or is hidden."""
         block = self._blocks.get(storage_key)
         return block[0] if block is not None and block[1] else None
+
+    def empty_cache(self) -> None:
+        """The program has the allocator give back what is cached: an event of no bytes, of no block."""
+        self._note(0, 0)
 
     def hide(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new tensor that is not in the device's memory, but in the host's or managed; returned as it is.
@@ -121,13 +153,22 @@ class Recorder(TorchDispatchMode):
         self._watch(storage, 0, 0)
         return tensor
 
+    def move_to_device(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor that was made in the host's memory, where an operator has not done so by now."""
+        storage = tensor.untyped_storage()
+        if self._blocks.get(storage._cdata) == (0, 0):
+            del self._blocks[storage._cdata]
+            self._see(tensor)
+
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._blocks:
             return
         size_bytes = storage.nbytes()
-        if size_bytes:
+        if self.to_host:
+            self._watch(storage, 0, 0)
+        elif size_bytes:
             self._watch(storage, self._allocate(size_bytes), size_bytes)
 
     def _watch(self, storage: torch.UntypedStorage, ptr: int, size_bytes: int) -> None:
@@ -176,6 +217,9 @@ def _adds_in_place(args: tuple[Any, ...]) -> bool:
     return uses == _SOLE_STORAGE_USES and old._use_count() == _SOLE_USES
 
 
-def _is_called_by_engine() -> bool:
-    """Whether the operator that is being dispatched is called by backward's own C++ code."""
-    return sys._getframe(2).f_code.co_name == _ENGINE_FRAME and not torch.is_grad_enabled()
+def _is_in_place(func: Any, args: tuple[Any, ...], caller: FrameType) -> bool:
+    """Whether a real run would write the result into the first argument; ``caller`` is the operator's, in Python."""
+    if caller.f_code is cuda.math_attention.__code__:
+        return func is _ADD  # the mask, to the scores
+    by_engine = caller.f_code.co_name == _ENGINE_FRAME and not torch.is_grad_enabled()  # its own C++ code
+    return by_engine and (func is not _ADD or _adds_in_place(args))

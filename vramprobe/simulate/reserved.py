@@ -51,8 +51,10 @@ def reserve(
             for size, block in zip(sizes[events], blocks[events], strict=True):
                 if size > 0:
                     allocate(block, size)
-                else:
+                elif size:
                     free(block)
+                else:
+                    allocator.empty_cache()
         except OutOfMemory as error:
             oom = _oom(error, mark.name, mark.step)
             break

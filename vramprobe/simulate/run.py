@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -38,9 +39,10 @@ from vramprobe.records.record import (
     attempt_fields,
     new_attempt_id,
 )
-from vramprobe.simulate import fused_loss
+from vramprobe.simulate import cuda, fused_loss
+from vramprobe.simulate.adapters import peft_on_a_card
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.cuda import Chip, chip_of, cuda_scratch, on_cuda
+from vramprobe.simulate.cuda import Chip, chip_of, on_cuda
 from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
@@ -50,6 +52,7 @@ from vramprobe.simulate.pairing import scripts_of
 from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.recorder import Recorder
 from vramprobe.simulate.reserved import reserve
+from vramprobe.simulate.scratch import MADE, cuda_scratch
 from vramprobe.spec import CellSpec
 from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
@@ -247,7 +250,8 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         recorder, rng_state = Recorder(cpu_scratch, own_kernels), _rng_state
     else:
         on_host = frozenset({torch.ops.aten.lift_fresh.default})  # torch.tensor(number), such as an optimizer's step
-        recorder = Recorder(cuda_scratch, own_kernels, chip.blas_workspace_bytes, on_host)
+        own_kernels = cuda.KERNELS | own_kernels
+        recorder = Recorder(partial(cuda_scratch, chip=chip), own_kernels, chip.blas_workspace_bytes, on_host, MADE)
         state = _rng_state()  # a real tensor: both generators keep their state in the host's memory
         rng_state = lambda: state  # noqa: E731
     set_autocast_enabled, rand = torch.set_autocast_enabled, torch.rand
@@ -272,6 +276,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         patch.object(torch, "set_autocast_enabled", set_and_tell),
         bitsandbytes_on_fake_tensors(chip, recorder.hide) if spec.needs_bitsandbytes else nullcontext(),
         on_cuda(chip) if chip is not None else nullcontext(),
+        peft_on_a_card(recorder) if chip is not None and spec.method != "full" else nullcontext(),
         fused_loss.liger_on_fake_tensors(chip) if spec.fused_linear_cross_entropy else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,

@@ -1,0 +1,1 @@
+"""The hook: what every process of a profiled command loads when it imports torch."""

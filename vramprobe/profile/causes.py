@@ -77,7 +77,8 @@ def causes_seen_from(lives: Lives, spans: Sequence[Span], owners: Owners, span: 
     """The cause of each block, a position in CAUSES, as seen from the step of ``span``.
 
     What nobody holds: made in one of the step's forwards and alive at its end, it is a saved activation; older than the
-    first of them (a batch, a workspace), other; else temporary. Outside the steps (load, evaluation) what outlives the phase is other, too.
+    first of them (a batch, a workspace), other; else temporary. Outside the steps (load, evaluation) what outlives the
+    phase is other, too.
     """
     of_step = [one for one in spans if span.phase.step is not None and one.phase.step == span.phase.step] or [span]
     start = next((one for one in of_step if one.phase.name == "forward"), of_step[0]).start

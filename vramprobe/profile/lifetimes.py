@@ -21,7 +21,7 @@ _WINDOW_US = 20_000
 
 @dataclass(frozen=True)
 class Lives:
-    """Blocks, and the requests and frees that make them, in order; those alive before the history come first, as events.
+    """Blocks, and the requests and frees that make them, in order; first, as events, what was alive before the history.
 
     Per block: ``addresses``, ``sizes`` (bytes), ``stacks`` (position in RawHistory.stacks, -1 none), ``starts`` and
     ``ends`` (positions of its request and of its free, ``num_events`` where it stays). ``totals``: bytes alive after

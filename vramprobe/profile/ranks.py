@@ -85,7 +85,8 @@ def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks) -> RankProfi
     end = raw.end
     return RankProfile(
         rank=raw.process.rank, pid=raw.process.pid, device=raw.process.device_index or 0,
-        phases=highest_by_name(raw.phases), peak=peak, num_steps=raw.num_steps, repeats=repeats(raw.phases, raw.num_steps),
+        phases=highest_by_name(raw.phases), peak=peak, num_steps=raw.num_steps,
+        repeats=repeats(raw.phases, raw.num_steps),
         at_peak=at_peak, at_peak_of=moment and said(moment.span.phase), largest=(alike or [])[:_NUM_LARGEST],
         by_module=by_module or [], by_line=by_line or [], fragmentation_bytes=fragmentation_bytes(raw.phases),
         num_alloc_retries=end.num_alloc_retries if end else None, num_ooms=end.num_ooms if end else None,
@@ -136,12 +137,14 @@ def repeats(phases: Sequence[RawPhase], num_steps: int) -> bool | None:
 
 
 def fragmentation_bytes(phases: Sequence[RawPhase]) -> int | None:
-    """Reserved less allocated, both highest, in the phase that reserved the most; the last of several."""
-    known = [phase for phase in phases if phase.reserved_peak_bytes is not None]
-    if not known:
-        return None
-    top = max(reversed(known), key=lambda one: one.reserved_peak_bytes or 0)
-    return (top.reserved_peak_bytes or 0) - top.allocated_peak_bytes
+    """Reserved less allocated, both highest, in the phase that reserved the most; of several the fullest one.
+
+    Segments stay once they are taken, so that later phases of little memory say nothing.
+    """
+    known = [
+        (one.reserved_peak_bytes, one.allocated_peak_bytes) for one in phases if one.reserved_peak_bytes is not None
+    ]
+    return None if not known else max(known)[0] - max(known)[1]
 
 
 def moment_of_peak(phases: Sequence[RawPhase], seen: Seen) -> Moment | None:
@@ -194,7 +197,7 @@ def _by_place(seen: Seen, moment: Moment) -> tuple[list[BlocksAlike], list[Place
     for block in np.flatnonzero(moment.alive).tolist():
         name = names.get(block)
         kind = (int(lives.sizes[block]), CAUSES[moment.causes[block]], seen.places.of(int(lives.stacks[block])),
-                None if name is None else pattern(name))  # fmt: skip
+                pattern(name) if name else None)  # fmt: skip
         alike[kind] += 1
     blocks = [
         BlocksAlike(size_bytes=size, num_blocks=count, cause=cause, line=place.line, function=place.function,

@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store
-from vramprobe.records.record import Amount, Composition, Emulation, _Frozen
+from vramprobe.records.record import Amount, Composition, Emulation
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class PhaseHighest(_Frozen):

@@ -7,6 +7,7 @@ for one device, and a file of it, whole or not at all. Stdlib alone: it runs in 
 import os
 import pickle
 from array import array
+from contextlib import suppress
 
 #: Words of device_traces → numbers of ``actions``; a ``snapshot`` does nothing to memory and is left out.
 ACTIONS = {
@@ -55,10 +56,8 @@ def write(compacted, path):
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
-        try:
+        with suppress(OSError):
             os.unlink(beside)
-        except OSError:
-            pass
         raise
 
 
@@ -83,7 +82,7 @@ def _alive_before(snapshot, device, actions, addresses, sizes, stacks):
     """Blocks at the end that no event made, and those that an event freed and none made."""
     found, made = {}, set()
     alloc, freed = ACTIONS["alloc"], ACTIONS["free_requested"]
-    for action, address, size in zip(actions, addresses, sizes):
+    for action, address, size in zip(actions, addresses, sizes, strict=True):
         if action == alloc:
             made.add(address)
         elif action == freed and address not in made and address not in found:

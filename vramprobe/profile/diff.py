@@ -1,0 +1,124 @@
+"""Two profiles → what grew between them: the tiers, the causes and the lines of Python.
+
+In: two ProfileRecords, before and after. Out: a Difference, of the rank with the highest peak in each. Bytes alive at the
+two peaks are compared, which need not be in one phase: both phases are named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from vramprobe.records.profile import ProfileRecord, RankProfile
+from vramprobe.records.record import Composition
+
+
+@dataclass(frozen=True)
+class Change:
+    """One amount before and after, bytes; null where a side does not know it."""
+
+    what: str
+    before_bytes: int | None
+    after_bytes: int | None
+
+    @property
+    def grown_bytes(self) -> int | None:
+        """After less before."""
+        if self.before_bytes is None or self.after_bytes is None:
+            return None
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the largest
+    change first; a line that moved within its file is the same line where its function and cause are. ``warnings``:
+    what makes the two hard to compare.
+    """
+
+    before: str  # name of the profile
+    after: str
+    before_phase: str | None
+    after_phase: str | None
+    tiers: tuple[Change, ...]
+    causes: tuple[Change, ...]
+    lines: tuple[Change, ...]
+    warnings: tuple[str, ...]
+
+
+def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
+    """What grew from ``before`` to ``after``; what shrank is negative."""
+    one, other = before.highest_rank, after.highest_rank
+    return Difference(
+        before=before.name, after=after.name, before_phase=one and one.at_peak_of, after_phase=other and other.at_peak_of,
+        tiers=tuple(_tiers(one, other)), causes=tuple(_causes(one, other)), lines=tuple(_lines(one, other)),
+        warnings=tuple(_warnings(before, after)),
+    )  # fmt: skip
+
+
+def _tiers(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:
+    for tier in ("allocated", "reserved", "device"):
+        found = [side.peak and getattr(side.peak, f"{tier}_bytes") if side else None for side in (one, other)]
+        if found != [None, None]:
+            yield Change(tier, *found)
+
+
+def _causes(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:
+    if one is None or other is None or one.at_peak is None or other.at_peak is None:
+        return
+    before, after = _parts(one.at_peak), _parts(other.at_peak)
+    for cause in before:
+        if before[cause] or after[cause]:
+            yield Change(cause, before[cause], after[cause])
+
+
+def _parts(at_peak: Composition) -> dict[str, int]:
+    return {name.removesuffix("_bytes"): size for name, size in at_peak.parts().items()}
+
+
+def _lines(one: RankProfile | None, other: RankProfile | None) -> list[Change]:
+    if one is None or other is None or one.at_peak is None or other.at_peak is None:
+        return []
+    before, after = _by_place(one), _by_place(other)
+    # What moved within its file without growing is no change, so functions are compared before lines are.
+    same = {kind for kind in _by_function(before) if _by_function(before)[kind] == _by_function(after).get(kind)}
+    found = []
+    for place in dict.fromkeys([*before, *after]):
+        sizes = before.get(place, 0), after.get(place, 0)
+        if sizes[0] != sizes[1] and _function(place) not in same:
+            found.append(Change(f"{place[0]} ({place[1].replace('_', ' ')})", *sizes))
+    return sorted(found, key=lambda change: (-abs(change.grown_bytes or 0), change.what))
+
+
+Place = tuple[str, str]  # "file:line function", cause
+
+
+def _by_place(rank: RankProfile) -> dict[Place, int]:
+    return {(one.place, one.cause or ""): one.num_bytes for one in rank.by_line}
+
+
+def _by_function(places: Mapping[Place, int]) -> Counter[Place]:
+    found: Counter[Place] = Counter()
+    for place, size in places.items():
+        found[_function(place)] += size
+    return found
+
+
+def _function(place: Place) -> Place:
+    """The place without the number of its line."""
+    return re.sub(r":\d+ ", " ", place[0]), place[1]
+
+
+def _warnings(before: ProfileRecord, after: ProfileRecord) -> Iterator[str]:
+    for what, one, other in (
+        ("device", before.environment.device_said, after.environment.device_said),
+        ("torch", before.environment.torch, after.environment.torch),
+        ("number of ranks", len(before.ranks), len(after.ranks)),
+    ):
+        if one != other:
+            yield f"{what} differs: {one} and {other}"
+    for side, record in (("before", before), ("after", after)):
+        if record.outcome.kind != "ok":
+            yield f"{side} ended as {record.outcome.kind}: its peak is what was seen until then"

@@ -40,7 +40,7 @@ def print_profile(record: ProfileRecord) -> None:
         _print_ranks(console, record)
     if shown is not None:
         _print_rank(console, record, shown)
-    if record.emulation is not None:
+    if record.emulation is not None and (record.emulation.num_reads is not None or record.emulation.verification):
         console.print()
         print_values(console, record.emulation)
     _print_cards(console, record.cards)
@@ -201,7 +201,7 @@ def _print_cards(console: Console, cards: Sequence[CardVerdict]) -> None:
     console.print("\non other cards, by replay of these allocations:" if len(cards) > 1 else "")
     width = max(len(card.gpu) for card in cards)
     for card in cards:
-        room = f", {format_bytes(card.headroom_bytes)} to spare" if card.headroom_bytes is not None else ""
+        room = f", {format_bytes(card.headroom_bytes)} free" if card.headroom_bytes is not None else ""
         style = _VERDICT_STYLES[card.verdict]
         head = f"  {card.gpu:<{width}}  [{style}]{card.verdict}[/]"
         indent = width + 4

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def analyse(folder: str | Path) -> ProfileRecord:
-    """The profile of the run whose raw files lie in ``folder``. Raises StoreError for files that are none of a run's."""
+    """The profile of the run whose raw files lie in ``folder``. Raises StoreError for files that are no run's."""
     from vramprobe.profile.analysis import analyse
 
     return analyse(Path(folder))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def _script_words(command: Sequence[str]) -> Sequence[str]:
 
 def _started_at(launcher: Mapping[str, Any], first: RawRank | None) -> str:
     started_ns = launcher.get("started_ns") or (first.process.started_ns if first else 0)
-    return datetime.fromtimestamp(started_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(started_ns / 1e9, UTC).isoformat(timespec="milliseconds")
 
 
 def _environment(launcher: Mapping[str, Any], first: RawRank | None) -> ProfileEnvironment:
@@ -140,7 +140,7 @@ def _assumed_context_bytes() -> int:
 
 
 def _context_bytes(found: Sequence[RawRank]) -> int | None:
-    """Device use less what torch reserved, the least of all phases' ends: others' memory on the card only adds to it."""
+    """Device use less what torch reserved, the least of all phases' ends: others' memory only adds to it."""
     gaps = [
         phase.device_used_bytes - phase.reserved_end_bytes
         for raw in found
@@ -205,18 +205,13 @@ def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Composition | None:
         return None
     lives, last = seen.lives, int(moments[-1])
     num_events = int(np.searchsorted(lives.positions, last))
-    before = [
-        span for span in seen.spans if span.stop <= num_events and span.phase.end_ns // 1000 <= _time_us(seen, last)
-    ]
+    time_us = seen.history.times_us[last]
+    before = [one for one in seen.spans if one.stop <= num_events and one.phase.end_ns // 1000 <= time_us]
     start = before[-1].stop if before else lives.num_before
     begun = RawPhase(
         name=oom.phase or "other", step=oom.step, start_ns=before[-1].phase.end_ns if before else 0,
-        end_ns=_time_us(seen, last) * 1000, allocated_end_bytes=0, allocated_peak_bytes=0,
+        end_ns=time_us * 1000, allocated_end_bytes=0, allocated_peak_bytes=0,
     )  # fmt: skip
     span = Span(begun, start, num_events, None)
     causes = causes_seen_from(lives, [*before, span], seen.owners, span)
     return composition(lives, causes, lives.alive_after(num_events))
-
-
-def _time_us(seen: ranks.Seen, position: int) -> int:
-    return seen.history.times_us[position]

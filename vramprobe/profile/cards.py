@@ -36,7 +36,7 @@ _LAST = -1  # the name of what could not be served; others count from 1
 
 
 def verdicts(folder: Path, record: ProfileRecord, gpus: Sequence[str] | str) -> list[CardVerdict]:
-    """A verdict for each of ``gpus``, or of the catalog for ``"all"``, in that order. Raises UnknownName, StoreError."""
+    """A verdict for each of ``gpus``, or of the catalog for ``"all"``, in order. Raises UnknownName, StoreError."""
     wanted = list_gpus() if gpus == "all" else [find_gpu(name) for name in gpus]
     sequence = _sequence_of_highest(folder, record.outcome.kind == "oom")
     return [_verdict(gpu, record, sequence) for gpu in wanted]
@@ -176,8 +176,8 @@ def _judged(gpu: Gpu, usable: int, sequence: Requests, *, margin: int) -> CardVe
     def verdict(answer, why: str) -> CardVerdict:
         known = answer == "fits"
         return CardVerdict(
-            gpu=gpu.short_name, verdict=answer, why=why, usable_bytes=usable, reserved_bytes=reserved if known else None,
-            headroom_bytes=usable - reserved if known else None,
+            gpu=gpu.short_name, verdict=answer, why=why, usable_bytes=usable,
+            reserved_bytes=reserved if known else None, headroom_bytes=usable - reserved if known else None,
         )  # fmt: skip
 
     if least > usable + margin:

@@ -1,7 +1,7 @@
 """Two profiles → what grew between them: the tiers, the causes and the lines of Python.
 
-In: two ProfileRecords, before and after. Out: a Difference, of the rank with the highest peak in each. Bytes alive at the
-two peaks are compared, which need not be in one phase: both phases are named.
+In: two ProfileRecords, before and after. Out: a Difference, of the rank with the highest peak in each. Bytes alive at
+the two peaks are compared, which need not be in one phase: both phases are named.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the largest
-    change first; a line that moved within its file is the same line where its function and cause are. ``warnings``:
-    what makes the two hard to compare.
+    """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
+    largest change first; a line that moved within its file is the same line where its function and cause are.
+    ``warnings``: what makes the two hard to compare.
     """
 
     before: str  # name of the profile
@@ -52,8 +52,9 @@ def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
     """What grew from ``before`` to ``after``; what shrank is negative."""
     one, other = before.highest_rank, after.highest_rank
     return Difference(
-        before=before.name, after=after.name, before_phase=one and one.at_peak_of, after_phase=other and other.at_peak_of,
-        tiers=tuple(_tiers(one, other)), causes=tuple(_causes(one, other)), lines=tuple(_lines(one, other)),
+        before=before.name, after=after.name, before_phase=one and one.at_peak_of,
+        after_phase=other and other.at_peak_of, tiers=tuple(_tiers(one, other)), causes=tuple(_causes(one, other)),
+        lines=tuple(_lines(one, other)),
         warnings=tuple(_warnings(before, after)),
     )  # fmt: skip
 

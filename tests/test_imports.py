@@ -21,7 +21,7 @@ HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = (
     "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.measure.cpu", "vramprobe.measure.cuda",
     "vramprobe.measure.worker", "vramprobe.measure.emulation", "vramprobe.measure.environment",
-    "vramprobe.measure.selftest", "vramprobe.simulate.cuda", "vramprobe.simulate.fused_loss",
+    "vramprobe.measure.selftest", "vramprobe.profile.hook", "vramprobe.simulate.cuda", "vramprobe.simulate.fused_loss",
     "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports", "vramprobe.simulate.late_modules",
     "vramprobe.simulate.number_questions", "vramprobe.simulate.quantised",
     "vramprobe.simulate.recorder", "vramprobe.simulate.run", "vramprobe.simulate.shapes",
@@ -61,7 +61,7 @@ def graph() -> dict[str, set[str]]:
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
     "errors", "units", "choices", "architecture", "catalog", "spec", "terms", "records", "workload", "emulate",
-    "measure", "simulate", "model", "predict", "check", "sweep", "literature", "report", "api", "cli", "__main__",
+    "measure", "simulate", "model", "predict", "check", "sweep", "literature", "report", "profile", "api", "cli", "__main__",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Any command's memory: a hook in its processes writes raw files, and what they hold becomes a profile.
 
-In: a command, or the folder of a run. Out: a ProfileRecord (records/profile.py): peaks by rank and phase, what was alive
-by cause, line and module, verdicts for other cards. ``hook/`` is loaded into other people's processes; all else here
+In: a command, or the folder of a run. Out: a ProfileRecord (records/profile.py): peaks by rank and phase, what was
+alive by cause, line and module, verdicts for other cards. ``hook/`` is loaded into others' processes; all else here
 reads files and knows no torch.
 """
 

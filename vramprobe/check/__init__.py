@@ -100,7 +100,9 @@ def _finding(rule: Callable[..., Any], severity: Severity, where: str, message: 
 
 
 def readable(file: Path) -> tuple[Sequence[RunRecord], list[Doubt]]:
-    """Every line is a record or a profile of a format this version knows; a killed writer's torn last line is only worth a word."""
+    """Every line is a record, or a profile, of a format this version knows; a killed writer's torn last line is only
+    worth a word.
+    """
     try:
         contents, profiles = store.read(file, allow_empty=True), profile.read(file)
     except StoreError as error:

@@ -17,6 +17,8 @@ from vramprobe.profile.raw import RawHistory, RawPhase
 #: A phase's end is looked for among the events this near to its time: torch's clock and Python's are two.
 _WINDOW_EVENTS = 4000
 _WINDOW_US = 20_000
+#: A history begins at a phase's start, give or take so much.
+_SLACK_NS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,7 @@ def spans_of(lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> l
 
 
 def _is_covered(phase: RawPhase, history: RawHistory) -> bool:
-    slack = _WINDOW_US * 1000
-    begins = history.traced == "all" or history.first_ns is None or phase.start_ns >= history.first_ns - slack
+    begins = history.traced == "all" or history.first_ns is None or phase.start_ns >= history.first_ns - _SLACK_NS
     return begins and (history.last_ns is None or phase.start_ns <= history.last_ns)
 
 

@@ -103,7 +103,7 @@ def _print_oom(console: Console, outcome: ProfileOutcome) -> None:
     if outcome.line is not None:
         asked = f"{outcome.line} {outcome.module or outcome.function or ''}".strip()
         _print_place(console, format_bytes(outcome.requested_bytes), f"asked for by {asked}")
-    else:
+    elif outcome.requested_bytes is not None:
         _print_place(console, format_bytes(outcome.requested_bytes), "asked for")
     for value, what in (
         (outcome.free_bytes, "free"), (outcome.allocated_bytes, "allocated"), (outcome.reserved_bytes, "reserved"),

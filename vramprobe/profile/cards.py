@@ -31,6 +31,8 @@ _ALLOC, _REQUESTED, _COMPLETED, _OOM = (
     ACTIONS[word] for word in ("alloc", "free_requested", "free_completed", "oom")
 )  # fmt: skip
 _GIVEN = (ACTIONS["segment_free"], ACTIONS["segment_unmap"])
+#: A segment that would have come to less than this share of the card found room.
+_FULL_SHARE = 0.85
 _EMPTY_CACHE = -1
 _LAST = -1  # the name of what could not be served; others count from 1
 
@@ -76,7 +78,7 @@ def _sequence(raw: RawRank, ended_by_oom: bool) -> Requests:
     config = parse_alloc_conf((history.allocator.get("alloc_conf") or "") if history else "")
     events = None
     if history is not None and history.traced == "all" and not history.alive_before:
-        events = _events(history, ended_by_oom)
+        events = _events(raw, history, ended_by_oom)
     needed = max(phase.allocated_peak_bytes for phase in raw.phases)
     if ended_by_oom and raw.ooms:
         needed = max(needed, (raw.ooms[-1].allocated_bytes or 0) + (raw.ooms[-1].requested_bytes or 0))
@@ -89,30 +91,55 @@ def _sequence(raw: RawRank, ended_by_oom: bool) -> Requests:
     )  # fmt: skip
 
 
-def _events(history: RawHistory, ended_by_oom: bool) -> list[tuple[int, int, int, int]]:
+def _events(raw: RawRank, history: RawHistory, ended_by_oom: bool) -> list[tuple[int, int, int, int]]:
     """The program's own part of the history: segments are the allocator's.
 
-    Segments given back without a new one after them were given back on request (``empty_cache``); others for want of
-    room, which the replay finds for itself.
+    Segments that were given back for want of room are left for the replay to find; the others were given back on
+    request (``empty_cache``).
     """
-    events, names, given, taken, count, last = [], {}, False, False, 0, None
+    events, names, count, last = [], {}, 0, None
+    segments = _Segments(raw)
     columns = (history.actions, history.addresses, history.sizes, history.streams)
     for action, address, size, stream in zip(*columns, strict=True):
         if action not in (_ALLOC, _REQUESTED, _COMPLETED, _OOM):
-            given, taken = given or action in _GIVEN, taken or action not in _GIVEN
+            segments.note(action, size)
             continue
-        if given and not (taken and action == _ALLOC) and action != _OOM:
+        if segments.were_emptied(is_request=action in (_ALLOC, _OOM), failed=action == _OOM):
             events.append((_EMPTY_CACHE, 0, 0, 0))
-        given = taken = False
         if action == _ALLOC:
             count += 1
             names[address] = count
             events.append((action, count, size, stream))
-        elif action != _OOM and address in names:
+        elif action == _OOM:
+            if ended_by_oom:
+                last = [*events, (_ALLOC, _LAST, size, stream)]
+        elif address in names:
             events.append((action, names[address], 0, 0))
-        elif action == _OOM and ended_by_oom:
-            last = [*events, (_ALLOC, _LAST, size, stream)]
     return events if last is None else last
+
+
+class _Segments:
+    """What the allocator took and gave back since the last request or free, and why it may have given it back."""
+
+    def __init__(self, raw: RawRank) -> None:
+        self._never_full = raw.end is not None and raw.end.num_alloc_retries == 0
+        self._full_bytes = _FULL_SHARE * (raw.process.device_total_bytes or 0)
+        self._reserved = self._given = self._taken = 0
+
+    def note(self, action: int, size: int) -> None:
+        """A segment taken or given back."""
+        if action in _GIVEN:
+            self._given += size
+        else:
+            self._taken += size
+
+    def were_emptied(self, *, is_request: bool, failed: bool) -> bool:
+        """Whether the program emptied the cache just before; a card that was full then may have been why instead."""
+        given, taken, before = self._given, self._taken, self._reserved
+        self._reserved, self._given, self._taken = before + taken - given, 0, 0
+        if not given or failed:
+            return False
+        return self._never_full or not is_request or not taken or before + taken < self._full_bytes
 
 
 @dataclass(frozen=True)

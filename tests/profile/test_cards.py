@@ -150,6 +150,21 @@ def test_one_that_ran_out_says_as_much_as_was_seen(tmp_path: Path) -> None:
     assert "what follows was not seen" in larger.why
 
 
+def test_what_could_not_be_served_is_asked_for_again(tmp_path: Path) -> None:
+    """17 GiB in all, but 8 of the first 16 lie in the way of the last 9."""
+    script = Script()
+    with script.phase("load"):
+        script.alloc(1 << 36, 16 * GIB)
+        script.free(1 << 36)
+        script.alloc(1 << 36, 8 * GIB)
+        script.event("oom", 0, 9 * GIB)
+    script.say("oom", requested_bytes=9 * GIB, allocated_bytes=8 * GIB, phase="load", stack=[])
+    script.write(tmp_path)
+    write_launcher(tmp_path, exit_status=1)
+    assert verdict(tmp_path, "A10").verdict == "does not fit"
+    assert verdict(tmp_path, "L40").verdict == "unknown"
+
+
 def test_one_that_ran_out_and_went_on_is_judged_by_its_own_card_alone(tmp_path: Path) -> None:
     folder = out_of_memory(tmp_path, 20 * GIB)
     assert verdict(folder, "RTX-4090").verdict == "fits"

@@ -75,7 +75,6 @@ def main(folder: Path) -> None:
     lines.append({"line": "end", "why": "exit", "num_alloc_retries": 0, "num_ooms": 0})
     found = history.compact(torch.cuda.memory._snapshot(), 0)
     found |= {"traced": "all", "first_ns": first_ns, "last_ns": time.time_ns(), "held": held}
-    found["allocator"] = {"alloc_conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")}
     history.write(found, folder / f"{os.getpid()}.history")
     (folder / f"{os.getpid()}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

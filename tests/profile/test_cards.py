@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from profile_factory import Script, write_launcher
 
-from vramprobe import profile
 from vramprobe.catalog import list_gpus
 from vramprobe.emulate.cards import card_properties
 from vramprobe.errors import UnknownName
-from vramprobe.profile.cards import MARGIN_BYTES, verdicts
+from vramprobe.profile.analyse import analyse
+from vramprobe.profile.cards import MARGIN_BYTES
 from vramprobe.records.profile import CardVerdict
 from vramprobe.units import GIB, MIB
 
@@ -40,7 +40,7 @@ def run(
 
 
 def verdict(folder: Path, gpu: str) -> CardVerdict:
-    (found,) = verdicts(folder, profile.analyse(folder), [gpu])
+    (found,) = analyse(folder, gpus=[gpu]).cards
     return found
 
 
@@ -123,10 +123,10 @@ def test_an_old_card_knows_itself(tmp_path: Path) -> None:
 
 def test_all_are_those_of_the_catalog(tmp_path: Path) -> None:
     folder = run(tmp_path, GIB, GIB)
-    found = verdicts(folder, profile.analyse(folder), "all")
+    found = analyse(folder, gpus="all").cards
     assert [one.gpu for one in found] == [gpu.short_name for gpu in list_gpus()]
     with pytest.raises(UnknownName):
-        verdicts(folder, profile.analyse(folder), ["RTX-1"])
+        analyse(folder, gpus=["RTX-1"])
 
 
 def out_of_memory(folder: Path, requested: int, **launcher: object) -> Path:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from profile_factory import write_launcher
 
-from vramprobe import profile
 from vramprobe.emulate.enter import entrance
 from vramprobe.emulate.environment import find_environment
 from vramprobe.emulate.installation import NotEmulatable, find_installation
-from vramprobe.profile import cards
+from vramprobe.profile.analyse import analyse
 from vramprobe.profile.lifetimes import lives_of, spans_of
 from vramprobe.profile.raw import read_run
 from vramprobe.units import MIB
@@ -49,7 +48,7 @@ def test_a_real_history_closes(alloc_conf: str, tmp_path: Path) -> None:
     spans = spans_of(lives_of(raw.history), raw.phases, raw.history)
     assert len(spans) == len(raw.phases) == 13
     assert all(span.closes for span in spans)
-    record = profile.analyse(tmp_path)
+    record = analyse(tmp_path, gpus=["RTX-4090", "A10"])
     (rank,) = record.ranks
     assert record.warnings == []
     assert rank.repeats is True
@@ -63,5 +62,5 @@ def test_a_real_history_closes(alloc_conf: str, tmp_path: Path) -> None:
     weights = next(one for one in rank.largest if one.cause == "weights")
     assert (weights.parameter, weights.num_blocks, weights.function) == ("*.weight", 4, "load")
     assert weights.line.startswith("emulated_training.py:")
-    for verdict in cards.verdicts(tmp_path, record, ["RTX-4090", "A10"]):
+    for verdict in record.cards:
         assert (verdict.verdict, verdict.reserved_bytes) == ("fits", rank.peak.reserved_bytes)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from profile_factory import Script, training, write_launcher
 
-from vramprobe import profile
 from vramprobe.errors import StoreError
+from vramprobe.profile.analyse import analyse
 from vramprobe.profile.hook import history as hook_history
 from vramprobe.profile.raw import read_history, read_run
 
@@ -108,7 +108,7 @@ def test_there_is_no_run(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert run.launcher is None
     assert "torn" in run.warnings[0]
-    assert profile.analyse(tmp_path).outcome.kind == "lost"
+    assert analyse(tmp_path).outcome.kind == "lost"
 
 
 class _Evil:

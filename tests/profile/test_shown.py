@@ -18,7 +18,7 @@ from profile_factory import (
     training,
     write_launcher,
 )
-from test_analysis import analysed, ran_out
+from test_analyse import analysed, ran_out
 
 from vramprobe import api
 from vramprobe.check import check
@@ -88,7 +88,7 @@ LONG = ("/env/site-packages/" + "a_long_name_of_a_folder/" * 6 + "modeling.py", 
 def test_a_profile_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = training(argv=["/work/" + "x" * 100, "--a"])
     script.stacks = {(LONG,): 0, (): -1} | {(LONG, LONG): 1}
-    record = record_of(tmp_path, script, command=["python", "train.py", *["--option-of-the-trainer"] * 9])
+    record_of(tmp_path, script, command=["python", "train.py", *["--option-of-the-trainer"] * 9])
     record = record.model_copy(update={"cards": cards.verdicts(tmp_path, record, "all")})
     text = "\n".join(shown(record, capsys))
     for expected in (
@@ -138,9 +138,8 @@ def test_rank_0_the_highest_and_the_spread_are_shown(tmp_path: Path, capsys: pyt
 
 def test_nothing_seen_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_launcher(tmp_path)
-    from vramprobe import profile
 
-    assert any("no process used a GPU" in line for line in shown(profile.analyse(tmp_path), capsys))
+    assert any("no process used a GPU" in line for line in shown(analyse(tmp_path), capsys))
 
 
 def test_a_real_run_is_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,12 +206,12 @@ def test_a_profile_is_one_line_and_back(tmp_path: Path) -> None:
 
 def test_a_journal_of_profiles_is_appended_to_and_read(tmp_path: Path) -> None:
     record, path = record_of(tmp_path / "run"), tmp_path / "journal" / "profiles.jsonl"
-    assert profiles.append(path, record) is None
+    assert profiles.append_profile(path, record) is None
     path.write_bytes(path.read_bytes() + b'{"format":1,"kind":"prof')
-    assert "half-written line" in profiles.append(path, record)
-    assert len(profiles.read(path)) == 2
+    assert "half-written line" in profiles.append_profile(path, record)
+    assert len(profiles.read_profiles(path)) == 2
     path.write_bytes(path.read_bytes()[:-9])
-    assert profiles.read(path) == (record,)
+    assert profiles.read_profiles(path) == (record,)
 
 
 @pytest.mark.parametrize(("change", "said"), [({"format": 9}, "format 9"), ({"ranks": 1}, "its ranks cannot be")])
@@ -220,7 +219,7 @@ def test_a_profile_that_is_none_is_named(change: dict[str, object], said: str, t
     content = json.loads(record_of(tmp_path / "run").to_json_line()) | change
     (tmp_path / "p.jsonl").write_text(json.dumps(content) + "\n")
     with pytest.raises(StoreError, match=f"p.jsonl, line 1 .*{said}"):
-        profiles.read(tmp_path / "p.jsonl")
+        profiles.read_profiles(tmp_path / "p.jsonl")
 
 
 def test_profiles_may_lie_among_a_sweep_s_records(tmp_path: Path) -> None:
@@ -240,7 +239,7 @@ def test_profiles_may_lie_among_a_sweep_s_records(tmp_path: Path) -> None:
 
 def test_a_report_of_profiles_alone(tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    profiles.append(folder / "p.jsonl", record_of(tmp_path / "run", training(rank=0), training(200, rank=1)))
+    profiles.append_profile(folder / "p.jsonl", record_of(tmp_path / "run", training(rank=0), training(200, rank=1)))
     assert not check(folder).findings
     written = api.report(folder, tmp_path / "out")
     assert {file.name for file in written} == {f"profiles.{ending}" for ending in ("md", "csv", "tex", "html")}

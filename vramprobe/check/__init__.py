@@ -19,7 +19,8 @@ from vramprobe.check.entry import Doubt, Entry, Severity
 from vramprobe.check.one_record import RULES_OF_A_MEASUREMENT, RULES_OF_A_RECORD, complete
 from vramprobe.check.several_records import RULES_OF_SEVERAL, attempts_by_context, duplicates
 from vramprobe.errors import StoreError
-from vramprobe.records import profile, store
+from vramprobe.records import store
+from vramprobe.records.profile import read_profiles
 from vramprobe.records.record import RunRecord
 
 
@@ -104,7 +105,7 @@ def readable(file: Path) -> tuple[Sequence[RunRecord], list[Doubt]]:
     worth a word.
     """
     try:
-        contents, profiles = store.read(file, allow_empty=True), profile.read(file)
+        contents, profiles = store.read(file, allow_empty=True), read_profiles(file)
     except StoreError as error:
         return (), [("error", f"{error}. Nothing in this file was checked any further")]
     doubts: list[Doubt] = []

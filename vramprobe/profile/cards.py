@@ -1,6 +1,6 @@
 """Would the run have fitted on another card? Its own sequence of allocations, replayed through the caching allocator.
 
-In: a run's folder and record, the cards to judge. Out: a CardVerdict each, of the rank that needs the most. A card
+In: a run and its record, the cards to judge. Out: a CardVerdict each, of the rank that needs the most. A card
 whose kernels are chosen otherwise (compute capability below 8.0 against 8.0 and above) is not judged: what its run
 would ask for is not what was seen.
 """
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from vramprobe.catalog import gpu_seen, list_gpus
 from vramprobe.catalog.gpus import Gpu, find_gpu
 from vramprobe.emulate.cards import card_properties
 from vramprobe.profile.hook.history import ACTIONS
-from vramprobe.profile.raw import RawHistory, RawRank, read_run
+from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
@@ -37,10 +36,10 @@ _EMPTY_CACHE = -1
 _LAST = -1  # the name of what could not be served; others count from 1
 
 
-def verdicts(folder: Path, record: ProfileRecord, gpus: Sequence[str] | str) -> list[CardVerdict]:
-    """A verdict for each of ``gpus``, or of the catalog for ``"all"``, in order. Raises UnknownName, StoreError."""
+def verdicts(run: RawRun, record: ProfileRecord, gpus: Sequence[str] | str) -> list[CardVerdict]:
+    """A verdict for each of ``gpus``, or of the catalog for ``"all"``, in order. Raises UnknownName."""
     wanted = list_gpus() if gpus == "all" else [find_gpu(name) for name in gpus]
-    sequence = _sequence_of_highest(folder, record.outcome.kind == "oom")
+    sequence = _sequence_of_highest(run, record.outcome.kind == "oom")
     return [_verdict(gpu, record, sequence) for gpu in wanted]
 
 
@@ -61,9 +60,9 @@ class Requests:
     went_on_after_oom: bool
 
 
-def _sequence_of_highest(folder: Path, ended_by_oom: bool) -> Requests | None:
+def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Requests | None:
     """Of the rank that ran out, else of the one with the highest reserved peak; None where no process used a card."""
-    found = [raw for raw in read_run(folder).ranks if raw.phases]
+    found = [raw for raw in run.ranks if raw.phases]
     if not found:
         return None
 

@@ -9,20 +9,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from vramprobe.records.profile import ProfileRecord, RankProfile
 from vramprobe.records.record import Composition
 
 
-@dataclass(frozen=True)
-class Change:
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Change(_Frozen):
     """One amount before and after, bytes; null where a side does not know it."""
 
     what: str
     before_bytes: int | None
     after_bytes: int | None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def grown_bytes(self) -> int | None:
         """After less before."""
@@ -31,8 +36,7 @@ class Change:
         return self.after_bytes - self.before_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(_Frozen):
     """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
     largest change first; a line that moved within its file is the same line where its function and cause are.
     ``warnings``: what makes the two hard to compare.
@@ -63,7 +67,7 @@ def _tiers(one: RankProfile | None, other: RankProfile | None) -> Iterator[Chang
     for tier in ("allocated", "reserved", "device"):
         found = [side.peak and getattr(side.peak, f"{tier}_bytes") if side else None for side in (one, other)]
         if found != [None, None]:
-            yield Change(tier, *found)
+            yield Change(what=tier, before_bytes=found[0], after_bytes=found[1])
 
 
 def _causes(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:
@@ -72,7 +76,7 @@ def _causes(one: RankProfile | None, other: RankProfile | None) -> Iterator[Chan
     before, after = _parts(one.at_peak), _parts(other.at_peak)
     for cause in before:
         if before[cause] or after[cause]:
-            yield Change(cause, before[cause], after[cause])
+            yield Change(what=cause, before_bytes=before[cause], after_bytes=after[cause])
 
 
 def _parts(at_peak: Composition) -> dict[str, int]:
@@ -89,7 +93,9 @@ def _lines(one: RankProfile | None, other: RankProfile | None) -> list[Change]:
     for place in dict.fromkeys([*before, *after]):
         sizes = before.get(place, 0), after.get(place, 0)
         if sizes[0] != sizes[1] and _function(place) not in same:
-            found.append(Change(f"{place[0]} ({place[1].replace('_', ' ')})", *sizes))
+            found.append(
+                Change(what=f"{place[0]} ({place[1].replace('_', ' ')})", before_bytes=sizes[0], after_bytes=sizes[1])
+            )
     return sorted(found, key=lambda change: (-abs(change.grown_bytes or 0), change.what))
 
 

@@ -37,11 +37,10 @@ NOWHERE = Place(None, None, None)
 
 
 class Places:
-    """Stacks of one process in words; ``script``: where its own files lie, which are named from there."""
+    """Stacks of one process in words; ``homes``: where its own files lie, which are named from there."""
 
-    def __init__(self, stacks: Sequence[Stack], script: str | None = None) -> None:
-        self._stacks = stacks
-        self._home = "" if script is None or "/" not in script else script.rsplit("/", 1)[0] + "/"
+    def __init__(self, stacks: Sequence[Stack], homes: Sequence[str] = ()) -> None:
+        self._stacks, self._homes = stacks, homes
         self._known: dict[int, Place] = {}
 
     def of(self, number: int) -> Place:
@@ -57,7 +56,7 @@ class Places:
             return NOWHERE
         own = [frame for frame in stack if not _BEHIND.match(self._short(frame[0]))]
         file, line, function = (own or stack)[0]
-        module = next((found for frame in own if (found := _method(frame[0], frame[1]))), None)
+        module = next((found for frame in own if (found := _method(self._whole(frame[0]), frame[1]))), None)
         return Place(f"{self._short(file)}:{line}", function, module)
 
     def _short(self, file: str) -> str:
@@ -65,7 +64,12 @@ class Places:
         for known in (_PACKAGES, _LIBRARY):
             if found := known.match(file):
                 return file[found.end() :]
-        return file.removeprefix(self._home) if self._home else file
+        home = next((home for home in self._homes if file.startswith(f"{home}/")), None)
+        return file if home is None else file[len(home) + 1 :]
+
+    def _whole(self, file: str) -> str:
+        """A script that was started by a relative name lies in the folder that it was started in."""
+        return file if file.startswith("/") or not self._homes else f"{self._homes[-1]}/{file}"
 
 
 def _method(file: str, line: int) -> str | None:

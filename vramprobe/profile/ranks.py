@@ -57,20 +57,24 @@ class Remarks:
         self.texts.append(f"{self.rank}: {text}")
 
 
-def see(raw: RawRank) -> Seen | None:
-    """The history in a form for questions; None where the process left none, or an empty one."""
+def see(raw: RawRank, folder: str | None = None) -> Seen | None:
+    """The history in a form for questions; None where the process left none, or an empty one.
+
+    ``folder``: the one that the command was started in.
+    """
     history = raw.history
     if history is None or not (len(history.actions) or history.alive_before):
         return None
     lives = lives_of(history)
     spans = spans_of(lives, raw.phases, history)
     return Seen(history, lives, spans, causes_of.owners_of(lives, spans, history.held),
-                Places(history.stacks, script_of(raw.process)))  # fmt: skip
+                Places(history.stacks, homes_of(raw.process, folder)))  # fmt: skip
 
 
-def script_of(process: RawProcess) -> str | None:
-    """The script as it was started, with its folder where one was given."""
-    return process.argv[0] if process.argv else None
+def homes_of(process: RawProcess, folder: str | None) -> list[str]:
+    """The folders that the program's own files are named from: its script's, and the one that it was started in."""
+    script = process.argv[0] if process.argv else ""
+    return [home for home in (script.rpartition("/")[0] if script.startswith("/") else "", folder) if home]
 
 
 def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks) -> RankProfile:

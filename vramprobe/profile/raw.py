@@ -122,6 +122,7 @@ class RawRank:
     num_steps: int = 0
     ooms: tuple[RawOom, ...] = ()
     replaced: tuple[Mapping[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
     values: Mapping[str, Any] | None = None
     verification: Mapping[str, Any] | None = None
     end: RawEnd | None = None
@@ -188,7 +189,8 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{where} is no line of a profiled process: {line[:60]!r}") from None
     if kind == "process":
-        found.append({"process": _made(RawProcess, content, where), "phases": [], "ooms": [], "replaced": []})
+        found.append({"process": _made(RawProcess, content, where), "phases": [], "ooms": [], "replaced": [],
+                      "warnings": []})  # fmt: skip
         return
     if not found:
         raise StoreError(f"{where} stands before the line that says which process this is")
@@ -202,6 +204,8 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["ooms"].append(_made(RawOom, content, where))
         case "replaced":
             into["replaced"].append({key: value for key, value in content.items() if key != "line"})
+        case "warning":
+            into["warnings"].append(str(content.get("message")))
         case "values" | "verification":
             into[kind] = content
         case "end":
@@ -218,7 +222,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         highest = max(phases, key=lambda one: one.allocated_peak_bytes).device
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
-    lists = {name: tuple(found[name]) for name in ("ooms", "replaced")}
+    lists = {name: tuple(found[name]) for name in ("ooms", "replaced", "warnings")}
     others = {name: found[name] for name in ("num_steps", "values", "verification", "end") if name in found}
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
 

@@ -218,12 +218,12 @@ def profile_from_json(line: str | bytes) -> ProfileRecord:
     return ProfileRecord.model_validate_json(line)
 
 
-def append(path: str | Path, record: ProfileRecord) -> str | None:
+def append_profile(path: str | Path, record: ProfileRecord) -> str | None:
     """Add ``record`` as one whole line; see store.append, which raises StoreError and warns of a torn tail."""
     return store.append(path, record)
 
 
-def read(path_or_folder: str | Path) -> tuple[ProfileRecord, ...]:
+def read_profiles(path_or_folder: str | Path) -> tuple[ProfileRecord, ...]:
     """Every profile of a .jsonl file, or of all below a folder; lines of other kinds and torn tails are left out.
 
     Raises StoreError for a line that says it is a profile and is none.
@@ -234,6 +234,14 @@ def read(path_or_folder: str | Path) -> tuple[ProfileRecord, ...]:
         for number, line in _lines(file)
         if store.is_profile(line)
     )
+
+
+def last_profile(path_or_folder: str | Path) -> ProfileRecord:
+    """The last profile there. Raises StoreError where there is none."""
+    found = read_profiles(path_or_folder)
+    if not found:
+        raise StoreError(f"{path_or_folder} holds no profile; make one: vramprobe profile --save FILE.jsonl -- COMMAND")
+    return found[-1]
 
 
 def _lines(file: Path) -> Sequence[tuple[int, bytes]]:

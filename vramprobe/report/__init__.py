@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vramprobe.errors import StaleReport, StoreError
-from vramprobe.records import profile, store, table
+from vramprobe.records import store, table
+from vramprobe.records.profile import read_profiles
 from vramprobe.records.whole import read_whole
 from vramprobe.units import word_for
 
@@ -56,7 +57,7 @@ def build(
     from vramprobe.report.page.gather import read_claims
     from vramprobe.report.profiles import profiles_document
 
-    profiles = profile.read(results_path)
+    profiles = read_profiles(results_path)
     if profiles and not read_whole(results_path, allow_empty=True).records:
         return files_of(profiles_document(profiles, shlex.join(_words(results_path, out_dir))))
     rows = read_claims(Path(claims_path)) if claims_path is not None else []

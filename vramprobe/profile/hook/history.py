@@ -4,10 +4,10 @@ In: the dict of ``torch.cuda.memory._snapshot()`` under ``_record_memory_history
 for one device, and a file of it, whole or not at all. Stdlib alone: it runs in processes of others.
 """
 
+import contextlib
 import os
 import pickle
 from array import array
-from contextlib import suppress
 
 #: Words of device_traces → numbers of ``actions``; a ``snapshot`` does nothing to memory and is left out.
 ACTIONS = {
@@ -17,16 +17,16 @@ ACTIONS = {
 _ROUNDING_BYTES = 512
 
 
-def compact(snapshot, device):
+def compact(snapshot, device, hidden=()):
     """One device's history as arrays of one length, one value per event, and its stacks, each once.
 
     ``sizes`` are requested bytes; for segments what was taken from the device. ``stacks``: frames innermost first, as
     (file, line, function). ``alive_before``: (address, bytes, requested bytes, stack) of what was allocated before the
-    first event. Events are read once; 2 million take some seconds.
+    first event. ``hidden``: folders whose frames are left out. Events are read once; 2 million take some seconds.
     """
     traces = snapshot["device_traces"]
     kept = [entry for entry in (traces[device] if device < len(traces) else ()) if entry["action"] in ACTIONS]
-    stacks = _Stacks()
+    stacks = _Stacks(hidden)
     actions = array("b", [ACTIONS[entry["action"]] for entry in kept])
     addresses = array("Q", [entry.get("addr", 0) for entry in kept])
     sizes = array("q", [entry["size"] for entry in kept])
@@ -42,6 +42,7 @@ def compact(snapshot, device):
         "stacks_of": numbers,
         "stacks": list(stacks.known),
         "alive_before": before,
+        "allocator": {"alloc_conf": snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF")},
     }
 
 
@@ -56,7 +57,7 @@ def write(compacted, path):
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
 
@@ -64,8 +65,8 @@ def write(compacted, path):
 class _Stacks:
     """Stacks in the order in which they were first seen. torch hands out one list for all events of one traceback."""
 
-    def __init__(self):
-        self.known, self._by_list = {}, {}
+    def __init__(self, hidden):
+        self.known, self._by_list, self._hidden = {}, {}, hidden
 
     def number(self, frames):
         """The position of this stack in ``known``; -1 for none."""
@@ -73,7 +74,11 @@ class _Stacks:
             return -1
         number = self._by_list.get(id(frames))
         if number is None:
-            stack = tuple((frame["filename"], frame["line"], frame["name"]) for frame in frames)
+            stack = tuple(
+                (frame["filename"], frame["line"], frame["name"])
+                for frame in frames
+                if not frame["filename"].startswith(self._hidden)
+            )
             number = self._by_list[id(frames)] = self.known.setdefault(stack, len(self.known))
         return number
 

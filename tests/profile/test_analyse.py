@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, Script, rounded, training, write_launcher
 
-from vramprobe import profile
+from vramprobe.profile.analyse import analyse
 from vramprobe.profile.lifetimes import lives_of, spans_of
 from vramprobe.profile.places import NOWHERE, Places, pattern
 from vramprobe.profile.raw import read_run
@@ -23,7 +23,7 @@ def analysed(folder: Path, *scripts: Script, with_history: bool = True, **launch
     for script in scripts:
         script.write(folder, with_history=with_history)
     write_launcher(folder, **launcher)
-    return profile.analyse(folder)
+    return analyse(folder)
 
 
 def only(record: ProfileRecord) -> RankProfile:
@@ -349,7 +349,7 @@ def test_a_line_is_the_innermost_outside_torch_and_its_class_by_the_file(tmp_pat
     torch = "/env/site-packages/torch/nn/functional.py"
     stack = ((torch, 5, "relu"), (str(file), 8, "helper"), (torch, 9, "_call_impl"), (str(file), 4, "forward"),
              ("/work/train.py", 7, "<module>"))  # fmt: skip
-    places = Places([stack, ((torch, 5, "relu"),), (("/work/sub/train.py", 7, "<module>"),)], "/work/train.py")
+    places = Places([stack, ((torch, 5, "relu"),), (("/work/sub/train.py", 7, "<module>"),)], ["/work"])
     assert places.of(0).line == "models/a.py:8"
     assert (places.of(0).function, places.of(0).module) == ("helper", "Outer.forward")
     assert (places.of(1).line, places.of(1).module) == ("torch/nn/functional.py:5", None)

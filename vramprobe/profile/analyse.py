@@ -1,7 +1,7 @@
 """A run's raw files → its ProfileRecord.
 
-In: the folder of a run. Out: the record, without verdicts for other cards (cards.py). Runs nothing and looks at no
-device; what is missing is said in the record's warnings.
+In: the folder of a run, and cards to judge it by (cards.py). Out: the record. Runs nothing and looks at no device; what
+is missing is said in the record's warnings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vramprobe.catalog import gpu_seen
-from vramprobe.profile import ranks
+from vramprobe.profile import cards, ranks
 from vramprobe.profile.causes import causes_seen_from, composition
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.lifetimes import Span
@@ -40,19 +40,31 @@ _MAX_TAIL = 40  # last lines of stderr
 _BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def analyse(folder: Path) -> ProfileRecord:
-    """The profile of the run in ``folder``. Raises StoreError for files that are none of a run's."""
+def analyse(folder: Path, *, gpus: Sequence[str] | str | None = None) -> ProfileRecord:
+    """The profile of the run in ``folder``, with a verdict for each of ``gpus`` (``"all"``: of the catalog).
+
+    Raises StoreError for files that are none of a run's, UnknownName for a card.
+    """
     run = read_run(folder)
+    record = _record(run)
+    if gpus is None:
+        return record
+    return record.model_copy(update={"cards": cards.verdicts(run, record, gpus)})
+
+
+def _record(run: RawRun) -> ProfileRecord:
     launcher = run.launcher or {}
     warnings = list(run.warnings)
     found, seen_by_rank = [], []
     for raw in run.ranks:
         remarks = ranks.Remarks(name_of(raw))
-        seen = ranks.see(raw)
+        seen = ranks.see(raw, launcher.get("folder"))
         found.append(ranks.rank_profile(raw, seen, remarks))
         seen_by_rank.append(seen)
         if raw.end is None and run.launcher is not None:
             remarks.add("it was killed, or ended without a word; what it did until then is shown")
+        for said in raw.warnings:
+            remarks.add(said)
         warnings += remarks.texts
     warnings += _about_replaced(run.ranks)
     first = run.ranks[0] if run.ranks else None
@@ -166,17 +178,20 @@ def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]
     if launcher is None or launcher.get("ended_ns") is None:
         return ProfileLost(known=f"{len(run.ranks)} processes wrote until the command's end was no longer watched")
     status, number = launcher.get("exit_status"), launcher.get("signal")
-    tail = [str(line) for line in launcher.get("tail") or ()][-_MAX_TAIL:]
     if launcher.get("stopped") or (status == 0 and not number):
         if num_ooms:
             warnings.append(f"the card ran out {num_ooms} times and the program went on")
         return ProfileOk(stopped=bool(launcher.get("stopped")))
     for raw, history in zip(run.ranks, seen, strict=True):
         if raw.ooms and _ended_by(raw):
-            return _oom(raw, raw.ooms[-1], history, status, tail)
+            return _oom(raw, history, launcher)
     if number in _BY_SOMEBODY or status == 130:
         return ProfileInterrupted(signal=number)
-    return ProfileError(exit_status=status, signal=number, last_lines=tail)
+    return ProfileError(exit_status=status, signal=number, last_lines=_tail(launcher))
+
+
+def _tail(launcher: Mapping[str, Any]) -> list[str]:
+    return [str(line) for line in launcher.get("tail") or ()][-_MAX_TAIL:]
 
 
 def _ended_by(raw: RawRank) -> bool:
@@ -185,13 +200,15 @@ def _ended_by(raw: RawRank) -> bool:
     return last.step is None or raw.num_steps < last.step
 
 
-def _oom(raw: RawRank, last: RawOom, seen: ranks.Seen | None, status: int | None, tail: list[str]) -> ProfileOom:
-    place = Places((), ranks.script_of(raw.process)).of_stack(last.stack)
+def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> ProfileOom:
+    last = raw.ooms[-1]
+    place = Places((), ranks.homes_of(raw.process, launcher.get("folder"))).of_stack(last.stack)
     return ProfileOom(
         rank=raw.process.rank, requested_bytes=last.requested_bytes, allocated_bytes=last.allocated_bytes,
         reserved_bytes=last.reserved_bytes, free_bytes=last.free_bytes, total_bytes=last.total_bytes,
         phase=last.phase, step=last.step, line=place.line, function=place.function, module=place.module,
-        alive=None if seen is None else alive_at_oom(seen, last), exit_status=status, last_lines=tail,
+        alive=None if seen is None else alive_at_oom(seen, last), exit_status=launcher.get("exit_status"),
+        last_lines=_tail(launcher),
     )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from vramprobe import api
 from vramprobe.check import check
 from vramprobe.cli import display_profile
 from vramprobe.errors import StoreError, VramprobeError
-from vramprobe.profile import cards, diff, timeline
+from vramprobe.profile import diff, timeline
+from vramprobe.profile.analyse import analyse
 from vramprobe.records import profile as profiles
 from vramprobe.records import store
 from vramprobe.records.profile import ProfileRecord
@@ -89,7 +90,7 @@ def test_a_profile_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture
     script = training(argv=["/work/" + "x" * 100, "--a"])
     script.stacks = {(LONG,): 0, (): -1} | {(LONG, LONG): 1}
     record_of(tmp_path, script, command=["python", "train.py", *["--option-of-the-trainer"] * 9])
-    record = record.model_copy(update={"cards": cards.verdicts(tmp_path, record, "all")})
+    record = analyse(tmp_path, gpus="all")
     text = "\n".join(shown(record, capsys))
     for expected in (
         "emulated NVIDIA GeForce RTX 4090: real CUDA software on no GPU",
@@ -138,7 +139,6 @@ def test_rank_0_the_highest_and_the_spread_are_shown(tmp_path: Path, capsys: pyt
 
 def test_nothing_seen_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_launcher(tmp_path)
-
     assert any("no process used a GPU" in line for line in shown(analyse(tmp_path), capsys))
 
 
@@ -196,8 +196,9 @@ def test_no_timeline_without_a_history(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_one_line_and_back(tmp_path: Path) -> None:
-    record = record_of(tmp_path)
-    record = record.model_copy(update={"cards": cards.verdicts(tmp_path, record, ["L4"])})
+    record_of(tmp_path)
+    record = analyse(tmp_path, gpus=["L4"])
+    assert [one.gpu for one in record.cards] == ["L4"]
     line = record.to_json_line()
     assert "\n" not in line
     assert profiles.profile_from_json(line) == record

@@ -382,3 +382,17 @@ def test_what_was_reserved_and_never_allocated(tmp_path: Path) -> None:
     rank = only(analysed(tmp_path, training()))
     assert rank.peak is not None
     assert rank.fragmentation_bytes == rank.peak.reserved_bytes - rank.peak.allocated_bytes
+
+
+def test_a_script_started_by_its_name_is_read_where_it_was_started(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    places = Places([(("train.py", 4, "forward"),), ((str(tmp_path / "train.py"), 4, "forward"),)], [str(tmp_path)])
+    for number in (0, 1):
+        assert places.of(number).line == "train.py:4"
+        assert places.of(number).module == "Outer.forward"
+
+
+def test_what_the_hook_warns_of_is_told(tmp_path: Path) -> None:
+    script = training(rank=0)
+    script.say("warning", message="no two steps were alike")
+    assert "rank 0: no two steps were alike" in analysed(tmp_path, script).warnings

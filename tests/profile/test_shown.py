@@ -249,3 +249,18 @@ def test_a_report_of_profiles_alone(tmp_path: Path) -> None:
     assert "| train.py --lr 1 | 0 | ok | backward | 16.1 |" in page
     with pytest.raises(StoreError, match="holds no record"):
         store.read(folder)
+
+
+def test_the_last_profile_of_a_journal_counts(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    for folder in ("a", "b"):
+        profiles.append_profile(path, record := record_of(tmp_path / folder))
+    assert profiles.last_profile(path) == record
+    path.write_text("")
+    with pytest.raises(StoreError, match="holds no profile; make one: vramprobe profile"):
+        profiles.last_profile(path)
+
+
+def test_a_difference_is_json_with_what_grew(tmp_path: Path) -> None:
+    found = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", training(extra_bytes=1024)))
+    assert json.loads(found.model_dump_json())["tiers"][0]["grown_bytes"] == 1024

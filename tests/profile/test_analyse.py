@@ -9,7 +9,8 @@ from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, S
 
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.lifetimes import lives_of, spans_of
-from vramprobe.profile.places import NOWHERE, Places, pattern
+from vramprobe.profile.places import NOWHERE, Place, Places, pattern
+from vramprobe.profile.ranks import module_said
 from vramprobe.profile.raw import read_run
 from vramprobe.records.profile import ProfileRecord, RankProfile
 
@@ -396,3 +397,19 @@ def test_what_the_hook_warns_of_is_told(tmp_path: Path) -> None:
     script = training(rank=0)
     script.say("warning", message="no two steps were alike")
     assert "rank 0: no two steps were alike" in analysed(tmp_path, script).warnings
+
+
+def test_threads_of_autograd_have_no_line() -> None:
+    """Whoever intercepts operators there leaves torch's way to itself on the stack."""
+    dispatch = [("/env/site-packages/torch/_ops.py", 875, "__call__"), ("<string>", 1, "f")]
+    places = Places([tuple(dispatch), (*dispatch, ("/env/site-packages/torch/optim/adam.py", 7, "step"))])
+    assert places.of(0) == NOWHERE
+    assert places.of(1).line == "torch/optim/adam.py:7"
+
+
+@pytest.mark.parametrize(("place", "said"), [
+    (Place("models/a.py:8", "helper", "Outer.forward"), "Outer.forward"), (NOWHERE, "no Python line"),
+    (Place("models/a.py:8", "helper", None), "helper in a.py"), (Place("train.py:7", "<module>", None), "train.py"),
+])  # fmt: skip
+def test_a_module_has_a_name_anyway(place: Place, said: str) -> None:
+    assert module_said(place) == said

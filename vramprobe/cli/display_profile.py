@@ -187,8 +187,7 @@ def _print_blocks(console: Console, one: BlocksAlike) -> None:
     each = f" of {format_bytes(one.size_bytes)}{times}" if times else ""
     said = f"{one.cause.replace('_', ' ')}{each}{', ' if what else ''}{what}"
     _print_place(console, amount, said)
-    if one.line is not None:
-        _print_place(console, "", one.line)
+    _print_place(console, "", one.line or "no Python line, as on autograd's own threads")
 
 
 def _blocks_said(one: PlaceBytes) -> str:

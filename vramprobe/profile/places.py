@@ -22,6 +22,8 @@ _LIBRARY = re.compile(r".*/lib/python3\.\d+/")
 _BEHIND = re.compile(
     r"(?:torch|triton)/|.*/pytorch/torch/|.*/torchinductor_[^/]*/|(?:.*/)?vramprobe/(?:emulate|profile)/|<"
 )
+#: torch's way to who intercepts its operators: on autograd's threads nothing else is on the stack.
+_DISPATCH = re.compile(r"torch/(?:_ops|_library/.*|_compile|utils/_python_dispatch)\.py|<")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Places:
 
     def of_stack(self, stack: Stack) -> Place:
         """The innermost frame outside torch, or the innermost at all; the class is that of the first frame in one."""
+        stack = [frame for frame in stack if not _DISPATCH.match(self._short(frame[0]))]
         if not stack:
             return NOWHERE
         own = [frame for frame in stack if not _BEHIND.match(self._short(frame[0]))]

@@ -220,8 +220,11 @@ def _by_place(seen: Seen, moment: Moment) -> tuple[list[BlocksAlike], list[Place
 
 
 def module_said(place: Place) -> str:
-    """``LlamaMLP.forward``, the function where there is no class, or that there is no Python line."""
-    return place.module or place.function or "no Python line"
+    """``LlamaMLP.forward``, function or file where there is no class, or that there is no Python line."""
+    if place.line is None or place.module is not None:
+        return place.module or "no Python line"
+    file = place.line.rpartition(":")[0]
+    return file if place.function == "<module>" else f"{place.function} in {file.rpartition('/')[2]}"
 
 
 def line_said(place: Place) -> str:

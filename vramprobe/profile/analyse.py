@@ -37,6 +37,7 @@ from vramprobe.records.record import Composition, Emulation, ValueRead, Verifica
 #: A record names so many lines that read values, those that could have steered the program first.
 MAX_READS = 40
 _MAX_TAIL = 40  # last lines of stderr
+_AT_WORK = ("forward", "backward", "optimizer_step", "evaluation", "generation")
 _BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -195,9 +196,11 @@ def _tail(launcher: Mapping[str, Any]) -> list[str]:
 
 
 def _ended_by(raw: RawRank) -> bool:
-    """Whether the last OOM was the end: no later step was begun than the one that it happened in."""
+    """Whether the last OOM was the end: nothing of a training was begun after it."""
     last = raw.ooms[-1]
-    return last.step is None or raw.num_steps < last.step
+    return not any(
+        phase.name in _AT_WORK and last.time_ns is not None and phase.start_ns > last.time_ns for phase in raw.phases
+    )
 
 
 def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> ProfileOom:

@@ -64,6 +64,7 @@ class RawPhase:
 class RawOom:
     """An OutOfMemoryError as it was raised, caught by the program or not; ``stack`` innermost first."""
 
+    time_ns: int | None = None
     requested_bytes: int | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None

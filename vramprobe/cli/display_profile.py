@@ -151,7 +151,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
     if rank.num_alloc_retries:
         console.print(f"     {rank.num_alloc_retries} times the cache was given back for want of room")
     console.print(f"steps: {rank.num_steps}{_repeats(rank)}")
-    if rank.at_peak is not None:
+    if rank.at_peak is not None and rank.at_peak != getattr(record.outcome, "alive", None):  # that is shown already
         console.print(
             f"\nalive in {escape(rank.at_peak_of or '')}, {format_bytes(rank.at_peak.total_bytes)} requested:"
         )

@@ -126,6 +126,30 @@ def test_what_an_earlier_step_left_is_other(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_what_a_forward_makes_for_good_is_other(tmp_path: Path) -> None:
+    """As DDP's buckets in the second step: no later step frees it. What is kept into the next step is still saved."""
+    script = Script()
+    for step in (1, 2, 3):
+        with script.phase("forward", step):
+            if step == 2:
+                script.alloc(0x50000, 7000)
+                script.alloc(0x60000, 900)
+            script.alloc(0x1000, 100)
+        with script.phase("backward", step):
+            script.free(0x1000)
+            if step == 3:
+                script.free(0x60000)
+            elif step == 2:
+                script.alloc(0x70000, 33)
+                script.alloc(0x80000, 5000)
+                script.free(0x80000)
+    at_peak = only(analysed(tmp_path, script)).at_peak
+    assert at_peak is not None
+    assert {name: size for name, size in at_peak.parts().items() if size} == {
+        "saved_activations_bytes": 900, "temporaries_bytes": 5000, "other_bytes": 7000 + 33,
+    }  # fmt: skip
+
+
 def test_a_storage_inside_a_block_is_its_owner(tmp_path: Path) -> None:
     """As of a flat parameter's part; one on another card or the host lies in no block."""
     script = Script()

@@ -132,7 +132,7 @@ def _print_ranks(console: Console, record: ProfileRecord) -> None:
             f"in {_phase(peak)}"
         )  # fmt: skip
         highest = ", the highest" if rank is top else ""
-        console.print(f"  {_name(rank)}{highest}: {escape(said)}")
+        _print_folded(console, "", f"  {_name(rank)}{highest}: {said}", 0, 4)
     if record.allocated_spread_bytes is not None:
         console.print(f"  spread: {format_bytes(record.allocated_spread_bytes)} between the lowest and the highest")
 

@@ -77,8 +77,9 @@ def causes_seen_from(lives: Lives, spans: Sequence[Span], owners: Owners, span: 
     """The cause of each block, a position in CAUSES, as seen from the step of ``span``.
 
     What nobody holds: made in one of the step's forwards and alive at its end, it is a saved activation; older than the
-    first of them (a batch, a workspace), other; else temporary. Outside the steps (load, evaluation) what outlives the
-    phase is other, too.
+    first of them (a batch, a workspace), other; else temporary. What outlives the next step, too, is neither saved nor
+    temporary but other (DDP's buckets, a library's workspace), and so is what outlives a phase outside the steps (load,
+    evaluation).
     """
     of_step = [one for one in spans if span.phase.step is not None and one.phase.step == span.phase.step] or [span]
     start = next((one for one in of_step if one.phase.name == "forward"), of_step[0]).start
@@ -88,8 +89,9 @@ def causes_seen_from(lives: Lives, spans: Sequence[Span], owners: Owners, span: 
             saved = (lives.starts >= one.start) & (lives.starts < one.stop) & (lives.ends >= one.stop)
             causes[saved] = CAUSES.index("saved_activations")
     causes[lives.starts < start] = CAUSES.index("other")
-    if span.phase.step is None:
-        causes[lives.ends >= span.stop] = CAUSES.index("other")
+    of_next = [one.stop for one in spans if span.phase.step is not None and one.phase.step == span.phase.step + 1]
+    for stop in [span.stop] if span.phase.step is None else of_next[-1:]:
+        causes[lives.ends >= stop] = CAUSES.index("other")
     return np.where(owners.causes == _NONE, causes, owners.causes)
 
 

@@ -64,6 +64,16 @@ def test_a_line_that_moved_did_not_grow(tmp_path: Path) -> None:
     assert diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", moved)).lines == ()
 
 
+def test_a_line_that_moved_and_grew_is_one_line(tmp_path: Path) -> None:
+    moved = training(extra_bytes=1024)
+    moved.stacks = {
+        tuple((file, line + (0 if "torch" in file else 7), name) for file, line, name in stack): number
+        for stack, number in moved.stacks.items()
+    }
+    (found,) = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", moved)).lines
+    assert (found.what, found.grown_bytes) == ("models/llama.py:10 forward (saved activations)", 1024)
+
+
 def test_what_makes_two_hard_to_compare_is_said(tmp_path: Path) -> None:
     other = record_of(tmp_path / "b", training(torch="2.12.0", rank=0), training(200, rank=1, torch="2.12.0"))
     said = diff.compare(record_of(tmp_path / "a"), other).warnings

@@ -7,13 +7,15 @@ the two peaks are compared, which need not be in one phase: both phases are name
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
 from vramprobe.records.profile import ProfileRecord, RankProfile
 from vramprobe.records.record import Composition
+
+Place = tuple[str, str]  # "file:line function", cause
+_LINE = re.compile(r":(\d+) ")
 
 
 class _Frozen(BaseModel):
@@ -38,7 +40,7 @@ class Change(_Frozen):
 
 class Difference(_Frozen):
     """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
-    largest change first; a line that moved within its file is the same line where its function and cause are.
+    largest change first; a line that moved within its function is the same one.
     ``warnings``: what makes the two hard to compare.
     """
 
@@ -87,35 +89,37 @@ def _lines(one: RankProfile | None, other: RankProfile | None) -> list[Change]:
     if one is None or other is None or one.at_peak is None or other.at_peak is None:
         return []
     before, after = _by_place(one), _by_place(other)
-    # What moved within its file without growing is no change, so functions are compared before lines are.
-    same = {kind for kind in _by_function(before) if _by_function(before)[kind] == _by_function(after).get(kind)}
+    before = {_moved_to(place, before, after): size for place, size in before.items()}
     found = []
     for place in dict.fromkeys([*before, *after]):
         sizes = before.get(place, 0), after.get(place, 0)
-        if sizes[0] != sizes[1] and _function(place) not in same:
-            found.append(
-                Change(what=f"{place[0]} ({place[1].replace('_', ' ')})", before_bytes=sizes[0], after_bytes=sizes[1])
-            )
+        if sizes[0] != sizes[1]:
+            what = f"{place[0]} ({place[1].replace('_', ' ')})"
+            found.append(Change(what=what, before_bytes=sizes[0], after_bytes=sizes[1]))
     return sorted(found, key=lambda change: (-abs(change.grown_bytes or 0), change.what))
 
 
-Place = tuple[str, str]  # "file:line function", cause
+def _moved_to(place: Place, before: Mapping[Place, int], after: Mapping[Place, int]) -> Place:
+    """Where a line is now: in a function, the lines that only one side has are the same in their order."""
+    gone, new = (
+        sorted((one for one in side if one not in others and _function(one) == _function(place)), key=_number)
+        for side, others in ((before, after), (after, before))
+    )
+    return new[gone.index(place)] if place in gone and len(gone) == len(new) else place
 
 
 def _by_place(rank: RankProfile) -> dict[Place, int]:
     return {(one.place, one.cause or ""): one.num_bytes for one in rank.by_line}
 
 
-def _by_function(places: Mapping[Place, int]) -> Counter[Place]:
-    found: Counter[Place] = Counter()
-    for place, size in places.items():
-        found[_function(place)] += size
-    return found
-
-
 def _function(place: Place) -> Place:
     """The place without the number of its line."""
-    return re.sub(r":\d+ ", " ", place[0]), place[1]
+    return _LINE.sub(" ", place[0]), place[1]
+
+
+def _number(place: Place) -> int:
+    found = _LINE.search(place[0])
+    return int(found[1]) if found else 0
 
 
 def _warnings(before: ProfileRecord, after: ProfileRecord) -> Iterator[str]:

@@ -188,3 +188,42 @@ def test_the_rank_that_needs_the_most_decides(tmp_path: Path) -> None:
     for rank, size in enumerate((GIB, 7 * GIB, 2 * GIB)):
         run(tmp_path, GIB, size, pid=100 + rank, rank=rank)
     assert verdict(tmp_path, "RTX-3090").reserved_bytes == 8 * GIB
+
+
+def test_a_replay_that_misses_the_run_itself_is_trusted_less(tmp_path: Path) -> None:
+    """torch reserved 1 GiB more than the replay: what lies within that of the card's end is unknown."""
+    script = Script(device_name="NVIDIA GeForce RTX 3090", capability=[8, 6])
+    with script.phase("load"):
+        script.alloc(1 << 36, 22 * GIB)
+        script.reserved_peak += GIB
+    script.say("end", why="exit", num_alloc_retries=0, num_ooms=0)
+    script.write(tmp_path)
+    write_launcher(tmp_path)
+    assert USABLE_3090 - 22 * GIB > GIB
+    assert verdict(tmp_path, "RTX-3090").verdict == "fits"
+    script.lines[1]["reserved_peak_bytes"] += GIB
+    script.write(tmp_path)
+    assert verdict(tmp_path, "RTX-3090").verdict == "unknown"
+
+
+def test_settings_that_are_not_modelled_leave_the_counters(tmp_path: Path) -> None:
+    script = Script()
+    with script.phase("load"):
+        script.alloc(1 << 36, GIB)
+    history = script.history() | {"allocator": {"alloc_conf": "backend:cudaMallocAsync"}}
+    script.history = lambda: history  # type: ignore[method-assign]
+    script.write(tmp_path)
+    write_launcher(tmp_path)
+    assert verdict(tmp_path, "RTX-3090").verdict == "fits"
+
+
+def test_frees_of_what_nobody_requested_are_passed_over(tmp_path: Path) -> None:
+    script = Script()
+    with script.phase("load"):
+        script.alloc(1 << 36, GIB)
+        script.free(1 << 36)
+        for action in ("free_requested", "free_completed", "free_completed"):
+            script.event(action, 1 << 36, GIB)
+    script.write(tmp_path)
+    write_launcher(tmp_path)
+    assert verdict(tmp_path, "RTX-3090").reserved_bytes == GIB

@@ -8,11 +8,13 @@ would ask for is not what was seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vramprobe.catalog import gpu_seen, list_gpus
 from vramprobe.catalog.gpus import Gpu, find_gpu
 from vramprobe.emulate.cards import card_properties
+from vramprobe.errors import SpecError
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.records.profile import CardVerdict, ProfileRecord
@@ -48,7 +50,8 @@ class Requests:
     """One rank's requests and frees; ``unlimited_bytes``: the reserved peak on a card without end.
 
     ``events``: (action, name, bytes, stream); what could not be served is the last of them where the run ended by it.
-    Null where the history does not begin with an empty allocator: then there are the counters alone.
+    Null where the history does not begin with an empty allocator, or its settings are not modelled: then there are the
+    counters alone. ``error_bytes``: by how much the replay of the run itself misses torch's own reserved peak.
     """
 
     needed_bytes: int  # allocated at most, and what the run ended by asking for
@@ -56,6 +59,7 @@ class Requests:
     events: list[tuple[int, int, int, int]] | None
     config: AllocatorConfig
     unlimited_bytes: int | None
+    error_bytes: int
     ended_by_oom: bool
     went_on_after_oom: bool
 
@@ -73,18 +77,20 @@ def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Requests | None:
 
 
 def _sequence(raw: RawRank, ended_by_oom: bool) -> Requests:
-    history = raw.history
-    config = parse_alloc_conf((history.allocator.get("alloc_conf") or "") if history else "")
-    events = None
+    history, events, config = raw.history, None, AllocatorConfig()
     if history is not None and history.traced == "all" and not history.alive_before:
-        events = _events(raw, history, ended_by_oom)
+        with suppress(SpecError):  # as of the cudaMallocAsync backend
+            config = parse_alloc_conf(history.allocator.get("alloc_conf") or "")
+            events = _events(raw, history, ended_by_oom)
     needed = max(phase.allocated_peak_bytes for phase in raw.phases)
     if ended_by_oom and raw.ooms:
         needed = max(needed, (raw.ooms[-1].allocated_bytes or 0) + (raw.ooms[-1].requested_bytes or 0))
+    reserved = max(phase.reserved_peak_bytes or 0 for phase in raw.phases)
     unlimited = None if events is None else _replayed(events, config, Device())
+    was_at_ease = raw.end is not None and raw.end.num_alloc_retries == 0 and not raw.ooms
     return Requests(
-        needed_bytes=needed,
-        reserved_bytes=max(phase.reserved_peak_bytes or 0 for phase in raw.phases), events=events, config=config,
+        needed_bytes=needed, reserved_bytes=reserved, events=events, config=config,
+        error_bytes=abs(unlimited.reserved_bytes - reserved) if unlimited is not None and was_at_ease else 0,
         unlimited_bytes=None if unlimited is None else unlimited.reserved_bytes,
         ended_by_oom=ended_by_oom, went_on_after_oom=bool(raw.ooms) and not ended_by_oom,
     )  # fmt: skip
@@ -96,7 +102,9 @@ def _events(raw: RawRank, history: RawHistory, ended_by_oom: bool) -> list[tuple
     Segments that were given back for want of room are left for the replay to find; the others were given back on
     request (``empty_cache``).
     """
-    events, names, count, last = [], {}, 0, None
+    events, count, last = [], 0, None
+    alive: dict[int, int] = {}
+    awaiting: dict[int, int] = {}
     segments = _Segments(raw)
     columns = (history.actions, history.addresses, history.sizes, history.streams)
     for action, address, size, stream in zip(*columns, strict=True):
@@ -107,13 +115,15 @@ def _events(raw: RawRank, history: RawHistory, ended_by_oom: bool) -> list[tuple
             events.append((_EMPTY_CACHE, 0, 0, 0))
         if action == _ALLOC:
             count += 1
-            names[address] = count
+            alive[address] = count
             events.append((action, count, size, stream))
         elif action == _OOM:
             if ended_by_oom:
                 last = [*events, (_ALLOC, _LAST, size, stream)]
-        elif address in names:
-            events.append((action, names[address], 0, 0))
+        elif (name := (alive if action == _REQUESTED else awaiting).pop(address, None)) is not None:
+            events.append((action, name, 0, 0))
+            if action == _REQUESTED:
+                awaiting[address] = name
     return events if last is None else last
 
 
@@ -184,7 +194,7 @@ def _verdict(gpu: Gpu, record: ProfileRecord, sequence: Requests | None) -> Card
     if sequence.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
     usable = card.total_bytes - (record.context_bytes or _assumed_context_bytes())
-    return _judged(gpu, usable, sequence, margin=0 if is_own else MARGIN_BYTES)
+    return _judged(gpu, usable, sequence, margin=sequence.error_bytes + (0 if is_own else MARGIN_BYTES))
 
 
 def _assumed_context_bytes() -> int:

@@ -165,7 +165,7 @@ def test_a_simulated_runs_peak_and_its_parts_are_the_records(options: dict[str, 
     simulation = simulate_cell(make_spec(**options), depth="full")
     record, timeline = simulation.record, timeline_of(simulation.record, simulation.history, max_columns=120)
     steady = [phase for phase in record.phases if phase.step == 2]
-    peaks = [getattr(phase, f"{timeline.tier}_peak_bytes") for phase in steady]
+    peaks = [getattr(phase, f"{timeline.subject.tier}_peak_bytes") for phase in steady]
     assert timeline.peak_bytes == max(peaks)
     assert [span.peak_bytes for span in timeline.phases] == peaks
     at_peak = record.ledger.at_peak.parts()
@@ -263,7 +263,7 @@ def test_reserved_memory_is_drawn_where_it_is_known() -> None:
     assert page(known).count('<path class="reserved"') == 4 + 1  # and the legend's
     assert page(unknown).count('<path class="reserved"') == 0
     assert "3.00 GiB" in page(known)
-    assert (known.tier, unknown.tier) == ("requested", "allocated")
+    assert (known.subject.tier, unknown.subject.tier) == ("requested", "allocated")
     assert "With the allocator&#x27;s rounding 1 B allocated." in page(known)
     drawn = [imread(io.BytesIO(picture(one, "png"))) for one in (known, unknown)]
     assert [one.shape for one in drawn] == [(630, 1125, 4)] * 2

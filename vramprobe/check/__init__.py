@@ -20,6 +20,7 @@ from vramprobe.check.one_record import RULES_OF_A_MEASUREMENT, RULES_OF_A_RECORD
 from vramprobe.check.several_records import RULES_OF_SEVERAL, attempts_by_context, duplicates
 from vramprobe.errors import StoreError
 from vramprobe.records import store
+from vramprobe.records.profile import read_profiles
 from vramprobe.records.record import RunRecord
 
 
@@ -100,13 +101,15 @@ def _finding(rule: Callable[..., Any], severity: Severity, where: str, message: 
 
 
 def readable(file: Path) -> tuple[Sequence[RunRecord], list[Doubt]]:
-    """Every line is a record of a format this version knows; a killed writer's torn last line is only worth a word."""
+    """Every line is a record, or a profile, of a format this version knows; a killed writer's torn last line is only
+    worth a word.
+    """
     try:
-        contents = store.read(file, allow_empty=True)
+        contents, profiles = store.read(file, allow_empty=True), read_profiles(file)
     except StoreError as error:
         return (), [("error", f"{error}. Nothing in this file was checked any further")]
     doubts: list[Doubt] = []
-    if not contents.records and not contents.unfinished:
+    if not contents.records and not contents.unfinished and not profiles:
         doubts.append(("error", "the file holds no record; delete it, or run its sweep"))
     if contents.torn_tail is not None:
         doubts.append(("warning", f"{contents.torn_tail}; resume the sweep, or delete that piece of a line"))

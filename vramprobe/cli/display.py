@@ -91,20 +91,20 @@ def print_record(record: RunRecord) -> None:
     if ledger.at_peak is not None:
         console.print(f"\nalive at the peak, {format_bytes(ledger.at_peak.total_bytes)}:")
         parts = {name.removesuffix("_bytes"): size for name, size in ledger.at_peak.parts().items()}
-        _print_bars(console, parts)
+        print_bars(console, parts)
     console.print("\nby phase (last step):")
     last_step = max(phase.step or 0 for phase in record.phases)
     steady = {phase.name: phase.allocated_peak_bytes for phase in record.phases if phase.step == last_step}
-    _print_bars(console, steady, shares=False)
+    print_bars(console, steady, shares=False)
     console.print(f"\nload peak {format_bytes(peak.load_allocated_bytes)}", end="")
     if record.timing and record.timing.step_seconds:
         console.print(f", step {statistics.median(record.timing.step_seconds):.2f} s untraced", end="")
     console.print()
     if record.emulation is not None:
-        _print_values(console, record.emulation)
+        print_values(console, record.emulation)
 
 
-def _print_values(console: Console, emulation: Emulation) -> None:
+def print_values(console: Console, emulation: Emulation) -> None:
     """Who read values that the emulated card did not compute, and whether other values would allocate otherwise."""
     if emulation.num_reads:
         steering = [read for read in emulation.reads if read.could_have_steered]
@@ -168,7 +168,7 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         if tier is not None:
             low, high = format_bytes(tier.low), format_bytes(tier.high)
             console.print(f"     {format_bytes(tier.value)} {name.removesuffix('_bytes')} ({low} to {high})")
-    _print_bars(console, prediction.terms)
+    print_bars(console, prediction.terms)
     if (fit := prediction.fit) is not None:
         mean = fit.mean_absolute_error
         error = "" if mean is None else f", {_percent(mean)} off on a model left out"
@@ -379,7 +379,7 @@ def _percent(share: float) -> str:
     return f"{share:.3%}" if share >= 1e-5 or share == 0 else "≤ 0.001%"
 
 
-def _print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:
+def print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:
     top = max(sizes.values(), default=0) or 1
     width = max(map(len, sizes), default=0)
     total = sum(sizes.values()) or 1

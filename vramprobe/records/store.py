@@ -1,8 +1,8 @@
 """The append-only journal: a line when an attempt starts, its record when it ends; synced, repaired, never rewritten.
 
-In: Started lines and RunRecords, one at a time. Out: what a file or folder holds. Never changes or drops a line already
-written; the torn tail of a killed writer is moved to ``<file>.torn``. What a resumed sweep does with it:
-sweep/resume.py.
+In: Started lines and RunRecords, one at a time (and profiles of commands, which records/profile.py reads). Out: what a
+file or folder holds of cells. Never changes or drops a line already written; the torn tail of a killed writer is moved
+to ``<file>.torn``. What a resumed sweep does with it: sweep/resume.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -29,6 +30,7 @@ FINISHED = ("ok", "oom", "invalid")
 #: Outcomes that are nobody's failure: a result, or a cell that is still to be run.
 NOT_FAILED = ("ok", "oom", "skipped", "interrupted")
 _READ_BLOCK_BYTES = 2**16
+_HEAD_BYTES = 200  # of a line: its format and its kind stand there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,16 @@ class StoreContents:
     files: tuple[Path, ...]
 
 
-def append(path: str | Path, entry: RunRecord | Started) -> str | None:
+class Entry(Protocol):
+    """What a journal has as a line."""
+
+    @property
+    def attempt_id(self) -> str: ...
+
+    def to_json_line(self) -> str: ...
+
+
+def append(path: str | Path, entry: Entry) -> str | None:
     """Add ``entry`` as one whole line, synced to disk; null, or a warning when a torn tail was moved away first.
 
     A write that fails half-way is cut off again, so the file stays clean. Raises StoreError (a full disk, no
@@ -191,6 +202,17 @@ def is_whole(tail: bytes) -> bool:
     return True
 
 
+def is_profile(line: bytes) -> bool:
+    """Whether a line is the profile of a command (records/profile.py), which may stand among a sweep's records."""
+    if b'"profile"' not in line[:_HEAD_BYTES]:
+        return False
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == "profile"
+
+
 def _end_of_last_line(descriptor: int, size: int) -> int:
     end = size
     while end > 0:
@@ -246,7 +268,7 @@ def require_journal(path: str | Path) -> None:
         )
 
 
-def _rescued(line: bytes, entry: RunRecord | Started) -> str:
+def _rescued(line: bytes, entry: Entry) -> str:
     """Where a record went that could not be stored: the temporary folder, if that has room. What was measured stays."""
     if isinstance(entry, Started):
         return ""  # nothing was measured yet
@@ -295,7 +317,11 @@ def _entries_of(file: Path) -> tuple[list[RunRecord | Started], str | None]:
     *lines, tail = content.split(b"\n")
     if is_whole(tail):
         lines, tail = [*lines, tail], b""
-    entries = [read_line(line, file, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    entries = [
+        read_line(line, file, number)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and not is_profile(line)
+    ]
     return entries, describe_torn_tail(file, len(tail)) if tail else None
 
 

@@ -40,7 +40,7 @@ def _place(contents: store.StoreContents, record: RunRecord) -> str:
     """File and line of a record."""
     for file in contents.files:
         for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
-            if line.strip() and store.is_whole(line):
+            if line.strip() and store.is_whole(line) and not store.is_profile(line):
                 entry = store.read_line(line, file, number)
                 if isinstance(entry, RunRecord) and entry.attempt_id == record.attempt_id:
                     return f"{file}, line {number}"

@@ -1,8 +1,8 @@
 """Results, and a fit when there is one → tables (Markdown, CSV, LaTeX, HTML), plots and a page with a calculator.
 
-In: a results file or folder, and a MemoryModel. Out: files, the same bytes each time, each with the command that
-rebuilds it. Never measures or fits, stays this side of the torch line, and hides nothing measured: failures have their
-own table. What was simulated is no measurement and is left out, with a count.
+In: a results file or folder, of cells, profiles or both, and a MemoryModel. Out: files, the same bytes each time, each
+with the command that rebuilds it. Never measures or fits, stays this side of the torch line, and hides nothing
+measured: failures have their own table. What was simulated is no measurement and is left out, with a count.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from vramprobe.errors import StaleReport, StoreError
 from vramprobe.records import store, table
+from vramprobe.records.profile import read_profiles
 from vramprobe.records.whole import read_whole
 from vramprobe.units import word_for
 
@@ -54,10 +55,15 @@ def build(
     from vramprobe.report import plots
     from vramprobe.report.formats import files_of
     from vramprobe.report.page.gather import read_claims
+    from vramprobe.report.profiles import profiles_document
 
+    profiles = read_profiles(results_path)
+    if profiles and not read_whole(results_path, allow_empty=True).records:
+        return files_of(profiles_document(profiles, shlex.join(_words(results_path, out_dir))))
     rows = read_claims(Path(claims_path)) if claims_path is not None else []
     material = gather(results_path, out_dir, model, fit_path, claims_path)
     drawn, made, word = drawings(material), documents(material), word_for(material.records[0].instrument)
+    made += [profiles_document(profiles, material.command)] if profiles else []
     files: dict[str, bytes] = {"index.html": _index(material, made, drawn, rows)}
     for document in made:
         pictures = [plots.PICTURES[name].about(word) for name in drawn if plots.ON_PAGE[name] == document.name]
@@ -65,6 +71,10 @@ def build(
     for images in drawn.values():
         files |= images
     return files
+
+
+def _words(results_path: str | Path, out_dir: str | Path) -> list[str]:
+    return ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
 
 
 def _index(
@@ -97,7 +107,7 @@ def gather(
             "is of measurements; run the cells first"
         )
     table.require_comparable(measured)
-    words = ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
+    words = _words(results_path, out_dir)
     words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
     words += ["--claims", str(claims_path)] if claims_path is not None else []
     num_simulated = len(contents.records) - len(measured)

@@ -1,7 +1,8 @@
-"""A simulated run → live memory over one of its steps, by cause; timeline_file.py makes a page or a picture of it.
+"""A run → live memory over one of its steps, by cause; timeline_file.py makes a page or a picture of it.
 
-In: a record and its History. Out: a frozen Timeline of about MAX_COLUMNS columns at most; each shows the highest moment
-of its events, so that no peak is lost to the byte. Never simulates anything; needs no torch.
+In: a simulated record, or a Subject (profile/timeline.py), and its History. Out: a frozen Timeline of about MAX_COLUMNS
+columns at most; each shows the highest moment of its events, so that no peak is lost to the byte. Never simulates
+anything; needs no torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from vramprobe.errors import VramprobeError
 from vramprobe.records.record import RunRecord
 from vramprobe.simulate.history import CAUSES
+from vramprobe.units import word_for
 
 if TYPE_CHECKING:
     from vramprobe.simulate.history import History
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 1500
 #: From the bottom: what stands between two steps, then what comes and goes.
 STACK = ("weights", "optimizer_state", "batch", "other", "gradients", "saved_activations", "temporaries")
+#: What a timeline's numbers are, by their word (units.word_for).
+SAID = {
+    "simulated": "simulated on fake tensors: predicted, not measured",
+    "emulated": "emulated: the real CUDA software on no GPU",
+    "measured": "measured on the GPU that is named",
+}
 _NUM_LARGEST = 5
 _HEADROOM = 1.05
 _MIN_SHARE = 0.07  # of the width for each phase, so that an optimizer's step of two events can be seen and named
@@ -53,19 +61,33 @@ class Alike:
     num_blocks: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a timeline is of. ``word``: what its numbers are called (units.word_for); ``footer``: what made them.
+
+    ``allocated_bytes``: the peak with the allocator's rounding, where ``tier`` of the timeline is without.
+    """
+
+    name: str
+    word: str
+    footer: str
+    step: int | None  # null for what is outside the steps, as load
+    tier: str
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+
 @dataclass(frozen=True)
 class Timeline:
     """One step; arrays have a value, or a row, per column.
 
     ``live_bytes``: columns × causes, as in ``causes`` (from the bottom of the stack). ``events``: how many of the step
     have happened at the moment that a column shows. ``edges``: where columns begin and end, from 0 to 1, one more than
-    columns. ``largest``: the largest blocks alive then. ``tier``: of the bytes, allocated, or requested where the
-    allocator's rounding is known apart.
+    columns. ``largest``: the largest blocks alive then. The bytes are of ``subject.tier``: allocated, or requested
+    where the allocator's rounding is known apart.
     """
 
-    record: RunRecord
-    step: int
-    tier: str
+    subject: Subject
     causes: tuple[str, ...]
     live_bytes: np.ndarray
     events: np.ndarray
@@ -113,6 +135,24 @@ def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_C
     marks = [mark for mark in history.marks if mark.step == step]
     if not marks or marks[-1].name != "zero_grad":
         raise VramprobeError(f"there is no timeline: {record.outcome.kind} before the end of step {step}")
+    subject = Subject(
+        name=record.cell_id, word=word_for(record.instrument), footer=_footer(record), step=step,
+        tier="allocated" if all(phase.requested_peak_bytes is None for phase in record.phases) else "requested",
+        allocated_bytes=record.peak.allocated_bytes if record.peak else None,
+        reserved_bytes=record.peak.reserved_bytes if record.peak else None,
+    )  # fmt: skip
+    reserved = {(one.name, one.step, one.micro_step): one.reserved_peak_bytes for one in record.phases}
+    return timeline_over(
+        subject, history, marks, [reserved.get((mark.name, mark.step, mark.micro_step)) for mark in marks],
+        has_micro_steps=(record.spec.grad_accum or 1) > 1, max_columns=max_columns,
+    )  # fmt: skip
+
+
+def timeline_over(
+    subject: Subject, history: History, marks: Sequence[PhaseMark], reserved_peaks: Sequence[int | None], *,
+    has_micro_steps: bool, max_columns: int = MAX_COLUMNS,
+) -> Timeline:  # fmt: skip
+    """The phases ``marks``, which follow each other, with the highest reserved bytes of each where they are known."""
     history = _with_ordered_frees(history)
     by_cause = [np.cumsum(np.where(history.causes == index, history.size_bytes, 0)) for index in range(len(CAUSES))]
     totals = np.cumsum(history.size_bytes)
@@ -123,17 +163,21 @@ def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_C
     causes = tuple(cause for cause in STACK if live[cause].any())
     first, stop = marks[0].events.start, marks[-1].events.stop
     return Timeline(
-        record=record,
-        step=step,
-        tier="allocated" if all(phase.requested_peak_bytes is None for phase in record.phases) else "requested",
+        subject=subject,
         causes=causes,
         live_bytes=np.stack([live[cause] for cause in causes], axis=1),
         events=at + 1 - first,
         num_events=stop - first,
         edges=_edges(_shares(marks), [len(one) for one in moments]),
-        phases=_spans(record, marks, [len(one) for one in moments], totals),
+        phases=_spans(marks, [len(one) for one in moments], totals, reserved_peaks, has_micro_steps=has_micro_steps),
         largest=_largest(history, at),
     )
+
+
+def _footer(record: RunRecord) -> str:
+    versions = record.environment.versions
+    known = [f"{package} {versions[package]}" for package in ("vramprobe", "torch") if versions.get(package)]
+    return f"{', '.join(known)}; cell {record.fingerprint}, device {record.spec.device}"
 
 
 def _with_ordered_frees(history: History) -> History:
@@ -185,22 +229,22 @@ def _edges(shares: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 def _spans(
-    record: RunRecord, marks: Sequence[PhaseMark], counts: Sequence[int], totals: np.ndarray
-) -> tuple[Span, ...]:
-    reserved = {(one.name, one.step, one.micro_step): one.reserved_peak_bytes for one in record.phases}
+    marks: Sequence[PhaseMark], counts: Sequence[int], totals: np.ndarray, reserved_peaks: Sequence[int | None], *,
+    has_micro_steps: bool,
+) -> tuple[Span, ...]:  # fmt: skip
     spans, first = [], 0
-    for mark, count in zip(marks, counts, strict=True):
+    for mark, count, reserved in zip(marks, counts, reserved_peaks, strict=True):
         moments = _moments(mark)
         spans.append(
             Span(
                 name=mark.name,
-                micro_step=mark.micro_step if (record.spec.grad_accum or 1) > 1 else None,
+                micro_step=mark.micro_step if has_micro_steps else None,
                 first=first,
                 stop=first + count,
                 num_events=len(mark.events),
                 peak_bytes=int(totals[moments.start : moments.stop].max()),
                 end_bytes=int(totals[moments.stop - 1]),
-                reserved_peak_bytes=reserved.get((mark.name, mark.step, mark.micro_step)),
+                reserved_peak_bytes=reserved,
             )
         )
         first += count

@@ -12,7 +12,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from vramprobe.report.timeline import Span, Timeline
+from vramprobe.report.timeline import SAID, Span, Timeline
 from vramprobe.units import format_bytes, unit_of
 
 _SIZE = 10_000  # of the drawing, both ways; it is stretched to the page
@@ -41,7 +41,9 @@ def page(timeline: Timeline) -> str:
     unit, unit_bytes = unit_of(peak)
     scale, words = timeline.scale_bytes, _Words(timeline)
     fields = {
-        "title": escape(timeline.record.cell_id),
+        "title": escape(timeline.subject.name),
+        "word": timeline.subject.word,
+        "about": escape(SAID[timeline.subject.word][0].upper() + SAID[timeline.subject.word][1:]),
         "summary": escape(_summary(timeline)),
         "unit": unit,
         "last_column": str(len(timeline.live_bytes) - 1),
@@ -63,7 +65,7 @@ def page(timeline: Timeline) -> str:
             for size, cause in words.blocks(column)
         ),
         "phases": _phase_rows(timeline),
-        "footer": escape(_footer(timeline)),
+        "footer": escape(timeline.subject.footer),
         "data": _data(timeline, words),
     }
     template = resources.files("vramprobe.report").joinpath("timeline.html").read_text(encoding="utf-8")
@@ -111,16 +113,17 @@ def _plain(cause: str) -> str:
 
 
 def _summary(timeline: Timeline) -> str:
-    record, peak = timeline.record, timeline.peak_bytes
+    subject, peak = timeline.subject, timeline.peak_bytes
     phase = phase_name(timeline.phase_at(timeline.peak_column))
+    over = "loading" if subject.step is None else f"step {subject.step}"
     text = (
-        f"Live memory over step {timeline.step}{', a steady one' if timeline.step > 1 else ''}. "
-        f"Peak {format_bytes(peak)} {timeline.tier} ({peak:,} B), in {phase}."
+        f"Live memory over {over}{', a steady one' if (subject.step or 0) > 1 else ''}. "
+        f"Peak {format_bytes(peak)} {subject.tier} ({peak:,} B), in {phase}."
     )
-    if timeline.tier == "requested" and record.peak is not None:
-        text += f" With the allocator's rounding {format_bytes(record.peak.allocated_bytes)} allocated."
-    if record.peak is not None and record.peak.reserved_bytes is not None:
-        text += f" Reserved from the device: {format_bytes(record.peak.reserved_bytes)}."
+    if subject.tier == "requested" and subject.allocated_bytes is not None:
+        text += f" With the allocator's rounding {format_bytes(subject.allocated_bytes)} allocated."
+    if subject.reserved_bytes is not None:
+        text += f" Reserved from the device: {format_bytes(subject.reserved_bytes)}."
     return text
 
 
@@ -132,12 +135,6 @@ def _caption(timeline: Timeline) -> str:
     if len(timeline.live_bytes) < timeline.num_events:
         text += f" Each of the {len(timeline.live_bytes):,} columns shows the highest moment of its events."
     return f"{text} Point, tap or use the arrow keys (p: the peak) to see any moment."
-
-
-def _footer(timeline: Timeline) -> str:
-    versions = timeline.record.environment.versions
-    known = [f"{package} {versions[package]}" for package in ("vramprobe", "torch") if versions.get(package)]
-    return f"{', '.join(known)}; cell {timeline.record.fingerprint}, device {timeline.record.spec.device}"
 
 
 def _middle(timeline: Timeline, column: int) -> float:

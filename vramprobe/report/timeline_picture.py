@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramprobe.report.plots import LOOKS, images
-from vramprobe.report.timeline import Timeline
+from vramprobe.report.timeline import SAID, Timeline
 from vramprobe.report.timeline_page import phase_name, ticks
 from vramprobe.units import format_bytes, unit_of
 
@@ -50,11 +50,13 @@ def _draw(figure: Any, axes: Any, timeline: Timeline) -> None:
     axes.annotate(f"peak {format_bytes(peak)}", (middle, 1.0), xycoords=("data", "axes fraction"),
                   xytext=(0, 4), textcoords="offset points", ha="left" if middle < 0.3 else "right" if middle > 0.7
                   else "center", fontweight="bold")  # fmt: skip
-    axes.set(xlim=(0, 1), ylim=(0, scale / unit_bytes), ylabel=f"live memory, {unit} {timeline.tier}",
+    axes.set(xlim=(0, 1), ylim=(0, scale / unit_bytes), ylabel=f"live memory, {unit} {timeline.subject.tier}",
              yticks=[tick / unit_bytes for tick in ticks(scale, unit_bytes)])  # fmt: skip
     _name_phases(axes, timeline)
     axes.set_xlabel("allocations and frees in their order (not time; short phases are drawn wider)")
-    title = f"{timeline.record.cell_id}\nsimulated on fake tensors: predicted, not measured (step {timeline.step})"
+    subject = timeline.subject
+    step = "loading" if subject.step is None else f"step {subject.step}"
+    title = f"{subject.name}\n{SAID[subject.word]} ({step})"
     figure.suptitle(title, fontsize=9, x=0.01, ha="left", parse_math=False)
     figure.legend(handles=handles[::-1], loc="outside right center", frameon=False, handlelength=2.4, handleheight=1.4)
 

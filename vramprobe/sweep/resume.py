@@ -179,12 +179,12 @@ def differing(then: Environment, now: Environment) -> list[str]:
 
 
 def _attempt(line: bytes, path: Path, offset_bytes: int, number: int) -> Attempt | None:
-    """The attempt of one line, from its head where that is as we write it; null for an empty line."""
+    """The attempt of one line, from its head where that is as we write it; null for an empty line and a profile."""
     head = _HEAD.match(line)
     if head and line.endswith(b"}\n") and line.rfind(_BEGINNING) == 0:
         values = [head[name].decode() for name in ("attempt_id", "fingerprint", "instrument", "started_at", "outcome")]
         return Attempt(*values, offset_bytes, number)
-    if not line.strip():
+    if not line.strip() or store.is_profile(line):
         return None
     read = store.read_line(line, path, number)
     outcome = read.outcome.kind if isinstance(read, RunRecord) else None

@@ -42,6 +42,7 @@ def compact(snapshot, device, hidden=()):
         "stacks_of": numbers,
         "stacks": list(stacks.known),
         "alive_before": before,
+        "allocator": {"alloc_conf": snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF")},
     }
 
 

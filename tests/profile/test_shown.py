@@ -1,0 +1,276 @@
+"""What is made of profiles: differences, the terminal, the timeline, the report, the journal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from factories import make_record
+from profile_factory import (
+    BATCH,
+    SAVED,
+    STATE,
+    TEMPORARY,
+    WEIGHT,
+    WORKSPACE,
+    Script,
+    training,
+    write_launcher,
+)
+from test_analyse import analysed, ran_out
+
+from vramprobe import api
+from vramprobe.check import check
+from vramprobe.cli import display_profile
+from vramprobe.errors import StoreError, VramprobeError
+from vramprobe.profile import diff, timeline
+from vramprobe.profile.analyse import analyse
+from vramprobe.records import profile as profiles
+from vramprobe.records import store
+from vramprobe.records.profile import ProfileRecord
+from vramprobe.sweep.resume import open_journal
+from vramprobe.units import format_bytes
+
+
+def record_of(folder: Path, *scripts: Script, **launcher: object) -> ProfileRecord:
+    folder.mkdir(exist_ok=True)
+    return analysed(folder, *(scripts or (training(),)), **launcher)
+
+
+def test_what_grew_is_named_by_cause_and_line(tmp_path: Path) -> None:
+    found = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", training(extra_bytes=1024)))
+    assert {one.what: one.grown_bytes for one in found.causes if one.grown_bytes} == {"saved_activations": 1024}
+    assert [(one.what, one.grown_bytes) for one in found.lines] == [
+        ("models/llama.py:3 forward (saved activations)", 1024)
+    ]
+    assert found.tiers[0].what == "allocated"
+    assert found.tiers[0].grown_bytes == 1024
+    assert found.warnings == ()
+
+
+def test_two_that_are_the_same_do_not_differ(tmp_path: Path) -> None:
+    found = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b"))
+    assert found.lines == ()
+    assert {one.grown_bytes for one in (*found.tiers, *found.causes)} == {0}
+
+
+def test_a_line_that_moved_did_not_grow(tmp_path: Path) -> None:
+    moved = training()
+    moved.stacks = {
+        tuple((file, line + (0 if "torch" in file else 7), name) for file, line, name in stack): number
+        for stack, number in moved.stacks.items()
+    }
+    assert diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", moved)).lines == ()
+
+
+def test_a_line_that_moved_and_grew_is_one_line(tmp_path: Path) -> None:
+    moved = training(extra_bytes=1024)
+    moved.stacks = {
+        tuple((file, line + (0 if "torch" in file else 7), name) for file, line, name in stack): number
+        for stack, number in moved.stacks.items()
+    }
+    (found,) = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", moved)).lines
+    assert (found.what, found.grown_bytes) == ("models/llama.py:10 forward (saved activations)", 1024)
+
+
+def test_what_makes_two_hard_to_compare_is_said(tmp_path: Path) -> None:
+    other = record_of(tmp_path / "b", training(torch="2.12.0", rank=0), training(200, rank=1, torch="2.12.0"))
+    said = diff.compare(record_of(tmp_path / "a"), other).warnings
+    assert said == ("torch differs: 2.13.0+cu130 and 2.12.0", "number of ranks differs: 1 and 2")
+    failed = record_of(tmp_path / "c", exit_status=3)
+    assert diff.compare(failed, failed).warnings[0] == "before ended as error: its peak is what was seen until then"
+    empty = record_of(tmp_path / "d", Script())
+    assert diff.compare(empty, empty).lines == ()
+
+
+def shown(record: ProfileRecord, capsys: pytest.CaptureFixture[str], width: int = 80) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        display_profile.print_profile(record)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > width] == []
+    return lines
+
+
+LONG = ("/env/site-packages/" + "a_long_name_of_a_folder/" * 6 + "modeling.py", 1234, "forward_of_something_long")
+
+
+def test_a_profile_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = training(argv=["/work/" + "x" * 100, "--a"])
+    script.stacks = {(LONG,): 0, (): -1} | {(LONG, LONG): 1}
+    record_of(tmp_path, script, command=["python", "train.py", *["--option-of-the-trainer"] * 9])
+    record = analyse(tmp_path, gpus="all")
+    text = "\n".join(shown(record, capsys))
+    for expected in (
+        "emulated NVIDIA GeForce RTX 4090: real CUDA software on no GPU",
+        "peak 16.15 MiB allocated, in backward of step 2",
+        "device, with an assumed context", "steps: 3, the last two alike to the byte", "layers.*.up.weight",
+        "RTX-3090             fits", "T4                   unknown: its kernels differ",
+    ):  # fmt: skip
+        assert expected in text
+    assert "measured" not in text
+    assert "batch" not in text
+
+
+def test_out_of_memory_is_shown_as_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(shown(record_of(tmp_path, ran_out(rank=0), exit_status=1), capsys))
+    assert "out of memory: rank 0 in backward of step 2" in text
+    assert "28.61 MiB  asked for by models/llama.py:3 forward" in text
+    alive = 2 * WEIGHT + 2 * STATE + SAVED + WEIGHT + BATCH + WORKSPACE
+    assert f"alive then, {format_bytes(alive)}:" in text
+
+
+@pytest.mark.parametrize(("launcher", "said"), [
+    ({"exit_status": 3, "tail": ["Traceback", "\x1b[31mValueError: [bold]no[/bold]"]},
+     ["exit status 3", r"\x1b[31mValueError: [bold]no[/bold]"]),
+    ({"exit_status": None, "signal": 9}, ["killed by signal 9"]),
+    ({"exit_status": 130}, ["interrupted"]), ({"ended_ns": None}, ["lost"]),
+    ({"stopped": True}, ["stopped after the steps that were asked for"]),
+])  # fmt: skip
+def test_every_end_is_shown(
+    launcher: dict[str, object], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "\n".join(shown(record_of(tmp_path, **launcher), capsys))
+    for one in said:
+        assert one in text
+
+
+def test_rank_0_the_highest_and_the_spread_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scripts = [training(100 + rank, rank=rank, extra_bytes=rank * 2**20) for rank in range(3)]
+    text = "\n".join(shown(record_of(tmp_path, *scripts), capsys))
+    assert "3 ranks:" in text
+    assert "rank 0: 16.15 MiB allocated" in text
+    assert "rank 2, the highest: 18.15 MiB allocated" in text
+    assert "rank 1" not in text
+    assert "spread: 2.00 MiB" in text
+    assert "peak of rank 2 18.15 MiB" in text
+
+
+def test_nothing_seen_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_launcher(tmp_path)
+    assert any("no process used a GPU" in line for line in shown(analyse(tmp_path), capsys))
+
+
+def test_a_real_run_is_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(shown(record_of(tmp_path, training(emulated=False)), capsys))
+    assert "measured on NVIDIA GeForce RTX 4090" in text
+    assert "emulated" not in text
+    assert "assumed" not in text
+
+
+def test_a_difference_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = training(extra_bytes=2**20)
+    other.stacks = {(LONG,): 0, (): -1} | {(LONG, LONG): 1}
+    found = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", other))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        display_profile.print_difference(found)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "saved_activations" in text
+    assert "+1.00 MiB" in text
+
+
+def test_the_timeline_has_the_peak(tmp_path: Path) -> None:
+    record = record_of(tmp_path / "a")
+    drawn = timeline.timeline_of_profile(tmp_path / "a", record)
+    assert drawn.peak_bytes == record.ranks[0].peak.requested_bytes
+    at_peak = dict(zip(drawn.causes, drawn.live_bytes[drawn.peak_column].tolist(), strict=True))
+    assert at_peak["saved_activations"] == SAVED
+    assert at_peak["temporaries"] == 4 * TEMPORARY
+    assert at_peak["weights"] == 2 * WEIGHT
+    assert [phase.name for phase in drawn.phases] == ["other", "forward", "backward", "optimizer_step", "zero_grad"]
+    timeline.write(tmp_path / "a", record, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "live memory, emulated" in page
+    assert "Emulated: the real CUDA software on no GPU." in page
+    assert "imulated" not in page
+    timeline.write(tmp_path / "a", record, tmp_path / "picture.svg")
+
+
+def test_a_timeline_of_loading(tmp_path: Path) -> None:
+    script = Script()
+    with script.phase("load"):
+        script.alloc(0x1000, 5000)
+        script.alloc(0x9000, 3000)
+        script.free(0x9000)
+    drawn = timeline.timeline_of_profile(tmp_path, analysed(tmp_path, script))
+    assert (drawn.peak_bytes, drawn.subject.step) == (8000, None)
+
+
+def test_no_timeline_without_a_history(tmp_path: Path) -> None:
+    record = analysed(tmp_path, training(), with_history=False)
+    with pytest.raises(VramprobeError, match="no process left a history"):
+        timeline.write(tmp_path, record, tmp_path / "page.html")
+
+
+def test_a_profile_is_one_line_and_back(tmp_path: Path) -> None:
+    record_of(tmp_path)
+    record = analyse(tmp_path, gpus=["L4"])
+    assert [one.gpu for one in record.cards] == ["L4"]
+    line = record.to_json_line()
+    assert "\n" not in line
+    assert profiles.profile_from_json(line) == record
+    assert store.is_profile(line.encode())
+
+
+def test_a_journal_of_profiles_is_appended_to_and_read(tmp_path: Path) -> None:
+    record, path = record_of(tmp_path / "run"), tmp_path / "journal" / "profiles.jsonl"
+    assert profiles.append_profile(path, record) is None
+    path.write_bytes(path.read_bytes() + b'{"format":1,"kind":"prof')
+    assert "half-written line" in profiles.append_profile(path, record)
+    assert len(profiles.read_profiles(path)) == 2
+    path.write_bytes(path.read_bytes()[:-9])
+    assert profiles.read_profiles(path) == (record,)
+
+
+@pytest.mark.parametrize(("change", "said"), [({"format": 9}, "format 9"), ({"ranks": 1}, "its ranks cannot be")])
+def test_a_profile_that_is_none_is_named(change: dict[str, object], said: str, tmp_path: Path) -> None:
+    content = json.loads(record_of(tmp_path / "run").to_json_line()) | change
+    (tmp_path / "p.jsonl").write_text(json.dumps(content) + "\n")
+    with pytest.raises(StoreError, match=f"p.jsonl, line 1 .*{said}"):
+        profiles.read_profiles(tmp_path / "p.jsonl")
+
+
+def test_profiles_may_lie_among_a_sweep_s_records(tmp_path: Path) -> None:
+    """Each line says its kind: check, resume and the store take theirs, and the report has a page for both."""
+    folder, path = tmp_path / "results", tmp_path / "results" / "records.jsonl"
+    cell, profiled = make_record(), record_of(tmp_path / "run")
+    for entry in (profiled, cell, profiled):
+        store.append(path, entry)
+    assert store.read(folder).records == (cell,)
+    assert open_journal(path).attempts[cell.fingerprint][0].line_number == 2
+    assert check(folder).num_records == 1
+    assert not [one for one in check(folder).findings if one.rule == "readable"]
+    written = api.report(folder, tmp_path / "out")
+    names = {file.name for file in written}
+    assert {"measured.md", "profiles.md", "profiles.csv", "index.html"} <= names
+
+
+def test_a_report_of_profiles_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    profiles.append_profile(folder / "p.jsonl", record_of(tmp_path / "run", training(rank=0), training(200, rank=1)))
+    assert not check(folder).findings
+    written = api.report(folder, tmp_path / "out")
+    assert {file.name for file in written} == {f"profiles.{ending}" for ending in ("md", "csv", "tex", "html")}
+    page = (tmp_path / "out" / "profiles.md").read_text()
+    assert "Emulated: the real CUDA software" in page
+    assert "| train.py --lr 1 | 0 | ok | backward | 16.1 |" in page
+    with pytest.raises(StoreError, match="holds no record"):
+        store.read(folder)
+
+
+def test_the_last_profile_of_a_journal_counts(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    for folder in ("a", "b"):
+        profiles.append_profile(path, record := record_of(tmp_path / folder))
+    assert profiles.last_profile(path) == record
+    path.write_text("")
+    with pytest.raises(StoreError, match="holds no profile; make one: vramprobe profile"):
+        profiles.last_profile(path)
+
+
+def test_a_difference_is_json_with_what_grew(tmp_path: Path) -> None:
+    found = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", training(extra_bytes=1024)))
+    assert json.loads(found.model_dump_json())["tiers"][0]["grown_bytes"] == 1024

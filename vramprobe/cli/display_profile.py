@@ -1,0 +1,256 @@
+"""What the command line shows of a profile and of two: peaks, causes, lines, verdicts; at most as wide as the terminal.
+
+In: a ProfileRecord or a Difference. Out: text on the terminal (rich). What was emulated is called so. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from vramprobe.cli.display import print_bars, print_values
+from vramprobe.units import format_bytes, word_for
+
+if TYPE_CHECKING:
+    from vramprobe.profile.diff import Change, Difference
+    from vramprobe.records.profile import (
+        BlocksAlike,
+        CardVerdict,
+        PlaceBytes,
+        ProfileOutcome,
+        ProfileRecord,
+        RankProfile,
+    )
+
+_NUM_PLACES = 10
+_VERDICT_STYLES = {"fits": "green", "does not fit": "red", "unknown": "yellow"}
+
+
+def print_profile(record: ProfileRecord) -> None:
+    """How it ended, the ranks' peaks, what was alive at the highest one and who asked for it, the cards' verdicts."""
+    console = Console(highlight=False, emoji=False)
+    console.print(f"[bold]{escape(_line(record.name))}[/]")
+    console.print(_where(record))
+    _print_outcome(console, record.outcome)
+    shown = _rank_shown(record)
+    if len(record.ranks) > 1:
+        _print_ranks(console, record)
+    if shown is not None:
+        _print_rank(console, record, shown)
+    if record.emulation is not None and (record.emulation.num_reads is not None or record.emulation.verification):
+        console.print()
+        print_values(console, record.emulation)
+    _print_cards(console, record.cards)
+    for warning in record.warnings:
+        console.print(f"[yellow]note[/]: {escape(_line(warning))}")
+
+
+def print_difference(difference: Difference) -> None:
+    """The tiers, the causes and the lines that grew or shrank."""
+    console = Console(highlight=False, emoji=False)
+    for side, name, phase in (
+        ("before", difference.before, difference.before_phase), ("after", difference.after, difference.after_phase),
+    ):  # fmt: skip
+        at = f", alive in {phase}" if phase else ""
+        console.print(f"{side:<6}  {escape(_line(name))}{escape(at)}")
+    console.print()
+    _print_changes(console, difference.tiers)
+    changed = [one for one in difference.causes if one.grown_bytes]
+    if difference.causes:
+        console.print("\nby cause, alive at the peak:" if changed else "\nby cause: no change")
+        _print_changes(console, changed)
+    if difference.lines:
+        console.print("\nby line:")
+        for one in difference.lines[:_NUM_PLACES]:
+            _print_place(console, _signed(one.grown_bytes), one.what)
+        if (more := len(difference.lines) - _NUM_PLACES) > 0:
+            console.print(f"  and {more} more; --json lists all")
+    for warning in difference.warnings:
+        console.print(f"[yellow]note[/]: {escape(_line(warning))}")
+
+
+def _where(record: ProfileRecord) -> str:
+    environment, word = record.environment, word_for(record.instrument)
+    how = f"{escape(environment.device_said)}: real CUDA software on no GPU" if record.emulation else ""
+    versions = f"torch {environment.torch}" if environment.torch else ""
+    return ", ".join(filter(None, [how or f"{word} on {escape(environment.device_said)}", versions]))
+
+
+def _print_outcome(console: Console, outcome: ProfileOutcome) -> None:
+    match outcome.kind:
+        case "ok":
+            if outcome.stopped:
+                console.print("stopped after the steps that were asked for")
+        case "oom":
+            _print_oom(console, outcome)
+        case "error":
+            how = f"killed by signal {outcome.signal}" if outcome.signal else f"exit status {outcome.exit_status}"
+            console.print(f"[red]error[/]: the command ended with {how}; its last lines:")
+            _print_lines(console, outcome.last_lines[-_NUM_PLACES:])
+        case "interrupted":
+            console.print("[yellow]interrupted[/]: what was seen until then")
+        case "lost":
+            console.print(f"[yellow]lost[/]: {escape(outcome.known)}")
+
+
+def _print_oom(console: Console, outcome: ProfileOutcome) -> None:
+    who = "" if outcome.rank is None else f"rank {outcome.rank} "
+    when = (outcome.phase or "an unknown phase") + (f" of step {outcome.step}" if outcome.step else "")
+    console.print(f"[red]out of memory[/]: {who}in {escape(when)}")
+    if outcome.line is not None:
+        asked = f"{outcome.line} {outcome.module or outcome.function or ''}".strip()
+        _print_place(console, format_bytes(outcome.requested_bytes), f"asked for by {asked}")
+    elif outcome.requested_bytes is not None:
+        _print_place(console, format_bytes(outcome.requested_bytes), "asked for")
+    for value, what in (
+        (outcome.free_bytes, "free"), (outcome.allocated_bytes, "allocated"), (outcome.reserved_bytes, "reserved"),
+        (outcome.total_bytes, "the card"),
+    ):  # fmt: skip
+        if value is not None:
+            _print_place(console, format_bytes(value), what)
+    if outcome.alive is not None:
+        console.print(f"\nalive then, {format_bytes(outcome.alive.total_bytes)}:")
+        print_bars(console, _known(outcome.alive.parts()))
+
+
+def _rank_shown(record: ProfileRecord) -> RankProfile | None:
+    """The rank whose blocks are shown: the one with the highest peak."""
+    return record.highest_rank
+
+
+def _print_ranks(console: Console, record: ProfileRecord) -> None:
+    """Rank 0, the highest rank and the spread."""
+    first, top = record.ranks[0], record.highest_rank
+    console.print(f"\n{len(record.ranks)} ranks:")
+    for rank in [first] if top is None or top is first else [first, top]:
+        peak = rank.peak
+        said = "no memory seen" if peak is None else (
+            f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, "
+            f"in {_phase(peak)}"
+        )  # fmt: skip
+        highest = ", the highest" if rank is top else ""
+        _print_folded(console, "", f"  {_name(rank)}{highest}: {said}", 0, 4)
+    if record.allocated_spread_bytes is not None:
+        console.print(f"  spread: {format_bytes(record.allocated_spread_bytes)} between the lowest and the highest")
+
+
+def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> None:
+    peak = rank.peak
+    of = f" of {_name(rank)}" if len(record.ranks) > 1 else ""
+    console.print(f"\npeak{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(_phase(peak))}")
+    device = "device, with an assumed context" if record.emulation else "device"
+    for value, what in (
+        (peak.reserved_bytes, "reserved"), (peak.device_bytes, device),
+        (rank.fragmentation_bytes, "of the reserved was never allocated"),
+    ):  # fmt: skip
+        if value is not None:
+            console.print(f"     {format_bytes(value)} {what}")
+    if rank.num_alloc_retries:
+        console.print(f"     {rank.num_alloc_retries} times the cache was given back for want of room")
+    console.print(f"steps: {rank.num_steps}{_repeats(rank)}")
+    if rank.at_peak is not None and rank.at_peak != getattr(record.outcome, "alive", None):  # that is shown already
+        console.print(
+            f"\nalive in {escape(rank.at_peak_of or '')}, {format_bytes(rank.at_peak.total_bytes)} requested:"
+        )
+        print_bars(console, _known(rank.at_peak.parts()))
+    if rank.phases:
+        console.print("\nby phase, the highest:")
+        print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
+    if rank.largest:
+        console.print("\nlargest blocks then:")
+        for one in rank.largest:
+            _print_blocks(console, one)
+        console.print("\nby module:")
+        for one in rank.by_module[:_NUM_PLACES]:
+            _print_place(console, format_bytes(one.num_bytes), _blocks_said(one))
+
+
+def _repeats(rank: RankProfile) -> str:
+    if rank.repeats is None:
+        return ""
+    return ", the last two alike to the byte" if rank.repeats else ", and the last two differ"
+
+
+def _known(parts: dict[str, int]) -> dict[str, int]:
+    """Causes without their unit; a profile knows no batch, so that it is shown only where there is one."""
+    named = {name.removesuffix("_bytes"): size for name, size in parts.items()}
+    return {name: size for name, size in named.items() if size or name != "batch"}
+
+
+def _print_blocks(console: Console, one: BlocksAlike) -> None:
+    times = f" × {one.num_blocks}" if one.num_blocks > 1 else ""
+    what = one.parameter or one.module or one.function or ""
+    amount = f"{format_bytes(one.total_bytes)}"
+    each = f" of {format_bytes(one.size_bytes)}{times}" if times else ""
+    said = f"{one.cause.replace('_', ' ')}{each}{', ' if what else ''}{what}"
+    _print_place(console, amount, said)
+    _print_place(console, "", one.line or "no Python line, as on autograd's own threads")
+
+
+def _blocks_said(one: PlaceBytes) -> str:
+    return f"{one.place}, {one.num_blocks} {'block' if one.num_blocks == 1 else 'blocks'}"
+
+
+def _print_cards(console: Console, cards: Sequence[CardVerdict]) -> None:
+    if not cards:
+        return
+    console.print("\non other cards, by replay of these allocations:" if len(cards) > 1 else "")
+    width = max(len(card.gpu) for card in cards)
+    for card in cards:
+        room = f", {format_bytes(card.headroom_bytes)} free" if card.headroom_bytes is not None else ""
+        style = _VERDICT_STYLES[card.verdict]
+        head = f"  {card.gpu:<{width}}  [{style}]{card.verdict}[/]"
+        indent = width + 4
+        _print_folded(console, head, f": {card.why}{room}", indent + len(card.verdict), indent)
+
+
+def _print_changes(console: Console, changes: Sequence[Change]) -> None:
+    width = max((len(one.what) for one in changes), default=0)
+    for one in changes:
+        before, after = format_bytes(one.before_bytes), format_bytes(one.after_bytes)
+        console.print(f"  {one.what:<{width}}  {before:>11} → {after:>11}  {_signed(one.grown_bytes):>12}")
+
+
+def _signed(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "-"
+    return f"{'+' if num_bytes > 0 else ''}{format_bytes(num_bytes)}"
+
+
+def _print_place(console: Console, amount: str, text: str) -> None:
+    """An amount and what it is, folded below itself."""
+    _print_folded(console, f"  {amount:>11}  ", text, 15, 15)
+
+
+def _print_folded(console: Console, head: str, text: str, taken: int, indent: int) -> None:
+    """``head`` (``taken`` places wide, with markup), then others' words, the rest of them indented."""
+    text, width = _line(text), max(console.width, indent + 20)
+    first = True
+    while text or first:
+        room = width - (taken if first else indent)
+        cut = len(text) if len(text) <= room else max(text.rfind(" ", 0, room + 1), text.rfind("/", 0, room) + 1)
+        cut = cut if cut > 0 else room
+        part, text = text[:cut], text[cut:].lstrip(" ")
+        console.print((head if first else " " * indent) + escape(part), soft_wrap=True)
+        first = False
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        _print_folded(console, "  ", line, 2, 4)
+
+
+def _line(text: str) -> str:
+    """Others' text on one line: what moves the cursor or starts a line of its own is shown by its code."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _name(rank: RankProfile) -> str:
+    return f"process {rank.pid}" if rank.rank is None else f"rank {rank.rank}"
+
+
+def _phase(peak) -> str:
+    return peak.phase if peak.step is None else f"{peak.phase} of step {peak.step}"

@@ -1,0 +1,237 @@
+"""A run's raw files → its ProfileRecord.
+
+In: the folder of a run, and cards to judge it by (cards.py). Out: the record. Runs nothing and looks at no device; what
+is missing is said in the record's warnings.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vramprobe.catalog import gpu_seen
+from vramprobe.profile import cards, ranks
+from vramprobe.profile.causes import causes_seen_from, composition
+from vramprobe.profile.hook.history import ACTIONS
+from vramprobe.profile.lifetimes import Span
+from vramprobe.profile.places import Places
+from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
+from vramprobe.records.profile import (
+    ProfileEnvironment,
+    ProfileError,
+    ProfileInterrupted,
+    ProfileLost,
+    ProfileOk,
+    ProfileOom,
+    ProfileOutcome,
+    ProfileRecord,
+)
+from vramprobe.records.record import Composition, Emulation, ValueRead, Verification, new_attempt_id
+
+#: A record names so many lines that read values, those that could have steered the program first.
+MAX_READS = 40
+_MAX_TAIL = 40  # last lines of stderr
+_AT_WORK = ("forward", "backward", "optimizer_step", "evaluation", "generation")
+_BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def analyse(folder: Path, *, gpus: Sequence[str] | str | None = None) -> ProfileRecord:
+    """The profile of the run in ``folder``, with a verdict for each of ``gpus`` (``"all"``: of the catalog).
+
+    Raises StoreError for files that are none of a run's, UnknownName for a card.
+    """
+    run = read_run(folder)
+    record = _record(run)
+    if gpus is None:
+        return record
+    return record.model_copy(update={"cards": cards.verdicts(run, record, gpus)})
+
+
+def _record(run: RawRun) -> ProfileRecord:
+    launcher = run.launcher or {}
+    warnings = list(run.warnings)
+    found, seen_by_rank = [], []
+    for raw in run.ranks:
+        remarks = ranks.Remarks(name_of(raw))
+        seen = ranks.see(raw, launcher.get("folder"))
+        found.append(ranks.rank_profile(raw, seen, remarks))
+        seen_by_rank.append(seen)
+        if raw.end is None and run.launcher is not None:
+            remarks.add("it was killed, or ended without a word; what it did until then is shown")
+        for said in raw.warnings:
+            remarks.add(said)
+        warnings += remarks.texts
+    warnings += _about_replaced(run.ranks)
+    first = run.ranks[0] if run.ranks else None
+    if first is None:
+        warnings.append("no process used a GPU through torch: nothing was seen")
+    emulation = _emulation(run, first)
+    command = [str(word) for word in launcher.get("command") or (first.process.argv if first else ())]
+    return ProfileRecord(
+        attempt_id=new_attempt_id(), name=shlex.join(_script_words(command)), command=command,
+        started_at=_started_at(launcher, first),
+        instrument="emulated" if emulation else "cuda",
+        outcome=_outcome(run, seen_by_rank, warnings), environment=_environment(launcher, first), emulation=emulation,
+        context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
+        ranks=found, warnings=list(dict.fromkeys(warnings)),
+    )  # fmt: skip
+
+
+def name_of(raw: RawRank) -> str:
+    """``rank 3``, or the process where it has none."""
+    return f"process {raw.process.pid}" if raw.process.rank is None else f"rank {raw.process.rank}"
+
+
+def _script_words(command: Sequence[str]) -> Sequence[str]:
+    """The command from the script on: without the interpreter's path."""
+    is_python = bool(command) and Path(command[0]).name.startswith("python")
+    return command[1:] if is_python and len(command) > 1 else command
+
+
+def _started_at(launcher: Mapping[str, Any], first: RawRank | None) -> str:
+    started_ns = launcher.get("started_ns") or (first.process.started_ns if first else 0)
+    return datetime.fromtimestamp(started_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+
+
+def _environment(launcher: Mapping[str, Any], first: RawRank | None) -> ProfileEnvironment:
+    if first is None:
+        return ProfileEnvironment(versions={"vramprobe": launcher.get("vramprobe")})
+    process = first.process
+    allocator = first.history.allocator if first.history else {}
+    emulator = launcher.get("emulator") or {}
+    return ProfileEnvironment(
+        device_name=process.device_name, device_total_bytes=process.device_total_bytes, capability=process.capability,
+        python=process.python, torch=process.torch, cuda=process.cuda, alloc_conf=allocator.get("alloc_conf"),
+        emulator=str(emulator.get("version", "unknown")) if process.emulated else None,
+        versions=dict(process.versions) | {"vramprobe": launcher.get("vramprobe")},
+    )  # fmt: skip
+
+
+def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
+    """What the run rests on where its card was emulated; the values' report of the first process that has one."""
+    if first is None or not first.process.emulated:
+        return None
+    emulator = (run.launcher or {}).get("emulator") or {}
+    reports = [raw.values for raw in run.ranks if raw.values is not None]
+    report: Mapping[str, Any] = reports[0] if reports else {}
+    policy = report.get("policy") or {}
+    verified = next((raw.verification for raw in run.ranks if raw.verification is not None), None)
+    known = gpu_seen(first.process.device_name or "")
+    return Emulation(
+        card=known.short_name if known else str(first.process.device_name),
+        num_cards=emulator.get("num_cards") or max(len(run.ranks), 1),
+        emulator_version=str(emulator.get("version", "unknown")), torch_build=first.process.torch or "unknown",
+        contents=policy.get("contents", "unknown"), routing=policy.get("routing", "unknown"),
+        context_bytes=emulator.get("context_bytes", _assumed_context_bytes()),
+        num_reads=_sum(one.get("num_reads") for one in reports),
+        num_steering_reads=_sum(one.get("num_reads_that_could_have_steered") for one in reports),
+        reads=[_only(ValueRead, read) for read in report.get("reads", ())[:MAX_READS]],
+        verification=None if verified is None else _only(Verification, verified),
+    )  # fmt: skip
+
+
+def _only(kind: Any, values: Mapping[str, Any]) -> Any:
+    """``kind`` from the fields that it has; a hook may say more."""
+    return kind(**{name: value for name, value in values.items() if name in kind.model_fields})
+
+
+def _sum(values) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _assumed_context_bytes() -> int:
+    from vramprobe.emulate.machine import Policy
+
+    return Policy().context_bytes
+
+
+def _context_bytes(found: Sequence[RawRank]) -> int | None:
+    """Device use less what torch reserved, the least of all phases' ends: others' memory only adds to it."""
+    gaps = [
+        phase.device_used_bytes - phase.reserved_end_bytes
+        for raw in found
+        for phase in raw.phases
+        if phase.device_used_bytes is not None and phase.reserved_end_bytes is not None
+    ]
+    return min((gap for gap in gaps if gap >= 0), default=None)
+
+
+def _about_replaced(found: Sequence[RawRank]) -> list[str]:
+    said = []
+    for raw in found:
+        for one in raw.replaced:
+            where = f" ({one['where']})" if one.get("where") else ""
+            said.append(f"replaced: {one.get('what')} by {one.get('by')}{where}")
+    return list(dict.fromkeys(said))
+
+
+def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]) -> ProfileOutcome:
+    """How the command ended. An error of the program's own counts as OOM where it ran out and did not go on."""
+    launcher = run.launcher
+    num_ooms = sum(len(raw.ooms) for raw in run.ranks)
+    if launcher is None or launcher.get("ended_ns") is None:
+        return ProfileLost(known=f"{len(run.ranks)} processes wrote until the command's end was no longer watched")
+    status, number = launcher.get("exit_status"), launcher.get("signal")
+    if launcher.get("stopped") or (status == 0 and not number):
+        if num_ooms:
+            warnings.append(f"the card ran out {num_ooms} times and the program went on")
+        return ProfileOk(stopped=bool(launcher.get("stopped")))
+    for raw, history in zip(run.ranks, seen, strict=True):
+        if raw.ooms and _ended_by(raw):
+            return _oom(raw, history, launcher)
+    if number in _BY_SOMEBODY or status == 130:
+        return ProfileInterrupted(signal=number)
+    return ProfileError(exit_status=status, signal=number, last_lines=_tail(launcher))
+
+
+def _tail(launcher: Mapping[str, Any]) -> list[str]:
+    return [str(line) for line in launcher.get("tail") or ()][-_MAX_TAIL:]
+
+
+def _ended_by(raw: RawRank) -> bool:
+    """Whether the last OOM was the end: nothing of a training was begun after it."""
+    last = raw.ooms[-1]
+    return not any(
+        phase.name in _AT_WORK and last.time_ns is not None and phase.start_ns > last.time_ns for phase in raw.phases
+    )
+
+
+def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> ProfileOom:
+    last = raw.ooms[-1]
+    place = Places((), ranks.homes_of(raw.process, launcher.get("folder"))).of_stack(last.stack)
+    return ProfileOom(
+        rank=raw.process.rank, requested_bytes=last.requested_bytes, allocated_bytes=last.allocated_bytes,
+        reserved_bytes=last.reserved_bytes, free_bytes=last.free_bytes, total_bytes=last.total_bytes,
+        phase=last.phase, step=last.step, line=place.line, function=place.function, module=place.module,
+        alive=None if seen is None else alive_at_oom(seen, last), exit_status=launcher.get("exit_status"),
+        last_lines=_tail(launcher),
+    )  # fmt: skip
+
+
+def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Composition | None:
+    """What was alive at the last OOM of the history, by cause; None where it has none.
+
+    Its phase did not end: of a forward, what it made and still held counts as saved.
+    """
+    moments = np.flatnonzero(np.frombuffer(seen.history.actions, np.int8) == ACTIONS["oom"])
+    if not len(moments):
+        return None
+    lives, last = seen.lives, int(moments[-1])
+    num_events = int(np.searchsorted(lives.positions, last))
+    time_us = seen.history.times_us[last]
+    before = [one for one in seen.spans if one.stop <= num_events and one.phase.end_ns // 1000 <= time_us]
+    start = before[-1].stop if before else lives.num_before
+    begun = RawPhase(
+        name=oom.phase or "other", step=oom.step, start_ns=before[-1].phase.end_ns if before else 0,
+        end_ns=time_us * 1000, allocated_end_bytes=0, allocated_peak_bytes=0,
+    )  # fmt: skip
+    span = Span(begun, start, num_events, None)
+    causes = causes_seen_from(lives, [*before, span], seen.owners, span)
+    return composition(lives, causes, lives.alive_after(num_events))

@@ -1,0 +1,135 @@
+"""Two profiles → what grew between them: the tiers, the causes and the lines of Python.
+
+In: two ProfileRecords, before and after. Out: a Difference, of the rank with the highest peak in each. Bytes alive at
+the two peaks are compared, which need not be in one phase: both phases are named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel, ConfigDict, computed_field
+
+from vramprobe.records.profile import ProfileRecord, RankProfile
+from vramprobe.records.record import Composition
+
+Place = tuple[str, str]  # "file:line function", cause
+_LINE = re.compile(r":(\d+) ")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Change(_Frozen):
+    """One amount before and after, bytes; null where a side does not know it."""
+
+    what: str
+    before_bytes: int | None
+    after_bytes: int | None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def grown_bytes(self) -> int | None:
+        """After less before."""
+        if self.before_bytes is None or self.after_bytes is None:
+            return None
+        return self.after_bytes - self.before_bytes
+
+
+class Difference(_Frozen):
+    """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
+    largest change first; a line that moved within its function is the same one.
+    ``warnings``: what makes the two hard to compare.
+    """
+
+    before: str  # name of the profile
+    after: str
+    before_phase: str | None
+    after_phase: str | None
+    tiers: tuple[Change, ...]
+    causes: tuple[Change, ...]
+    lines: tuple[Change, ...]
+    warnings: tuple[str, ...]
+
+
+def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
+    """What grew from ``before`` to ``after``; what shrank is negative."""
+    one, other = before.highest_rank, after.highest_rank
+    return Difference(
+        before=before.name, after=after.name, before_phase=one and one.at_peak_of,
+        after_phase=other and other.at_peak_of, tiers=tuple(_tiers(one, other)), causes=tuple(_causes(one, other)),
+        lines=tuple(_lines(one, other)),
+        warnings=tuple(_warnings(before, after)),
+    )  # fmt: skip
+
+
+def _tiers(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:
+    for tier in ("allocated", "reserved", "device"):
+        found = [side.peak and getattr(side.peak, f"{tier}_bytes") if side else None for side in (one, other)]
+        if found != [None, None]:
+            yield Change(what=tier, before_bytes=found[0], after_bytes=found[1])
+
+
+def _causes(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:
+    if one is None or other is None or one.at_peak is None or other.at_peak is None:
+        return
+    before, after = _parts(one.at_peak), _parts(other.at_peak)
+    for cause in before:
+        if before[cause] or after[cause]:
+            yield Change(what=cause, before_bytes=before[cause], after_bytes=after[cause])
+
+
+def _parts(at_peak: Composition) -> dict[str, int]:
+    return {name.removesuffix("_bytes"): size for name, size in at_peak.parts().items()}
+
+
+def _lines(one: RankProfile | None, other: RankProfile | None) -> list[Change]:
+    if one is None or other is None or one.at_peak is None or other.at_peak is None:
+        return []
+    before, after = _by_place(one), _by_place(other)
+    before = {_moved_to(place, before, after): size for place, size in before.items()}
+    found = []
+    for place in dict.fromkeys([*before, *after]):
+        sizes = before.get(place, 0), after.get(place, 0)
+        if sizes[0] != sizes[1]:
+            what = f"{place[0]} ({place[1].replace('_', ' ')})"
+            found.append(Change(what=what, before_bytes=sizes[0], after_bytes=sizes[1]))
+    return sorted(found, key=lambda change: (-abs(change.grown_bytes or 0), change.what))
+
+
+def _moved_to(place: Place, before: Mapping[Place, int], after: Mapping[Place, int]) -> Place:
+    """Where a line is now: in a function, the lines that only one side has are the same in their order."""
+    gone, new = (
+        sorted((one for one in side if one not in others and _function(one) == _function(place)), key=_number)
+        for side, others in ((before, after), (after, before))
+    )
+    return new[gone.index(place)] if place in gone and len(gone) == len(new) else place
+
+
+def _by_place(rank: RankProfile) -> dict[Place, int]:
+    return {(one.place, one.cause or ""): one.num_bytes for one in rank.by_line}
+
+
+def _function(place: Place) -> Place:
+    """The place without the number of its line."""
+    return _LINE.sub(" ", place[0]), place[1]
+
+
+def _number(place: Place) -> int:
+    found = _LINE.search(place[0])
+    return int(found[1]) if found else 0
+
+
+def _warnings(before: ProfileRecord, after: ProfileRecord) -> Iterator[str]:
+    for what, one, other in (
+        ("device", before.environment.device_said, after.environment.device_said),
+        ("torch", before.environment.torch, after.environment.torch),
+        ("number of ranks", len(before.ranks), len(after.ranks)),
+    ):
+        if one != other:
+            yield f"{what} differs: {one} and {other}"
+    for side, record in (("before", before), ("after", after)):
+        if record.outcome.kind != "ok":
+            yield f"{side} ended as {record.outcome.kind}: its peak is what was seen until then"

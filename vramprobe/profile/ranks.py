@@ -1,0 +1,244 @@
+"""One process's raw files → its RankProfile: peaks by phase, what was alive at the peak, which lines asked for it.
+
+In: a RawRank. Out: a RankProfile and what cannot be said, in words. The counters are the allocator's own; what is alive
+comes from its history, where there is one, and is held against them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vramprobe.profile import causes as causes_of
+from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
+from vramprobe.profile.places import Place, Places, pattern
+from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
+from vramprobe.records.profile import BlocksAlike, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
+from vramprobe.records.record import Composition
+from vramprobe.simulate.history import CAUSES
+from vramprobe.units import format_bytes
+
+_NUM_LARGEST = 10
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A history read: its lives, phases and owners; for one rank."""
+
+    history: RawHistory
+    lives: Lives
+    spans: list[Span]
+    owners: causes_of.Owners
+    places: Places
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is alive once ``num_events`` have happened, each block with its cause (a position in CAUSES)."""
+
+    span: Span
+    num_events: int
+    causes: np.ndarray
+    alive: np.ndarray
+
+
+@dataclass
+class Remarks:
+    """What is to be said of a rank, each once."""
+
+    rank: str
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        """One remark, with the rank that it is about."""
+        self.texts.append(f"{self.rank}: {text}")
+
+
+def see(raw: RawRank, folder: str | None = None) -> Seen | None:
+    """The history in a form for questions; None where the process left none, or an empty one.
+
+    ``folder``: the one that the command was started in.
+    """
+    history = raw.history
+    if history is None or not (len(history.actions) or history.alive_before):
+        return None
+    lives = lives_of(history)
+    spans = spans_of(lives, raw.phases, history)
+    return Seen(history, lives, spans, causes_of.owners_of(lives, spans, history.held),
+                Places(history.stacks, homes_of(raw.process, folder)))  # fmt: skip
+
+
+def homes_of(process: RawProcess, folder: str | None) -> list[str]:
+    """The folders that the program's own files are named from: its script's, and the one that it was started in."""
+    script = process.argv[0] if process.argv else ""
+    return [home for home in (script.rpartition("/")[0] if script.startswith("/") else "", folder) if home]
+
+
+def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks) -> RankProfile:
+    """Everything that is known of one process."""
+    peak = peak_of(raw.phases)
+    moment = moment_of_peak(raw.phases, seen) if seen is not None else None
+    at_peak = alike = by_module = by_line = None
+    if seen is not None and moment is not None and peak is not None:
+        at_peak = causes_of.composition(seen.lives, moment.causes, moment.alive)
+        alike, by_module, by_line = _by_place(seen, moment)
+        _hold_against_counters(seen, moment, at_peak, peak, remarks)
+    end = raw.end
+    return RankProfile(
+        rank=raw.process.rank, pid=raw.process.pid, device=raw.process.device_index or 0,
+        phases=highest_by_name(raw.phases), peak=peak, num_steps=raw.num_steps,
+        repeats=repeats(raw.phases, raw.num_steps),
+        at_peak=at_peak, at_peak_of=moment and said(moment.span.phase), largest=(alike or [])[:_NUM_LARGEST],
+        by_module=by_module or [], by_line=by_line or [], fragmentation_bytes=fragmentation_bytes(raw.phases),
+        num_alloc_retries=end.num_alloc_retries if end else None, num_ooms=end.num_ooms if end else None,
+    )  # fmt: skip
+
+
+def said(where: RawPhase | ProfilePeak) -> str:
+    """``backward of step 2``, ``load``."""
+    name = where.name if isinstance(where, RawPhase) else where.phase
+    return name if where.step is None else f"{name} of step {where.step}"
+
+
+def highest_by_name(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
+    """The highest of each tier by phase name, in the order in which the names first came."""
+    found = []
+    for name in dict.fromkeys(phase.name for phase in phases):
+        own = [phase for phase in phases if phase.name == name]
+        found.append(PhaseHighest(
+            name=name, num_phases=len(own), allocated_bytes=max(one.allocated_peak_bytes for one in own),
+            reserved_bytes=_highest(one.reserved_peak_bytes for one in own),
+            device_bytes=_highest(one.device_used_bytes for one in own),
+        ))  # fmt: skip
+    return found
+
+
+def peak_of(phases: Sequence[RawPhase]) -> ProfilePeak | None:
+    """The highest allocated over all phases, the first of several; the other tiers' highest over the run."""
+    if not phases:
+        return None
+    top = max(phases, key=lambda one: one.allocated_peak_bytes)
+    return ProfilePeak(
+        phase=top.name, step=top.step, allocated_bytes=top.allocated_peak_bytes,
+        requested_bytes=top.requested_peak_bytes,
+        reserved_bytes=_highest(one.reserved_peak_bytes for one in phases),
+        device_bytes=_highest(one.device_used_bytes for one in phases),
+    )  # fmt: skip
+
+
+def repeats(phases: Sequence[RawPhase], num_steps: int) -> bool | None:
+    """Whether the last two whole steps, from the second on, have the same peaks and ends; None with fewer than two."""
+    if num_steps < 3:
+        return None
+    one, other = (
+        [(phase.name, phase.allocated_peak_bytes, phase.allocated_end_bytes) for phase in phases if phase.step == step]
+        for step in (num_steps - 1, num_steps)
+    )
+    return one == other
+
+
+def fragmentation_bytes(phases: Sequence[RawPhase]) -> int | None:
+    """Reserved less allocated, both highest, in the phase that reserved the most; of several the fullest one.
+
+    Segments stay once they are taken, so that later phases of little memory say nothing.
+    """
+    known = [
+        (one.reserved_peak_bytes, one.allocated_peak_bytes) for one in phases if one.reserved_peak_bytes is not None
+    ]
+    return None if not known else max(known)[0] - max(known)[1]
+
+
+def moment_of_peak(phases: Sequence[RawPhase], seen: Seen) -> Moment | None:
+    """The highest moment of the phase with the highest allocated bytes; of several, one whose gradients were seen.
+
+    Where no such phase was traced, of the traced one with the highest.
+    """
+    if not seen.spans:
+        return None
+    span = max(
+        seen.spans,
+        key=lambda one: (one.phase.allocated_peak_bytes, one.phase.step in seen.owners.gradients_in, -one.start),
+    )
+    first, stop = span.moments
+    counts = np.arange(first, stop)
+    totals = np.where(counts > 0, seen.lives.totals[counts - 1], 0)
+    return moment_after(seen, span, int(counts[totals.argmax()]))
+
+
+def moment_after(seen: Seen, span: Span, num_events: int) -> Moment:
+    """What is alive once so many events have happened, seen from the step of ``span``."""
+    return Moment(
+        span, num_events, causes_of.causes_seen_from(seen.lives, seen.spans, seen.owners, span),
+        seen.lives.alive_after(num_events),
+    )  # fmt: skip
+
+
+def _hold_against_counters(
+    seen: Seen, moment: Moment, at_peak: Composition, peak: ProfilePeak, remarks: Remarks
+) -> None:
+    phase = moment.span.phase
+    if phase.allocated_peak_bytes != peak.allocated_bytes:
+        remarks.add(
+            f"the peak was in {said(peak)}, which was not traced; what is alive is of the traced peak, "
+            f"{format_bytes(phase.allocated_peak_bytes)} in {said(phase)}"
+        )
+    counted = phase.requested_peak_bytes
+    if counted is not None and counted != at_peak.total_bytes:
+        remarks.add(
+            f"the allocator counted {counted:,} B requested at the peak of {said(phase)} and its history comes to "
+            f"{at_peak.total_bytes:,} B; the difference is unexplained"
+        )
+    if moment.span.phase.step is not None and phase.step not in seen.owners.gradients_in and phase.name == "backward":
+        remarks.add(f"no gradients were looked up in {said(phase)}: they count as temporaries there")
+
+
+def _by_place(seen: Seen, moment: Moment) -> tuple[list[BlocksAlike], list[PlaceBytes], list[PlaceBytes]]:
+    """(blocks alike, bytes by Class.method, bytes by line and cause), each the largest first."""
+    lives, alike, names = seen.lives, Counter(), seen.owners.names
+    for block in np.flatnonzero(moment.alive).tolist():
+        name = names.get(block)
+        kind = (int(lives.sizes[block]), CAUSES[moment.causes[block]], seen.places.of(int(lives.stacks[block])),
+                pattern(name) if name else None)  # fmt: skip
+        alike[kind] += 1
+    blocks = [
+        BlocksAlike(size_bytes=size, num_blocks=count, cause=cause, line=place.line, function=place.function,
+                    module=place.module, parameter=parameter)
+        for (size, cause, place, parameter), count in alike.items()
+    ]  # fmt: skip
+    blocks.sort(key=lambda one: (-one.total_bytes, one.cause, one.line or "", one.parameter or ""))
+    modules, lines = Counter(), Counter()
+    counts_by_module, counts_by_line = Counter(), Counter()
+    for (size, cause, place, _), count in alike.items():
+        for totals, counts, key in ((modules, counts_by_module, (module_said(place), None)),
+                                    (lines, counts_by_line, (line_said(place), cause))):  # fmt: skip
+            totals[key] += size * count
+            counts[key] += count
+    return blocks, _sorted(modules, counts_by_module), _sorted(lines, counts_by_line)
+
+
+def module_said(place: Place) -> str:
+    """``LlamaMLP.forward``, function or file where there is no class, or that there is no Python line."""
+    if place.line is None or place.module is not None:
+        return place.module or "no Python line"
+    file = place.line.rpartition(":")[0]
+    return file if place.function == "<module>" else f"{place.function} in {file.rpartition('/')[2]}"
+
+
+def line_said(place: Place) -> str:
+    """``file.py:12 forward``, or that there is none."""
+    return "no Python line" if place.line is None else f"{place.line} {place.function}"
+
+
+def _sorted(totals: Counter, counts: Counter) -> list[PlaceBytes]:
+    found = [
+        PlaceBytes(place=place, cause=cause, num_bytes=size, num_blocks=counts[place, cause])
+        for (place, cause), size in totals.items()
+    ]
+    return sorted(found, key=lambda one: (-one.num_bytes, one.place, one.cause or ""))
+
+
+def _highest(values) -> int | None:
+    return max((value for value in values if value is not None), default=None)

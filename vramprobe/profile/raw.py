@@ -1,0 +1,288 @@
+"""The raw files of a profiled run → frozen data: each process's lines, its history, and what the launcher knew.
+
+In: a run's folder. Out: a RawRun. A torn last line and missing files are what a killed process leaves; they are None or
+a warning. Anything else that is not as the hook writes it is a StoreError with file and line. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from vramprobe.errors import StoreError
+from vramprobe.records.store import cannot_read, is_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawProcess:
+    """Who wrote a file of lines."""
+
+    pid: int
+    ppid: int | None = None
+    argv: tuple[str, ...] = ()
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    device_index: int | None = None
+    device_name: str | None = None
+    device_total_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    emulated: bool = False
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    started_ns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawPhase:
+    """One phase on one card: its ends and peaks as the allocator counted them, bytes; times of time.time_ns()."""
+
+    name: str
+    device: int | None = None
+    step: int | None = None
+    micro_step: int | None = None
+    start_ns: int
+    end_ns: int
+    allocated_end_bytes: int
+    allocated_peak_bytes: int
+    reserved_end_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    requested_end_bytes: int | None = None
+    requested_peak_bytes: int | None = None
+    device_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawOom:
+    """An OutOfMemoryError as it was raised, caught by the program or not; ``stack`` innermost first."""
+
+    time_ns: int | None = None
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    phase: str | None = None
+    step: int | None = None
+    stack: tuple[tuple[str, int, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawEnd:
+    """How a process said goodbye."""
+
+    why: str
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawHeld:
+    """Storages of one cause, alive at ``time_ns``."""
+
+    cause: str
+    time_ns: int
+    storages: Mapping[int, int]  # address → bytes
+    names: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawHistory:
+    """What the allocator did, one value per event (profile/hook/history.py says which)."""
+
+    device: int
+    traced: str = "all"
+    first_ns: int | None = None
+    last_ns: int | None = None
+    actions: array[int]
+    addresses: array[int]
+    sizes: array[int]
+    times_us: array[int]
+    streams: array[int]
+    stacks_of: array[int]
+    stacks: tuple[tuple[tuple[str, int, str], ...], ...]
+    alive_before: tuple[tuple[int, int, int, int], ...] = ()
+    held: tuple[RawHeld, ...] = ()
+    allocator: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawRank:
+    """One process; ``end`` is None where it was killed, ``history`` where it left none."""
+
+    process: RawProcess
+    phases: tuple[RawPhase, ...] = ()
+    num_steps: int = 0
+    ooms: tuple[RawOom, ...] = ()
+    replaced: tuple[Mapping[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+    values: Mapping[str, Any] | None = None
+    verification: Mapping[str, Any] | None = None
+    end: RawEnd | None = None
+    history: RawHistory | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawRun:
+    """One command; ``launcher`` is run.json, None where that is missing or torn."""
+
+    launcher: Mapping[str, Any] | None
+    ranks: tuple[RawRank, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def read_run(folder: Path) -> RawRun:
+    """Everything in ``folder``: processes by rank, then by when they started. Raises StoreError."""
+    if not folder.is_dir():
+        raise StoreError(f"there is no run at {folder}: name the folder that a profile was written to")
+    warnings: list[str] = []
+    ranks = [one for path in sorted(folder.glob("*.jsonl")) for one in _processes(path, warnings)]
+    order = sorted(ranks, key=lambda one: (one.process.rank is None, one.process.rank or 0, one.process.started_ns))
+    return RawRun(launcher=_launcher(folder / "run.json", warnings), ranks=tuple(order), warnings=tuple(warnings))
+
+
+def _launcher(path: Path, warnings: list[str]) -> Mapping[str, Any] | None:
+    if not path.exists():
+        return None
+    content = _bytes_of(path)
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        warnings.append(f"{path.name} is torn or damaged; how the command ended is not known")
+        return None
+    return found
+
+
+def _processes(path: Path, warnings: list[str]) -> list[RawRank]:
+    """One process as a rule; more where one pid ran several programs in turn (exec)."""
+    *lines, tail = _bytes_of(path).split(b"\n")
+    if is_whole(tail):
+        lines, tail = [*lines, tail], b""
+    if tail:
+        warnings.append(f"{path.name} ends in a half-written line: its process was killed")
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            _take(found, line, f"{path}, line {number}")
+    history = read_history(path.with_suffix(".history"))
+    ranks = []
+    for at, one in enumerate(found):
+        is_last = at == len(found) - 1
+        ranks.append(_on_its_card(one, history if is_last else None))
+    return ranks
+
+
+def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
+    """Add one line to the process that it belongs to: the last that presented itself."""
+    try:
+        content = json.loads(line)
+        kind = content["line"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise StoreError(f"{where} is no line of a profiled process: {line[:60]!r}") from None
+    if kind == "process":
+        found.append({"process": _made(RawProcess, content, where), "phases": [], "ooms": [], "replaced": [],
+                      "warnings": []})  # fmt: skip
+        return
+    if not found:
+        raise StoreError(f"{where} stands before the line that says which process this is")
+    into = found[-1]
+    match kind:
+        case "phase":
+            into["phases"].append(_made(RawPhase, content, where))
+        case "step":
+            into["num_steps"] = max(into.get("num_steps", 0), int(content.get("step") or 0))
+        case "oom":
+            into["ooms"].append(_made(RawOom, content, where))
+        case "replaced":
+            into["replaced"].append({key: value for key, value in content.items() if key != "line"})
+        case "warning":
+            into["warnings"].append(str(content.get("message")))
+        case "values" | "verification":
+            into[kind] = content
+        case "end":
+            into["end"] = _made(RawEnd, content, where)
+        case _:
+            pass  # of a newer hook
+
+
+def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
+    """The phases on the card that the process says it uses, or on the one with the highest peak."""
+    phases, process = found["phases"], found["process"]
+    cards = {one.device for one in phases}
+    if len(cards) > 1:
+        highest = max(phases, key=lambda one: one.allocated_peak_bytes).device
+        chosen = history.device if history else process.device_index if process.device_index in cards else highest
+        phases = [one for one in phases if one.device == chosen]
+    lists = {name: tuple(found[name]) for name in ("ooms", "replaced", "warnings")}
+    others = {name: found[name] for name in ("num_steps", "values", "verification", "end") if name in found}
+    return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
+
+
+def _made(kind: Any, content: Mapping[str, Any], where: str) -> Any:
+    """``kind`` from the fields that it knows. Raises StoreError for one that is missing."""
+    known = {one.name for one in fields(kind)}
+    values = {name: _frozen(value) for name, value in content.items() if name in known and value is not None}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise StoreError(f"{where} is not whole: {str(error).split('__init__() ')[-1]}") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+class _Arrays(pickle.Unpickler):
+    """Builtins and array.array, nothing else: a file of another program's could name any function to call."""
+
+    _KNOWN = frozenset({("array", "array"), ("array", "_array_reconstructor")})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._KNOWN:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, and a history holds numbers and text alone")
+        return super().find_class(module, name)
+
+
+def read_history(path: Path) -> RawHistory | None:
+    """A process's history; None where there is none. Raises StoreError for a damaged one and for a pickle of more."""
+    if not path.exists():
+        return None
+    try:
+        content = _Arrays(io.BytesIO(_bytes_of(path))).load()
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise StoreError(f"{path} is not read: {error}") from None
+    if not isinstance(content, dict):
+        raise StoreError(f"{path} is no history: it holds a {type(content).__name__}")
+    held = content.get("held") or ()
+    arrays = {name: content.get(name) for name in ("actions", "addresses", "sizes", "times_us", "streams", "stacks_of")}
+    if any(not isinstance(one, array) for one in arrays.values()) or len({len(one) for one in arrays.values()}) > 1:
+        raise StoreError(f"{path} is no whole history: its columns are missing or of several lengths")
+    listed = {name: tuple(content.get(name) or ()) for name in ("stacks", "alive_before")}
+    others = {name: content[name] for name in ("device", "traced", "first_ns", "last_ns", "allocator")
+              if content.get(name) is not None}  # fmt: skip
+    where = f"{path}, held"
+    return _made_history(arrays | listed | others | {"held": tuple(_made(RawHeld, one, where) for one in held)}, path)
+
+
+def _made_history(values: dict[str, Any], path: Path) -> RawHistory:
+    try:
+        return RawHistory(**values)
+    except TypeError as error:
+        raise StoreError(f"{path} is not whole: {str(error).split('__init__() ')[-1]}") from None

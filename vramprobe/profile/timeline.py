@@ -1,0 +1,63 @@
+"""A profile's step with the peak → the page or picture that `simulate --timeline` makes of a cell.
+
+In: the run's folder, its record, a path. Out: the file. Of the rank with the highest peak; where the peak lies outside
+the steps, as in loading, of that phase.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vramprobe.errors import VramprobeError
+from vramprobe.profile.ranks import Moment, Seen, moment_of_peak, see
+from vramprobe.profile.raw import RawRank, read_run
+from vramprobe.records.profile import ProfileRecord
+from vramprobe.report import timeline_file
+from vramprobe.report.timeline import Subject, Timeline, timeline_over
+from vramprobe.simulate.history import History
+from vramprobe.simulate.instrument import PhaseMark
+from vramprobe.units import word_for
+
+
+def write(folder: Path, record: ProfileRecord, path: str | Path) -> None:
+    """Write the timeline to ``path`` (.html, .png, .svg). Raises VramprobeError where no history was taken."""
+    timeline_file.write(timeline_of_profile(folder, record), path)
+
+
+def timeline_of_profile(folder: Path, record: ProfileRecord) -> Timeline:
+    """The step with the peak of the highest rank. Raises VramprobeError where its process left no history."""
+    top = record.highest_rank
+    raw = next((one for one in read_run(folder).ranks if top is not None and one.process.pid == top.pid), None)
+    seen = see(raw) if raw is not None else None
+    moment = moment_of_peak(raw.phases, seen) if raw is not None and seen is not None else None
+    if raw is None or seen is None or moment is None or top is None or top.peak is None:
+        raise VramprobeError("there is no timeline: no process left a history of its allocations")
+    return _timeline(record, raw, seen, moment)
+
+
+def _timeline(record: ProfileRecord, raw: RawRank, seen: Seen, moment: Moment) -> Timeline:
+    step, environment = moment.span.phase.step, record.environment
+    spans = [one for one in seen.spans if one.phase.step == step] if step is not None else [moment.span]
+    marks = [
+        # A moment before the first event of all is none: the events begin with the second one at the earliest.
+        PhaseMark(one.phase.name, step, one.phase.micro_step, range(max(one.start, 1), max(one.stop, 1)))  # type: ignore[arg-type]
+        for one in spans
+    ]
+    history = History(
+        size_bytes=seen.lives.events, blocks=seen.lives.blocks, marks=tuple(marks),
+        causes=moment.causes[seen.lives.blocks].astype(np.int8),
+    )  # fmt: skip
+    versions = {"vramprobe": environment.versions.get("vramprobe"), "torch": environment.torch}
+    made_by = [f"{name} {version}" for name, version in versions.items() if version]
+    subject = Subject(
+        name=record.name, word=word_for(record.instrument), step=step, tier="requested",
+        footer=f"{', '.join(made_by)}; {environment.device_said}, process {raw.process.pid}",
+        allocated_bytes=moment.span.phase.allocated_peak_bytes,
+        reserved_bytes=max((one.reserved_peak_bytes for one in raw.phases if one.reserved_peak_bytes), default=None),
+    )  # fmt: skip
+    micro_steps = {one.phase.micro_step for one in spans} - {None}
+    return timeline_over(
+        subject, history, marks, [one.phase.reserved_peak_bytes for one in spans], has_micro_steps=len(micro_steps) > 1
+    )

@@ -1,0 +1,268 @@
+"""ProfileRecord: what any command's processes did with a GPU's memory, by rank and phase; one JSON line.
+
+In: what profile/ found in a run's raw files. Out: a frozen record, JSON both ways, and a journal of such lines beside
+or among those of cells: each line says its kind. Bytes are ints; what is not known is null, never 0 or -1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vramprobe.errors import StoreError
+from vramprobe.records import store
+from vramprobe.records.record import Amount, Composition, Emulation
+
+#: Raise it when a field changes its meaning or goes, and keep reading the old one.
+FORMAT = 1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class PhaseHighest(_Frozen):
+    """All phases of one name: the highest of each tier, which need not be of one moment."""
+
+    name: str  # load, forward, backward, optimizer_step, zero_grad, evaluation, generation, other
+    num_phases: Amount
+    allocated_bytes: Amount
+    reserved_bytes: Amount | None = None
+    device_bytes: int | None = None  # used on the device at a phase's end, by all processes, as the driver says
+
+
+class ProfilePeak(_Frozen):
+    """The highest memory of one rank, loading included: allocated by the phase that has it, the others over the run."""
+
+    phase: str
+    step: int | None = None  # 1-based; null outside the steps
+    allocated_bytes: Amount
+    requested_bytes: Amount | None = None  # the highest in that phase: without what the allocator rounds up
+    reserved_bytes: Amount | None = None
+    device_bytes: int | None = None
+
+
+class BlocksAlike(_Frozen):
+    """Blocks of one size, cause and origin, alive at the peak."""
+
+    size_bytes: Amount  # of each, as requested
+    num_blocks: Amount
+    cause: str
+    line: str | None = None  # file:line, innermost outside torch; null on autograd's own threads
+    function: str | None = None
+    module: str | None = None  # Class.method around it, by the file's syntax
+    parameter: str | None = None  # its name where it is one; numbers that differ stand as *
+
+    @property
+    def total_bytes(self) -> int:
+        """All of them together."""
+        return self.size_bytes * self.num_blocks
+
+
+class PlaceBytes(_Frozen):
+    """What is alive at the peak and was asked for in one place."""
+
+    place: str  # "file:line function", or "Class.method"
+    cause: str | None = None  # null where blocks of several causes are counted together
+    num_bytes: Amount
+    num_blocks: Amount
+
+
+class RankProfile(_Frozen):
+    """One process that used a card. ``at_peak``, ``largest``, ``by_*`` are null or empty without a history.
+
+    Their bytes are requested ones, as the allocator's history has them; all parts of ``at_peak`` add up to its total,
+    and so do the bytes of ``by_line``.
+    """
+
+    rank: int | None = None
+    pid: int
+    device: int
+    phases: list[PhaseHighest]
+    peak: ProfilePeak | None = None
+    num_steps: Amount
+    repeats: bool | None = None  # the last two whole steps from the second on, to the byte; null with fewer
+    at_peak: Composition | None = None
+    at_peak_of: str | None = None  # the moment: "backward of step 2"
+    largest: list[BlocksAlike] = []
+    by_module: list[PlaceBytes] = []
+    by_line: list[PlaceBytes] = []
+    fragmentation_bytes: int | None = None  # reserved − allocated peak, of the phase with the highest reserved
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+
+
+class ProfileOk(_Frozen):
+    kind: Literal["ok"] = "ok"
+    stopped: bool = False  # by us, after the steps that were asked for
+
+
+class ProfileOom(_Frozen):
+    """The card ran out, and the command ended by it."""
+
+    kind: Literal["oom"] = "oom"
+    rank: int | None = None
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    phase: str | None = None
+    step: int | None = None
+    line: str | None = None  # that asked for it
+    function: str | None = None
+    module: str | None = None
+    alive: Composition | None = None  # then; null without a history
+    exit_status: int | None = None
+    last_lines: list[str] = []
+
+
+class ProfileError(_Frozen):
+    """The command ended with an error of its own."""
+
+    kind: Literal["error"] = "error"
+    exit_status: int | None = None
+    signal: int | None = None
+    last_lines: list[str] = []
+
+
+class ProfileInterrupted(_Frozen):
+    kind: Literal["interrupted"] = "interrupted"
+    signal: int | None = None
+
+
+class ProfileLost(_Frozen):
+    """Nobody saw how the command ended: vramprobe itself was killed. What was seen until then stands."""
+
+    kind: Literal["lost"] = "lost"
+    known: str
+
+
+ProfileOutcome = Annotated[
+    ProfileOk | ProfileOom | ProfileError | ProfileInterrupted | ProfileLost, Field(discriminator="kind")
+]
+
+
+class ProfileEnvironment(_Frozen):
+    """Where it ran; of rank 0 where the ranks differ."""
+
+    device_name: str | None = None
+    device_total_bytes: int | None = None  # as torch reports it
+    capability: tuple[int, int] | None = None
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    alloc_conf: str | None = None
+    emulator: str | None = None  # null on a real GPU
+    versions: dict[str, str | None] = {}
+
+    @property
+    def device_said(self) -> str:
+        """The device's name, which says so where it is emulated."""
+        name = self.device_name or "no GPU"
+        return name if self.emulator is None else f"emulated {name}"
+
+
+class CardVerdict(_Frozen):
+    """Whether the run fits on a card of the catalog, by its own sequence of allocations."""
+
+    gpu: str  # short name
+    verdict: Literal["fits", "does not fit", "unknown"]
+    why: str
+    usable_bytes: int | None = None  # what torch reports of the card, less the context
+    reserved_bytes: int | None = None  # peak there
+    headroom_bytes: int | None = None  # usable less reserved
+
+
+class ProfileRecord(_Frozen):
+    """One profiled command."""
+
+    format: Literal[1] = FORMAT
+    kind: Literal["profile"] = "profile"
+    attempt_id: str
+    name: str  # the script's words
+    command: list[str]
+    started_at: str  # ISO 8601, UTC
+    instrument: Literal["emulated", "cuda"]
+    outcome: ProfileOutcome
+    environment: ProfileEnvironment
+    emulation: Emulation | None = None
+    context_bytes: int | None = None  # assumed on an emulated card; device less reserved on a real one
+    ranks: list[RankProfile]
+    cards: list[CardVerdict] = []
+    warnings: list[str] = []
+
+    @property
+    def allocated_spread_bytes(self) -> int | None:
+        """The highest rank's allocated peak less the lowest's; null with fewer than two ranks."""
+        peaks = [one.peak.allocated_bytes for one in self.ranks if one.peak is not None]
+        return max(peaks) - min(peaks) if len(peaks) > 1 else None
+
+    @property
+    def highest_rank(self) -> RankProfile | None:
+        """The rank with the highest allocated peak, the first of several."""
+        seen = [one for one in self.ranks if one.peak is not None]
+        return max(seen, key=lambda one: one.peak.allocated_bytes, default=None)
+
+    def to_json_line(self) -> str:
+        """One line of JSON, without the newline."""
+        return self.model_dump_json()
+
+
+def profile_from_json(line: str | bytes) -> ProfileRecord:
+    """Read one profile. Raises ValueError (pydantic's) on anything else."""
+    return ProfileRecord.model_validate_json(line)
+
+
+def append_profile(path: str | Path, record: ProfileRecord) -> str | None:
+    """Add ``record`` as one whole line; see store.append, which raises StoreError and warns of a torn tail."""
+    return store.append(path, record)
+
+
+def read_profiles(path_or_folder: str | Path) -> tuple[ProfileRecord, ...]:
+    """Every profile of a .jsonl file, or of all below a folder; lines of other kinds and torn tails are left out.
+
+    Raises StoreError for a line that says it is a profile and is none.
+    """
+    return tuple(
+        _profile(line, file, number)
+        for file in store.journals(path_or_folder)
+        for number, line in _lines(file)
+        if store.is_profile(line)
+    )
+
+
+def last_profile(path_or_folder: str | Path) -> ProfileRecord:
+    """The last profile there. Raises StoreError where there is none."""
+    found = read_profiles(path_or_folder)
+    if not found:
+        raise StoreError(f"{path_or_folder} holds no profile; make one: vramprobe profile --save FILE.jsonl -- COMMAND")
+    return found[-1]
+
+
+def _lines(file: Path) -> Sequence[tuple[int, bytes]]:
+    try:
+        *lines, tail = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise store.cannot_read(file, error) from error
+    return list(enumerate([*lines, tail] if store.is_whole(tail) else lines, start=1))
+
+
+def _profile(line: bytes, file: Path, number: int) -> ProfileRecord:
+    if (version := json.loads(line).get("format")) != FORMAT:
+        raise StoreError(
+            f"{file}, line {number} is a profile of format {version!r} and this vramprobe knows {FORMAT}; upgrade "
+            "vramprobe to read it"
+        )
+    try:
+        return profile_from_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise StoreError(
+            f"{file}, line {number} is a profile, but its {'.'.join(map(str, first['loc']))} cannot be "
+            f"({first['msg']}); restore the file from a copy, or move that one line elsewhere"
+        ) from None

@@ -22,6 +22,7 @@ import typer
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
 from vramprobe.cli import emulate as emulate_verbs
+from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli.options import takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
 from vramprobe.errors import SpecError, VramprobeError
@@ -43,6 +44,8 @@ app = typer.Typer(
 )
 
 app.add_typer(emulate_verbs.app)
+app.command()(profile_verbs.profile)
+app.command()(profile_verbs.diff)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]

@@ -13,7 +13,7 @@ from functools import cache
 
 from vramprobe.catalog.shipped import csv_rows, number, split
 from vramprobe.errors import UnknownName
-from vramprobe.units import MIB
+from vramprobe.units import KIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,17 @@ class Gpu:
     bf16_dense_tflops: float | None  # null: no bf16 tensor cores
     nvlink_gb_s: float | None
     source: str
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """What cuBLAS takes for each thread that calls it: 32 MiB from Hopper on, 8.125 MiB before.
+
+        aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``; 0 where the card is not NVIDIA's.
+        """
+        major, dot, _ = self.compute_capability.partition(".")
+        if not dot:
+            return 0
+        return 32 * MIB if int(major) >= 9 else 8 * MIB + 128 * KIB
 
     @property
     def has_flash(self) -> bool:

@@ -28,6 +28,7 @@ from vramprobe.predict.prediction import (
     unseen_choices,
     usable_bytes,
     widening_of,
+    workspaces_bytes,
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
@@ -102,7 +103,7 @@ def predict_grid(
             course = course_of(spec.model_copy(update=sizes), gpu is None or gpu.has_flash)
             alike = _branches_like(longest, spec, course.arch, batch[where], length[where])
             these, where = where[alike], where[~alike]
-            parts.append((these, _predict_course(spec, course, batch[these], length[these], model)))
+            parts.append((these, _predict_course(spec, course, batch[these], length[these], model, gpu)))
     return _joined(parts, batch.size, shape)
 
 
@@ -160,7 +161,9 @@ def _counts(name: str, given: ArrayLike) -> Ints:
     return counts.astype(np.int64)
 
 
-def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, model: MemoryModel | None) -> CellArrays:
+def _predict_course(
+    spec: CellSpec, course: Course, batch: Ints, length: Ints, model: MemoryModel | None, gpu: HasKernels | None
+) -> CellArrays:
     """Flat arrays for cells of one walk."""
     import numpy as np
 
@@ -171,7 +174,7 @@ def _predict_course(spec: CellSpec, course: Course, batch: Ints, length: Ints, m
     for start in range(0, batch.size, _CHUNK):
         chunk = slice(start, start + _CHUNK)
         moments.highest(batch[chunk], length[chunk], total[chunk], place[chunk], terms[:, chunk])
-    constant = model.constant_of(spec.method) if model else 0
+    constant = model.constant_of(spec.method) if model else workspaces_bytes(spec, gpu)
     value = total + constant
     doublings, widening, is_far = _outside(spec, course, batch, length, model)
     half = None

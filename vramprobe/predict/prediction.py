@@ -19,13 +19,13 @@ from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
-from vramprobe.units import GIB, format_bytes
+from vramprobe.units import GIB, KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
 
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
-#: 512 bytes, workspaces and kernels' scratch are not in the arithmetic, so it may read low.
+#: 512 bytes and most kernels' scratch are not in the arithmetic, so it may read low.
 ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
 #: (low, high) of measured / simulated. CPU: far beyond the worst phase of 210 cells (benchmarks/simulate_cpu.csv).
 #: CUDA: an allowance until a GPU has been measured; others' five rows were within 0.3 % once what their older libraries
@@ -44,6 +44,9 @@ LIMIT_NAMES = ("num_params", "num_tokens")
 WIDENING = 0.02
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
+#: cuBLAS's workspace for one thread where no card is named, as on an A100 (catalog.Gpu.blas_workspace_bytes); the
+#: forward's thread has one, and the backward's.
+BLAS_WORKSPACE_BYTES = 8 * MIB + 128 * KIB
 #: NCCL's buffers on each rank of several: some MiB per channel, neighbour and protocol. An allowance, not measured.
 NCCL_ALLOWANCE_BYTES = GIB // 2
 #: Beyond this the intervals leave the range of floats, and nobody's computer is near it.
@@ -81,7 +84,10 @@ class FitProvenance(_Frozen):
 
 
 class Prediction(_Frozen):
-    """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value."""
+    """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value.
+
+    ``constant_bytes``: what the fit found beside the terms; without one, cuBLAS's workspaces.
+    """
 
     cell_id: str
     engine: Engine = "formula"
@@ -117,6 +123,9 @@ class HasKernels(Protocol):
     @property
     def has_flash(self) -> bool: ...
 
+    @property
+    def blas_workspace_bytes(self) -> int: ...
+
 
 class Verdict(_Frozen):
     """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``."""
@@ -143,7 +152,16 @@ def predict(
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
     found, notes = moments(spec, gpu is None or gpu.has_flash), [*_not_quantised(spec), *without_flash(spec, gpu)]
-    return predict_moments(spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes)
+    return predict_moments(
+        spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes, workspaces=workspaces_bytes(spec, gpu)
+    )
+
+
+def workspaces_bytes(spec: CellSpec, gpu: HasKernels | None) -> int:
+    """What cuBLAS takes for the forward's thread and the backward's, from the first product of each on."""
+    if spec.device != "cuda":
+        return 0
+    return 2 * (BLAS_WORKSPACE_BYTES if gpu is None else gpu.blas_workspace_bytes)
 
 
 def _not_quantised(spec: CellSpec) -> list[str]:
@@ -184,8 +202,12 @@ def predict_moments(
     notes: Sequence[str] = (),
     num_gpus: int = 1,
     sharding: str | None = None,
+    workspaces: int = 0,
 ) -> Prediction:
-    """The same from moments that were counted elsewhere; the interval reaches up to what ``at_most`` comes to."""
+    """The same from moments that were counted elsewhere; the interval reaches up to what ``at_most`` comes to.
+
+    ``workspaces``: bytes of cuBLAS's, which a fit has in its constants.
+    """
     if max(moment.total_bytes for moment in found) > LARGEST_BYTES:
         raise VramprobeError(
             f"a cell of {spec.model} with this batch_size and seq_len would need more than 10^300 bytes; give sizes "
@@ -194,7 +216,7 @@ def predict_moments(
     coefficients = model.coefficients if model else {}
     moment = peak_moment(found, coefficients)
     room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
-    constant = model.constant_of(spec.method) if model else 0
+    constant = model.constant_of(spec.method) if model else workspaces
     value = moment.total_bytes + constant
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone

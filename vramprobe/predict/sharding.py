@@ -13,7 +13,15 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.prediction import HasKernels, Prediction, Verdict, predict_moments, verdict, without_flash
+from vramprobe.predict.prediction import (
+    HasKernels,
+    Prediction,
+    Verdict,
+    predict_moments,
+    verdict,
+    without_flash,
+    workspaces_bytes,
+)  # fmt: skip
 from vramprobe.spec import CellSpec
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
 from vramprobe.units import format_bytes
@@ -61,7 +69,7 @@ def predict_rank(
     notes += without_flash(spec, gpu)
     return predict_moments(
         spec, few, model, allow_extrapolation=allow_extrapolation, at_most=many, notes=notes, num_gpus=num_gpus,
-        sharding=sharding,
+        sharding=sharding, workspaces=workspaces_bytes(spec, gpu),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ function $fitted(fit) {
 }
 
 // A GPU as the arithmetic knows it is its name, its memory, and whether it runs flash attention.
-const $gpus = $data.gpus.map((gpu) => ({...gpu, card: {name: gpu.name, total_bytes: gpu.memory_bytes, has_flash: gpu.has_flash}}));
+const $gpus = $data.gpus.map((gpu) => ({...gpu, card: {name: gpu.name, total_bytes: gpu.memory_bytes, has_flash: gpu.has_flash, blas_workspace_bytes: gpu.blas_workspace_bytes}}));
 const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 // -- the cell ----------------------------------------------------------------------------------------------------------
@@ -183,6 +183,7 @@ function $fitOf(spec, gpu) {
   return (spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug))?.model ?? null;
 }
 function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
+function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $predict$prediction.BLAS_WORKSPACE_BYTES; }
 function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
@@ -190,12 +191,13 @@ function $predicted(spec, gpu) {
   const card = gpu?.card ?? null;
   if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
   const fit = $fitOf(spec, gpu), moments = $moments(spec, $hasFlash(gpu));
+  const workspaces = $predict$prediction.workspaces_bytes(spec, card);
   const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
-    return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes);
+    return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
-    const alone = $predict$prediction.predict_moments(spec, moments, null, false, undefined, notes);
+    const alone = $predict$prediction.predict_moments(spec, moments, null, false, undefined, notes, 1, null, workspaces);
     const first = error.prediction.warnings[0];
     alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${first}`);
     return alone;
@@ -216,14 +218,14 @@ function predict(spec, config, gpu = null) {
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
   };
-  return Object.defineProperty(said, "cell", {value: {spec, config, fit: $fitOf(spec, gpu), has_flash: $hasFlash(gpu)}}); // for the verdict of another GPU
+  return Object.defineProperty(said, "cell", {value: {spec, config, fit: $fitOf(spec, gpu), has_flash: $hasFlash(gpu), workspace: $workspace(gpu)}}); // for the verdict of another GPU
 }
 
 // Whether the cell fits: {verdict, tier, needed, usable_bytes, reason}. Throws where the GPU's memory is not known.
 function verdict(prediction, gpu) {
-  const {spec, config, fit, has_flash} = prediction.cell;
+  const {spec, config, fit, has_flash, workspace} = prediction.cell;
   let refusal = null; // where the cell cannot run on this GPU at all
-  if ($fitOf(spec, gpu) !== fit || $hasFlash(gpu) !== has_flash) {
+  if ($fitOf(spec, gpu) !== fit || $hasFlash(gpu) !== has_flash || $workspace(gpu) !== workspace) {
     try {
       prediction = predict(spec, config, gpu);
     } catch (error) {

@@ -61,7 +61,8 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "predict.prediction": {
         "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
-        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE", "Interval", "FitProvenance",
+        "CONTEXT_ALLOWANCE_BYTES", "BLAS_WORKSPACE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
+        "Interval", "FitProvenance", "workspaces_bytes",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
         "usable_bytes", "_outside",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
@@ -161,7 +162,7 @@ def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
         "usd_per_hour": cheapest.usd_per_gpu_hour, "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}"
     }  # fmt: skip
     return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "has_flash": gpu.has_flash,
-            "price": price}  # fmt: skip
+            "blas_workspace_bytes": gpu.blas_workspace_bytes, "price": price}  # fmt: skip
 
 
 def _fit(model: memory_model.MemoryModel) -> dict[str, Any]:

@@ -7,6 +7,7 @@ would ask for is not what was seen.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.ledger import Device, OutOfMemory
+from vramprobe.simulate.ledger import Device, OutOfMemory, SegmentAction, SegmentEvent
 from vramprobe.units import MIB, format_bytes
 
 #: Ampere's and everything since: flash attention, bf16, the same choice of kernels by the libraries.
@@ -31,6 +32,7 @@ MARGIN_BYTES = 64 * MIB
 _ALLOC, _REQUESTED, _COMPLETED, _OOM = (
     ACTIONS[word] for word in ("alloc", "free_requested", "free_completed", "oom")
 )  # fmt: skip
+_SEGMENT = ACTIONS["segment_alloc"]
 _GIVEN = (ACTIONS["segment_free"], ACTIONS["segment_unmap"])
 #: A segment that would have come to less than this share of the card found room.
 _FULL_SHARE = 0.85
@@ -47,24 +49,35 @@ def verdicts(run: RawRun, record: ProfileRecord, gpus: Sequence[str] | str) -> l
 
 @dataclass(frozen=True)
 class Requests:
-    """One rank's requests and frees; ``unlimited_bytes``: the reserved peak on a card without end.
+    """One rank's requests and frees.
 
     ``events``: (action, name, bytes, stream); what could not be served is the last of them where the run ended by it.
     Null where the history does not begin with an empty allocator, or its settings are not modelled: then there are the
-    counters alone. ``error_bytes``: by how much the replay of the run itself misses torch's own reserved peak.
+    counters alone.
     """
 
     needed_bytes: int  # allocated at most, and what the run ended by asking for
     reserved_bytes: int
     events: list[tuple[int, int, int, int]] | None
+    segments: list[tuple[int, int]]  # size and address of each, in order
     config: AllocatorConfig
-    unlimited_bytes: int | None
-    error_bytes: int
     ended_by_oom: bool
     went_on_after_oom: bool
 
 
-def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Requests | None:
+@dataclass(frozen=True)
+class Replayable:
+    """``unlimited_bytes``: the reserved peak on a card without end, null without events.
+
+    ``error_bytes``: by how much the replay of the run itself misses torch's own reserved peak.
+    """
+
+    requests: Requests
+    unlimited_bytes: int | None
+    error_bytes: int
+
+
+def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Replayable | None:
     """Of the rank that ran out, else of the one with the highest reserved peak; None where no process used a card."""
     found = [raw for raw in run.ranks if raw.phases]
     if not found:
@@ -73,10 +86,16 @@ def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Requests | None:
     def height(raw: RawRank) -> tuple[bool, int]:
         return ended_by_oom and bool(raw.ooms), max(phase.reserved_peak_bytes or 0 for phase in raw.phases)
 
-    return _sequence(max(found, key=height), ended_by_oom)
+    raw = max(found, key=height)
+    requests = _requests(raw, ended_by_oom)
+    if requests.events is None:
+        return Replayable(requests, None, 0)
+    unlimited = _replayed(requests, Device()).reserved_bytes
+    was_at_ease = raw.end is not None and raw.end.num_alloc_retries == 0 and not raw.ooms
+    return Replayable(requests, unlimited, abs(unlimited - requests.reserved_bytes) if was_at_ease else 0)
 
 
-def _sequence(raw: RawRank, ended_by_oom: bool) -> Requests:
+def _requests(raw: RawRank, ended_by_oom: bool) -> Requests:
     history, events, config = raw.history, None, AllocatorConfig()
     if history is not None and history.traced == "all" and not history.alive_before:
         with suppress(SpecError):  # as of the cudaMallocAsync backend
@@ -85,14 +104,11 @@ def _sequence(raw: RawRank, ended_by_oom: bool) -> Requests:
     needed = max(phase.allocated_peak_bytes for phase in raw.phases)
     if ended_by_oom and raw.ooms:
         needed = max(needed, (raw.ooms[-1].allocated_bytes or 0) + (raw.ooms[-1].requested_bytes or 0))
-    reserved = max(phase.reserved_peak_bytes or 0 for phase in raw.phases)
-    unlimited = None if events is None else _replayed(events, config, Device())
-    was_at_ease = raw.end is not None and raw.end.num_alloc_retries == 0 and not raw.ooms
+    columns = () if history is None else (history.actions, history.sizes, history.addresses)
     return Requests(
-        needed_bytes=needed, reserved_bytes=reserved, events=events, config=config,
-        error_bytes=abs(unlimited.reserved_bytes - reserved) if unlimited is not None and was_at_ease else 0,
-        unlimited_bytes=None if unlimited is None else unlimited.reserved_bytes,
-        ended_by_oom=ended_by_oom, went_on_after_oom=bool(raw.ooms) and not ended_by_oom,
+        needed_bytes=needed, reserved_bytes=max(phase.reserved_peak_bytes or 0 for phase in raw.phases), events=events,
+        segments=[(size, at) for action, size, at in zip(*columns, strict=True) if action == _SEGMENT],
+        config=config, ended_by_oom=ended_by_oom, went_on_after_oom=bool(raw.ooms) and not ended_by_oom,
     )  # fmt: skip
 
 
@@ -158,11 +174,42 @@ class _Replayed:
     num_retries: int
 
 
-def _replayed(events: list[tuple[int, int, int, int]], config: AllocatorConfig, device: Device) -> _Replayed:
-    allocator, fits = CachingAllocator(config, device), True
+class _Places:
+    """Where the device puts segments: where it put those of the same size in the run, in their order.
+
+    Of two blocks of one size the lower one serves, so that their order counts.
+    """
+
+    def __init__(self, segments: Sequence[tuple[int, int]]) -> None:
+        self._known: defaultdict[int, deque[int]] = defaultdict(deque)
+        for size, address in segments:
+            self._known[size].append(address)
+        self._taken: set[int] = set()
+
+    def place(self, action: SegmentAction, size: int) -> int | None:
+        """The address for a new segment; None where the run knows of no other."""
+        known = self._known[size] if action == "segment_alloc" else ()
+        while known:
+            if (address := known.popleft()) not in self._taken:
+                return address
+        return None
+
+    def note(self, event: SegmentEvent) -> None:
+        """A segment was taken or given back."""
+        if event.action == "segment_alloc":
+            self._taken.add(event.address)
+        elif event.action == "segment_free":
+            self._taken.discard(event.address)
+            self._known[event.size_bytes].append(event.address)
+
+
+def _replayed(requests: Requests, device: Device) -> _Replayed:
+    assert requests.events is not None
+    allocator, fits, places = CachingAllocator(requests.config, device), True, _Places(requests.segments)
+    allocator.ledger.place, allocator.ledger.on_segment = places.place, places.note
     allocate, request, complete = allocator.allocate, allocator.request_free, allocator.complete_free
     try:
-        for action, name, size, stream in events:
+        for action, name, size, stream in requests.events:
             if action == _ALLOC:
                 allocate(name, size, stream)
             elif action == _REQUESTED:
@@ -176,12 +223,13 @@ def _replayed(events: list[tuple[int, int, int, int]], config: AllocatorConfig, 
     return _Replayed(fits, allocator.ledger.reserved_peak, allocator.ledger.num_alloc_retries)
 
 
-def _verdict(gpu: Gpu, record: ProfileRecord, sequence: Requests | None) -> CardVerdict:
+def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardVerdict:
     def unknown(why: str) -> CardVerdict:
         return CardVerdict(gpu=gpu.short_name, verdict="unknown", why=why)
 
-    if sequence is None:
+    if found is None:
         return unknown("nothing was seen to use a GPU")
+    sequence = found.requests
     if gpu.vendor != "NVIDIA":
         return unknown("its kernels differ, and what was seen is CUDA's")
     card, ran_on = card_properties(gpu.short_name), gpu_seen(record.environment.device_name or "")
@@ -194,7 +242,13 @@ def _verdict(gpu: Gpu, record: ProfileRecord, sequence: Requests | None) -> Card
     if sequence.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
     usable = card.total_bytes - (record.context_bytes or _assumed_context_bytes())
-    return _judged(gpu, usable, sequence, margin=sequence.error_bytes + (0 if is_own else MARGIN_BYTES))
+    if is_own and record.outcome.kind == "ok":
+        return CardVerdict(
+            gpu=gpu.short_name, verdict="fits", usable_bytes=usable, reserved_bytes=sequence.reserved_bytes,
+            headroom_bytes=usable - sequence.reserved_bytes,
+            why=f"it ran there: {format_bytes(sequence.reserved_bytes)} reserved of {format_bytes(usable)}",
+        )  # fmt: skip
+    return _judged(gpu, usable, found, margin=found.error_bytes + MARGIN_BYTES)
 
 
 def _assumed_context_bytes() -> int:
@@ -203,10 +257,11 @@ def _assumed_context_bytes() -> int:
     return Policy().context_bytes
 
 
-def _judged(gpu: Gpu, usable: int, sequence: Requests, *, margin: int) -> CardVerdict:
+def _judged(gpu: Gpu, usable: int, found: Replayable, *, margin: int) -> CardVerdict:
     """By the counters where they decide, else by a replay with as much room as the card has."""
+    sequence = found.requests
     least = sequence.needed_bytes
-    at_ease = sequence.reserved_bytes if sequence.unlimited_bytes is None else sequence.unlimited_bytes
+    at_ease = sequence.reserved_bytes if found.unlimited_bytes is None else found.unlimited_bytes
     reserved, retries = at_ease, 0
 
     def verdict(answer, why: str) -> CardVerdict:
@@ -221,9 +276,9 @@ def _judged(gpu: Gpu, usable: int, sequence: Requests, *, margin: int) -> CardVe
     if at_ease > usable - margin:
         if sequence.events is None:
             return verdict("unknown", "between allocated and reserved, with no whole history to replay")
-        tight = _replayed(sequence.events, sequence.config, Device(total_bytes=usable - margin))
+        tight = _replayed(sequence, Device(total_bytes=usable - margin))
         if not tight.fits:
-            if margin and _replayed(sequence.events, sequence.config, Device(total_bytes=usable + margin)).fits:
+            if margin and _replayed(sequence, Device(total_bytes=usable + margin)).fits:
                 return verdict("unknown", f"within {format_bytes(margin)} of its end; run it with --emulate")
             return verdict("does not fit", f"the replay runs out with {format_bytes(usable)}")
         reserved, retries = tight.reserved_bytes, tight.num_retries

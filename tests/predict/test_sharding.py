@@ -162,8 +162,9 @@ def test_a_rank_says_what_it_is_and_its_interval_has_room_for_the_buffers(shardi
         max(moment.total_bytes for moment in rank_moments(spec, 8, sharding, all_buffers=yes)) for yes in (False, True)
     )
     peak = one.peak_allocated_bytes
-    assert peak.value == few == sum(one.terms.values())
-    assert peak.high == round(few * 1.10) + max(many - few, 0)
+    assert peak.value - one.constant_bytes == few == sum(one.terms.values())
+    assert one.constant_bytes == 2 * 8_519_680  # cuBLAS's workspaces, as on an A100
+    assert peak.high == round(peak.value * 1.10) + max(many - few, 0)
     assert sharding == "fsdp-shard-grad-op" or many >= few  # whose root of one unit is gathered without copies of parts
 
 

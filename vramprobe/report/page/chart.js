@@ -41,12 +41,12 @@ const chart = (() => {
       node("rect", { width: 18, height: 18, rx: 3, fill: `url(#fill-${kind(name)})` }));
   }
 
-  /** Terms, then what the caching allocator and the context add where a fit knows them: what is held against a card. */
+  /** Terms and what stands beside them, then what allocator and context add where a fit knows them: held against a card. */
   function segments(prediction) {
     const allocated = prediction.peak_allocated_bytes.value;
     const found = prediction.terms.filter(([, size]) => size > 0);
     const rest = allocated - found.reduce((sum, [, size]) => sum + size, 0);
-    if (rest > 0) found.push(["constant", rest]);
+    if (rest > 0) found.push([prediction.fit ? "constant" : "workspaces", rest]);
     const reserved = prediction.reserved_bytes?.value, device = prediction.device_bytes?.value;
     if (reserved > allocated) found.push(["allocator", reserved - allocated]);
     if (device > (reserved ?? allocated)) found.push(["context", device - (reserved ?? allocated)]);

@@ -13,7 +13,8 @@ const result = (() => {
     logits: "the vocabulary's width, in fp32 too", cast_copies: "weights that autocast copied", dequantisation: "weights made 16 bit to be used",
     temporaries: "live within their phase only", optimizer_temporaries: "within the optimizer's step",
     gathered_weights: "other ranks' shards, while they are used", gradient_buckets: "on their way to the other ranks",
-    allocator: "reserved by torch, not handed out", context: "CUDA context and libraries", constant: "what the fit found beside the terms, or cuBLAS's workspaces",
+    allocator: "reserved by torch, not handed out", context: "CUDA context and libraries", constant: "what the fit found beside the terms",
+    workspaces: "cuBLAS's, one for each thread that calls it",
   };
   let drawn = null; // what was drawn last, to draw it again at another width
 

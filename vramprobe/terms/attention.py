@@ -93,7 +93,7 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
         scaled_query = layout.by_heads(scaled_query, setup.batch_size)
         scaled_key = layout.repeated(scaled_key, q.numel, as_view=setup.batch_size == 1)
     scores = product(scaled_query, scaled_key, num_scores(setup), setup.batch_size)
-    scores = _safe_softmax(scores)
+    scores = _safe_softmax(scores, setup.device)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     if broadcasts:
         v = layout.repeated(v, q.numel, as_view=setup.batch_size == 1)
@@ -104,9 +104,9 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
     return layout.contiguous(out)
 
 
-def _safe_softmax(scores: Value) -> Value:
+def _safe_softmax(scores: Value, device: str) -> Value:
     """``_safe_softmax``: saves its output; looks for rows of −inf through a mask of one byte per score."""
-    out = op.elementwise(scores, saves="output")
+    out = op.softmax(scores, device)
     infinite = scores.tape.new(scores.numel, "bool")
     del infinite
     return out
@@ -125,9 +125,9 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
         scores = op.scaled(scores)
     scores = op.add(scores, mask) if mask is not None else scores
     if setup.arch.model_type == "gpt2":
-        scores = op.cast(op.elementwise(scores, saves="output"), value.dtype)
+        scores = op.cast(op.softmax(scores, setup.device), value.dtype)
     else:
-        scores = op.cast(op.elementwise(op.cast(scores, "fp32"), saves="output"), dtype)
+        scores = op.cast(op.softmax(op.cast(scores, "fp32"), setup.device), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     out = product(scores, value, _num_out(setup), setup.batch_size, setup.autocast)
     out.contiguous = False

@@ -55,7 +55,7 @@ def _falcon_eager(model: Model, query: Value, key: Value, value: Value, dtype: s
     key = layout.repeated(key, query.numel, as_view=single)
     scores = product(query, key, num_scores(setup), setup.batch_size)
     scores = op.scaled(scores, in_place=True)
-    scores = op.elementwise(op.cast(op.add(scores, model.mask), dtype), saves="output")
+    scores = op.softmax(op.cast(op.add(scores, model.mask), dtype), setup.device)
     if setup.autocast != "none":
         value = op.cast(value, setup.autocast)
     value = layout.repeated(value, query.numel, as_view=single)
@@ -103,7 +103,7 @@ def _bloom_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, V
         alibi, query, key = (op.cast(x, setup.autocast) for x in (alibi, query, key))
     scores = op.batched_product(query, key, num_scores(setup))  # baddbmm, which saves no biases
     weights = op.add(scores, model.mask)
-    probabilities = op.cast(op.elementwise(op.cast(weights, "fp32"), saves="output"), dtype)
+    probabilities = op.cast(op.softmax(op.cast(weights, "fp32"), setup.device), dtype)
     probabilities = op.dropout(probabilities, model.arch.attention_dropout, model.device)
     out = product(probabilities, value, numel, setup.batch_size, setup.autocast)
     out.contiguous = False  # scores and weights stay in variables, unlike elsewhere

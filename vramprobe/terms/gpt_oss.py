@@ -90,7 +90,7 @@ def _attend(model: Model, query: Value, key: Value, value: Value, sinks: Value) 
     scores = op.add(scores, model.mask)
     combined = _with_column(scores, sinks, num_rows)
     combined = _minus(combined, _row_maximum(combined, num_rows))
-    weights = op.elementwise(combined, saves="output")
+    weights = op.softmax(combined, setup.device)
     weights = _without_column(weights, num_rows)
     weights = op.cast(model.dropout(weights, arch.attention_dropout), value.dtype)
     del scores

@@ -93,6 +93,20 @@ def elementwise(value: Value, saves: str = "", dtype: str | None = None) -> Valu
     return out
 
 
+def softmax(value: Value, device: str) -> Value:
+    """Saves its output. On CUDA its backward takes the gradient times that first (SoftMax.cu)."""
+    out = value_like(value)
+
+    def backward(grads: list[Value]) -> list[Value | None]:
+        taken = value_like(grads[0]) if device == "cuda" else None
+        result = value_like(grads[0])
+        del taken
+        return [result]
+
+    value.tape.record([value], [out], [out], backward)
+    return out
+
+
 def scaled(value: Value, *, in_place: bool = False) -> Value:
     """``value * number``: the number is wrapped in an 8-byte tensor, and that is what multiplication saves.
 

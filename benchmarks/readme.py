@@ -70,7 +70,7 @@ def _output(words: list[str]) -> str:
 
 def is_measured(source: str) -> bool:
     """Whether a block differs each time it is made, or is a picture that lies beside the page."""
-    return source.startswith(("vramprobe measure ", "vramprobe run ")) or "--timeline" in source
+    return source.startswith(("vramprobe measure ", "vramprobe run ", "vramprobe profile ")) or "--timeline" in source
 
 
 def rebuilt(page: Path, *, measure_too: bool) -> Iterator[tuple[str, str, str]]:

@@ -67,6 +67,7 @@ HOW = {
     "vramprobe emulate setup": Way(
         elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
     ),
+    "vramprobe diff before.jsonl after.jsonl": Way(elsewhere="tests/profile/test_shown.py", why="it needs two profiles"),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(
         more="--num-layers 1 --timing-steps 0 --device cpu", why="the whole model takes longer"

@@ -82,7 +82,7 @@ def main() -> None:
             continue
         row = measure(run, given.environments, given.uv)
         _say(f"{run.name}: {row['allocated_peak_bytes']} {row['missing'] or 'nothing is missing'}")
-        found = [*(kept for kept in found if kept["name"] != run.name), row]
+        found = [*(kept for kept in _read() if kept["name"] != run.name), row]
         _write(sorted(found, key=lambda row: list(every).index(row["name"])))
 
 

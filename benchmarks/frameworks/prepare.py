@@ -48,7 +48,12 @@ def write_tokenizer(folder):
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     whole = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|im_end|>", pad_token="<pad>", model_max_length=32768
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="<|im_end|>",
+        pad_token="<pad>",
+        model_max_length=32768,
+        model_input_names=["input_ids", "attention_mask"],
     )
     whole.chat_template = CHAT
     whole.save_pretrained(folder)

@@ -5,9 +5,9 @@ unsloth_sft.py MODEL_FOLDER DATA_FOLDER
 
 import sys
 
-from unsloth import FastLanguageModel  # noqa: I001  first, as it asks
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
+from unsloth import FastLanguageModel
 
 
 def main(folder, data):

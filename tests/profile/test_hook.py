@@ -68,6 +68,18 @@ def test_a_forward_that_is_not_trained_is_evaluation_and_generation_is_told(tmp_
     assert names == [*STEP, "generation", "other", "generation", "other", "evaluation", "other"]
 
 
+def test_a_reference_model_between_forward_and_backward_is_evaluation(tmp_path: Path) -> None:
+    """As DPO has one: its forward follows that of the model that trains, and precedes the backward."""
+    script = TRAIN.replace("optimizer =", "reference = torch.nn.Linear(1024, 4096).cuda()\noptimizer =").replace(
+        "    loss.backward()\n",
+        "    with torch.no_grad(): reference(torch.randn(64, 1024, device='cuda'))\n    loss.backward()\n",
+    )
+    profiled(tmp_path, script, num_steps=2)
+    names = [phase["name"] for phase in lines(tmp_path, "phase") if phase["step"] == 1]
+    assert names == ["forward", "evaluation", "forward", *STEP[1:]]
+    assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2]
+
+
 def test_gradients_that_are_accumulated_make_one_step(tmp_path: Path) -> None:
     script = TRAIN.replace("    optimizer.step()\n    optimizer.zero_grad()\n",
                            "    if step % 2:\n        optimizer.step()\n        optimizer.zero_grad()\n")  # fmt: skip

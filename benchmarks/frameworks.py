@@ -100,7 +100,8 @@ def measure(run: Run, environments: Path, uv: str) -> Row:
         equal = "yes" if peaks == plain["peaks"] else f"no: {plain['peaks']}"
     missing = [run.remark, hooked.get("missing", ""), plain.get("missing", "")]
     return {
-        "name": run.name, "framework": run.package, "version": _pinned(run, run.package), "torch": _pinned(run, "torch"),
+        "name": run.name, "framework": run.package, "version": _pinned(run, run.package),
+        "torch": _pinned(run, "torch"),
         "card": run.cards, "ranks": len(peaks), "allocated_peak_bytes": max((peak[0] for peak in peaks), default=""),
         "reserved_peak_bytes": max((peak[1] for peak in peaks), default=""), "steps": hooked.get("steps", ""),
         "seconds": round(seconds), "stopped": hooked.get("stopped", ""), "equal": equal,

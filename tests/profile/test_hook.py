@@ -89,6 +89,33 @@ def test_gradients_that_are_accumulated_make_one_step(tmp_path: Path) -> None:
     assert found == [("forward", 1), ("backward", 1), ("forward", 2), ("backward", 2)]
 
 
+CLOSURE = """
+import torch
+class Twice(torch.optim.SGD):
+    def step(self, closure):
+        closure(), closure()
+model = torch.nn.Linear(1024, 4096).cuda()
+optimizer = OPTIMIZER(model.parameters(), lr=1e-3)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+for step in range(NUM_STEPS): optimizer.step(closure)
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "times"), [("torch.optim.AdamW", 1), ("Twice", 2)])
+def test_an_optimizer_that_calls_the_loss_itself(tmp_path: Path, optimizer: str, times: int) -> None:
+    """As Lightning starts every optimizer; others, as LBFGS, call it more than once in a step."""
+    profiled(tmp_path, CLOSURE.replace("OPTIMIZER", optimizer), num_steps=3)
+    assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2, 3]
+    names = [phase["name"] for phase in lines(tmp_path, "phase") if phase["step"] == 2]
+    assert [name for name in names if name not in ("zero_grad", "other")] == [
+        "forward", "backward", "optimizer_step",
+    ] * times  # fmt: skip
+
+
 def test_what_is_held_stands_in_the_history(tmp_path: Path) -> None:
     import pickle
 

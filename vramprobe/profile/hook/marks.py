@@ -21,6 +21,7 @@ class Marks:
         self._phases, self._on_forward = phases, on_forward
         self._on_backward_end, self._on_optimizer = on_backward_end, on_optimizer
         self._depth = {"forward": 0, "backward": 0, "zero_grad": 0}
+        self._has_closure = False  # within an optimizer's step that computes the loss itself
         self._roots = set()
         self._discovery, self._is_settled = None, False  # settled: all that take part in a step are known
         self._discover()
@@ -99,18 +100,22 @@ class Marks:
                 self._depth["backward"] -= 1
                 if self._depth["backward"] == 0:
                     self._on_backward_end()
-                    self._phases.mark("other")
+                    self._phases.mark("optimizer_step" if self._has_closure else "other")
+                    self._phases.is_stepping = self._has_closure
 
         return _engine_run_backward
 
     def _before_step(self, optimizer, args, kwargs):
-        if self._depth["backward"] == 0:
-            self._phases.mark("optimizer_step")
-        else:
+        if self._depth["backward"]:
             self._phases.stepped()
+        elif kwargs.get("closure") is None and (len(args) < 2 or args[1] is None):
+            self._phases.mark("optimizer_step")
+        else:  # as LBFGS needs it, and Lightning does: the step begins when the closure has come back
+            self._has_closure = True
 
     def _after_step(self, optimizer, args, kwargs):
         self._on_optimizer(optimizer)
+        self._has_closure = self._phases.is_stepping = False
         if self._depth["backward"] == 0:
             self._phases.mark("other")
 

@@ -5,7 +5,8 @@ package of NVIDIA's), on empty checkpoints and rows of text that are all alike: 
 profile``, which ends it after three steps that repeat, and once without it, to its own end. Peaks are what torch's
 allocator reports, the highest over all phases, of the rank that has the most; they are *emulated*, and none was
 compared with a real card here. ``equal``: whether allocated and reserved peaks of every rank are the same bytes with
-the hook and without it. Rows that the table has are kept; ``--only NAME`` runs these anew.
+the hook and without it; where three steps were not enough for that, ``whole`` says that both went to their own end.
+Rows that the table has are kept; ``--only NAME`` runs these anew.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ OUT = HERE.parent / "out" / "frameworks"
 STEPS, LIMIT_SECONDS = 3, 900
 COLUMNS = (
     "name", "framework", "version", "torch", "card", "ranks", "allocated_peak_bytes", "reserved_peak_bytes", "steps",
-    "seconds", "stopped", "equal", "phases", "missing", "command",
+    "seconds", "stopped", "equal", "phases", "missing", "remark", "command",
 )  # fmt: skip
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One entry of runs.toml. ``before``: what its users run first. ``remark``: what is missing, by hand."""
+    """One entry of runs.toml. ``before``: what its users run first. ``remark``: what a reader should know."""
 
     name: str
     package: str
@@ -68,12 +69,14 @@ def main() -> None:
     parser.add_argument("--environments", metavar="FOLDER", type=Path, default=cache_folder() / "frameworks")
     parser.add_argument("--uv", default="uv", help="uv's command, for environments that are not there yet")
     parser.add_argument("--check", action="store_true", help="say whether the page is what the CSV says")
-    parser.add_argument("--start", nargs=3, metavar=("NAME", "hooked|plain", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--start", nargs=3, metavar=("NAME", "hooked|whole|plain", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     every = {run.name: run for run in runs()}
     if given.start:
         name, way, folder = given.start
-        return {"hooked": _start_hooked, "plain": _start_plain}[way](every[name], Path(folder))
+        if way == "plain":
+            return _start_plain(every[name], Path(folder))
+        return _start_hooked(every[name], Path(folder), STEPS if way == "hooked" else None)
     found = _read()
     if given.check:
         sys.exit(None if TABLE.with_suffix(".md").read_text() == page(found) else "frameworks.md is out of date")
@@ -97,16 +100,23 @@ def measure(run: Run, environments: Path, uv: str) -> Row:
     plain = _started(run, "plain", work, python)
     peaks, equal = hooked.get("peaks", []), ""
     if peaks and plain.get("exit_status") == 0:
-        equal = "yes" if peaks == plain["peaks"] else f"no: {plain['peaks']}"
-    missing = [run.remark, hooked.get("missing", ""), plain.get("missing", "")]
+        equal = "yes" if peaks == plain["peaks"] else _equal_as_a_whole(run, plain["peaks"], work, python)
+    missing = [hooked.get("missing", ""), plain.get("missing", "")]
     return {
         "name": run.name, "framework": run.package, "version": _pinned(run, run.package),
         "torch": _pinned(run, "torch"),
         "card": run.cards, "ranks": len(peaks), "allocated_peak_bytes": max((peak[0] for peak in peaks), default=""),
         "reserved_peak_bytes": max((peak[1] for peak in peaks), default=""), "steps": hooked.get("steps", ""),
         "seconds": round(seconds), "stopped": hooked.get("stopped", ""), "equal": equal,
-        "phases": hooked.get("phases", ""), "missing": "; ".join(filter(None, missing)), "command": run.command,
+        "phases": hooked.get("phases", ""), "missing": "; ".join(filter(None, missing)),
+        "remark": "; ".join(filter(None, [run.remark, hooked.get("remark", "")])), "command": run.command,
     }  # fmt: skip
+
+
+def _equal_as_a_whole(run: Run, peaks: list[list[int]], work: Path, python: Path) -> str:
+    """What three steps have not reached: the hook to the command's own end."""
+    whole = _started(run, "whole", work, python).get("peaks", [])
+    return "whole" if whole == peaks else f"no: {whole} with the hook to the end, {peaks} without"
 
 
 def _environment(name: str, environments: Path, uv: str) -> Path:
@@ -192,11 +202,11 @@ runpy.run_path(path, run_name="__main__")
 """
 
 
-def _start_hooked(run: Run, folder: Path) -> None:
-    """Under the hook, to three steps that repeat."""
+def _start_hooked(run: Run, folder: Path, steps: int | None) -> None:
+    """Under the hook, to so many steps that repeat, or to the command's own end."""
     raw = folder / "raw"
     raw.mkdir()
-    options = launch.Options(trace="all", steps=STEPS)
+    options = launch.Options(trace="all", steps=steps)
     ended = launch.run(shlex.split(run.command), raw, options, emulate=run.cards, say=_say)
     seen = [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(raw.glob("*.jsonl"))]
     for path in raw.glob("*.history"):
@@ -208,7 +218,6 @@ def _start_hooked(run: Run, folder: Path) -> None:
         f"exit status {ended.exit_status}" if ended.exit_status else "",
         f"{ended.num_left} processes left" if ended.num_left else "",
         "" if ended.stopped else "it was not stopped",
-        *{line["message"] for one in trained for line in one if line["line"] == "warning"},
         *{f"out of memory in {line['phase']}" for one in trained for line in one if line["line"] == "oom"},
     ]
     result = {
@@ -218,6 +227,7 @@ def _start_hooked(run: Run, folder: Path) -> None:
                         for one in phases),
         "phases": " ".join(dict.fromkeys(line["name"] for one in phases for line in one)),
         "missing": "; ".join(filter(None, wrong)),
+        "remark": "; ".join({line["message"] for one in trained for line in one if line["line"] == "warning"}),
     }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(result))
 
@@ -270,13 +280,13 @@ def page(found: list[Row]) -> str:
         "# Training frameworks, unmodified, on an emulated GPU", "",
         *(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(), "",
         "| run | framework | torch | card | ranks | allocated peak, bytes | reserved peak, bytes | steps | seconds "
-        "| stopped | equal | missing |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |",
+        "| stopped | equal | missing | remark |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- | --- | --- |",
     ]  # fmt: skip
     for row in found:
         sizes = [f"{int(row[key]):,}" if row[key] else "" for key in ("allocated_peak_bytes", "reserved_peak_bytes")]
         cells = [row["name"], f"{row['framework']} {row['version']}", row["torch"], row["card"], row["ranks"], *sizes,
-                 *(row[key] for key in ("steps", "seconds", "stopped", "equal", "missing"))]  # fmt: skip
+                 *(row[key] for key in ("steps", "seconds", "stopped", "equal", "missing", "remark"))]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "Commands, and the phases that were seen:", ""]
     lines += [f"- {row['name']}: `{row['command']}`: {row['phases'].replace(' ', ', ')}" for row in found]

@@ -33,7 +33,7 @@ def main(folder, data):
 
     loader = torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=collate, num_workers=2)
     trainer = lightning.Trainer(
-        max_steps=6, precision="bf16-true", accelerator="gpu", devices=1, logger=False, enable_checkpointing=False
+        max_steps=12, precision="bf16-true", accelerator="gpu", devices=1, logger=False, enable_checkpointing=False
     )
     trainer.fit(Module(folder), loader)
 

@@ -5,9 +5,11 @@ unsloth_sft.py MODEL_FOLDER DATA_FOLDER
 
 import sys
 
+from unsloth import FastLanguageModel
+
+# isort: split
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
-from unsloth import FastLanguageModel
 
 
 def main(folder, data):
@@ -19,11 +21,11 @@ def main(folder, data):
         target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], random_state=3407,
     )  # fmt: skip
     SFTTrainer(
-        model=model, tokenizer=tokenizer, train_dataset=load_dataset(data, split="train"), dataset_text_field="text",
-        max_seq_length=2048, packing=False,
+        model=model, processing_class=tokenizer, train_dataset=load_dataset(data, split="train"),
         args=SFTConfig(
-            per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=6, learning_rate=2e-4,
-            logging_steps=1, optim="adamw_8bit", weight_decay=0.01, output_dir="out", report_to="none",
+            dataset_text_field="text", per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=6,
+            learning_rate=2e-4, logging_steps=1, optim="adamw_8bit", weight_decay=0.01, output_dir="out/unsloth",
+            report_to="none",
         ),
     ).train()  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The committed table of training frameworks on an emulated GPU: as its CSV says, and what the product promises of it."""
+"""The committed table of training frameworks on an emulated GPU: as its CSV says, and what is promised of it."""
 
 import csv
 import subprocess
@@ -14,12 +14,13 @@ def test_the_page_is_what_the_table_says():
 
 
 def test_ten_frameworks_run_and_the_hook_changes_no_byte():
-    """Each row that works ended after three steps, or one more where two were not yet alike, with the same bytes."""
+    """Each row that works was stopped after three steps or a few more, with the bytes that it has without the hook."""
     with BENCHMARK.with_suffix(".csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     working = [row for row in found if not row["missing"]]
     assert len(working) >= 10
     for row in working:
-        assert (row["steps"] in ("3", "4"), row["stopped"], row["equal"]) == (True, "yes", "yes"), row["name"]
+        assert (int(row["steps"]) >= 3, row["stopped"]) == (True, "yes"), row["name"]
+        assert row["equal"] in ("yes", "whole"), row["name"]
         assert {"load", "forward", "backward", "optimizer_step"} <= set(row["phases"].split()), row["name"]
         assert int(row["ranks"]) == (2 if row["card"].endswith("x2") else 1)

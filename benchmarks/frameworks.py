@@ -164,6 +164,7 @@ def _plain_environment(python: Path) -> dict[str, str]:
     return kept | {
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(python.parent.parent),
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "DO_NOT_TRACK": "1", "AXOLOTL_DO_NOT_TRACK": "1", "UNSLOTH_DISABLE_STATISTICS": "1",
     }  # fmt: skip
 
 

@@ -89,6 +89,13 @@ def test_gradients_that_are_accumulated_make_one_step(tmp_path: Path) -> None:
     assert found == [("forward", 1), ("backward", 1), ("forward", 2), ("backward", 2)]
 
 
+def test_a_program_that_asks_whether_there_is_a_torch_before_it_imports_it(tmp_path: Path) -> None:
+    """As transformers does: both hooks wait for the import itself."""
+    profiled(tmp_path, "import importlib.util; importlib.util.find_spec('torch')\n" + TRAIN, num_steps=2)
+    assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2]
+    assert lines(tmp_path, "values")
+
+
 CLOSURE = """
 import torch
 class Twice(torch.optim.SGD):

@@ -146,17 +146,18 @@ def cards():
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for torch, then leaves."""
+    """Waits until torch is imported, then leaves; who only asks whether there is one does not import it."""
 
     def find_spec(self, name, path, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module):
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 run(module)
                 _start()
 

@@ -58,8 +58,8 @@ class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
     __slots__ = (
-        "composite", "counted", "empty", "has_generator", "has_parts", "lifts", "moves", "name", "overwrites", "pure", "quiet",
-        "random", "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
+        "composite", "counted", "empty", "has_generator", "has_parts", "lifts", "moves", "name", "overwrites", "pure",
+        "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
     )  # fmt: skip
 
     def __init__(self, func):

@@ -80,6 +80,17 @@ def test_a_reference_model_between_forward_and_backward_is_evaluation(tmp_path: 
     assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2]
 
 
+def test_a_gradient_that_the_forward_takes_is_a_part_of_it(tmp_path: Path) -> None:
+    """As for forces; and a compiler asks for one while it follows a forward."""
+    script = TRAIN.replace("torch.nn.ReLU()", "Slope()").replace("model =", """class Slope(torch.nn.Module):
+    def forward(self, x):
+        return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+model =""")  # fmt: skip
+    profiled(tmp_path, script, num_steps=2)
+    names = [phase["name"] for phase in lines(tmp_path, "phase") if phase["step"] == 1]
+    assert names == STEP
+
+
 def test_gradients_that_are_accumulated_make_one_step(tmp_path: Path) -> None:
     script = TRAIN.replace("    optimizer.step()\n    optimizer.zero_grad()\n",
                            "    if step % 2:\n        optimizer.step()\n        optimizer.zero_grad()\n")  # fmt: skip

@@ -90,6 +90,8 @@ class Marks:
     def _watched_engine(self, run):
         @functools.wraps(run)
         def _engine_run_backward(*args, **kwargs):
+            if self._depth["forward"] or _is_traced(args):  # a part of the forward: forces, what a compiler asks
+                return run(*args, **kwargs)
             if self._depth["backward"] == 0:
                 self._settle()
                 self._phases.mark("backward")
@@ -134,6 +136,11 @@ class Marks:
                     self._phases.mark("other")
 
         return watched
+
+
+def _is_traced(args):
+    """Whether a compiler follows the backward with tensors that have no memory."""
+    return any(type(output).__module__.startswith("torch._subclasses") for output in args[0])
 
 
 def _is_on_a_card(module):

@@ -5,8 +5,9 @@ package of NVIDIA's), on empty checkpoints and rows of text that are all alike: 
 profile``, which ends it after three steps that repeat, and once without it, to its own end. Peaks are what torch's
 allocator reports, the highest over all phases, of the rank that has the most; they are *emulated*, and none was
 compared with a real card here. ``equal``: whether allocated and reserved peaks of every rank are the same bytes with
-the hook and without it; where three steps were not enough for that, ``whole`` says that both went to their own end.
-Rows that the table has are kept; ``--only NAME`` runs these anew.
+the hook and without it; where three steps were not enough for that, ``whole`` says that both went to their own end. A
+framework that clears gradients by itself (DeepSpeed, Unsloth) has no phase zero_grad. Rows that the table has are kept;
+``--only NAME`` runs these anew.
 """
 
 from __future__ import annotations

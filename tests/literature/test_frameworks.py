@@ -22,5 +22,8 @@ def test_ten_frameworks_run_and_the_hook_changes_no_byte():
     for row in working:
         assert (int(row["steps"]) >= 3, row["stopped"]) == (True, "yes"), row["name"]
         assert row["equal"] in ("yes", "whole"), row["name"]
-        assert {"load", "forward", "backward", "optimizer_step"} <= set(row["phases"].split()), row["name"]
+        phases = {"load", "forward", "backward"}
+        if "within the backward" not in row["remark"]:
+            phases.add("optimizer_step")
+        assert phases <= set(row["phases"].split()), row["name"]
         assert int(row["ranks"]) == (2 if row["card"].endswith("x2") else 1)

@@ -23,7 +23,10 @@ def write(config, folder):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shards, at, file_of = [{}], 0, {}
+    own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}  # a tied weight is there once
     for name, tensor in model.state_dict().items():
+        if name not in own:
+            continue
         size = tensor.numel() * ITEM_BYTES
         if at + size > MAX_SHARD_BYTES and shards[-1]:
             shards.append({})

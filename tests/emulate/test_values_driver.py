@@ -194,14 +194,16 @@ def test_contents_that_steer_are_found_by_verification(run):
 
 def test_the_hook_watches_a_process_that_knows_nothing_of_it(run):
     hook.site_folder(run.folder)
-    script = "import torch\nbool(torch.randn(2048, 2048, device='cuda').sum() > 0)\nprint(0)\n"
-    run(hook.PTH_LINE + script, PYTHONPATH="")
+    script = "import torch\nbool(torch.randn(2048, 2048, device='cuda').sum() > 0)\n"
+    script += "torch.cuda.reset_peak_memory_stats()\nprint(torch.cuda.max_memory_allocated())\n"
+    last = run(hook.PTH_LINE + script, PYTHONPATH="")
     (path,) = run.folder.glob("values-*.json")
     report = json.loads(path.read_text())
     assert [(read["kind"], read["state"]) for read in report["reads"]] == [("control", "assumed")]
     (card,) = report["cards"]
     assert (card["index"], card["name"]) == (0, "NVIDIA H100 80GB HBM3")
-    assert card["reserved_peak_bytes"] >= card["allocated_peak_bytes"] >= 2048 * 2048 * 4
+    assert card["reserved_highest_bytes"] >= card["allocated_highest_bytes"] >= 2048 * 2048 * 4
+    assert card["allocated_peak_bytes"] == last < 2048 * 2048 * 4  # since the program's own reset
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

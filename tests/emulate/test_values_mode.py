@@ -213,3 +213,13 @@ def test_wrong_policies_are_refused():
         Policy(contents="twos")
     with pytest.raises(ValueError, match="even, one_expert"):
         Policy(routing="odd")
+
+
+def test_a_tensor_made_of_the_hosts_numbers_is_computed_whatever_lay_there_before():
+    """``torch.tensor([32], device="cuda")``: the mode sees no more of it than this operator."""
+    mode = TrueValuesOnCpu()
+    tensor = known(mode, [32.0, 32.0])
+    mode.assumed.add(tensor.data_ptr(), tensor.data_ptr() + 8)
+    with mode:
+        assert torch.ops.aten.lift_fresh(tensor).max().item() == 32
+    assert mode.report()["reads"] == []

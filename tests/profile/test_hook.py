@@ -68,6 +68,29 @@ def test_a_forward_that_is_not_trained_is_evaluation_and_generation_is_told(tmp_
     assert names == [*STEP, "generation", "other", "generation", "other", "evaluation", "other"]
 
 
+def test_a_reference_model_between_forward_and_backward_is_evaluation(tmp_path: Path) -> None:
+    """As DPO has one: its forward follows that of the model that trains, and precedes the backward."""
+    script = TRAIN.replace("optimizer =", "reference = torch.nn.Linear(1024, 4096).cuda()\noptimizer =").replace(
+        "    loss.backward()\n",
+        "    with torch.no_grad(): reference(torch.randn(64, 1024, device='cuda'))\n    loss.backward()\n",
+    )
+    profiled(tmp_path, script, num_steps=2)
+    names = [phase["name"] for phase in lines(tmp_path, "phase") if phase["step"] == 1]
+    assert names == ["forward", "evaluation", "forward", *STEP[1:]]
+    assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2]
+
+
+def test_a_gradient_that_the_forward_takes_is_a_part_of_it(tmp_path: Path) -> None:
+    """As for forces; and a compiler asks for one while it follows a forward."""
+    script = TRAIN.replace("torch.nn.ReLU()", "Slope()").replace("model =", """class Slope(torch.nn.Module):
+    def forward(self, x):
+        return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+model =""")  # fmt: skip
+    profiled(tmp_path, script, num_steps=2)
+    names = [phase["name"] for phase in lines(tmp_path, "phase") if phase["step"] == 1]
+    assert names == STEP
+
+
 def test_gradients_that_are_accumulated_make_one_step(tmp_path: Path) -> None:
     script = TRAIN.replace("    optimizer.step()\n    optimizer.zero_grad()\n",
                            "    if step % 2:\n        optimizer.step()\n        optimizer.zero_grad()\n")  # fmt: skip
@@ -75,6 +98,40 @@ def test_gradients_that_are_accumulated_make_one_step(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2, 3]
     found = [(p["name"], p["micro_step"]) for p in lines(tmp_path, "phase") if p["step"] == 2 and p["micro_step"]]
     assert found == [("forward", 1), ("backward", 1), ("forward", 2), ("backward", 2)]
+
+
+def test_a_program_that_asks_whether_there_is_a_torch_before_it_imports_it(tmp_path: Path) -> None:
+    """As transformers does: both hooks wait for the import itself."""
+    profiled(tmp_path, "import importlib.util; importlib.util.find_spec('torch')\n" + TRAIN, num_steps=2)
+    assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2]
+    assert lines(tmp_path, "values")
+
+
+CLOSURE = """
+import torch
+class Twice(torch.optim.SGD):
+    def step(self, closure):
+        closure(), closure()
+model = torch.nn.Linear(1024, 4096).cuda()
+optimizer = OPTIMIZER(model.parameters(), lr=1e-3)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+for step in range(NUM_STEPS): optimizer.step(closure)
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "times"), [("torch.optim.AdamW", 1), ("Twice", 2)])
+def test_an_optimizer_that_calls_the_loss_itself(tmp_path: Path, optimizer: str, times: int) -> None:
+    """As Lightning starts every optimizer; others, as LBFGS, call it more than once in a step."""
+    profiled(tmp_path, CLOSURE.replace("OPTIMIZER", optimizer), num_steps=3)
+    assert [line["step"] for line in lines(tmp_path, "step")] == [1, 2, 3]
+    names = [phase["name"] for phase in lines(tmp_path, "phase") if phase["step"] == 2]
+    assert [name for name in names if name not in ("zero_grad", "other")] == [
+        "forward", "backward", "optimizer_step",
+    ] * times  # fmt: skip
 
 
 def test_what_is_held_stands_in_the_history(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ HOW = {
     "python benchmarks/sharding.py": Way(elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"),
     "python benchmarks/published.py": Way(elsewhere="tests/literature/test_published_figures.py", why="it needs peers"),
     "python benchmarks/published_emulated.py": Way(more="--check", why="its environments take minutes, its rows more"),
+    "python benchmarks/frameworks.py": Way(more="--check", why="its environments take minutes, its runs more"),
     "python benchmarks/published_ranks.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/allocator_speed.py": Way(more="2000", why="a million events take longer"),
     "python benchmarks/sweep_time.py results/cpu/quickstart": AS_IT_IS,

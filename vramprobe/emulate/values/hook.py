@@ -83,6 +83,7 @@ def _start():
     from .policy import Policy
 
     found = {}
+    _keep_peaks()
     try:
         watch = enable(Policy(**json.loads(os.environ.get(POLICY, "{}"))))
     except Exception as error:  # someone else's process must not end for it; its report says what was missing
@@ -120,17 +121,37 @@ def write(report, pid=None):
     return path
 
 
+_before_resets = {}  # card → tier → the highest peak that a reset of the program's has ended
+
+
+def _keep_peaks():
+    """The program's resets of the allocator's peaks are its own affair: what they end is kept for :func:`cards`."""
+    import torch
+
+    reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
+    if reset is None:
+        return
+
+    def keeping(device):
+        seen, kept = torch.cuda.memory_stats(device), _before_resets.setdefault(device, {})
+        for tier in ("allocated", "reserved"):
+            kept[tier] = max(kept.get(tier, 0), seen.get(f"{tier}_bytes.all.peak", 0))
+        reset(device)
+
+    torch._C._cuda_resetPeakMemoryStats = keeping
+
+
 def cards():
     """What torch's allocator says of each card that this process used: [{index, peaks in bytes, retries, ooms}].
 
-    The peaks are those since the program last reset them.
+    ``…_peak_bytes`` are those since the program last reset them, ``…_highest_bytes`` those of the whole process.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
     found = []
     for index in range(torch.cuda.device_count()):
-        seen = torch.cuda.memory_stats(index)
+        seen, kept = torch.cuda.memory_stats(index), _before_resets.get(index, {})
         if seen.get("reserved_bytes.all.peak"):
             found.append(
                 {
@@ -138,6 +159,8 @@ def cards():
                     "name": torch.cuda.get_device_name(index),
                     "allocated_peak_bytes": seen["allocated_bytes.all.peak"],
                     "reserved_peak_bytes": seen["reserved_bytes.all.peak"],
+                    "allocated_highest_bytes": max(seen["allocated_bytes.all.peak"], kept.get("allocated", 0)),
+                    "reserved_highest_bytes": max(seen["reserved_bytes.all.peak"], kept.get("reserved", 0)),
                     "num_retries": seen["num_alloc_retries"],
                     "num_ooms": seen["num_ooms"],
                 }
@@ -146,17 +169,18 @@ def cards():
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for torch, then leaves."""
+    """Waits until torch is imported, then leaves; who only asks whether there is one does not import it."""
 
     def find_spec(self, name, path, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module):
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 run(module)
                 _start()
 

@@ -98,6 +98,8 @@ class TrueValues(TorchDispatchMode):
         finally:
             thread.operator = None
         if operator.quiet:
+            if operator.lifts and self._on_device(out):
+                self._lifted(out)
             return out
         if operator.moves:
             self._moved(args, kwargs, out)
@@ -447,6 +449,12 @@ class TrueValues(TorchDispatchMode):
             yield
         finally:
             self._thread.handled = False
+
+    def _lifted(self, tensor):
+        """What ``torch.tensor`` and its like have copied to the card out of this mode's sight: numbers of the host's,
+        whatever was assumed of the memory before. Which bytes came, the driver knows."""
+        address, num_bytes = span(tensor)
+        self.assumed.discard(address, address + num_bytes)
 
     def _about_to_read(self, operator_name, tensor, *, decides_shape=False):
         """The host is about to read ``tensor``: note it unless all of it was computed; small ones get the policy's

@@ -58,8 +58,8 @@ class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
     __slots__ = (
-        "composite", "counted", "empty", "has_generator", "has_parts", "moves", "name", "overwrites", "pure", "quiet",
-        "random", "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
+        "composite", "counted", "empty", "has_generator", "has_parts", "lifts", "moves", "name", "overwrites", "pure",
+        "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
     )  # fmt: skip
 
     def __init__(self, func):
@@ -85,6 +85,7 @@ class Operator:
             or name in METADATA
             or not self._yields_tensors(schema, written)
         )
+        self.lifts = name == "aten::lift_fresh"
         self.reads_item = name == "aten::_local_scalar_dense"
         self.empty, self.shape_only = name in EMPTY, name in SHAPE_ONLY
         self.overwrites = name in OVERWRITES or "out" in self.writes_names

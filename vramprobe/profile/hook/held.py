@@ -20,9 +20,9 @@ def weights(module):
     return _holding("weights", _weights(module))
 
 
-def gradients(module, optimizers):
-    """Every ``.grad`` alive now, of the module's and the optimizers' parameters."""
-    parameters = [*module.named_parameters()] if module is not None else []
+def gradients(modules, optimizers):
+    """Every ``.grad`` alive now, of the modules' and the optimizers' parameters."""
+    parameters = [named for module in modules for named in module.named_parameters()]
     parameters += [("", one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
     return _holding("gradients", ((name, one.grad) for name, one in parameters if one.grad is not None))
 

@@ -21,8 +21,10 @@ class Marks:
         self._phases, self._on_forward = phases, on_forward
         self._on_backward_end, self._on_optimizer = on_backward_end, on_optimizer
         self._depth = {"forward": 0, "backward": 0, "zero_grad": 0}
+        self._has_closure = False  # within an optimizer's step that computes the loss itself
         self._roots = set()
-        self._discovery = torch.nn.modules.module.register_module_forward_pre_hook(self._before_any_module)
+        self._discovery, self._is_settled = None, False  # settled: all that take part in a step are known
+        self._discover()
         optim.register_optimizer_step_pre_hook(self._before_step)
         optim.register_optimizer_step_post_hook(self._after_step)
         engine = self._watched_engine(torch.autograd.graph._engine_run_backward)
@@ -31,12 +33,29 @@ class Marks:
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             owner.zero_grad = self._watched_zero_grad(owner.zero_grad)
 
+    def _discover(self):
+        """Look for outermost modules until the first backward, but not within the forward of one that trains: what is
+        compiled in there must see no hook."""
+        if self._discovery is None and not self._is_settled:
+            self._discovery = torch.nn.modules.module.register_module_forward_pre_hook(self._before_any_module)
+
+    def _look_away(self):
+        if self._discovery is not None:
+            self._discovery.remove()
+            self._discovery = None
+
+    def _settle(self):
+        self._is_settled = True
+        self._look_away()
+
     def _before_any_module(self, module, args):
-        """Until the one that trains is known: the outermost module of a call, which is watched from now on."""
+        """The outermost module of a call is watched from now on."""
         if self._depth["forward"] or self._depth["backward"] or not _is_on_a_card(module):
             return
-        if torch.is_grad_enabled() or _is_compiled(module):
-            self._discovery.remove()
+        if _is_compiled(module):
+            self._settle()
+        elif torch.is_grad_enabled():
+            self._look_away()
         if id(module) not in self._roots:
             self._roots.add(id(module))
             if _is_compiled(module):
@@ -56,17 +75,25 @@ class Marks:
             self._phases.mark("forward")
             self._on_forward(module)
         else:
-            self._phases.mark("generation" if _is_within("generate") else "evaluation")
+            is_generated = _is_within("generate")
+            self._phases.mark("generation" if is_generated else "evaluation")
+            if not is_generated:  # as of a reference model, whose weights are held too
+                self._on_forward(module)
 
     def _after_root(self, module, args, output):
         self._depth["forward"] -= 1
-        if self._depth["forward"] == 0 and self._depth["backward"] == 0 and not torch.is_grad_enabled():
-            self._phases.mark("other")
+        if self._depth["forward"] == 0 and self._depth["backward"] == 0:
+            self._discover()
+            if not torch.is_grad_enabled():
+                self._phases.mark("other")
 
     def _watched_engine(self, run):
         @functools.wraps(run)
         def _engine_run_backward(*args, **kwargs):
+            if self._depth["forward"] or _is_traced(args):  # a part of the forward: forces, what a compiler asks
+                return run(*args, **kwargs)
             if self._depth["backward"] == 0:
+                self._settle()
                 self._phases.mark("backward")
             self._depth["backward"] += 1
             try:
@@ -75,18 +102,22 @@ class Marks:
                 self._depth["backward"] -= 1
                 if self._depth["backward"] == 0:
                     self._on_backward_end()
-                    self._phases.mark("other")
+                    self._phases.mark("optimizer_step" if self._has_closure else "other")
+                    self._phases.is_stepping = self._has_closure
 
         return _engine_run_backward
 
     def _before_step(self, optimizer, args, kwargs):
-        if self._depth["backward"] == 0:
-            self._phases.mark("optimizer_step")
-        else:
+        if self._depth["backward"]:
             self._phases.stepped()
+        elif kwargs.get("closure") is None and (len(args) < 2 or args[1] is None):
+            self._phases.mark("optimizer_step")
+        else:  # as LBFGS needs it, and Lightning does: the step begins when the closure has come back
+            self._has_closure = True
 
     def _after_step(self, optimizer, args, kwargs):
         self._on_optimizer(optimizer)
+        self._has_closure = self._phases.is_stepping = False
         if self._depth["backward"] == 0:
             self._phases.mark("other")
 
@@ -105,6 +136,11 @@ class Marks:
                     self._phases.mark("other")
 
         return watched
+
+
+def _is_traced(args):
+    """Whether a compiler follows the backward with tensors that have no memory."""
+    return any(type(output).__module__.startswith("torch._subclasses") for output in args[0])
 
 
 def _is_on_a_card(module):

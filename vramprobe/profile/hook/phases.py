@@ -23,6 +23,7 @@ class Phases:
         self.name, self._start_ns = "load", time.time_ns()
         self._micro_step = 0
         self._stepped = False  # the optimizer has stepped since the last step began
+        self.is_stepping = False  # within an optimizer's step whose closure has been called: what it calls is the same
         self._step_peaks = []  # one by whole step: the highest allocated bytes, and those that stood at its end
         self._highest = {}
         self.retries = {}
@@ -38,7 +39,7 @@ class Phases:
                 return  # as of a Trainer that clears gradients before the first forward: still loading
             if name == "backward" and previous in ("other", "zero_grad") and self.started:
                 previous = "forward"  # of a module that nobody watched
-            begins_step = self._stepped and name in ("forward", "backward")
+            begins_step = self._stepped and not self.is_stepping and name in ("forward", "backward")
             if begins_step and previous == "forward":
                 self._end_step()
                 begins_step = False

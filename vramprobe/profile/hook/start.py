@@ -51,7 +51,8 @@ def _watch(folder, asked):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for torch, then leaves; others that wait for it are asked as well."""
+    """Waits until torch is imported, then leaves; others that wait for it are asked as well, and who only asks whether
+    there is one does not import it."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -59,8 +60,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        for finder in list(sys.meta_path):
+        for finder in [one for one in sys.meta_path if one is not self]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 break
@@ -70,6 +70,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             run = spec.loader.exec_module
 
             def exec_module(module):
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 run(module)
                 _start(self._folder)
 

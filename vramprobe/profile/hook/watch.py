@@ -29,7 +29,7 @@ class Watch:
 
     def __init__(self, journal, asked):
         self._journal, self._pid, self._ended = journal, os.getpid(), False
-        self._module, self._optimizers, self._why = None, {}, "exit"
+        self._modules, self._optimizers, self._why = {}, {}, "exit"
         self.counters = Counters()
         self.phases = Phases(journal, self.counters, used_bytes)
         self._trace = Trace(asked["trace"], asked.get("trace_step", 3))
@@ -70,13 +70,13 @@ class Watch:
         self._ended = True
 
     def _forward(self, module):
-        self._module = module
+        self._modules[id(module)] = module
         if self._trace.is_on():
             self._trace.hold(held.weights(module))
 
     def _backward_ended(self):
         if self._trace.is_on():
-            self._trace.hold(held.gradients(self._module, self._optimizers.values()))
+            self._trace.hold(held.gradients(self._modules.values(), self._optimizers.values()))
 
     def _optimizer_stepped(self, optimizer):
         self._optimizers[id(optimizer)] = optimizer

@@ -1,6 +1,6 @@
 """LoRA on a Llama of 1.2 billion parameters, as a Trainer does it: nothing here knows of vramprobe.
 
-    vramprobe profile --emulate RTX-4090 -- python examples/lora.py
+vramprobe profile --emulate RTX-4090 -- python examples/lora.py
 """
 
 import tempfile

@@ -51,7 +51,7 @@ def is_ready() -> bool:
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(not is_ready(), reason="no CUDA build of torch is at hand: vramprobe emulate setup")
 @pytest.mark.parametrize(("card", "chosen"), [
-    ("H100-SXM", ""), ("A100-80GB", _BY_CARD),
+    ("H100-SXM", ""), ("A100-80GB", _BY_CARD), ("RTX-4090", _BY_CARD), ("T4", _BY_CARD),
 ])  # fmt: skip
 def test_what_is_marked_gpu_passes_on(card: str, chosen: str, pytest_folder: Path) -> None:
     way = entrance(card)

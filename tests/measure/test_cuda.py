@@ -93,9 +93,8 @@ def test_a_cell_is_measured_in_three_tiers(server: Server, options: dict[str, An
     assert sum(at_peak.parts().values()) == at_peak.total_bytes
     assert min(at_peak.parts().values()) >= 0
     assert at_peak.weights_bytes == record.ledger.weights_bytes
-    card = gpu_seen(
-        record.environment.device_name
-    )  # before Ampere no fused kernel takes bf16, or heads that share keys
+    name = record.environment.device_name
+    card = gpu_seen(name)  # before Ampere no fused kernel takes bf16, or heads that share keys
     assert record.facts.attention_kernels or not (card is None or card.has_flash)
     assert record.timing.step_seconds or record.instrument == "emulated"  # where no kernel runs, none has a speed
 

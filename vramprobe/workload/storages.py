@@ -64,7 +64,7 @@ def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
 
 def _quantised(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module]]:
     for module in model.modules():
-        for parameter in module.parameters(recurse=False):
+        for parameter in module._parameters.values():  # parameters(recurse=False) takes ten times as long
             if type(parameter).__name__ in ("Params4bit", "Int8Params"):
                 yield parameter, module
 

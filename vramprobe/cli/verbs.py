@@ -8,6 +8,7 @@ the terminal went). Long because every verb stands here, a function each: option
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import json
 import math
@@ -173,6 +174,7 @@ def simulate(
 
     card = find_gpu(gpu) if gpu is not None else None
     with display.working("simulating on fake tensors"):
+        gc.disable()  # this process imports, simulates and ends
         put_off(ranks_too=True)
         record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
     ended = record.outcome.kind in ("ok", "oom")

@@ -159,6 +159,21 @@ def test_an_oom_is_kept_and_the_programs_own_status_stays(tmp_path: Path) -> Non
     assert "OutOfMemoryError" in "".join(told(tmp_path)["tail"])
 
 
+def test_a_step_that_runs_out_of_memory_is_none_and_its_state_is_known(tmp_path: Path) -> None:
+    """AdamW makes two tensors for each parameter, one parameter after the other: the last ones do not fit."""
+    full = "    loss.backward()\n    import gc; full = torch.empty(torch.cuda.mem_get_info()[0] - 90 * 2**20, " \
+           "dtype=torch.uint8, device='cuda')\n"  # fmt: skip
+    profiled(tmp_path, TRAIN.replace("    loss.backward()\n", full))
+    (oom,) = lines(tmp_path, "oom")
+    assert oom["phase"] == "optimizer_step"
+    assert not lines(tmp_path, "step")
+    import pickle
+
+    (path,) = (tmp_path / "run").glob("*.history")
+    states = [held for held in pickle.loads(path.read_bytes())["held"] if held["cause"] == "optimizer_state"]
+    assert sum(states[-1]["storages"].values()) >= 2**24
+
+
 LEAVES = {
     "exits with a status of its own": ("raise SystemExit(7)", 7),
     "is killed": ("import os; os.kill(os.getpid(), 9)", 128 + 9),

@@ -78,6 +78,18 @@ def test_what_is_loaded_or_not_there_is_not_put_off(package: str) -> None:
     assert not late_modules.put_off_module("nowhere.at_all", lambda late: {})
 
 
+def test_who_waits_for_a_module_meets_it_once(package: str) -> None:
+    met: list[object] = []
+    before = list(sys.meta_path)
+    late_modules.when_loaded(f"{package}.words", met.append)
+    words = importlib.import_module(f"{package}.words")
+    assert met == [words]
+    assert words.text == "words"
+    assert sys.meta_path == before
+    late_modules.when_loaded(f"{package}.words", met.append)
+    assert met == [words, words]
+
+
 def test_stand_ins_for_a_function_a_class_and_an_object(package: str) -> None:
     put_off(package, "heavy")
     assert late_modules.put_off_module(

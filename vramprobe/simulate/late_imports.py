@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +21,7 @@ from vramprobe.simulate.late_modules import (
     late_function,
     late_object,
     put_off_module,
+    when_loaded,
 )  # fmt: skip
 from vramprobe.simulate.number_questions import answers_to_numbers
 
@@ -57,6 +58,7 @@ def put_off(*, ranks_too: bool = False) -> None:
     ``ranks_too``: what several ranks need as well (1.5 s): DTensor, FSDP, checkpoints, transformers' parallel layers.
     For a process that simulates and ends: until one of those is asked for, transformers does not know them by name.
     """
+    when_loaded("transformers.utils.import_utils", _read_its_files_once)
     if put_off_module(
         "torch._dynamo", _words_of_the_compiler, light=("config", "source", "_trace_wrapped_higher_order_op")
     ):
@@ -70,6 +72,13 @@ def put_off(*, ranks_too: bool = False) -> None:
     for name, classes, functions in (*_NOT_RUN, *(_OF_SEVERAL_RANKS if ranks_too else ())):
         stand_ins = functools.partial(_named, classes=classes, functions=functions)
         put_off_module(name, stand_ins, light=_THEIR_LIGHT_PARTS)
+
+
+def _read_its_files_once(import_utils: ModuleType) -> None:
+    """transformers reads its 2,000 model files twice as it is imported, since its cache holds 128 folders of 550."""
+    scan = getattr(import_utils, "create_import_structure_from_path", None)
+    if hasattr(scan, "__wrapped__"):
+        import_utils.create_import_structure_from_path = functools.cache(scan.__wrapped__)  # type: ignore[attr-defined]
 
 
 @contextmanager

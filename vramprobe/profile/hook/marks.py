@@ -23,6 +23,7 @@ class Marks:
         self._depth = {"forward": 0, "backward": 0, "zero_grad": 0}
         self._has_closure = False  # within an optimizer's step that computes the loss itself
         self._roots = set()
+        self.optimizers = {}  # by id, from their first step's beginning on
         self._discovery, self._is_settled = None, False  # settled: all that take part in a step are known
         self._discover()
         optim.register_optimizer_step_pre_hook(self._before_step)
@@ -108,15 +109,17 @@ class Marks:
         return _engine_run_backward
 
     def _before_step(self, optimizer, args, kwargs):
+        self.optimizers[id(optimizer)] = optimizer
         if self._depth["backward"]:
-            self._phases.stepped()
-        elif kwargs.get("closure") is None and (len(args) < 2 or args[1] is None):
+            return
+        if kwargs.get("closure") is None and (len(args) < 2 or args[1] is None):
             self._phases.mark("optimizer_step")
         else:  # as LBFGS needs it, and Lightning does: the step begins when the closure has come back
             self._has_closure = True
 
     def _after_step(self, optimizer, args, kwargs):
         self._on_optimizer(optimizer)
+        self._phases.stepped()
         self._has_closure = self._phases.is_stepping = False
         if self._depth["backward"] == 0:
             self._phases.mark("other")

@@ -51,11 +51,9 @@ class Phases:
             self.name, self.started = name, True
             if name == "backward":
                 self._micro_step += 1
-            elif name == "optimizer_step":
-                self._stepped = True
 
     def stepped(self):
-        """The optimizer has stepped within another phase, as one that is fused with the backward does."""
+        """An optimizer's step has come to its end, in a phase of its own or, fused, within the backward."""
         self._stepped = True
 
     def close(self):

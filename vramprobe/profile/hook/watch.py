@@ -29,14 +29,14 @@ class Watch:
 
     def __init__(self, journal, asked):
         self._journal, self._pid, self._ended = journal, os.getpid(), False
-        self._modules, self._optimizers, self._why = {}, {}, "exit"
+        self._modules, self._why = {}, "exit"
         self.counters = Counters()
         self.phases = Phases(journal, self.counters, used_bytes)
         self._trace = Trace(asked["trace"], asked.get("trace_step", 3))
         self._values = _values_watch()
         journal.write("process", **_process(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
-        Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
+        self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
         self.phases.on_step.append(self._trace.step_ended)
         Stop(self, asked)
 
@@ -76,14 +76,15 @@ class Watch:
 
     def _backward_ended(self):
         if self._trace.is_on():
-            self._trace.hold(held.gradients(self._modules.values(), self._optimizers.values()))
+            self._trace.hold(held.gradients(self._modules.values(), self._marks.optimizers.values()))
 
     def _optimizer_stepped(self, optimizer):
-        self._optimizers[id(optimizer)] = optimizer
         if self._trace.is_on():
             self._trace.hold(held.optimizer_state([optimizer]))
 
     def _note_oom(self, device, requested, total, free):
+        if self._trace.is_on():  # of a step that did not come to its end, too
+            self._trace.hold(held.optimizer_state(self._marks.optimizers.values()))
         stats = torch.cuda.memory_stats(device)
         self._journal.write(
             "oom", device=device, requested_bytes=requested, total_bytes=total, free_bytes=free,

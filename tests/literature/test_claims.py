@@ -120,7 +120,8 @@ def test_a_rank_holds_its_share_of_states_and_of_the_steps_copy_as_was_once_meas
             "gradient_checkpointing": True}  # fmt: skip
     ours = Cells().rank(cell | {"optim": "adamw_torch"}, 2, "fsdp").source.value
     assert ours == pytest.approx(36_225_939_968, rel=2e-3)
-    assert ours == pytest.approx((8 + 2) * 7_248_023_552 / 2, rel=1e-4)  # states, and foreach's copy of a shard
+    states = ours - 2 * 8_519_680  # less cuBLAS's workspaces
+    assert states == pytest.approx((8 + 2) * 7_248_023_552 / 2, rel=1e-4)  # and foreach's copy of a shard
 
 
 @pytest.mark.parametrize(("name", "low", "high", "verdict"), [

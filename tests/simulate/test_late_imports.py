@@ -14,6 +14,7 @@ from factories import TINY_LLAMA_PATH
 
 pytest.importorskip("torch")
 
+from vramprobe.emulate.values.imports import when_imported
 from vramprobe.simulate import late_imports, late_modules
 
 CODE = {
@@ -81,12 +82,12 @@ def test_what_is_loaded_or_not_there_is_not_put_off(package: str) -> None:
 def test_who_waits_for_a_module_meets_it_once(package: str) -> None:
     met: list[object] = []
     before = list(sys.meta_path)
-    late_modules.when_loaded(f"{package}.words", met.append)
+    when_imported(f"{package}.words", met.append)
     words = importlib.import_module(f"{package}.words")
     assert met == [words]
     assert words.text == "words"
     assert sys.meta_path == before
-    late_modules.when_loaded(f"{package}.words", met.append)
+    when_imported(f"{package}.words", met.append)
     assert met == [words, words]
 
 

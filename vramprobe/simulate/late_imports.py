@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from vramprobe.emulate.values.imports import when_imported
 from vramprobe.simulate.late_modules import (
     LateModule,
     is_late,
@@ -21,7 +22,6 @@ from vramprobe.simulate.late_modules import (
     late_function,
     late_object,
     put_off_module,
-    when_loaded,
 )  # fmt: skip
 from vramprobe.simulate.number_questions import answers_to_numbers
 
@@ -58,7 +58,7 @@ def put_off(*, ranks_too: bool = False) -> None:
     ``ranks_too``: what several ranks need as well (1.5 s): DTensor, FSDP, checkpoints, transformers' parallel layers.
     For a process that simulates and ends: until one of those is asked for, transformers does not know them by name.
     """
-    when_loaded("transformers.utils.import_utils", _read_its_files_once)
+    when_imported("transformers.utils.import_utils", _read_its_files_once)
     if put_off_module(
         "torch._dynamo", _words_of_the_compiler, light=("config", "source", "_trace_wrapped_higher_order_op")
     ):

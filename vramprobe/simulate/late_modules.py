@@ -97,36 +97,6 @@ def put_off_module(name: str, stand_ins: Callable[[LateModule], dict[str, Any]],
     return True
 
 
-def when_loaded(name: str, act: Callable[[ModuleType], None]) -> None:
-    """``act`` on the module ``name`` as soon as it has run; at once where it has."""
-    if name in sys.modules:
-        act(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _Waiting(name, act))
-
-
-class _Waiting:
-    """A finder that waits for one module, and leaves with it."""
-
-    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
-        self._name, self._act = name, act
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                self._act(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
 def _load(late: LateModule) -> None:
     """Run the module's own code in it, its package's first."""
     with _loading, _real_tensors():

@@ -6,10 +6,9 @@ their undoing.
 """
 
 import functools
-import importlib.abc
-import importlib.machinery
 import os
-import sys
+
+from .imports import when_imported
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONVERT_FRAME = "torch._dynamo.convert_frame"
@@ -19,12 +18,7 @@ def keep_out(mode):
     """Patch Dynamo and Inductor's allocation for ``mode``, now or as soon as Dynamo is imported; returns what undoes
     it."""
     undo = [_know_inductor_buffers(mode)]
-    if CONVERT_FRAME in sys.modules:
-        undo.append(_patch(sys.modules[CONVERT_FRAME], mode))
-    else:
-        finder = _Finder(mode, undo)
-        sys.meta_path.insert(0, finder)
-        undo.append(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+    undo.append(when_imported(CONVERT_FRAME, lambda convert_frame: undo.append(_patch(convert_frame, mode))))
 
     def undo_all():
         for each in reversed(undo):
@@ -117,23 +111,3 @@ def _know_inductor_buffers(mode):
         guards._empty_strided_cuda = original
 
     return undo
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, mode, undo):
-        self.mode, self.undo = mode, undo
-
-    def find_spec(self, name, path, target=None):
-        if name != CONVERT_FRAME:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module):
-                run(module)
-                self.undo.append(_patch(module, self.mode))
-
-            spec.loader.exec_module = exec_module
-        return spec

@@ -7,11 +7,11 @@ does nothing without the variable, and never fails a process: what went wrong is
 """
 
 import atexit
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import sys
+
+from .imports import when_imported
 
 MACHINE, POLICY = "VRAMPROBE_EMULATED_MACHINE", "VRAMPROBE_VALUES_POLICY"
 PACKAGE = "vramprobe_values"  # the name under which an environment without vramprobe has this package
@@ -66,14 +66,15 @@ def site_folder(home, also=()):
     return folder
 
 
+_is_installed = False
+
+
 def install():
     """Values on as soon as torch has been imported (now, if it has been); twice is once."""
-    if not os.environ.get(MACHINE) or any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    if "torch" in sys.modules:
-        _start()
-    else:
-        sys.meta_path.insert(0, _Finder())
+    global _is_installed
+    if os.environ.get(MACHINE) and not _is_installed:
+        _is_installed = True
+        when_imported("torch", lambda torch: _start())
 
 
 def _start():
@@ -166,23 +167,3 @@ def cards():
                 }
             )
     return found
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Waits until torch is imported, then leaves; who only asks whether there is one does not import it."""
-
-    def find_spec(self, name, path, target=None):
-        if name != "torch":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module):
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                run(module)
-                _start()
-
-            spec.loader.exec_module = exec_module
-        return spec

@@ -5,29 +5,27 @@ history.py. ``run.json`` says what is asked for: ``trace`` (all, step or none), 
 """
 
 import atexit
-import importlib.abc
 import json
 import os
-import sys
+
+from vramprobe_values.imports import when_imported
 
 from .journal import FOLDER_VARIABLE, Journal, complain
+
+_is_installed = False
 
 
 def install():
     """Watch as soon as torch has been imported (now, if it has been); twice is once."""
+    global _is_installed
     folder = os.environ.get(FOLDER_VARIABLE)
-    if not folder or any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    if "torch" in sys.modules:
-        _start(folder)
-    else:
-        sys.meta_path.insert(0, _Finder(folder))
+    if folder and not _is_installed:
+        _is_installed = True
+        when_imported("torch", lambda torch: _start(folder, torch))
 
 
-def _start(folder):
+def _start(folder, torch):
     try:
-        import torch
-
         with open(os.path.join(folder, "run.json"), encoding="utf-8") as file:
             asked = json.load(file)["options"]
         torch.cuda._lazy_call(lambda: _watch(folder, asked))
@@ -48,32 +46,3 @@ def _watch(folder, asked):
 
     os.register_at_fork(after_in_child=watch.forked)
     util.register_after_fork(watch, lambda _: None)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Waits until torch is imported, then leaves; others that wait for it are asked as well, and who only asks whether
-    there is one does not import it."""
-
-    def __init__(self, folder):
-        self._folder = folder
-
-    def find_spec(self, name, path, target=None):
-        if name != "torch":
-            return None
-        for finder in [one for one in sys.meta_path if one is not self]:
-            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-            if spec is not None:
-                break
-        else:
-            return None
-        if spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module):
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                run(module)
-                _start(self._folder)
-
-            spec.loader.exec_module = exec_module
-        return spec

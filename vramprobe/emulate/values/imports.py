@@ -1,0 +1,47 @@
+"""What is to be done as soon as a module is there: at its import, by whoever imports it.
+
+In: a module's name and an action. Out: nothing until then. Others that wait for the same module have their turn; who
+only asks whether there is one (``find_spec``) does not import it.
+"""
+
+import importlib.abc
+import sys
+
+
+def when_imported(name, act):
+    """``act(module)`` as soon as the module ``name`` has run, at once where it has; returns what calls it off."""
+    if name in sys.modules:
+        act(sys.modules[name])
+        return lambda: None
+    waiting = _Waiting(name, act)
+    sys.meta_path.insert(0, waiting)
+    return waiting.leave
+
+
+class _Waiting(importlib.abc.MetaPathFinder):
+    """Before all other finders; the module's spec is theirs."""
+
+    def __init__(self, name, act):
+        self._name, self._act = name, act
+
+    def leave(self):
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._name:
+            return None
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in self._later())), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module):
+                self.leave()
+                run(module)
+                self._act(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+    def _later(self):
+        return [one for one in sys.meta_path[sys.meta_path.index(self) + 1 :] if hasattr(one, "find_spec")]

@@ -10,14 +10,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from emulated import require_emulation
 
 from vramprobe.emulate.enter import entrance
-from vramprobe.emulate.environment import find_environment
-from vramprobe.emulate.installation import NotEmulatable, find_installation
 
 ROOT = Path(__file__).parents[2]
 #: What pytest itself needs; taken from here, since the emulated environment holds what cells need and no more.
@@ -39,21 +37,12 @@ def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def is_ready() -> bool:
-    """Whether a CUDA build of torch is at hand."""
-    try:
-        find_installation()
-    except NotEmulatable:
-        return sys.platform == "linux" and find_environment() is not None
-    return True
-
-
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(not is_ready(), reason="no CUDA build of torch is at hand: vramprobe emulate setup")
 @pytest.mark.parametrize(("card", "chosen"), [
     ("H100-SXM", ""), ("A100-80GB", _BY_CARD), ("RTX-4090", _BY_CARD), ("T4", _BY_CARD),
 ])  # fmt: skip
 def test_what_is_marked_gpu_passes_on(card: str, chosen: str, pytest_folder: Path) -> None:
+    require_emulation()
     way = entrance(card)
     path = os.pathsep.join([way.environment["PYTHONPATH"], str(pytest_folder)])
     words = ["-m", "pytest", "-m", "gpu", "-k", chosen, "-q", "--tb=short", "-W", "default", "-p", "no:cacheprovider",

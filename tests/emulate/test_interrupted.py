@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from emulated import require_emulation
 
 from vramprobe.emulate import MACHINE_VARIABLE, enter
 from vramprobe.emulate.build import cache_folder
-from vramprobe.errors import VramprobeError
 
 ROOT = Path(__file__).parents[2]
 CELL = [
@@ -28,10 +28,7 @@ CELL = [
 
 @pytest.fixture
 def installation() -> None:
-    try:
-        enter.installation_to_use()
-    except VramprobeError as error:
-        pytest.skip(str(error))
+    require_emulation()
 
 
 @pytest.fixture

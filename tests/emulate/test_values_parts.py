@@ -77,6 +77,12 @@ def test_equal_sequences_at_other_addresses_are_equal():
     assert allocations.digest(first) == allocations.digest(second)
 
 
+def test_a_place_that_is_taken_again_is_another_block():
+    again = history(("alloc", 0, 40), ("free_completed", 0, 40), ("alloc", 0, 40), ("alloc", 40, 60))
+    elsewhere = history(("alloc", 0, 40), ("free_completed", 0, 40), ("alloc", 80, 40), ("alloc", 120, 60))
+    assert allocations.parting(allocations.events(again), allocations.events(elsewhere)) is None
+
+
 def test_the_first_place_where_sequences_part_is_named():
     base = [("alloc", 0, 40), ("alloc", 40, 60), ("free_completed", 0, 40)]
     first = allocations.events(history(*base))

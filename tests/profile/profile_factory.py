@@ -32,7 +32,7 @@ class Script:
     def __init__(self, pid: int = 100, **process: Any) -> None:
         self.pid, self.now_ns = pid, FIRST_NS
         known = {
-            "ppid": 1, "argv": ["/work/train.py", "--lr", "1"], "python": "3.11.9", "torch": "2.13.0+cu130",
+            "ppid": 1, "argv": ["/srv/train.py", "--lr", "1"], "python": "3.11.9", "torch": "2.13.0+cu130",
             "cuda": "13.0", "rank": None, "local_rank": None, "world_size": None, "device_index": 0,
             "device_name": "NVIDIA GeForce RTX 4090", "device_total_bytes": 25_757_220_864, "capability": [8, 9],
             "emulated": True, "versions": {"transformers": "5.23.0"}, "started_ns": FIRST_NS,
@@ -119,7 +119,7 @@ class Script:
 def write_launcher(folder: Path, **fields: Any) -> None:
     known = {
         "command": ["python", "train.py", "--lr", "1"], "emulate": "RTX-4090", "started_ns": FIRST_NS,
-        "ended_ns": FIRST_NS + 10**10, "exit_status": 0, "signal": None, "stopped": False, "steps_asked": 3,
+        "ended_ns": FIRST_NS + 10**10, "exit_status": 0, "signal": None, "stopped": False,
         "tail": [], "vramprobe": "0.1.0", "emulator": {"version": "1", "num_cards": 1, "context_bytes": 480 * 2**20},
         "options": {},
     }  # fmt: skip

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from emulated import require_emulation
 
-from vramprobe.emulate.enter import installation_to_use
-from vramprobe.errors import VramprobeError
 from vramprobe.profile import launch
 
 TRAIN = """
@@ -27,17 +24,9 @@ print("peak", torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), t
 """
 
 
-def require_emulation() -> Path:
-    """The interpreter with a CUDA build of torch; skips where there is none."""
-    try:
-        return installation_to_use().python
-    except VramprobeError as error:
-        pytest.skip(str(error))
-
-
 def profiled(
     folder: Path, script: str, *, steps: int | None = None, trace: str = "all", emulate: str = "RTX-4090",
-    words: tuple[str, ...] = (), num_steps: int = 6,
+    words: tuple[str, ...] = (), num_steps: int = 6, verify: bool = False,
 ) -> launch.Ended:  # fmt: skip
     """Run a script under the hook; the raw files are in ``folder / "run"``."""
     python = require_emulation()
@@ -45,7 +34,8 @@ def profiled(
     path.write_text(script.replace("NUM_STEPS", str(num_steps)))
     (folder / "run").mkdir()
     command = [str(python), str(path), *words]
-    return launch.run(command, folder / "run", launch.Options(trace=trace, steps=steps), emulate=emulate)
+    options = launch.Options(trace=trace, steps=steps, verify=verify)
+    return launch.run(command, folder / "run", options, emulate=emulate)
 
 
 def unprofiled(folder: Path, script: str, *, emulate: str = "RTX-4090", num_steps: int = 6) -> str:
@@ -71,6 +61,3 @@ def lines(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
 def told(folder: Path) -> dict[str, Any]:
     """run.json."""
     return json.loads((folder / "run" / "run.json").read_text())
-
-
-IN_THIS_INTERPRETER = sys.executable

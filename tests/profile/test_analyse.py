@@ -376,8 +376,8 @@ def test_a_line_is_the_innermost_outside_torch_and_its_class_by_the_file(tmp_pat
     file.write_text(SOURCE)
     torch = "/env/site-packages/torch/nn/functional.py"
     stack = ((torch, 5, "relu"), (str(file), 8, "helper"), (torch, 9, "_call_impl"), (str(file), 4, "forward"),
-             ("/work/train.py", 7, "<module>"))  # fmt: skip
-    places = Places([stack, ((torch, 5, "relu"),), (("/work/sub/train.py", 7, "<module>"),)], ["/work"])
+             ("/srv/train.py", 7, "<module>"))  # fmt: skip
+    places = Places([stack, ((torch, 5, "relu"),), (("/srv/sub/train.py", 7, "<module>"),)], ["/srv"])
     assert places.of(0).line == "models/a.py:8"
     assert (places.of(0).function, places.of(0).module) == ("helper", "Outer.forward")
     assert (places.of(1).line, places.of(1).module) == ("torch/nn/functional.py:5", None)
@@ -386,11 +386,11 @@ def test_a_line_is_the_innermost_outside_torch_and_its_class_by_the_file(tmp_pat
 
 
 @pytest.mark.parametrize("behind", [
-    "/env/site-packages/triton/runtime.py", "/home/me/vramprobe/emulate/values/mode.py", "<frozen importlib>",
+    "/env/site-packages/triton/runtime.py", "/srv/vramprobe/emulate/values/mode.py", "<frozen importlib>",
     "/tmp/torchinductor_me/ab/cab.py", "/env/site-packages/vramprobe/profile/hook/marks.py",
 ])  # fmt: skip
 def test_who_asks_on_behalf_of_others_is_not_named(behind: str) -> None:
-    places = Places([((behind, 1, "f"), ("/home/me/torch/train.py", 2, "g"))])
+    places = Places([((behind, 1, "f"), ("/srv/torch/train.py", 2, "g"))])
     assert places.of(0).function == "g"
 
 

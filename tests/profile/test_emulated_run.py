@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from emulated import require_emulation
 from profile_factory import write_launcher
 
 from vramprobe.emulate.enter import entrance
-from vramprobe.emulate.environment import find_environment
-from vramprobe.emulate.installation import NotEmulatable, find_installation
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.lifetimes import lives_of, spans_of
 from vramprobe.profile.raw import read_run
@@ -21,18 +19,9 @@ from vramprobe.units import MIB
 SCRIPT = Path(__file__).parent / "emulated_training.py"
 
 
-def is_ready() -> bool:
-    """Whether a CUDA build of torch is at hand."""
-    try:
-        find_installation()
-    except NotEmulatable:
-        return sys.platform == "linux" and find_environment() is not None
-    return True
-
-
-@pytest.mark.skipif(not is_ready(), reason="no CUDA build of torch is at hand: vramprobe emulate setup")
 @pytest.mark.parametrize("alloc_conf", ["", "expandable_segments:True"])
 def test_a_real_history_closes(alloc_conf: str, tmp_path: Path) -> None:
+    require_emulation()
     way = entrance("RTX-4090")
     environment = way.environment | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf, "OMP_NUM_THREADS": "1"}
     try:

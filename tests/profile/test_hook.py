@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from run_command import TRAIN, lines, profiled, require_emulation, told, unprofiled
+from emulated import require_emulation
+from run_command import TRAIN, lines, profiled, told, unprofiled
 
 from vramprobe.emulate import values
 from vramprobe.profile import hook as profile_hook
@@ -53,6 +54,15 @@ def test_a_program_sees_and_allocates_the_same_with_and_without(tmp_path: Path, 
     peak = int(without.split()[2])
     assert max(phase["allocated_peak_bytes"] for phase in lines(tmp_path, "phase")) == peak
     assert (len(list((tmp_path / "run").glob("*.history"))) == 1) == (trace != "none")
+
+
+def test_a_program_with_a_memory_history_of_its_own_has_it_and_that_is_said(tmp_path: Path) -> None:
+    own = "torch.cuda.memory._record_memory_history()\n"
+    profiled(tmp_path, TRAIN.replace("optimizer =", own + "optimizer =", 1), num_steps=2)
+    assert [line["message"] for line in lines(tmp_path, "warning")] == [
+        "the program keeps a memory history of its own: which lines asked for memory is not known"
+    ]
+    assert not list((tmp_path / "run").glob("*.history"))
 
 
 def test_a_forward_that_is_not_trained_is_evaluation_and_generation_is_told(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ LONG = ("/env/site-packages/" + "a_long_name_of_a_folder/" * 6 + "modeling.py", 
 
 
 def test_a_profile_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = training(argv=["/work/" + "x" * 100, "--a"])
+    script = training(argv=["/srv/" + "x" * 100, "--a"])
     script.stacks = {(LONG,): 0, (): -1} | {(LONG, LONG): 1}
     record_of(tmp_path, script, command=["python", "train.py", *["--option-of-the-trainer"] * 9])
     record = analyse(tmp_path, gpus="all")

@@ -36,20 +36,23 @@ class Gpu:
 
     @property
     def blas_workspace_bytes(self) -> int:
-        """What cuBLAS takes for each thread that calls it: 32 MiB from Hopper on, 8.125 MiB before.
-
-        aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``; 0 where the card is not NVIDIA's.
-        """
+        """What cuBLAS takes for each thread that calls it; 0 where the card is not NVIDIA's."""
         major, dot, _ = self.compute_capability.partition(".")
-        if not dot:
-            return 0
-        return 32 * MIB if int(major) >= 9 else 8 * MIB + 128 * KIB
+        return cublas_workspace_bytes(int(major)) if dot else 0
 
     @property
     def has_flash(self) -> bool:
         """Whether torch's flash attention runs on it: on AMD's, and on NVIDIA's from Ampere on."""
         major, dot, _ = self.compute_capability.partition(".")
         return not dot or int(major) >= 8
+
+
+def cublas_workspace_bytes(major: int) -> int:
+    """For each thread that calls it, by compute capability: 32 MiB from Hopper on, 8.125 MiB before.
+
+    aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``.
+    """
+    return 32 * MIB if major >= 9 else 8 * MIB + 128 * KIB
 
 
 def find_gpu(name: str) -> Gpu:

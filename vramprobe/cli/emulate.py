@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from vramprobe.cli.options import Json
 from vramprobe.errors import VramprobeError
 
 app = typer.Typer(
     name="emulate", no_args_is_help=True, pretty_exceptions_enable=False,
     help="Set up the emulated GPU: real CUDA software on a machine that has no GPU.",
 )  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Torch = Annotated[str | None, typer.Option(help="A version of torch, such as 2.13.0 (the one that is pinned).")]
 
 
@@ -34,8 +34,8 @@ def setup(
     from vramprobe.emulate.environment import set_up_environment
     from vramprobe.emulate.installation import find_installation
 
-    python = set_up_environment(torch, package or (), _say)
-    build = ensure_build(find_installation(python), _say)
+    python = set_up_environment(torch, package or (), say)
+    build = ensure_build(find_installation(python), say)
     _print({"python": str(python), "driver": str(build.folder)}, json_output)
 
 
@@ -71,7 +71,8 @@ def remove(torch: Torch = None, json_output: Json = False) -> None:
     _print({"torch": torch, "removed": True}, json_output)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """One line to whoever waits, beside what is printed."""
     print(f"vramprobe: {line}", file=sys.stderr, flush=True)
 
 

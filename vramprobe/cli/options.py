@@ -17,6 +17,8 @@ import typer
 from vramprobe import choices
 from vramprobe.units import parse_share
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
+
 
 def _words(kind: Any) -> str:
     return " | ".join(get_args(kind))

@@ -6,17 +6,17 @@ command's own; 1 where it is too large for ``--max-allocated``.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vramprobe.cli.emulate import say
+from vramprobe.cli.options import Json
 from vramprobe.errors import SpecError
 from vramprobe.units import parse_bytes
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 _TRACES = ("all", "step", "none")
 
 
@@ -36,6 +36,10 @@ def profile(
         str | None,
         typer.Option(help="all | step | none: whose allocations are kept (all where emulated, else one step's)."),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Emulated alone: compare what steps under other values allocate."),
+    ] = False,
     gpus: Annotated[
         str | None, typer.Option(help="Would it fit these cards? all, or names with commas between them.")
     ] = None,
@@ -54,13 +58,17 @@ def profile(
     if trace is not None and trace not in _TRACES:
         raise SpecError(f"--trace {trace}: one of {', '.join(_TRACES)}")
     limit_bytes = None if max_allocated is None else parse_bytes(max_allocated)
+    if verify and (emulate is None or (whole and steps is None)):
+        raise SpecError(
+            "--verify runs more steps of the command under other values: give --emulate GPU, and no --whole"
+        )
     options = launch.Options(
         trace=trace or ("all" if emulate else "step"),
-        steps=steps if steps is not None else 3 if emulate and not whole else None,
-    )
+        steps=steps if steps is not None else 3 if emulate and not whole else None, verify=verify,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="vramprobe-profile-") as temporary:
         home = _new(folder) if folder is not None else Path(temporary)
-        ended = launch.run(command, home, options, emulate=emulate, say=_say)
+        ended = launch.run(command, home, options, emulate=emulate, say=say)
         record = _analysed(home, gpus, timeline, save)
     if json_output:
         print(record.to_json_line())
@@ -69,7 +77,7 @@ def profile(
     status = ended.exit_status
     highest = max((rank.peak.allocated_bytes for rank in record.ranks if rank.peak), default=0)
     if limit_bytes is not None and highest > limit_bytes:
-        _say(f"--max-allocated {max_allocated}: {highest:,} bytes were allocated, {highest - limit_bytes:,} too many")
+        say(f"--max-allocated {max_allocated}: {highest:,} bytes were allocated, {highest - limit_bytes:,} too many")
         status = status or 1
     raise typer.Exit(status)
 
@@ -118,7 +126,3 @@ def _new(folder: Path) -> Path:
     except OSError as error:
         raise SpecError(f"--folder {folder} cannot be made: {error.strerror}; name another") from None
     return folder.resolve()
-
-
-def _say(line: str) -> None:
-    print(f"vramprobe: {line}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
-from vramprobe.cli.options import takes_a_cell, takes_a_sweep
+from vramprobe.cli.options import Json, takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.sweep.signals import signals_that_end
@@ -48,7 +48,6 @@ app.add_typer(emulate_verbs.app)
 app.command()(profile_verbs.profile)
 app.command()(profile_verbs.diff)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without one, arithmetic alone.")]
 PredictFit = Annotated[
     Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`, or none (what ships for the device, if any).")
@@ -546,7 +545,7 @@ def _enter(cards: str | None, device: str | None) -> None:
     if cards is not None:
         if device == "cpu":
             raise SpecError(f"--emulate {cards} is for device cuda, and cpu was given; drop one of them")
-        enter(cards, sys.argv[1:], lambda line: print(f"vramprobe: {line}", file=sys.stderr, flush=True))
+        enter(cards, sys.argv[1:], emulate_verbs.say)
 
 
 def _open_what_is_closed() -> None:

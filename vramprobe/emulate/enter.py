@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,16 +65,18 @@ def entrance_for_command(
     *,
     policy: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    also: Iterable[tuple[str, str, str]] = (),
 ) -> Entrance:
     """As :func:`entrance`, for somebody else's command under the interpreter ``python`` and what that starts.
 
     Each of its processes that imports torch leaves ``values-<pid>.json`` in the machine's folder (values/hook.py). What
-    the command imports from is left as it is, but for one folder before all else. Raises NotEmulatable for ``python``.
+    the command imports from is left as it is, but for one folder before all else, with the hooks ``also`` in it
+    (values/hook.py, site_folder). Raises NotEmulatable for ``python``.
     """
     from vramprobe.emulate.values import hook
 
     python, machine, environment = _new_machine(cards, python, policy, say)
-    searched = [hook.site_folder(machine), *filter(None, [os.environ.get("PYTHONPATH")])]
+    searched = [hook.site_folder(machine, also=also), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(searched)
     return Entrance(python=python, environment=environment, machine=machine)
 

@@ -21,6 +21,8 @@ from vramprobe.units import MIB
 
 FORMAT = 1
 MAX_DEVICES = 16
+#: A CUDA context with torch's kernels; an assumption, as the records say.
+ASSUMED_CONTEXT_BYTES = 480 * MIB
 Fill = Literal["zeros", "ones", "random", "keep"]
 Collectives = Literal["processes", "alone"]
 
@@ -43,7 +45,7 @@ _CARD_KEYS = tuple(
 class Policy:
     """What holds for the whole machine: values nobody computed, copies, collectives, traces."""
 
-    context_bytes: int = 480 * MIB  # charged to a card by each process that uses it
+    context_bytes: int = ASSUMED_CONTEXT_BYTES  # charged to a card by each process that uses it
     fill: Fill = "zeros"  # what the host reads where nobody computed
     fill_seed: int = 0
     copy_max_bytes: int = 4 * MIB  # larger copies to a device move nothing

@@ -20,10 +20,7 @@ from vramprobe.emulate.machine import read_machine
 from vramprobe.emulate.values import allocations
 from vramprobe.measure.cuda import CudaInstrument
 from vramprobe.measure.environment import emulator_here
-from vramprobe.records.record import Emulation, ValueRead, Verification
-
-#: A record names so many lines that read values, those that could have steered the program first.
-MAX_READS = 40
+from vramprobe.records.record import MAX_READS, Emulation, ValueRead, Verification
 
 
 class EmulatedInstrument(CudaInstrument):
@@ -50,11 +47,7 @@ class EmulatedInstrument(CudaInstrument):
                 torch.cuda.synchronize()
                 sequences.append(events())
             contents.append(policy.contents)
-        parted = next((f for one in sequences[1:] if (f := allocations.parting(sequences[0], one))), None)
-        self._verification = Verification(
-            contents=contents, num_events=len(sequences[0]), same=parted is None,
-            parted_at=None if parted is None else _in_words(parted),
-        )  # fmt: skip
+        self._verification = Verification(**allocations.verdict(contents, sequences))
 
     def emulation(self) -> Emulation:
         """What the record says of the emulation, as things stand."""
@@ -72,13 +65,3 @@ class EmulatedInstrument(CudaInstrument):
             reads=[ValueRead(**read) for read in seen.get("reads", ())[:MAX_READS]],
             verification=self._verification,
         )  # fmt: skip
-
-
-def _in_words(parted: dict[str, Any]) -> str:
-    def said(event: dict[str, Any] | None) -> str:
-        if event is None:
-            return "nothing more"
-        where = f" at {event['frames'][0]}" if event["frames"] else ""
-        return f"{event['action']} of {event['num_bytes']} B{where}"
-
-    return f"event {parted['index']}: {said(parted['first'])}, against {said(parted['second'])}"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vramprobe.catalog import gpu_seen
+from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks
 from vramprobe.profile.causes import causes_seen_from, composition
 from vramprobe.profile.hook.history import ACTIONS
@@ -32,10 +33,8 @@ from vramprobe.records.profile import (
     ProfileOutcome,
     ProfileRecord,
 )
-from vramprobe.records.record import Composition, Emulation, ValueRead, Verification, new_attempt_id
+from vramprobe.records.record import MAX_READS, Composition, Emulation, ValueRead, Verification, new_attempt_id
 
-#: A record names so many lines that read values, those that could have steered the program first.
-MAX_READS = 40
 _MAX_TAIL = 40  # last lines of stderr
 _AT_WORK = ("forward", "backward", "optimizer_step", "evaluation", "generation")
 _BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -121,14 +120,15 @@ def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
     reports = [raw.values for raw in run.ranks if raw.values is not None]
     report: Mapping[str, Any] = reports[0] if reports else {}
     policy = report.get("policy") or {}
-    verified = next((raw.verification for raw in run.ranks if raw.verification is not None), None)
+    verified = [raw.verification for raw in run.ranks if raw.verification is not None]
+    verified = next((one for one in verified if not one.get("same")), verified[0] if verified else None)
     known = gpu_seen(first.process.device_name or "")
     return Emulation(
         card=known.short_name if known else str(first.process.device_name),
         num_cards=emulator.get("num_cards") or max(len(run.ranks), 1),
         emulator_version=str(emulator.get("version", "unknown")), torch_build=first.process.torch or "unknown",
         contents=policy.get("contents", "unknown"), routing=policy.get("routing", "unknown"),
-        context_bytes=emulator.get("context_bytes", _assumed_context_bytes()),
+        context_bytes=emulator.get("context_bytes", ASSUMED_CONTEXT_BYTES),
         num_reads=_sum(one.get("num_reads") for one in reports),
         num_steering_reads=_sum(one.get("num_reads_that_could_have_steered") for one in reports),
         reads=[_only(ValueRead, read) for read in report.get("reads", ())[:MAX_READS]],
@@ -144,12 +144,6 @@ def _only(kind: Any, values: Mapping[str, Any]) -> Any:
 def _sum(values) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _assumed_context_bytes() -> int:
-    from vramprobe.emulate.machine import Policy
-
-    return Policy().context_bytes
 
 
 def _context_bytes(found: Sequence[RawRank]) -> int | None:

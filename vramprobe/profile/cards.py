@@ -7,7 +7,6 @@ would ask for is not what was seen.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from dataclasses import dataclass
 from vramprobe.catalog import gpu_seen, list_gpus
 from vramprobe.catalog.gpus import Gpu, find_gpu
 from vramprobe.emulate.cards import card_properties
+from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.errors import SpecError
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.ledger import Device, OutOfMemory, SegmentAction, SegmentEvent
+from vramprobe.simulate.ledger import Device, OutOfMemory
 from vramprobe.units import MIB, format_bytes
 
 #: Ampere's and everything since: flash attention, bf16, the same choice of kernels by the libraries.
@@ -32,7 +32,6 @@ MARGIN_BYTES = 64 * MIB
 _ALLOC, _REQUESTED, _COMPLETED, _OOM = (
     ACTIONS[word] for word in ("alloc", "free_requested", "free_completed", "oom")
 )  # fmt: skip
-_SEGMENT = ACTIONS["segment_alloc"]
 _GIVEN = (ACTIONS["segment_free"], ACTIONS["segment_unmap"])
 #: A segment that would have come to less than this share of the card found room.
 _FULL_SHARE = 0.85
@@ -59,7 +58,6 @@ class Requests:
     needed_bytes: int  # allocated at most, and what the run ended by asking for
     reserved_bytes: int
     events: list[tuple[int, int, int, int]] | None
-    segments: list[tuple[int, int]]  # size and address of each, in order
     config: AllocatorConfig
     ended_by_oom: bool
     went_on_after_oom: bool
@@ -104,10 +102,8 @@ def _requests(raw: RawRank, ended_by_oom: bool) -> Requests:
     needed = max(phase.allocated_peak_bytes for phase in raw.phases)
     if ended_by_oom and raw.ooms:
         needed = max(needed, (raw.ooms[-1].allocated_bytes or 0) + (raw.ooms[-1].requested_bytes or 0))
-    columns = () if history is None else (history.actions, history.sizes, history.addresses)
     return Requests(
         needed_bytes=needed, reserved_bytes=max(phase.reserved_peak_bytes or 0 for phase in raw.phases), events=events,
-        segments=[(size, at) for action, size, at in zip(*columns, strict=True) if action == _SEGMENT],
         config=config, ended_by_oom=ended_by_oom, went_on_after_oom=bool(raw.ooms) and not ended_by_oom,
     )  # fmt: skip
 
@@ -174,39 +170,9 @@ class _Replayed:
     num_retries: int
 
 
-class _Places:
-    """Where the device puts segments: where it put those of the same size in the run, in their order.
-
-    Of two blocks of one size the lower one serves, so that their order counts.
-    """
-
-    def __init__(self, segments: Sequence[tuple[int, int]]) -> None:
-        self._known: defaultdict[int, deque[int]] = defaultdict(deque)
-        for size, address in segments:
-            self._known[size].append(address)
-        self._taken: set[int] = set()
-
-    def place(self, action: SegmentAction, size: int) -> int | None:
-        """The address for a new segment; None where the run knows of no other."""
-        known = self._known[size] if action == "segment_alloc" else ()
-        while known:
-            if (address := known.popleft()) not in self._taken:
-                return address
-        return None
-
-    def note(self, event: SegmentEvent) -> None:
-        """A segment was taken or given back."""
-        if event.action == "segment_alloc":
-            self._taken.add(event.address)
-        elif event.action == "segment_free":
-            self._taken.discard(event.address)
-            self._known[event.size_bytes].append(event.address)
-
-
 def _replayed(requests: Requests, device: Device) -> _Replayed:
     assert requests.events is not None
-    allocator, fits, places = CachingAllocator(requests.config, device), True, _Places(requests.segments)
-    allocator.ledger.place, allocator.ledger.on_segment = places.place, places.note
+    allocator, fits = CachingAllocator(requests.config, device), True
     allocate, request, complete = allocator.allocate, allocator.request_free, allocator.complete_free
     try:
         for action, name, size, stream in requests.events:
@@ -241,7 +207,7 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
         return unknown("it ran out on the way and went on otherwise; run it with --emulate")
     if sequence.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
-    usable = card.total_bytes - (record.context_bytes or _assumed_context_bytes())
+    usable = card.total_bytes - (record.context_bytes or ASSUMED_CONTEXT_BYTES)
     if is_own and record.outcome.kind == "ok":
         return CardVerdict(
             gpu=gpu.short_name, verdict="fits", usable_bytes=usable, reserved_bytes=sequence.reserved_bytes,
@@ -249,12 +215,6 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
             why=f"it ran there: {format_bytes(sequence.reserved_bytes)} reserved of {format_bytes(usable)}",
         )  # fmt: skip
     return _judged(gpu, usable, found, margin=found.error_bytes + MARGIN_BYTES)
-
-
-def _assumed_context_bytes() -> int:
-    from vramprobe.emulate.machine import Policy
-
-    return Policy().context_bytes
 
 
 def _judged(gpu: Gpu, usable: int, found: Replayable, *, margin: int) -> CardVerdict:

@@ -26,9 +26,9 @@ import psutil
 import vramprobe
 from vramprobe.emulate.values import hook as values_hook
 from vramprobe.errors import StoreError
+from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 
-FOLDER_VARIABLE = "VRAMPROBE_PROFILE"
 _HOOK = ("vramprobe_profile", str(Path(__file__).with_name("hook")), "start")
 _TAIL_LINES = 40
 _DYING_SECONDS = 10.0
@@ -37,7 +37,8 @@ _Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is asked of the hook. ``trace``: all events, those of one step, or none."""
+    """What is asked of the hook. ``trace``: all events, those of one step, or none. ``verify``: steps under other
+    values follow those that were asked for."""
 
     trace: str
     steps: int | None
@@ -66,7 +67,7 @@ def run(
     executable_of(command, os.environ)
     told = {
         "command": command, "emulate": emulate, "started_ns": time.time_ns(), "options": asdict(options),
-        "steps_asked": options.steps, "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
+        "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
     }  # fmt: skip
     with _environment(command, folder, emulate, policy, say) as (environment, emulator):
         told["emulator"] = emulator
@@ -103,26 +104,24 @@ def _environment(
     from vramprobe.emulate.enter import entrance_for_command
     from vramprobe.emulate.machine import read_machine
 
-    with _path_with_a_cuda_build(command, say) as python:
-        way = entrance_for_command(python, emulate, policy=policy, say=say)
-        try:
-            values_hook.site_folder(str(way.machine), also=[_HOOK])
-            num_cards, machine = read_machine(way.machine)
-            about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,
-                     "policy": dict(policy or {})}  # fmt: skip
-            yield way.environment | {"PATH": os.environ.get("PATH", os.defpath)}, about
-        finally:
-            shutil.rmtree(way.machine, ignore_errors=True)
+    python, path = _with_a_cuda_build(command, say)
+    way = entrance_for_command(python, emulate, policy=policy, say=say, also=[_HOOK])
+    try:
+        num_cards, machine = read_machine(way.machine)
+        about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,
+                 "policy": dict(policy or {})}  # fmt: skip
+        yield way.environment | {"PATH": path}, about
+    finally:
+        shutil.rmtree(way.machine, ignore_errors=True)
 
 
-@contextmanager
-def _path_with_a_cuda_build(command: list[str], say: _Say) -> Iterator[Path]:
-    """The command's interpreter; where its torch is no CUDA build, the environment that was set up goes before PATH."""
+def _with_a_cuda_build(command: list[str], say: _Say) -> tuple[Path, str]:
+    """(the command's interpreter, its PATH); where its torch is no CUDA build, what was set up goes before PATH."""
     from vramprobe.emulate.environment import find_environment
     from vramprobe.emulate.installation import NotEmulatable, find_installation
 
     python = interpreter_of(command, os.environ)
-    before = os.environ.get("PATH", os.defpath)
+    path = os.environ.get("PATH", os.defpath)
     try:
         find_installation(python)
     except NotEmulatable:
@@ -130,20 +129,16 @@ def _path_with_a_cuda_build(command: list[str], say: _Say) -> Iterator[Path]:
         if ready is None or os.path.isabs(command[0]) or not (ready.parent / command[0]).exists():
             raise
         say(f"{python} has no CUDA build of torch: {command[0]} of {ready.parent} runs instead")
-        python, os.environ["PATH"] = ready, f"{ready.parent}{os.pathsep}{before}"
-    try:
-        yield python
-    finally:
-        os.environ["PATH"] = before
+        return ready, f"{ready.parent}{os.pathsep}{path}"
+    return python, path
 
 
 def _wait(command: list[str], environment: dict[str, str], folder: Path) -> tuple[Ended, list[str]]:
     """Run it to its end; -> how it ended, its last lines on stderr."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     process = subprocess.Popen(
-        [shutil.which(command[0], path=environment["PATH"]) or command[0], *command[1:]],
-        env=environment, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [executable_of(command, environment), *command[1:]], env=environment, stderr=subprocess.PIPE
+    )
     assert process.stderr is not None
     reader = threading.Thread(target=_pass_on, args=(process.stderr, tail), daemon=True)
     reader.start()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import StoreError
-from vramprobe.records.store import cannot_read, is_whole
+from vramprobe.records.store import bytes_of, whole_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ def read_run(folder: Path) -> RawRun:
 def _launcher(path: Path, warnings: list[str]) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
-    content = _bytes_of(path)
+    content = bytes_of(path)
     try:
         found = json.loads(content)
     except ValueError:
@@ -165,15 +165,12 @@ def _launcher(path: Path, warnings: list[str]) -> Mapping[str, Any] | None:
 
 def _processes(path: Path, warnings: list[str]) -> list[RawRank]:
     """One process as a rule; more where one pid ran several programs in turn (exec)."""
-    *lines, tail = _bytes_of(path).split(b"\n")
-    if is_whole(tail):
-        lines, tail = [*lines, tail], b""
+    lines, tail = whole_lines(path)
     if tail:
         warnings.append(f"{path.name} ends in a half-written line: its process was killed")
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            _take(found, line, f"{path}, line {number}")
+    for number, line in lines:
+        _take(found, line, f"{path}, line {number}")
     history = read_history(path.with_suffix(".history"))
     ranks = []
     for at, one in enumerate(found):
@@ -242,13 +239,6 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise cannot_read(path, error) from error
-
-
 class _Arrays(pickle.Unpickler):
     """Builtins and array.array, nothing else: a file of another program's could name any function to call."""
 
@@ -265,7 +255,7 @@ def read_history(path: Path) -> RawHistory | None:
     if not path.exists():
         return None
     try:
-        content = _Arrays(io.BytesIO(_bytes_of(path))).load()
+        content = _Arrays(io.BytesIO(bytes_of(path))).load()
     except Exception as error:  # a damaged pickle raises nearly anything
         raise StoreError(f"{path} is not read: {error}") from None
     if not isinstance(content, dict):

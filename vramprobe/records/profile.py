@@ -7,7 +7,6 @@ or among those of cells: each line says its kind. Bytes are ints; what is not kn
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -231,7 +230,7 @@ def read_profiles(path_or_folder: str | Path) -> tuple[ProfileRecord, ...]:
     return tuple(
         _profile(line, file, number)
         for file in store.journals(path_or_folder)
-        for number, line in _lines(file)
+        for number, line in store.whole_lines(file)[0]
         if store.is_profile(line)
     )
 
@@ -244,14 +243,6 @@ def last_profile(path_or_folder: str | Path) -> ProfileRecord:
     return found[-1]
 
 
-def _lines(file: Path) -> Sequence[tuple[int, bytes]]:
-    try:
-        *lines, tail = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise store.cannot_read(file, error) from error
-    return list(enumerate([*lines, tail] if store.is_whole(tail) else lines, start=1))
-
-
 def _profile(line: bytes, file: Path, number: int) -> ProfileRecord:
     if (version := json.loads(line).get("format")) != FORMAT:
         raise StoreError(
@@ -261,8 +252,4 @@ def _profile(line: bytes, file: Path, number: int) -> ProfileRecord:
     try:
         return profile_from_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise StoreError(
-            f"{file}, line {number} is a profile, but its {'.'.join(map(str, first['loc']))} cannot be "
-            f"({first['msg']}); restore the file from a copy, or move that one line elsewhere"
-        ) from None
+        raise store.cannot_be(f"{file}, line {number} is a profile", error) from None

@@ -242,6 +242,10 @@ Outcome = Annotated[
 ]
 
 
+#: A record names so many lines that read values, those that could have steered the program first.
+MAX_READS = 40
+
+
 class ValueRead(_Frozen):
     """Reads, by one line of Python, of values that the emulated GPU did not compute."""
 

@@ -310,19 +310,25 @@ def journals(path_or_folder: str | Path) -> tuple[Path, ...]:
 
 
 def _entries_of(file: Path) -> tuple[list[RunRecord | Started], str | None]:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise cannot_read(file, error) from error
-    *lines, tail = content.split(b"\n")
+    lines, tail = whole_lines(file)
+    entries = [read_line(line, file, number) for number, line in lines if not is_profile(line)]
+    return entries, describe_torn_tail(file, len(tail)) if tail else None
+
+
+def whole_lines(file: Path) -> tuple[list[tuple[int, bytes]], bytes]:
+    """The lines that say something, by number, and the torn tail that a killed writer left. Raises StoreError."""
+    *lines, tail = bytes_of(file).split(b"\n")
     if is_whole(tail):
         lines, tail = [*lines, tail], b""
-    entries = [
-        read_line(line, file, number)
-        for number, line in enumerate(lines, start=1)
-        if line.strip() and not is_profile(line)
-    ]
-    return entries, describe_torn_tail(file, len(tail)) if tail else None
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()], tail
+
+
+def bytes_of(file: Path) -> bytes:
+    """What it holds. Raises StoreError where it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise cannot_read(file, error) from error
 
 
 def cannot_read(path: Path, error: OSError) -> StoreError:
@@ -354,8 +360,13 @@ def read_line(line: bytes, file: Path, number: int) -> RunRecord | Started:
     try:
         return started_from_json(line) if is_start else record_from_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise StoreError(
-            f"{where} is a record of format {version}, but its {'.'.join(map(str, first['loc']))} cannot be "
-            f"({first['msg']}); restore the file from a copy, or move that one line elsewhere"
-        ) from None
+        raise cannot_be(f"{where} is a record of format {version}", error) from None
+
+
+def cannot_be(what: str, error: ValidationError) -> StoreError:
+    """The error of a line that says what it is, and is not."""
+    first = error.errors()[0]
+    return StoreError(
+        f"{what}, but its {'.'.join(map(str, first['loc']))} cannot be ({first['msg']}); restore the file from a copy, "
+        "or move that one line elsewhere"
+    )

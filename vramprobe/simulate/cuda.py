@@ -21,10 +21,10 @@ from torch.nn import functional
 from torch.optim import adagrad, adam, rmsprop, sgd
 
 from vramprobe.catalog import Gpu
+from vramprobe.catalog.gpus import cublas_workspace_bytes
 from vramprobe.errors import SpecError
 
 _aten = torch.ops.aten
-_MIB = 2**20
 
 # -- the chip ----------------------------------------------------------------------------------------------------------
 
@@ -54,8 +54,8 @@ class Chip:
 
     @property
     def blas_workspace_bytes(self) -> int:
-        """aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``."""
-        return 32 * _MIB if self.major >= 9 else 8 * _MIB + 128 * 1024
+        """What cuBLAS takes for each thread that calls it."""
+        return cublas_workspace_bytes(self.major)
 
     @property
     def prefers_cudnn(self) -> bool:

@@ -7,6 +7,7 @@ tokens takes 7 MiB there. Left out: inputs of over 2 GiB, which are summed in pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def _partial_sums(sizes: list[int], strides: list[int], dims: set[int], dtype: t
     """``global_memory_size`` and ``semaphore_size``; none where every block writes outputs of its own."""
     summed = _merged([(strides[dim], sizes[dim]) for dim in dims])
     kept = _merged([(strides[dim], sizes[dim]) for dim in range(len(sizes)) if dim not in dims])
-    num_inputs, num_outputs = _product(summed), _product(kept)
+    num_inputs, num_outputs = math.prod(size for _, size in summed), math.prod(size for _, size in kept)
     along_input = not kept or (bool(summed) and summed[0][0] < kept[0][0])
     dim0, dim1 = (num_inputs, num_outputs) if along_input else (num_outputs, num_inputs)
     fastest = (summed if along_input else kept) or [(1, 1)]
@@ -77,13 +78,6 @@ def _merged(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((stride, size))
     return merged
-
-
-def _product(dims: list[tuple[int, int]]) -> int:
-    product = 1
-    for _, size in dims:
-        product *= size
-    return product
 
 
 def _output_vector(size: int, other_strides: Sequence[int]) -> int:

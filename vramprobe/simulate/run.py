@@ -87,7 +87,6 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     on_cpu = spec.model_copy(update={"device": "cpu"})  # where all fake tensors are; the chip says how they behave
     with _quiet(), _no_collection():
         _load_libraries(spec)
-        gc.freeze()  # what is imported is no garbage: whoever collects need not search it
         began, started_at = time.perf_counter(), datetime.now(UTC)
         try:
             run = _deep(on_cpu, chip) if depth == "auto" else None
@@ -293,7 +292,6 @@ def _no_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
         if was_enabled:
             gc.enable()
 

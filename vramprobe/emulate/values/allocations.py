@@ -9,6 +9,8 @@ import hashlib
 import json
 from contextlib import contextmanager
 
+from .reads import is_the_programs, place_of
+
 ACTIONS = ("alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
 MAX_EVENTS = 1_000_000
 
@@ -29,14 +31,14 @@ def recorded():
 def events(snapshot, device=0):
     """One device's history as [{action, num_bytes, block, frames}]: ``block`` numbers allocations in their order."""
     traces = snapshot["device_traces"]
-    numbers, found = {}, []
+    numbers, found, count = {}, [], 0
     for entry in traces[device] if device < len(traces) else []:
         action = entry["action"]
         if action not in ACTIONS:
             continue
         key = (action.startswith("segment"), entry.get("addr", entry.get("device_free")))
         if action in ("alloc", "segment_alloc", "segment_map"):
-            numbers[key] = len(numbers)
+            numbers[key], count = count, count + 1
         found.append(
             {
                 "action": action,
@@ -75,3 +77,21 @@ def parting(first, second):
         "num_first": len(first),
         "num_second": len(second),
     }
+
+
+def verdict(contents, sequences):
+    """{contents, num_events, same, parted_at}: whether what was recorded under each of ``contents`` is one sequence."""
+    parted = next((found for one in sequences[1:] if (found := parting(sequences[0], one))), None)
+    return {
+        "contents": list(contents),
+        "num_events": len(sequences[0]),
+        "same": parted is None,
+        "parted_at": parted and f"event {parted['index']}: {_said(parted['first'])}, against {_said(parted['second'])}",
+    }
+
+
+def _said(event):
+    if event is None:
+        return "nothing more"
+    line = next((f" at {place_of(frame)}" for frame in event["frames"] if is_the_programs(frame)), "")
+    return f"{event['action']} of {event['num_bytes']} B{line}"

@@ -22,8 +22,13 @@ def _torch_folder():
     return os.path.dirname(os.path.abspath(torch.__file__)) + os.sep if torch is not None else "\0"
 
 
+def is_the_programs(filename):
+    """Whether a frame of this file is neither torch's nor this package's."""
+    return not filename.startswith((HERE, "<frozen", "<string>", _torch_folder()))
+
+
 @functools.lru_cache(maxsize=4096)
-def _place(filename):
+def place_of(filename):
     """A file as people write it: below site-packages if it is there, else its last two parts; no machine's paths."""
     for mark in (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep):
         if mark in filename:
@@ -63,7 +68,7 @@ def here(depth=2):
         frame = frame.f_back
 
     def line_of(at):
-        return f"{_place(at.f_code.co_filename)}:{at.f_lineno}" if at is not None else None
+        return f"{place_of(at.f_code.co_filename)}:{at.f_lineno}" if at is not None else None
 
     return {
         "line": line_of(found),

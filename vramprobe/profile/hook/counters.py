@@ -10,17 +10,13 @@ _TIERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "request
 
 
 class Counters:
-    """Stands before ``torch._C``'s two functions of the counters until ``remove``."""
+    """Stands before ``torch._C``'s two functions of the counters."""
 
     def __init__(self):
         self._stats, self._reset = torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats
         self._kept = {}  # card → stat, pool → the highest peak that our own resets have hidden from the program
         self._own = {}  # card → stat, pool → the highest peak that the program's resets have hidden from us
         torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats = self._seen_by_others, self._reset_by_others
-
-    def remove(self):
-        """The program has its counters back."""
-        torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats = self._stats, self._reset
 
     def cards(self):
         """The indices of the cards on which this process has memory."""

@@ -27,6 +27,7 @@ class Phases:
         self._step_peaks = []  # one by whole step: the highest allocated bytes, and those that stood at its end
         self._highest = {}
         self.retries = {}
+        self._writes = True
         self.on_step = []  # called with the number of a step that is whole, before the next begins
 
     def mark(self, name):
@@ -63,6 +64,10 @@ class Phases:
             if self._stepped:
                 self._end_step()
 
+    def write_no_more(self):
+        """Steps are counted as before, and nothing of them is written."""
+        self._writes = False
+
     def repeats(self):
         """Whether the last two whole steps were alike to the byte: peak, and what they left."""
         return len(self._step_peaks) > 1 and self._step_peaks[-1] == self._step_peaks[-2]
@@ -70,7 +75,7 @@ class Phases:
     def _close(self, name):
         now_ns = time.time_ns()
         micro_step = self._micro_step + (name == "forward") if name in ("forward", "backward") else None
-        for device in self._counters.cards():
+        for device in self._counters.cards() if self._writes else ():
             found = self._counters.take(device)
             self.retries[device] = (found.pop("num_alloc_retries"), found.pop("num_ooms"))
             self._journal.write(
@@ -87,7 +92,8 @@ class Phases:
         self.steps += 1
         self._step_peaks.append(dict(self._highest))
         self._highest.clear()
-        self._journal.write("step", step=self.steps)
+        if self._writes:
+            self._journal.write("step", step=self.steps)
         for act in self.on_step:
             act(self.steps)
 

@@ -1,7 +1,8 @@
 """Into a process at its start: wait for torch, then for CUDA, then watch; at its end, what was seen is on disk.
 
 In: :func:`install`, called by the sitecustomize that launch.py puts before all else. Out: the files of journal.py and
-history.py. ``run.json`` says what is asked for: ``trace`` (all, step or none), ``steps``, ``verify``.
+history.py. ``run.json`` says what is asked for: ``trace`` (all, step or none), ``trace_step``, ``steps``,
+``verify``.
 """
 
 import atexit

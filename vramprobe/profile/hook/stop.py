@@ -1,7 +1,8 @@
 """When a run knows enough: after the steps that were asked for, once two of them are alike to the byte.
 
-In: a Watch, ``steps`` and ``verify``. Out: SystemExit(0) at the beginning of the next step, which frameworks let
-through and launchers take for a clean end; whoever catches it is ended all the same, a little later.
+In: a Watch, ``steps``, a Verification that comes before the end, or None. Out: SystemExit(0) at the beginning of the
+next step, which frameworks let through and launchers take for a clean end; whoever catches it is ended all the same, a
+little later.
 """
 
 import os
@@ -15,16 +16,26 @@ _GRACE_SECONDS = 20.0
 class Stop:
     """Counts the whole steps of one process."""
 
-    def __init__(self, watch, asked):
-        self._watch, self._steps = watch, asked.get("steps")
+    def __init__(self, watch, steps, verification):
+        self._watch, self._steps, self._verification = watch, steps, verification
         if self._steps:
             watch.phases.on_step.append(self._step_ended)
 
     def _step_ended(self, step):
+        if self._verification is not None and self._verification.is_under_way():
+            if self._verification.step_ended():
+                self._leave()
+            return
         if step < self._steps or (not self._watch.phases.repeats() and step < _PATIENCE * self._steps):
             return
         if not self._watch.phases.repeats() and self._steps > 1:
             self._watch.line("warning", message=f"no two steps were alike to the byte in {step}")
+        if self._verification is not None:
+            self._verification.begin()
+        else:
+            self._leave()
+
+    def _leave(self):
         self._watch.stop()
         leave = threading.Timer(_GRACE_SECONDS, os._exit, (0,))
         leave.daemon = True

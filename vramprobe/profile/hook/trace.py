@@ -15,10 +15,13 @@ _MAX_EVENTS = 20_000_000
 
 
 class Trace:
-    """``what``: all (from the first CUDA call on), step (one whole step, and who made what is older), none."""
+    """``what``: all (from the first CUDA call on), step (one whole step, and who made what is older), none.
 
-    def __init__(self, what, step=3):
-        self._what, self._step = what, step
+    ``warn`` hears why there is none although it was asked for.
+    """
+
+    def __init__(self, what, step, warn):
+        self._what, self._step, self._warn = what, step, warn
         self._held, self._first_ns, self._last_ns = [], None, None
         self._taken, self._is_ours, self._is_asking = None, True, False
         self._record_in_torch = torch._C._cuda_record_memory_history
@@ -45,10 +48,14 @@ class Trace:
         elif step == self._step:
             self._finish()
 
-    def write(self, path):
-        """The history's file, whole or not at all; none where there is nothing."""
+    def close(self):
+        """What follows is not traced."""
         if self.is_on():
             self._finish()
+
+    def write(self, path):
+        """The history's file, whole or not at all; none where there is nothing."""
+        self.close()
         if self._taken is None:
             return
         device = torch.cuda.current_device()
@@ -76,5 +83,8 @@ class Trace:
             self._is_asking = False
 
     def _recorded_by_anyone(self, *args, **kwargs):
-        self._is_ours = self._is_ours and self._is_asking
+        if self._is_ours and not self._is_asking and self._taken is None:
+            self._is_ours = False
+            if self._what != "none":
+                self._warn("the program keeps a memory history of its own: which lines asked for memory is not known")
         return self._record_in_torch(*args, **kwargs)

@@ -19,6 +19,7 @@ from .marks import Marks
 from .phases import Phases, rank, used_bytes
 from .stop import Stop
 from .trace import Trace
+from .verify import Verification
 
 _LIBRARIES = ("transformers", "peft", "trl", "accelerate", "bitsandbytes", "deepspeed", "unsloth", "axolotl",
               "llamafactory", "torchtune", "litgpt", "lightning", "torchao", "liger-kernel", "flash-attn")  # fmt: skip
@@ -29,16 +30,25 @@ class Watch:
 
     def __init__(self, journal, asked):
         self._journal, self._pid, self._ended = journal, os.getpid(), False
-        self._modules, self._why = {}, "exit"
+        self._modules, self._why, self._report = {}, "exit", None
         self.counters = Counters()
         self.phases = Phases(journal, self.counters, used_bytes)
-        self._trace = Trace(asked["trace"], asked.get("trace_step", 3))
+        self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         self._values = _values_watch()
         journal.write("process", **_process(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
         self.phases.on_step.append(self._trace.step_ended)
-        Stop(self, asked)
+        verifies = asked["verify"] and self._values is not None
+        self._verification = Verification(self, self._values) if verifies else None
+        Stop(self, asked["steps"], self._verification)
+
+    def profiled(self):
+        """What follows is not the run's, but steps under other values."""
+        self._trace.close()
+        self.phases.write_no_more()
+        self._report = self._values.report()
+        self._why = "stopped"
 
     def stop(self):
         """The end, as it is asked for: the run knows enough."""
@@ -58,8 +68,10 @@ class Watch:
             if self._why != "stopped":
                 self.phases.close()
             self._trace.write(self._journal.path(".history"))
+            if self._verification is not None:
+                self._verification.end()
             if self._values is not None:
-                self._journal.write("values", **self._values.report())
+                self._journal.write("values", **(self._report or self._values.report()))
         except Exception as error:
             complain(error)
         retries, ooms = (sum(counts) for counts in zip(*self.phases.retries.values(), (0, 0), strict=True))
@@ -83,6 +95,8 @@ class Watch:
             self._trace.hold(held.optimizer_state([optimizer]))
 
     def _note_oom(self, device, requested, total, free):
+        if self._verification is not None and self._verification.is_under_way():
+            return
         if self._trace.is_on():  # of a step that did not come to its end, too
             self._trace.hold(held.optimizer_state(self._marks.optimizers.values()))
         stats = torch.cuda.memory_stats(device)

@@ -8,3 +8,10 @@ workload/, tensors, never import each other: a shared helper would let errors ca
 """
 
 __version__ = "0.1.0"
+
+
+def load_ipython_extension(shell):
+    """``%load_ext vramprobe`` in a notebook: its kernel is profiled from now on, and ``%vramprobe`` shows it so far."""
+    from vramprobe.cli.notebook import load
+
+    load(shell)

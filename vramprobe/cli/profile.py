@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Json
 from vramprobe.errors import SpecError
 from vramprobe.units import parse_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.records.profile import ProfileRecord
 
 _TRACES = ("all", "step", "none")
 
@@ -69,7 +72,7 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="vramprobe-profile-") as temporary:
         home = _new(folder) if folder is not None else Path(temporary)
         ended = launch.run(command, home, options, emulate=emulate, say=say)
-        record = _analysed(home, gpus, timeline, save)
+        record = analysed(home, gpus, timeline, save)
     if json_output:
         print(record.to_json_line())
     else:
@@ -99,7 +102,8 @@ def diff(
         display_profile.print_difference(difference)
 
 
-def _analysed(home: Path, gpus: str | None, timeline: Path | None, save: Path | None):
+def analysed(home: Path, gpus: str | None, timeline: Path | None, save: Path | None) -> ProfileRecord:
+    """The profile of a run's folder, kept and drawn where that is asked for."""
     from vramprobe.profile.analyse import analyse
     from vramprobe.records.profile import append_profile
 

@@ -6,12 +6,15 @@ of its processes (hook/), and how it ended. The command keeps its terminal, its 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -77,6 +80,40 @@ def run(
     told |= {"ended_ns": time.time_ns(), "exit_status": ended.exit_status, "signal": number, "tail": tail}
     write_told(folder, told | {"stopped": ended.stopped, "num_left": ended.num_left})
     return ended
+
+
+def hook_this_process() -> None:
+    """This process is watched as a command's would be, and so are those that it starts; its folder goes when it ends.
+
+    For a notebook's kernel (cli/notebook.py), which nobody can start anew. Raises StoreError.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
+    atexit.register(_remove_own, folder, os.getpid())
+    options = Options(trace="step", steps=None)
+    write_told(folder, {
+        "command": ["notebook"], "emulate": None, "started_ns": time.time_ns(), "options": asdict(options),
+        "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
+    })  # fmt: skip
+    site = values_hook.site_folder(str(folder), also=[_HOOK])
+    os.environ |= {FOLDER_VARIABLE: str(folder)}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    runpy.run_path(os.path.join(site, "vramprobe_watch.py"))
+
+
+def write_what_was_seen() -> None:
+    """The files of this process's folder are as if it ended here. Raises StoreError."""
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    if (hook := sys.modules.get("vramprobe_profile.start")) is not None:
+        hook.write_so_far()
+    with suppress(OSError, ValueError):
+        told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if told.get("command") == ["notebook"]:
+            write_told(folder, told | {"ended_ns": time.time_ns(), "exit_status": 0})
+
+
+def _remove_own(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_told(folder: Path, told: Mapping[str, Any]) -> None:

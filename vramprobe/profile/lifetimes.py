@@ -148,8 +148,10 @@ def spans_of(lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> l
 
 
 def _is_covered(phase: RawPhase, history: RawHistory) -> bool:
-    begins = history.traced == "all" or history.first_ns is None or phase.start_ns >= history.first_ns - _SLACK_NS
-    return begins and (history.last_ns is None or phase.start_ns <= history.last_ns)
+    """A history begins and ends where phases do, a little later: those before have ended, those after have not."""
+    first_ns = None if history.traced == "all" else history.first_ns
+    begins = first_ns is None or (phase.start_ns >= first_ns - _SLACK_NS and phase.end_ns > first_ns)
+    return begins and (history.last_ns is None or phase.end_ns <= history.last_ns)
 
 
 def _first(lives: Lives, time_ns: int) -> int:

@@ -64,6 +64,11 @@ class Phases:
             if self._stepped:
                 self._end_step()
 
+    def close_so_far(self):
+        """The phase that is under way is written as it stands, and goes on as one more of its name."""
+        with self._lock:
+            self._close(self.name)
+
     def write_no_more(self):
         """Steps are counted as before, and nothing of them is written."""
         self._writes = False

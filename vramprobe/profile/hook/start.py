@@ -14,6 +14,7 @@ from vramprobe_values.imports import when_imported
 from .journal import FOLDER_VARIABLE, Journal, complain
 
 _is_installed = False
+_watches = []  # this process's own, once it has used CUDA
 
 
 def install():
@@ -42,8 +43,15 @@ def _watch(folder, asked):
     except Exception as error:
         complain(error)
         return
+    _watches.append(watch)
     atexit.register(watch.end)
     from multiprocessing import util
 
     os.register_at_fork(after_in_child=watch.forked)
     util.register_after_fork(watch, lambda _: None)
+
+
+def write_so_far():
+    """What this process has been seen to do until now, as if it ended here; it goes on."""
+    for watch in _watches:
+        watch.write_so_far()

@@ -56,12 +56,22 @@ class Trace:
     def write(self, path):
         """The history's file, whole or not at all; none where there is nothing."""
         self.close()
-        if self._taken is None:
+        self._write(self._taken, self._last_ns, path)
+
+    def write_so_far(self, path):
+        """The same of a history that goes on; nothing of one that is yet to begin."""
+        if self.is_on():
+            self._write(torch.cuda.memory._snapshot(), time.time_ns(), path)
+        else:
+            self._write(self._taken, self._last_ns, path)
+
+    def _write(self, taken, last_ns, path):
+        if taken is None:
             return
         device = torch.cuda.current_device()
-        found = history.compact(self._taken, device, hidden=hook_folders())
+        found = history.compact(taken, device, hidden=hook_folders())
         found |= {
-            "traced": self._what, "first_ns": self._first_ns, "last_ns": self._last_ns,
+            "traced": self._what, "first_ns": self._first_ns, "last_ns": last_ns,
             "held": self._held,
         }  # fmt: skip
         history.write(found, path)

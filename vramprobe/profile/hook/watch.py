@@ -59,6 +59,14 @@ class Watch:
         """One more line in the journal."""
         self._journal.write(kind, **fields)
 
+    def write_so_far(self):
+        """As at the end, of a process that goes on."""
+        if self._ended or os.getpid() != self._pid:
+            return
+        self.phases.close_so_far()
+        self._trace.write_so_far(self._journal.path(".history"))
+        self._write_end("so far")
+
     def end(self):
         """The process ends: the last phase, the history, who read values, the counts."""
         if self._ended or os.getpid() != self._pid:
@@ -70,12 +78,15 @@ class Watch:
             self._trace.write(self._journal.path(".history"))
             if self._verification is not None:
                 self._verification.end()
-            if self._values is not None:
-                self._journal.write("values", **(self._report or self._values.report()))
         except Exception as error:
             complain(error)
+        self._write_end(self._why)
+
+    def _write_end(self, why):
+        if self._values is not None:
+            self._journal.write("values", **(self._report or self._values.report()))
         retries, ooms = (sum(counts) for counts in zip(*self.phases.retries.values(), (0, 0), strict=True))
-        self._journal.write("end", why=self._why, num_alloc_retries=retries, num_ooms=ooms)
+        self._journal.write("end", why=why, num_alloc_retries=retries, num_ooms=ooms)
 
     def forked(self):
         """In a child: it has none of this process's memory, and writes nothing of it."""

@@ -7,7 +7,6 @@ command's processes (profile/hook), from the extension's loading on; nothing of 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,10 +18,10 @@ from vramprobe.errors import SpecError, VramprobeError
 
 def load(shell: Any) -> None:
     """Hook this process, unless ``vramprobe profile`` has, and give the shell its magic."""
-    from vramprobe.profile import launch
+    from vramprobe.profile import this_process
 
-    if not os.environ.get(launch.FOLDER_VARIABLE):
-        launch.hook_this_process()
+    if this_process.folder_here() is None:
+        this_process.watch()
         if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
             say("load it before anything is on the card; whose lines asked for what is there is not known")
     shell.register_magic_function(show, "line", "vramprobe")
@@ -32,12 +31,15 @@ def show(line: str) -> None:
     """What ``%vramprobe [--gpus all|NAMES] [--save FILE.jsonl] [--timeline FILE.html]`` prints."""
     from vramprobe.cli import display_profile
     from vramprobe.cli.profile import analysed
-    from vramprobe.profile import launch
+    from vramprobe.profile import this_process
 
     try:
         asked = _asked(line)
-        launch.write_what_was_seen()
-        record = analysed(Path(os.environ[launch.FOLDER_VARIABLE]), asked.gpus, asked.timeline, asked.save)
+        folder = this_process.folder_here()
+        if folder is None:
+            raise VramprobeError("this kernel is no longer watched: VRAMPROBE_PROFILE is gone from its environment")
+        this_process.write_so_far(folder)
+        record = analysed(folder, asked.gpus, asked.timeline, asked.save)
         display_profile.print_profile(record)
     except VramprobeError as error:
         say(str(error))

@@ -19,6 +19,7 @@ from vramprobe.catalog import gpu_seen
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks
 from vramprobe.profile.causes import causes_seen_from, composition
+from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.places import Places
@@ -56,10 +57,11 @@ def _record(run: RawRun) -> ProfileRecord:
     launcher = run.launcher or {}
     warnings = list(run.warnings)
     found, seen_by_rank = [], []
+    seen_cards = [CardSeen(**card) for card in launcher.get("cards") or ()]
     for raw in run.ranks:
         remarks = ranks.Remarks(name_of(raw))
         seen = ranks.see(raw, launcher.get("folder"))
-        found.append(ranks.rank_profile(raw, seen, remarks))
+        found.append(ranks.rank_profile(raw, seen, remarks, seen_cards))
         seen_by_rank.append(seen)
         if raw.end is None and run.launcher is not None:
             remarks.add("it was killed, or ended without a word; what it did until then is shown")

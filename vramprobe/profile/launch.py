@@ -6,15 +6,12 @@ of its processes (hook/), and how it ended. The command keeps its terminal, its 
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -29,10 +26,12 @@ import psutil
 import vramprobe
 from vramprobe.emulate.values import hook as values_hook
 from vramprobe.errors import StoreError
+from vramprobe.profile.from_outside import seen_from_outside
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 
-_HOOK = ("vramprobe_profile", str(Path(__file__).with_name("hook")), "start")
+#: What site_folder (emulate/values/hook.py) puts into the command's processes, beside the values' own.
+HOOK = ("vramprobe_profile", str(Path(__file__).with_name("hook")), "start")
 _TAIL_LINES = 40
 _DYING_SECONDS = 10.0
 _Say = Callable[[str], None]
@@ -72,48 +71,18 @@ def run(
         "command": command, "emulate": emulate, "started_ns": time.time_ns(), "options": asdict(options),
         "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
     }  # fmt: skip
-    with _environment(command, folder, emulate, policy, say) as (environment, emulator):
+    with (
+        _environment(command, folder, emulate, policy, say) as (environment, emulator),
+        seen_from_outside(emulated=emulator is not None) as cards,
+    ):
         told["emulator"] = emulator
         write_told(folder, told)
         ended, tail = _wait(command, environment | {FOLDER_VARIABLE: str(folder)}, folder)
     number = ended.exit_status - 128 if ended.exit_status > 128 else None
     told |= {"ended_ns": time.time_ns(), "exit_status": ended.exit_status, "signal": number, "tail": tail}
+    told["cards"] = [asdict(card) for card in cards]
     write_told(folder, told | {"stopped": ended.stopped, "num_left": ended.num_left})
     return ended
-
-
-def hook_this_process() -> None:
-    """This process is watched as a command's would be, and so are those that it starts; its folder goes when it ends.
-
-    For a notebook's kernel (cli/notebook.py), which nobody can start anew. Raises StoreError.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
-    atexit.register(_remove_own, folder, os.getpid())
-    options = Options(trace="step", steps=None)
-    write_told(folder, {
-        "command": ["notebook"], "emulate": None, "started_ns": time.time_ns(), "options": asdict(options),
-        "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
-    })  # fmt: skip
-    site = values_hook.site_folder(str(folder), also=[_HOOK])
-    os.environ |= {FOLDER_VARIABLE: str(folder)}
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
-    runpy.run_path(os.path.join(site, "vramprobe_watch.py"))
-
-
-def write_what_was_seen() -> None:
-    """The files of this process's folder are as if it ended here. Raises StoreError."""
-    folder = Path(os.environ[FOLDER_VARIABLE])
-    if (hook := sys.modules.get("vramprobe_profile.start")) is not None:
-        hook.write_so_far()
-    with suppress(OSError, ValueError):
-        told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        if told.get("command") == ["notebook"]:
-            write_told(folder, told | {"ended_ns": time.time_ns(), "exit_status": 0})
-
-
-def _remove_own(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_told(folder: Path, told: Mapping[str, Any]) -> None:
@@ -134,7 +103,7 @@ def _environment(
 ) -> Iterator[tuple[dict[str, str], dict[str, Any] | None]]:
     """The command's environment, and what is to be said of the emulator; its machine goes with it."""
     if emulate is None:
-        searched = [values_hook.site_folder(str(folder), also=[_HOOK]), os.environ.get("PYTHONPATH")]
+        searched = [values_hook.site_folder(str(folder), also=[HOOK]), os.environ.get("PYTHONPATH")]
         yield {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))}, None
         return
     from vramprobe.emulate.build import emulator_version
@@ -142,7 +111,7 @@ def _environment(
     from vramprobe.emulate.machine import read_machine
 
     python, path = _with_a_cuda_build(command, say)
-    way = entrance_for_command(python, emulate, policy=policy, say=say, also=[_HOOK])
+    way = entrance_for_command(python, emulate, policy=policy, say=say, also=[HOOK])
     try:
         num_cards, machine = read_machine(way.machine)
         about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,

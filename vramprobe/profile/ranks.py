@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vramprobe.profile import causes as causes_of
+from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
 from vramprobe.profile.places import Place, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
 from vramprobe.records.profile import BlocksAlike, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
 from vramprobe.records.record import Composition
 from vramprobe.simulate.history import CAUSES
-from vramprobe.units import format_bytes
+from vramprobe.units import MIB, format_bytes
 
 _NUM_LARGEST = 10
+_OTHERS_BYTES = 64 * MIB  # an idle driver keeps less for itself
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,15 @@ def homes_of(process: RawProcess, folder: str | None) -> list[str]:
     return [home for home in (script.rpartition("/")[0] if script.startswith("/") else "", folder) if home]
 
 
-def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks) -> RankProfile:
-    """Everything that is known of one process."""
+def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Sequence[CardSeen] = ()) -> RankProfile:
+    """Everything that is known of one process, and of its card from outside."""
     peak = peak_of(raw.phases)
+    card = next((one for one in cards if _is_called(raw.process.device_uuid, one.uuid)), None)
+    if peak is not None and card is not None:
+        peak = peak.model_copy(update={"device_bytes": _highest((peak.device_bytes, card.peak_bytes))})
+        if (card.before_bytes or 0) > _OTHERS_BYTES:
+            others = format_bytes(card.before_bytes or 0)
+            remarks.add(f"others used {others} of its card before, which the device tier has, too")
     moment = moment_of_peak(raw.phases, seen) if seen is not None else None
     at_peak = alike = by_module = by_line = None
     if seen is not None and moment is not None and peak is not None:
@@ -95,6 +103,11 @@ def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks) -> RankProfi
         by_module=by_module or [], by_line=by_line or [], fragmentation_bytes=fragmentation_bytes(raw.phases),
         num_alloc_retries=end.num_alloc_retries if end else None, num_ooms=end.num_ooms if end else None,
     )  # fmt: skip
+
+
+def _is_called(uuid: str | None, name: str) -> bool:
+    """Whether torch's UUID is NVML's, which begins with ``GPU-``."""
+    return uuid is not None and uuid.removeprefix("GPU-") == name.removeprefix("GPU-")
 
 
 def said(where: RawPhase | ProfilePeak) -> str:

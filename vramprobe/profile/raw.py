@@ -35,6 +35,7 @@ class RawProcess:
     device_index: int | None = None
     device_name: str | None = None
     device_total_bytes: int | None = None
+    device_uuid: str | None = None  # torch below 2.4 does not tell
     capability: tuple[int, int] | None = None
     emulated: bool = False
     versions: Mapping[str, str | None] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class ProfilePeak(_Frozen):
     allocated_bytes: Amount
     requested_bytes: Amount | None = None  # the highest in that phase: without what the allocator rounds up
     reserved_bytes: Amount | None = None
-    device_bytes: int | None = None
+    device_bytes: int | None = None  # at phases' ends, and NVML's highest over the run on a real GPU
 
 
 class BlocksAlike(_Frozen):

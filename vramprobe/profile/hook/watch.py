@@ -132,6 +132,7 @@ def _process(emulated):
         "pid": os.getpid(), "ppid": os.getppid(), "argv": list(sys.argv), "python": platform.python_version(),
         "torch": torch.__version__, "cuda": torch.version.cuda, **rank(), "device_index": device,
         "device_name": properties.name, "device_total_bytes": properties.total_memory,
+        "device_uuid": str(getattr(properties, "uuid", "")) or None,
         "capability": [properties.major, properties.minor], "emulated": emulated, "versions": _versions(),
         "started_ns": time.time_ns(),
     }  # fmt: skip

@@ -1,0 +1,58 @@
+"""What NVML sees of a command's cards: also what came and went between two marks."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from emulated import require_emulation
+from run_command import TRAIN
+
+from vramprobe.emulate.enter import entrance
+from vramprobe.profile.from_outside import CardSeen, seen_from_outside
+from vramprobe.profile.ranks import Remarks, rank_profile
+from vramprobe.profile.raw import RawPhase, RawProcess, RawRank
+from vramprobe.records.profile import last_profile
+from vramprobe.units import GIB, MIB
+
+PASSING = "import time, torch\nx = torch.empty(2 << 30, dtype=torch.uint8, device='cuda'); time.sleep(0.5)\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--trace", "none")])
+def test_what_comes_and_goes_between_two_marks_is_seen(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """On a card that the profile takes for a real one: its NVML is the emulated driver's."""
+    require_emulation()
+    script = tmp_path / "train.py"
+    script.write_text(PASSING + "del x; torch.cuda.empty_cache()\n" + TRAIN.replace("NUM_STEPS", "4"))
+    way = entrance("RTX-4090")
+    command = way.command("profile", *words, "--save", str(tmp_path / "p.jsonl"), "--", str(way.python), str(script))
+    done = subprocess.run(command, env=way.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rank = last_profile(tmp_path / "p.jsonl").ranks[0]
+    assert max(phase.device_bytes or 0 for phase in rank.phases) < 2 * GIB
+    assert rank.peak is not None
+    assert 2 * GIB < (rank.peak.device_bytes or 0) < 3 * GIB
+
+
+def test_where_nothing_is_to_be_seen_nobody_looks() -> None:
+    with seen_from_outside(emulated=True) as cards:
+        assert cards == []
+
+
+def with_cards(before_bytes: int) -> tuple[int | None, list[str]]:
+    phase = RawPhase(
+        name="load", start_ns=0, end_ns=1, allocated_end_bytes=0, allocated_peak_bytes=1, device_used_bytes=5
+    )  # fmt: skip
+    raw = RawRank(process=RawProcess(pid=1, device_uuid="a-b"), phases=(phase,))
+    remarks = Remarks("rank 0")
+    own = CardSeen(uuid="GPU-a-b", before_bytes=before_bytes, peak_bytes=7)
+    peak = rank_profile(raw, None, remarks, [CardSeen(uuid="GPU-c", peak_bytes=9 * GIB), own]).peak
+    return peak and peak.device_bytes, remarks.texts
+
+
+def test_a_rank_has_its_own_card_and_others_on_it_are_named() -> None:
+    assert with_cards(0) == (7, [])
+    assert with_cards(100 * MIB)[1] == [
+        "rank 0: others used 100.00 MiB of its card before, which the device tier has, too"
+    ]

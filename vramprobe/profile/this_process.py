@@ -1,0 +1,61 @@
+"""This very process under the hook: for a notebook's kernel (cli/notebook.py), which nobody can start anew.
+
+In: nothing. Out: a run's folder with this process's files, which goes when it ends; what was seen so far on demand.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import vramprobe
+from vramprobe.emulate.values import hook as values_hook
+from vramprobe.profile.hook.journal import FOLDER_VARIABLE
+from vramprobe.profile.launch import HOOK, Options, write_told
+
+_COMMAND = ["notebook"]
+
+
+def folder_here() -> Path | None:
+    """The run's folder that this process writes to, a command's or its own; None where it is not watched."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def watch() -> None:
+    """This process is watched as a command's would be, and so are those that it starts. Raises StoreError."""
+    folder = Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
+    atexit.register(_remove, folder, os.getpid())
+    write_told(folder, {
+        "command": _COMMAND, "emulate": None, "started_ns": time.time_ns(),
+        "options": asdict(Options(trace="step", steps=None)), "vramprobe": vramprobe.__version__,
+        "folder": os.getcwd(), "emulator": None,
+    })  # fmt: skip
+    site = values_hook.site_folder(str(folder), also=[HOOK])
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    runpy.run_path(os.path.join(site, "vramprobe_watch.py"))
+
+
+def write_so_far(folder: Path) -> None:
+    """The files of this process are as if it ended here. Raises StoreError."""
+    if (hook := sys.modules.get("vramprobe_profile.start")) is not None:
+        hook.write_so_far()
+    with suppress(OSError, ValueError):
+        told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if told.get("command") == _COMMAND:
+            write_told(folder, told | {"ended_ns": time.time_ns(), "exit_status": 0})
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # no child's
+        shutil.rmtree(folder, ignore_errors=True)

@@ -120,13 +120,15 @@ def simulate(
     depth: Literal["auto", "full"] = "auto",
     timeline: str | Path | None = None,
     save: str | Path | None = None,
+    forks: bool = False,
     **options: Any,
 ) -> RunRecord:
     """The record of a cell on fake tensors, on any machine: a prediction, and no measurement.
 
     ``device`` auto is CUDA. ``gpu``: as on this GPU of the catalog. ``timeline``: where to write the steady step's live
     memory, .html or .png; runs every layer where the events of a deep model are not known otherwise. Appended to
-    ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not covered.
+    ``save`` where that is given, which must not hold what was measured. ``forks``: a forked child does a part, for a
+    process without threads of its own. Raises NotSimulated for what is not covered.
     """
     from vramprobe.records import store
     from vramprobe.report import timeline_file
@@ -144,7 +146,7 @@ def simulate(
         store.require_journal(save)
         if open_journal(save).attempts:
             raise StoreError(f"{save} holds what was measured; name another file for what is simulated")
-    simulation = _simulated(one, card, depth, with_history=timeline is not None)
+    simulation = _simulated(one, card, depth, forks, with_history=timeline is not None)
     if save is not None:
         store.append(save, simulation.record)
     if timeline is not None:
@@ -156,7 +158,7 @@ def simulate(
 
 
 def _simulated(
-    one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], *, with_history: bool
+    one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], forks: bool, *, with_history: bool
 ) -> Simulation:
     """Raises NotSimulated also where a library cannot build the cell or run it on tensors that have no values."""
     from vramprobe.measure.isolation import require_packages
@@ -167,7 +169,7 @@ def _simulated(
     put_off()
     from vramprobe.simulate.run import simulate
 
-    simulation = simulate(one, gpu=card, depth=depth)
+    simulation = simulate(one, gpu=card, depth=depth, forks=forks)
     if with_history and simulation.history is None:
         simulation = simulate(one, gpu=card, depth="full")
     return simulation

@@ -114,7 +114,7 @@ def test_simulate_is_about_a_gpu_unless_told_otherwise(monkeypatch: pytest.Monke
     """Wherever it runs; ``--gpu`` says whether it fits, in JSON beside the record's own keys."""
     asked: list[dict[str, Any]] = []
 
-    def simulated(one: spec.CellSpec, card: Any, depth: str, *, with_history: bool) -> Any:
+    def simulated(one: spec.CellSpec, card: Any, depth: str, forks: bool, *, with_history: bool) -> Any:
         asked.append({"device": one.device, "card": card and card.short_name, "depth": depth})
         return SimpleNamespace(record=make_record(one, instrument="simulated"), history=None)
 

@@ -175,7 +175,7 @@ def simulate(
     with display.working("simulating on fake tensors"):
         gc.disable()  # this process imports, simulates and ends
         put_off(ranks_too=True)
-        record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
+        record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, forks=True, **cell)
     ended = record.outcome.kind in ("ok", "oom")
     judged = verdict_on_simulated(record, card) if card and ended else None
     if json_output and judged:

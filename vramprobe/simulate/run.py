@@ -42,6 +42,7 @@ from vramprobe.records.record import (
 from vramprobe.simulate import cuda, fused_loss
 from vramprobe.simulate.adapters import peft_on_a_card
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
+from vramprobe.simulate.beside import both
 from vramprobe.simulate.cuda import Chip, chip_of, on_cuda
 from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.history import History, history_of
@@ -75,12 +76,15 @@ class Simulation:
     history: History | None  # None for a deep model where a phase of its layers does not repeat (depth.py)
 
 
-def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto") -> Simulation:
+def simulate(
+    spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto", forks: bool = False
+) -> Simulation:
     """Run the cell on fake tensors. Raises NotSimulated where it is not covered or a library refuses it.
 
     ``gpu`` decides which kernels a cuda cell meets; an A100's where none is named. A deep model is made of three
     shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third and later steps are the
-    second's, which must end where the first ended.
+    second's, which must end where the first ended. ``forks``: one of the shallow runs is a child's, for a process that
+    has no threads of its own to lose.
     """
     alloc_conf = _check(spec)
     chip = None if spec.device == "cpu" else chip_of(gpu)
@@ -89,7 +93,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
         _load_libraries(spec)
         began, started_at = time.perf_counter(), datetime.now(UTC)
         try:
-            run = _deep(on_cpu, chip) if depth == "auto" else None
+            run = _deep(on_cpu, chip, forks) if depth == "auto" else None
             run = run or _run(on_cpu, chip)
         except (VramprobeError, AssertionError):
             raise
@@ -150,7 +154,7 @@ def _run(spec: CellSpec, chip: Chip | None) -> _Run:
     return _Run(instrument.finish(), facts, history_of(recorder.events, instrument.marks, instrument.held))
 
 
-def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
+def _deep(spec: CellSpec, chip: Chip | None, forks: bool) -> _Run | None:
     """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
     config = spec.architecture
     num_layers, period = catalog.depth_of(config), _period(config)
@@ -160,7 +164,10 @@ def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
     depths = [shallowest + more * period for more in range(3)]
     if num_layers < sum(depths):
         return None
-    runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)}), chip) for depth in depths]
+    run_with = [partial(_run, spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)}), chip)
+                for depth in depths]  # fmt: skip
+    first, second, third = run_with
+    runs = [first(), *(both(second, third) if forks else (second(), third()))]
     times = (num_layers - shallowest) // period
     try:
         scripts = tuple(scripts_of(run.history) for run in runs)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,14 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 import vramprobe
 from vramprobe.emulate.values import hook as values_hook
 from vramprobe.errors import StoreError
 from vramprobe.profile.from_outside import seen_from_outside
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
+from vramprobe.profile.kept import Kept
+from vramprobe.sweep.signals import signals_that_end
 
 #: What site_folder (emulate/values/hook.py) puts into the command's processes, beside the values' own.
 HOOK = ("vramprobe_profile", str(Path(__file__).with_name("hook")), "start")
@@ -142,43 +141,51 @@ def _with_a_cuda_build(command: list[str], say: _Say) -> tuple[Path, str]:
 def _wait(command: list[str], environment: dict[str, str], folder: Path) -> tuple[Ended, list[str]]:
     """Run it to its end; -> how it ended, its last lines on stderr."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    process = subprocess.Popen(
-        [executable_of(command, environment), *command[1:]], env=environment, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    reader = threading.Thread(target=_pass_on, args=(process.stderr, tail), daemon=True)
-    reader.start()
-    try:
-        with _interrupts_are_the_commands():
-            status = process.wait()
-    finally:  # also when a signal ends us: the command goes first
-        num_left = _end_what_is_left(folder, process.pid)
-    reader.join(_DYING_SECONDS)
-    if not reader.is_alive():
-        process.stderr.close()
+    words = [str(executable_of(command, environment)), *command[1:]]
+    read, written = os.pipe()
+    with open(read, "rb", buffering=0) as stderr:
+        try:
+            kept = Kept(words, environment, folder, written)
+        finally:
+            os.close(written)
+        reader = threading.Thread(target=_pass_on, args=(stderr, tail), daemon=True)
+        reader.start()
+        try:
+            with _signals_are_the_commands(kept) as ended_by:
+                status, num_left = kept.wait()
+        finally:  # also when an exception of ours ends it: the command goes first
+            kept.close()
+        reader.join(_DYING_SECONDS)
     stopped = any(_was_stopped(path) for path in folder.glob("*.jsonl"))
     if stopped:
         status = 0
+    if ended_by:
+        status = 128 + ended_by[-1]
     return Ended(exit_status=128 - status if status < 0 else status, stopped=stopped, num_left=num_left), list(tail)
 
 
 @contextmanager
-def _interrupts_are_the_commands() -> Iterator[None]:
-    """Ctrl-C reaches the command by the terminal, and it may answer as it likes; a second one ends us, and it."""
-    count = 0
-    before = signal.getsignal(signal.SIGINT)
+def _signals_are_the_commands(kept: Kept) -> Iterator[list[int]]:
+    """Ctrl-C reaches the command by the terminal, and it may answer as it likes; a second one ends it, and so does
+    SIGTERM or SIGHUP, so that what was seen is shown. -> the signals that ended it, in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield []
+        return
+    count, ended_by = 0, []
 
-    def interrupted(number: int, frame: Any) -> None:
+    def arrived(number: int, frame: Any) -> None:
         nonlocal count
-        count += 1
-        if count > 1:
-            raise KeyboardInterrupt
+        count += number == signal.SIGINT
+        if number != signal.SIGINT or count > 1:
+            ended_by.append(number)
+            kept.end()
 
-    signal.signal(signal.SIGINT, interrupted)
+    before = {number: signal.signal(number, arrived) for number in signals_that_end()}
     try:
-        yield
+        yield ended_by
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:
@@ -199,23 +206,3 @@ def _was_stopped(path: Path) -> bool:
     with suppress(OSError, ValueError, IndexError):
         return json.loads(path.read_text(errors="replace").splitlines()[-1]).get("why") == "stopped"
     return False
-
-
-def _end_what_is_left(folder: Path, pid: int) -> int:
-    """End the processes that carry this run's mark; -> how many there were, the command's own not counted."""
-    left = [process for process in _marked(folder) if process.pid != os.getpid()]
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for process in left:
-            with suppress(psutil.Error):
-                end(process)
-        _, alive = psutil.wait_procs(left, timeout=_DYING_SECONDS)
-        if not alive:
-            break
-    return sum(process.pid != pid for process in left)
-
-
-def _marked(folder: Path) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get(FOLDER_VARIABLE) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                yield process

@@ -39,8 +39,10 @@ def show(line: str) -> None:
         if folder is None:
             raise VramprobeError("this kernel is no longer watched: VRAMPROBE_PROFILE is gone from its environment")
         this_process.write_so_far(folder)
-        record = analysed(folder, asked.gpus, asked.timeline, asked.save)
+        record, failed = analysed(folder, asked.gpus, asked.timeline, asked.save)
         display_profile.print_profile(record)
+        for error in failed:
+            say(str(error))
     except VramprobeError as error:
         say(str(error))
 

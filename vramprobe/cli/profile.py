@@ -6,7 +6,10 @@ command's own; 1 where it is too large for ``--max-allocated``.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +17,7 @@ import typer
 
 from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Json
-from vramprobe.errors import SpecError
+from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -25,8 +28,8 @@ _TRACES = ("all", "step", "none")
 
 def profile(
     command: Annotated[
-        list[str], typer.Argument(help="What to run, after --: python train.py …", metavar="-- COMMAND")
-    ],
+        list[str] | None, typer.Argument(help="What to run, after --: python train.py …", metavar="-- COMMAND")
+    ] = None,
     emulate: Annotated[
         str | None, typer.Option(metavar="GPU", help="Run it on this card, emulated: RTX-4090, 'H100-SXM x2'.")
     ] = None,
@@ -52,6 +55,9 @@ def profile(
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Append the profile to this .jsonl file.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep the raw files of all processes in this new folder.")] = None,
+    from_folder: Annotated[
+        Path | None, typer.Option("--from", help="Run nothing: what an earlier run left in its --folder.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Run any command and say where its GPU memory goes, by phase, rank and cause: measured, or emulated."""
@@ -69,15 +75,22 @@ def profile(
         trace=trace or ("all" if emulate else "step"),
         steps=steps if steps is not None else 3 if emulate and not whole else None, verify=verify,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="vramprobe-profile-") as temporary:
-        home = _new(folder) if folder is not None else Path(temporary)
-        ended = launch.run(command, home, options, emulate=emulate, say=say)
-        record = analysed(home, gpus, timeline, save)
+    if bool(command) == (from_folder is not None):
+        raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")
+    with _home(folder, from_folder) as home:
+        status = launch.run(command, home, options, emulate=emulate, say=say).exit_status if command else 0
+        try:
+            record, failed = analysed(home, gpus, timeline, save)
+        except VramprobeError as error:
+            say(str(error))
+            raise typer.Exit(status or 1) from None
     if json_output:
         print(record.to_json_line())
     else:
         display_profile.print_profile(record)
-    status = ended.exit_status
+    for error in failed:
+        say(str(error))
+    status = status or int(bool(failed))
     highest = max((rank.peak.allocated_bytes for rank in record.ranks if rank.peak), default=0)
     if limit_bytes is not None and highest > limit_bytes:
         say(f"--max-allocated {max_allocated}: {highest:,} bytes were allocated, {highest - limit_bytes:,} too many")
@@ -102,19 +115,49 @@ def diff(
         display_profile.print_difference(difference)
 
 
-def analysed(home: Path, gpus: str | None, timeline: Path | None, save: Path | None) -> ProfileRecord:
-    """The profile of a run's folder, kept and drawn where that is asked for."""
+def analysed(
+    home: Path, gpus: str | None, timeline: Path | None, save: Path | None
+) -> tuple[ProfileRecord, list[VramprobeError]]:
+    """The profile of a run's folder, kept and drawn where that is asked for; and why it could not be, as it is to be
+    shown all the same."""
     from vramprobe.profile.analyse import analyse
-    from vramprobe.records.profile import append_profile
 
     record = analyse(home, gpus=_names(gpus))
+    failed: list[VramprobeError] = []
     if save is not None:
-        append_profile(save, record)
+        from vramprobe.records.profile import append_profile
+
+        try:
+            append_profile(save, record)
+        except VramprobeError as error:
+            failed.append(error)
     if timeline is not None:
         from vramprobe.profile.timeline import write
 
-        write(home, record, timeline)
-    return record
+        try:
+            write(home, record, timeline)
+        except VramprobeError as error:
+            failed.append(error)
+    return record, failed
+
+
+@contextmanager
+def _home(folder: Path | None, from_folder: Path | None) -> Iterator[Path]:
+    """Where the processes write: a new folder, a temporary one, or an earlier run's. A temporary one stays where no
+    profile could be made of what is in it."""
+    if folder is not None or from_folder is not None:
+        yield from_folder if folder is None else _new(folder)
+        return
+    home = Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
+    try:
+        yield home
+    except BaseException:
+        if any(home.glob("*.jsonl")):
+            say(f"what the processes said stays in {home}: vramprobe profile --from {home}")
+        else:
+            shutil.rmtree(home, ignore_errors=True)
+        raise
+    shutil.rmtree(home, ignore_errors=True)
 
 
 def _names(gpus: str | None) -> list[str] | str | None:

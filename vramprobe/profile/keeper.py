@@ -19,7 +19,7 @@ from contextlib import suppress
 
 _SET_CHILD_SUBREAPER = 36
 _LEAVING_SECONDS = 0.3  # helpers that end because the command has: a resource tracker, a compiler's pool
-_DYING_SECONDS = 8.0
+_DYING_SECONDS = 5.0
 _IGNORED_HERE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

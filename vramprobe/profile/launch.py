@@ -80,7 +80,10 @@ def run(
     number = ended.exit_status - 128 if ended.exit_status > 128 else None
     told |= {"ended_ns": time.time_ns(), "exit_status": ended.exit_status, "signal": number, "tail": tail}
     told["cards"] = [asdict(card) for card in cards]
-    write_told(folder, told | {"stopped": ended.stopped, "num_left": ended.num_left})
+    try:
+        write_told(folder, told | {"stopped": ended.stopped, "num_left": ended.num_left})
+    except StoreError as error:  # what the processes wrote may still be read
+        say(str(error))
     return ended
 
 

@@ -1,0 +1,109 @@
+"""``vramprobe profile`` as a process of its own, as a user starts it, and what it left: processes, files, words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """How the verb ended. ``said``: its own lines on stderr; ``stray``: what is in the command's folder since."""
+
+    status: int
+    out: str
+    err: str
+    said: list[str]
+    stray: list[str]
+    kept: list[Path]  # in the folder for temporary files
+    running: list[str]
+
+    def check(self, status: int, *, kept: int = 0, said: int = 0) -> None:
+        """A result or one clear line, the right exit status, nothing left behind."""
+        assert self.status == status, (self.status, self.out, self.err)
+        assert self.running == []
+        assert self.stray == []
+        assert len(self.kept) == kept, (self.kept, self.err)
+        assert len(self.said) == said, self.err
+        assert self.result or said, (self.out, self.err)
+        assert f"{os.sep}vramprobe{os.sep}cli" not in self.err, self.err  # no traceback of ours
+
+    @property
+    def result(self) -> str:
+        """The profile's lines on stdout; empty where there are none."""
+        return next((word for word in ("measured on", "emulated NVIDIA") if word in self.out), "")
+
+
+class Verb:
+    """One ``vramprobe profile`` that runs in ``folder / "work"``, in a session of its own."""
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], *options: str, environment: dict[str, str] | None = None,
+        through: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._folder, self.ready = folder, folder / "ready"
+        (folder / "work").mkdir(exist_ok=True)
+        (folder / "tmp").mkdir(exist_ok=True)
+        self._before = _files(folder / "work")
+        told = {"TMPDIR": str(folder / "tmp"), "FAULT": str(folder), "OMP_NUM_THREADS": "1"}
+        self._files = [open(folder / name, "w+b") for name in ("stdout", "stderr")]  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [*through, sys.executable, "-m", "vramprobe", "profile", *options, "--", *command], cwd=folder / "work",
+            env={**os.environ, **told, **(environment or {})}, stdin=subprocess.DEVNULL,
+            stdout=self._files[0], stderr=self._files[1], start_new_session=True,
+        )  # fmt: skip
+
+    def wait_until_ready(self) -> str:
+        """The command says that it is where the fault is to happen: a file; -> what stands in it."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not (self.ready.exists() and self.ready.read_text()):
+            assert time.monotonic() < until, (self._folder / "stderr").read_text(errors="replace")
+            time.sleep(0.02)
+        return self.ready.read_text()
+
+    def left(self) -> Left:
+        """Wait for its end, and for what it has others end."""
+        status = self.process.wait(PATIENCE_SECONDS)
+        running = _running(self._folder)
+        until = time.monotonic() + (0 if status != -9 else 2 * PATIENCE_SECONDS)  # who was killed leaves it to others
+        while running and time.monotonic() < until:
+            time.sleep(0.05)
+            running = _running(self._folder)
+        said = []
+        for file in self._files:
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
+            file.close()
+        out, err = said
+        return Left(
+            status=128 - status if status < 0 else status, out=out, err=err,
+            said=[line for line in err.splitlines() if line.startswith("vramprobe: ")],
+            stray=sorted(_files(self._folder / "work") - self._before), kept=sorted((self._folder / "tmp").glob("vramprobe*")),
+            running=running,
+        )  # fmt: skip
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*")} if folder.exists() else set()
+
+
+def _running(folder: Path) -> list[str]:
+    """Command lines that name the folder, or have it in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marked = process.environ().get("FAULT") == str(folder) or str(folder) in " ".join(process.cmdline())
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {process.cmdline()}")
+        except psutil.Error:
+            continue
+    return found

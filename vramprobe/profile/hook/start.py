@@ -48,7 +48,7 @@ def _watch(folder, asked):
     from multiprocessing import util
 
     os.register_at_fork(after_in_child=watch.forked)
-    util.register_after_fork(watch, lambda _: None)
+    util.Finalize(None, watch.end, exitpriority=0)  # what multiprocessing forked ends without atexit
 
 
 def write_so_far():

@@ -3,6 +3,8 @@
 In: dicts. Out: ``<pid>.jsonl``. A folder that is full or gone costs the profile, never the program.
 """
 
+import contextlib
+import errno
 import json
 import os
 import sys
@@ -13,22 +15,43 @@ FOLDER_VARIABLE = "VRAMPROBE_PROFILE"
 
 
 class Journal:
-    """Lines of this process; after a fork the child has a file of its own."""
+    """Lines of this process."""
 
     def __init__(self, folder):
-        self.folder, self._pid, self._file, self._lock = folder, None, None, threading.Lock()
+        self.folder, self._lock = folder, threading.Lock()
+        self._pid, self._descriptor, self._inode, self._is_closed = None, None, None, False
+
+    def close(self):
+        """Nothing more is written, by this process or those that it forks."""
+        self._is_closed = True
 
     def write(self, line, **fields):
-        """One line of this kind, flushed."""
+        """One line of this kind, at once and whole, or nothing."""
+        if self._is_closed:
+            return
         with self._lock:
             try:
-                if self._pid != os.getpid():
-                    self._pid = os.getpid()
-                    self._file = open(self.path(".jsonl"), "a", encoding="utf-8")  # noqa: SIM115
-                self._file.write(json.dumps({"line": line, **fields}) + "\n")
-                self._file.flush()
+                text = (json.dumps({"line": line, **fields}) + "\n").encode()
+                size_bytes = self._opened()
+                if os.write(self._descriptor, text) < len(text):
+                    os.ftruncate(self._descriptor, size_bytes)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except (OSError, ValueError) as error:
                 complain(error)
+
+    def _opened(self):
+        """The file's size, once it is open: the program may have closed it, and have its own under our number."""
+        if self._pid == os.getpid():
+            try:
+                found = os.fstat(self._descriptor)
+                if (found.st_dev, found.st_ino) == self._inode:
+                    return found.st_size
+            except (OSError, TypeError):  # closed, or never opened
+                pass
+        self._descriptor = os.open(self.path(".jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        found = os.fstat(self._descriptor)
+        self._pid, self._inode = os.getpid(), (found.st_dev, found.st_ino)
+        return found.st_size
 
     def path(self, suffix):
         """This process's file of that kind."""
@@ -50,4 +73,5 @@ def complain(error):
     said = f"{type(error).__name__}: {error}"
     if said not in _complained:
         _complained.add(said)
-        print(f"vramprobe: this process is not fully profiled: {said}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # it may have closed its stderr
+            print(f"vramprobe: this process is not fully profiled: {said}", file=sys.stderr)

@@ -81,6 +81,7 @@ class Watch:
         except Exception as error:
             complain(error)
         self._write_end(self._why)
+        self._close()  # what a program that was asked to stop goes on to do
 
     def _write_end(self, why):
         if self._values is not None:
@@ -91,6 +92,11 @@ class Watch:
     def forked(self):
         """In a child: it has none of this process's memory, and writes nothing of it."""
         self._ended = True
+        self._close()
+
+    def _close(self):
+        self.phases.write_no_more()
+        self._journal.close()
 
     def _forward(self, module):
         self._modules[id(module)] = module

@@ -16,6 +16,11 @@
 struct machine machine;
 
 static const char VARIABLE[] = "VRAMPROBE_EMULATED_MACHINE";
+static char at_start[1024]; /* its value: a program may empty its environment before it asks for a card */
+__attribute__((constructor)) static void remember(void) {
+  const char *folder = getenv(VARIABLE);
+  if (folder) snprintf(at_start, sizeof at_start, "%s", folder);
+}
 
 struct key {
   const char *name;
@@ -187,8 +192,8 @@ static void complete(struct reading *r, uint64_t context_bytes) {
 }
 
 bool machine_load(void) {
-  const char *folder = getenv(VARIABLE);
-  if (!folder || !*folder) {
+  const char *named = getenv(VARIABLE), *folder = named && *named ? named : at_start;
+  if (!*folder) {
     fprintf(stderr, "vramprobe: the emulated GPU has no machine: %s is not set (vramprobe sets it)\n", VARIABLE);
     return false;
   }

@@ -66,18 +66,18 @@ def site_folder(home, also=()):
     return folder
 
 
-_is_installed = False
+_machine = None  # its folder, once installed: a program may empty its environment
 
 
 def install():
     """Values on as soon as torch has been imported (now, if it has been); twice is once."""
-    global _is_installed
-    if os.environ.get(MACHINE) and not _is_installed:
-        _is_installed = True
-        when_imported("torch", lambda torch: _start())
+    global _machine
+    if os.environ.get(MACHINE) and _machine is None:
+        _machine, policy = os.environ[MACHINE], os.environ.get(POLICY, "{}")
+        when_imported("torch", lambda torch: _start(policy))
 
 
-def _start():
+def _start(policy):
     from multiprocessing import util
 
     from . import enable
@@ -86,7 +86,7 @@ def _start():
     found = {}
     _keep_peaks()
     try:
-        watch = enable(Policy(**json.loads(os.environ.get(POLICY, "{}"))))
+        watch = enable(Policy(**json.loads(policy)))
     except Exception as error:  # someone else's process must not end for it; its report says what was missing
         print(f"vramprobe: values are not watched: {error}", file=sys.stderr)
         watch, found = None, {"error": f"{type(error).__name__}: {error}"}
@@ -111,7 +111,7 @@ def _start():
 
 def write(report, pid=None):
     """Put a report into the machine's folder, whole or not at all; -> its path, or None where the folder is gone."""
-    path = os.path.join(os.environ[MACHINE], f"values-{pid or os.getpid()}.json")
+    path = os.path.join(_machine, f"values-{pid or os.getpid()}.json")
     whole = {"pid": pid or os.getpid(), "rank": os.environ.get("RANK"), "arguments": sys.argv[:1], "cards": cards()}
     try:
         with open(path + ".part", "w", encoding="utf-8") as out:

@@ -1,7 +1,7 @@
 """The raw files of a profiled run → frozen data: each process's lines, its history, and what the launcher knew.
 
-In: a run's folder. Out: a RawRun. A torn last line and missing files are what a killed process leaves; they are None or
-a warning. Anything else that is not as the hook writes it is a StoreError with file and line. Judges nothing.
+In: a run's folder. Out: a RawRun. A torn last line, missing files and a damaged history are None or a warning. Anything
+else that is not as the hook writes it is a StoreError with file and line. Judges nothing.
 """
 
 from __future__ import annotations
@@ -172,7 +172,11 @@ def _processes(path: Path, warnings: list[str]) -> list[RawRank]:
     found: list[dict[str, Any]] = []
     for number, line in lines:
         _take(found, line, f"{path}, line {number}")
-    history = read_history(path.with_suffix(".history"))
+    try:
+        history = read_history(path.with_suffix(".history"))
+    except StoreError as error:  # costs who asked for what, and not the counters
+        history = None
+        warnings.append(str(error))
     ranks = []
     for at, one in enumerate(found):
         is_last = at == len(found) - 1

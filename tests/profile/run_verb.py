@@ -87,8 +87,8 @@ class Verb:
         return Left(
             status=128 - status if status < 0 else status, out=out, err=err,
             said=[line for line in err.splitlines() if line.startswith("vramprobe: ")],
-            stray=sorted(_files(self._folder / "work") - self._before), kept=sorted((self._folder / "tmp").glob("vramprobe*")),
-            running=running,
+            stray=sorted(_files(self._folder / "work") - self._before),
+            kept=sorted((self._folder / "tmp").glob("vramprobe*")), running=running,
         )  # fmt: skip
 
 

@@ -70,9 +70,13 @@ class Verb:
             time.sleep(0.02)
         return self.ready.read_text()
 
-    def left(self) -> Left:
+    def left(self, seconds: float = PATIENCE_SECONDS) -> Left:
         """Wait for its end, and for what it has others end."""
-        status = self.process.wait(PATIENCE_SECONDS)
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            raise
         running = _running(self._folder)
         until = time.monotonic() + (0 if status != -9 else 2 * PATIENCE_SECONDS)  # who was killed leaves it to others
         while running and time.monotonic() < until:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from vramprobe.records.profile import ProfileRecord
 
 _TRACES = ("all", "step", "none")
+_MAX_RANKS = 960  # of the emulated NCCL
+_SEVERAL_MACHINES = ("--nnodes", "--num-machines", "--num-nodes")
 
 
 def profile(
@@ -46,6 +49,10 @@ def profile(
         bool,
         typer.Option("--verify", help="Emulated alone: compare what steps under other values allocate."),
     ] = False,
+    only_rank: Annotated[
+        int | None, typer.Option(help="Emulated alone: run this rank of --world-size, as if the others were there.")
+    ] = None,
+    world_size: Annotated[int | None, typer.Option(help="How many ranks there are, with --only-rank.")] = None,
     gpus: Annotated[
         str | None, typer.Option(help="Would it fit these cards? all, or names with commas between them.")
     ] = None,
@@ -74,6 +81,7 @@ def profile(
     options = launch.Options(
         trace=trace or ("all" if emulate else "step"),
         steps=steps if steps is not None else 3 if emulate and not whole else None, verify=verify,
+        one_rank=_one_rank(command or [], emulate, only_rank, world_size),
     )  # fmt: skip
     if bool(command) == (from_folder is not None):
         raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")
@@ -158,6 +166,25 @@ def _home(folder: Path | None, from_folder: Path | None) -> Iterator[Path]:
             shutil.rmtree(home, ignore_errors=True)
         raise
     shutil.rmtree(home, ignore_errors=True)
+
+
+def _one_rank(
+    command: list[str], emulate: str | None, rank: int | None, world_size: int | None
+) -> tuple[int, int] | None:
+    """Raises SpecError for what is no rank of a world, and for a launcher that waits for other machines."""
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None or emulate is None:
+        raise SpecError("--only-rank R and --world-size N go together, and with --emulate GPU")
+    if not 0 <= rank < world_size <= _MAX_RANKS:
+        raise SpecError(f"--only-rank {rank} --world-size {world_size}: 1 to {_MAX_RANKS} ranks, numbered from 0")
+    for option, value in pairwise([part for word in command for part in word.split("=", 1)]):
+        if option.replace("_", "-") in _SEVERAL_MACHINES and value not in ("1", "1:1"):
+            raise SpecError(
+                f"{option} {value}: the launcher would wait for other machines; leave it out, --world-size says how "
+                "many ranks there are"
+            )
+    return rank, world_size
 
 
 def _names(gpus: str | None) -> list[str] | str | None:

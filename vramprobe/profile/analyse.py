@@ -69,6 +69,8 @@ def _record(run: RawRun) -> ProfileRecord:
             remarks.add(said)
         warnings += remarks.texts
     warnings += _about_replaced(run.ranks)
+    if alone := (launcher.get("options") or {}).get("one_rank"):
+        warnings.append("rank {} of {} ran alone: the others did not run, and are taken to be like it".format(*alone))
     first = run.ranks[0] if run.ranks else None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")

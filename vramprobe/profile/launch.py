@@ -24,6 +24,7 @@ import vramprobe
 from vramprobe.emulate.values import hook as values_hook
 from vramprobe.errors import StoreError
 from vramprobe.profile.from_outside import seen_from_outside
+from vramprobe.profile.hook import one_rank
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
@@ -44,6 +45,7 @@ class Options:
     trace: str
     steps: int | None
     verify: bool = False
+    one_rank: tuple[int, int] | None = None  # this one of so many, of which no other runs
     trace_step: int = 3
 
 
@@ -71,7 +73,7 @@ def run(
         "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
     }  # fmt: skip
     with (
-        _environment(command, folder, emulate, policy, say) as (environment, emulator),
+        _environment(command, folder, options, emulate, policy, say) as (environment, emulator),
         seen_from_outside(emulated=emulator is not None) as cards,
     ):
         told["emulator"] = emulator
@@ -101,7 +103,7 @@ def write_told(folder: Path, told: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _environment(
-    command: list[str], folder: Path, emulate: str | None, policy: Mapping[str, Any] | None, say: _Say
+    command: list[str], folder: Path, options: Options, emulate: str | None, policy: Mapping[str, Any] | None, say: _Say
 ) -> Iterator[tuple[dict[str, str], dict[str, Any] | None]]:
     """The command's environment, and what is to be said of the emulator; its machine goes with it."""
     if emulate is None:
@@ -113,12 +115,15 @@ def _environment(
     from vramprobe.emulate.machine import read_machine
 
     python, path = _with_a_cuda_build(command, say)
-    way = entrance_for_command(python, emulate, policy=policy, say=say, also=[HOOK])
+    alone = options.one_rank
+    way = entrance_for_command(
+        python, emulate, policy=policy, say=say, also=[HOOK], collectives="alone" if alone else "processes"
+    )
     try:
         num_cards, machine = read_machine(way.machine)
         about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,
                  "policy": dict(policy or {})}  # fmt: skip
-        yield way.environment | {"PATH": path}, about
+        yield way.environment | {"PATH": path} | (one_rank.environment(*alone, num_cards) if alone else {}), about
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
 

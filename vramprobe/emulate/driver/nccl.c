@@ -4,8 +4,9 @@
  * real sums, so flags, norms, sizes and token counts are true; the result is computed where every input was. A peer that
  * dies or does not come in collective_timeout_seconds is an error (6, ncclRemoteError), never silence. By rule, a larger
  * payload is not moved: its result is not computed, except where a rank keeps its own bytes in place (a broadcast's
- * root). `collectives alone` in machine.txt: this process stands for a whole world, and nothing is exchanged at any
- * size. Left out: premultiplied sums count as sums; NCCL's own buffers are not charged. */
+ * root). `collectives alone` in machine.txt: this process stands for a whole world; a small payload is answered as
+ * if every rank had sent this one's, a broadcast from another leaves what is there, and a split is refused (nobody says
+ * how many share its color). Left out: premultiplied sums count as sums; NCCL's own buffers are not charged. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
 #include <errno.h>
@@ -44,12 +45,14 @@ struct communicator {
   struct unique_id id;
   char *shared;
   uint32_t turn, splits;
+  struct slot *mine; /* alone: what every rank is taken to have sent */
 };
 enum { COMMUNICATOR_MAGIC = 0x9CC1 };
 
 static size_t slot_bytes(const struct communicator *c) { return sizeof(struct slot) + c->max_bytes; }
 static size_t box_bytes(const struct communicator *c) { return sizeof(struct box) + c->max_bytes; }
 static struct slot *slot_of(const struct communicator *c, uint32_t buffer, int rank) {
+  if (c->alone) return c->mine;
   return (struct slot *)(void *)(c->shared + PAGE_BYTES + ((size_t)buffer * (size_t)c->num_ranks + (size_t)rank) * slot_bytes(c));
 }
 static struct box *box_of(const struct communicator *c, int from, int to) {
@@ -79,6 +82,7 @@ static bool wait_more(struct communicator *c, struct patience *p) { /* false: c-
   return false;
 }
 static bool barrier(struct communicator *c) {
+  if (c->alone) return true;
   struct header *h = (struct header *)(void *)c->shared;
   uint32_t generation = __atomic_load_n(&h->generation, __ATOMIC_SEQ_CST);
   if (__atomic_add_fetch(&h->arrived, 1, __ATOMIC_SEQ_CST) == (uint32_t)c->num_ranks) {
@@ -106,7 +110,7 @@ static int create(void **out, int num_ranks, const struct unique_id *id, int ran
                              .ordinal = current_device, .max_bytes = (machine.collective_max_bytes + 63) / 64 * 64, .id = *id,
                              .alone = num_ranks == 1 || machine.collectives_alone};
   *out = c;
-  if (c->alone) return NCCL_SUCCESS;
+  if (c->alone) return (c->mine = calloc(1, slot_bytes(c))) ? NCCL_SUCCESS : NCCL_SYSTEM_ERROR;
   char path[1200];
   int n = snprintf(path, sizeof path, "%s/nccl-", machine.folder);
   for (int k = 0; k < 16; k++) n += snprintf(path + n, sizeof path - (size_t)n, "%02x", (unsigned char)id->bytes[k]);
@@ -161,6 +165,8 @@ API int emu_ncclCommInitAll(void **list, int num, const int *ordinals) { /* one 
 static int destroy(void *communicator) {
   struct communicator *c = checked(communicator);
   if (!c) return NCCL_INVALID_ARGUMENT;
+  free(c->mine);
+  c->mine = NULL;
   c->magic = 0; /* the mapping stays: a peer's last message may still be on its way */
   return NCCL_SUCCESS;
 }
@@ -245,10 +251,11 @@ static int collective(const struct operation *o) {
     if (o->to != o->from) copy_now(o->to, o->from, in);
     return NCCL_SUCCESS;
   }
-  if (c->alone || in > c->max_bytes) {
+  if (in > c->max_bytes) {
     not_moved(o, in);
     return NCCL_SUCCESS;
   }
+  if (c->alone && o->kind == BROADCAST && c->rank != o->root) return NCCL_SUCCESS;
   uint32_t buffer = c->turn++ & 1;
   struct slot *mine = slot_of(c, buffer, c->rank);
   if (o->kind != BROADCAST || c->rank == o->root) {
@@ -280,7 +287,7 @@ static int collective(const struct operation *o) {
       break;
     default: /* all gather, all to all */
       for (size_t r = 0; r < ranks; r++) {
-        size_t at = o->kind == ALL_TO_ALL ? (size_t)c->rank * out : 0;
+        size_t at = o->kind == ALL_TO_ALL ? (c->alone ? r : (size_t)c->rank) * out : 0; /* alike: as much comes as goes */
         memcpy(o->to + r * out, inputs[r] + at, out);
         result_is(o->to + r * out, out, slot_of(c, buffer, (int)r)->computed);
       }
@@ -291,6 +298,15 @@ static int collective(const struct operation *o) {
 static bool point_to_point(struct operation *o) { /* true: done */
   struct communicator *c = o->c;
   size_t bytes = o->count * nccl_element_bytes(o->type);
+  if (c->alone && o->kind == RECEIVE && bytes <= c->max_bytes) { /* alike: what goes to a rank comes from it */
+    for (size_t k = 0; k < queued; k++) {
+      const struct operation *sent = &queue[k];
+      if (sent->kind != SEND || sent->c != c || sent->root != o->root || sent->count != o->count || sent->type != o->type) continue;
+      memcpy(o->to, sent->from, bytes);
+      result_is(o->to, bytes, computed_all(sent->from, bytes));
+      return true;
+    }
+  }
   if (c->alone || bytes > c->max_bytes) {
     not_moved(o, bytes);
     return true;
@@ -392,10 +408,9 @@ API int emu_ncclCommSplit(void *communicator, int color, int key, void **out, vo
   struct communicator *c = checked(communicator);
   if (!c) return NCCL_INVALID_ARGUMENT;
   *out = NULL;
-  if (c->alone) { /* the world stays as it is: nobody can say which ranks share the color */
-    if (color < 0) return NCCL_SUCCESS;
-    int e = create(out, c->num_ranks, &c->id, c->rank);
-    return e;
+  if (c->alone) {
+    fprintf(stderr, "vramprobe: emulated NCCL: a communicator is split, and of its ranks this one alone runs\n");
+    return NCCL_INVALID_ARGUMENT;
   }
   int32_t mine[2] = {color, key}, (*all)[2] = calloc((size_t)c->num_ranks, sizeof *all);
   if (!all) return NCCL_SYSTEM_ERROR;

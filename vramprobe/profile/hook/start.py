@@ -11,6 +11,7 @@ import os
 
 from vramprobe_values.imports import when_imported
 
+from . import one_rank
 from .journal import FOLDER_VARIABLE, Journal, complain
 
 _is_installed = False
@@ -23,6 +24,9 @@ def install():
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder and not _is_installed:
         _is_installed = True
+        world = one_rank.settle()
+        if world is not None:
+            when_imported("torch", lambda torch: one_rank.install(torch, *world))
         when_imported("torch", lambda torch: _start(folder, torch))
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 
 import torch
 
-from . import held
+from . import held, one_rank
 from .counters import Counters
 from .journal import complain, hook_folders
 from .marks import Marks
@@ -84,6 +84,8 @@ class Watch:
         self._close()  # what a program that was asked to stop goes on to do
 
     def _write_end(self, why):
+        for remark in one_rank.remarks:
+            self.line("warning", message=remark)
         if self._values is not None:
             self._journal.write("values", **(self._report or self._values.report()))
         retries, ooms = (sum(counts) for counts in zip(*self.phases.retries.values(), (0, 0), strict=True))

@@ -1,0 +1,88 @@
+"""One rank of a world that runs alone, against the same rank among all of them: the same bytes, and nobody waits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from run_command import require_emulation
+from run_verb import Left, Verb
+
+TRAINING = str(Path(__file__).with_name("ranks_training.py"))
+LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node"]
+KINDS = ["fsdp2", "fsdp1", "ddp"]
+
+
+def left_by(folder: Path, words: list[str], *options: str, cards: int = 1) -> Left:
+    folder.mkdir()
+    options = ("--emulate", f"H100-SXM x{cards}", "--whole", "--folder", str(folder / "run"), *options)
+    return Verb(folder, [str(require_emulation()), *words], *options).left(240)
+
+
+def alone(folder: Path, rank: int, num_ranks: int, *words: str) -> Left:
+    return left_by(folder, [*words], "--only-rank", str(rank), "--world-size", str(num_ranks))
+
+
+def phases(folder: Path) -> dict[int, list[dict[str, object]]]:
+    """By rank what the allocator counted, phase by phase."""
+    found = {}
+    for path in (folder / "run").glob("*.jsonl"):
+        process, *lines = map(json.loads, path.read_text().splitlines())
+        found[process["rank"]] = [
+            {
+                name: value
+                for name, value in line.items()
+                if name in ("name", "step", "micro_step") or "peak" in name or "end_b" in name
+            }
+            for line in lines
+            if line["line"] == "phase"
+        ]
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_bytes_of_a_rank_among_all(tmp_path: Path, num_ranks: int) -> None:
+    left_by(tmp_path / "all", [*LAUNCHER, str(num_ranks), TRAINING, *KINDS], cards=num_ranks).check(0)
+    together = phases(tmp_path / "all")
+    assert sorted(together) == list(range(num_ranks))
+    for rank in (0, num_ranks - 1):
+        left = alone(tmp_path / str(rank), rank, num_ranks, TRAINING, *KINDS)
+        left.check(0)
+        assert f"rank {rank} of {num_ranks} ran alone" in " ".join(left.out.split())
+        assert phases(tmp_path / str(rank)) == {rank: together[rank]}
+
+
+def test_a_launchers_other_ranks_end_and_a_bound_card_splits_nothing(tmp_path: Path) -> None:
+    """The launcher starts two, of which one is rank 62 of 64."""
+    left = alone(tmp_path / "one", 62, 64, *LAUNCHER, "2", TRAINING, "bound", "fsdp2")
+    left.check(0)
+    assert list(phases(tmp_path / "one")) == [62]
+    assert "rank 62 kept its own objects where rank 0 would have broadcast" in " ".join(left.out.split())
+
+
+def test_what_another_rank_alone_could_say_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "dist.distributed_c10d._get_default_store().get('made by rank 0')\n"
+    )
+    left = alone(tmp_path / "one", 1, 2, str(script))
+    left.check(1)
+    assert "vramprobe: rank 1 asks for" in left.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "said"),
+    [
+        (["--only-rank", "0"], [], "go together"),
+        (["--only-rank", "4", "--world-size", "4"], [], "numbered from 0"),
+        (["--only-rank", "0", "--world-size", "5000"], [], "1 to 960 ranks"),
+        (["--only-rank", "0", "--world-size", "64"], ["--nnodes", "8"], "other machines"),
+        (["--only-rank", "0", "--world-size", "64"], ["--nnodes=8"], "other machines"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path: Path, options: list[str], words: list[str], said: str) -> None:
+    left = Verb(tmp_path, ["torchrun", *words, "x.py"], "--emulate", "H100-SXM", *options).left()
+    left.check(1, said=1)
+    assert said in left.said[0]

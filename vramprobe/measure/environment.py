@@ -16,7 +16,6 @@ from typing import Literal
 import psutil
 
 from vramprobe.emulate import machine_folder
-from vramprobe.emulate.build import emulator_version
 from vramprobe.measure import nvml
 from vramprobe.records.record import Environment, Instrument, Isolation
 from vramprobe.spec import CellSpec
@@ -74,6 +73,8 @@ def instrument_for(spec: CellSpec) -> Instrument:
 @functools.cache
 def emulator_here() -> str:
     """The emulator's version; its sources do not change while a process lives."""
+    from vramprobe.emulate.build import emulator_version
+
     return emulator_version()
 
 

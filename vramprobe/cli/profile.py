@@ -36,6 +36,12 @@ def profile(
     emulate: Annotated[
         str | None, typer.Option(metavar="GPU", help="Run it on this card, emulated: RTX-4090, 'H100-SXM x2'.")
     ] = None,
+    empty_weights: Annotated[
+        bool, typer.Option("--empty-weights", help="Weights, tokenizers and datasets that are not there are replaced.")
+    ] = False,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in each row of a replaced dataset (2048); with --empty-weights.")
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="End it after so many optimizer steps that repeat (3 where emulated, else never)."),
@@ -70,9 +76,14 @@ def profile(
     """Run any command and say where its GPU memory goes, by phase, rank and cause: measured, or emulated."""
     from vramprobe.cli import display_profile
     from vramprobe.profile import launch
+    from vramprobe.profile.stand_ins import stand_ins
 
     if trace is not None and trace not in _TRACES:
         raise SpecError(f"--trace {trace}: one of {', '.join(_TRACES)}")
+    if empty_weights and emulate is None:
+        raise SpecError("--empty-weights is for an emulated card, where nothing is computed: add --emulate GPU, or drop it")
+    if seq_len is not None and not empty_weights:
+        raise SpecError(f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this")
     limit_bytes = None if max_allocated is None else parse_bytes(max_allocated)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(
@@ -82,6 +93,7 @@ def profile(
         trace=trace or ("all" if emulate else "step"),
         steps=steps if steps is not None else 3 if emulate and not whole else None, verify=verify,
         one_rank=_one_rank(command or [], emulate, only_rank, world_size),
+        stand_ins=stand_ins(seq_len) if empty_weights else None,
     )  # fmt: skip
     if bool(command) == (from_folder is not None):
         raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")

@@ -33,6 +33,7 @@ from vramprobe.records.profile import (
     ProfileOom,
     ProfileOutcome,
     ProfileRecord,
+    Replaced,
 )
 from vramprobe.records.record import MAX_READS, Composition, Emulation, ValueRead, Verification, new_attempt_id
 
@@ -68,9 +69,9 @@ def _record(run: RawRun) -> ProfileRecord:
         for said in raw.warnings:
             remarks.add(said)
         warnings += remarks.texts
-    warnings += _about_replaced(run.ranks)
     if alone := (launcher.get("options") or {}).get("one_rank"):
         warnings.append("rank {} of {} ran alone: the others did not run, and are taken to be like it".format(*alone))
+    warnings += [str(one["what"]) for one in run.replaced if one.get("kind") == "missing"]
     first = run.ranks[0] if run.ranks else None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")
@@ -82,7 +83,8 @@ def _record(run: RawRun) -> ProfileRecord:
         instrument="emulated" if emulation else "cuda",
         outcome=_outcome(run, seen_by_rank, warnings), environment=_environment(launcher, first), emulation=emulation,
         context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
-        ranks=found, warnings=list(dict.fromkeys(warnings)),
+        ranks=found, replaced=[_only(Replaced, one) for one in run.replaced if one.get("kind") != "missing"],
+        warnings=list(dict.fromkeys(warnings)),
     )  # fmt: skip
 
 
@@ -159,15 +161,6 @@ def _context_bytes(found: Sequence[RawRank]) -> int | None:
         if phase.device_used_bytes is not None and phase.reserved_end_bytes is not None
     ]
     return min((gap for gap in gaps if gap >= 0), default=None)
-
-
-def _about_replaced(found: Sequence[RawRank]) -> list[str]:
-    said = []
-    for raw in found:
-        for one in raw.replaced:
-            where = f" ({one['where']})" if one.get("where") else ""
-            said.append(f"replaced: {one.get('what')} by {one.get('by')}{where}")
-    return list(dict.fromkeys(said))
 
 
 def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]) -> ProfileOutcome:

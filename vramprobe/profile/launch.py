@@ -22,7 +22,8 @@ from typing import IO, Any
 
 import vramprobe
 from vramprobe.emulate.values import hook as values_hook
-from vramprobe.errors import StoreError
+from vramprobe.errors import SpecError, StoreError
+from vramprobe.profile import stand_ins
 from vramprobe.profile.from_outside import seen_from_outside
 from vramprobe.profile.hook import one_rank
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
@@ -47,6 +48,7 @@ class Options:
     verify: bool = False
     one_rank: tuple[int, int] | None = None  # this one of so many, of which no other runs
     trace_step: int = 3
+    stand_ins: Mapping[str, Any] | None = None  # for what is not there (stand_ins.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,8 @@ def run(
     Raises SpecError for a command that is not there, what :func:`vramprobe.emulate.enter.entrance` raises for the
     cards, StoreError where the folder cannot be written.
     """
-    executable_of(command, os.environ)
+    if emulate is None:
+        executable_of(command, os.environ)
     told = {
         "command": command, "emulate": emulate, "started_ns": time.time_ns(), "options": asdict(options),
         "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
@@ -117,7 +120,8 @@ def _environment(
     python, path = _with_a_cuda_build(command, say)
     alone = options.one_rank
     way = entrance_for_command(
-        python, emulate, policy=policy, say=say, also=[HOOK], collectives="alone" if alone else "processes"
+        python, emulate, policy=policy, say=say, also=[HOOK, stand_ins.HOOK],
+        collectives="alone" if alone else "processes"
     )
     try:
         num_cards, machine = read_machine(way.machine)
@@ -133,15 +137,16 @@ def _with_a_cuda_build(command: list[str], say: _Say) -> tuple[Path, str]:
     from vramprobe.emulate.environment import find_environment
     from vramprobe.emulate.installation import NotEmulatable, find_installation
 
-    python = interpreter_of(command, os.environ)
     path = os.environ.get("PATH", os.defpath)
     try:
+        python = interpreter_of(command, os.environ)
         find_installation(python)
-    except NotEmulatable:
+    except (NotEmulatable, SpecError) as error:
         ready = find_environment()
         if ready is None or os.path.isabs(command[0]) or not (ready.parent / command[0]).exists():
             raise
-        say(f"{python} has no CUDA build of torch: {command[0]} of {ready.parent} runs instead")
+        why = "it is not on PATH" if isinstance(error, SpecError) else f"{python} has no CUDA build of torch"
+        say(f"{why}: {command[0]} of {ready.parent} runs instead")
         return ready, f"{ready.parent}{os.pathsep}{path}"
     return python, path
 

@@ -11,6 +11,7 @@ import json
 import pickle
 from array import array
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,6 @@ class RawRank:
     phases: tuple[RawPhase, ...] = ()
     num_steps: int = 0
     ooms: tuple[RawOom, ...] = ()
-    replaced: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
     values: Mapping[str, Any] | None = None
     verification: Mapping[str, Any] | None = None
@@ -138,6 +138,7 @@ class RawRun:
     launcher: Mapping[str, Any] | None
     ranks: tuple[RawRank, ...]
     warnings: tuple[str, ...] = ()
+    replaced: tuple[Mapping[str, Any], ...] = ()  # by which kind (weights …) and what, of all processes
 
 
 def read_run(folder: Path) -> RawRun:
@@ -147,7 +148,17 @@ def read_run(folder: Path) -> RawRun:
     warnings: list[str] = []
     ranks = [one for path in sorted(folder.glob("*.jsonl")) for one in _processes(path, warnings)]
     order = sorted(ranks, key=lambda one: (one.process.rank is None, one.process.rank or 0, one.process.started_ns))
-    return RawRun(launcher=_launcher(folder / "run.json", warnings), ranks=tuple(order), warnings=tuple(warnings))
+    launcher, replaced = _launcher(folder / "run.json", warnings), _replaced(folder / "replaced")
+    return RawRun(launcher=launcher, ranks=tuple(order), warnings=tuple(warnings), replaced=replaced)
+
+
+def _replaced(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """What stood in for what was not there (empty/told.py); a line that a killed process left torn is none."""
+    found = []
+    for line in _bytes_of(path).splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return tuple(found)
 
 
 def _launcher(path: Path, warnings: list[str]) -> Mapping[str, Any] | None:
@@ -192,8 +203,7 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{where} is no line of a profiled process: {line[:60]!r}") from None
     if kind == "process":
-        found.append({"process": _made(RawProcess, content, where), "phases": [], "ooms": [], "replaced": [],
-                      "warnings": []})  # fmt: skip
+        found.append({"process": _made(RawProcess, content, where), "phases": [], "ooms": [], "warnings": []})
         return
     if not found:
         raise StoreError(f"{where} stands before the line that says which process this is")
@@ -205,8 +215,6 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["num_steps"] = max(into.get("num_steps", 0), int(content.get("step") or 0))
         case "oom":
             into["ooms"].append(_made(RawOom, content, where))
-        case "replaced":
-            into["replaced"].append({key: value for key, value in content.items() if key != "line"})
         case "warning":
             into["warnings"].append(str(content.get("message")))
         case "values" | "verification":
@@ -225,7 +233,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         highest = max(phases, key=lambda one: one.allocated_peak_bytes).device
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
-    lists = {name: tuple(found[name]) for name in ("ooms", "replaced", "warnings")}
+    lists = {name: tuple(found[name]) for name in ("ooms", "warnings")}
     others = {name: found[name] for name in ("num_steps", "values", "verification", "end") if name in found}
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
 

@@ -177,6 +177,14 @@ class CardVerdict(_Frozen):
     headroom_bytes: int | None = None  # usable less reserved
 
 
+class Replaced(_Frozen):
+    """What was not there, and what stood in for it."""
+
+    kind: Literal["config", "weights", "tokenizer", "dataset"]
+    what: str  # as the program named it
+    by: str
+
+
 class ProfileRecord(_Frozen):
     """One profiled command."""
 
@@ -193,6 +201,7 @@ class ProfileRecord(_Frozen):
     context_bytes: int | None = None  # assumed on an emulated card; device less reserved on a real one
     ranks: list[RankProfile]
     cards: list[CardVerdict] = []
+    replaced: list[Replaced] = []
     warnings: list[str] = []
 
     @property

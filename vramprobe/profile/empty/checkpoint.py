@@ -1,0 +1,76 @@
+"""A checkpoint of any size that takes no room: real safetensors headers over files of holes, which read as zeros.
+
+In: a config of transformers', a folder. Out: ``model.safetensors``, or shards with their index, with the names and
+shapes that this very transformers would save. Real loaders read it. After ../shared/emulator/try/sparse_checkpoint.py.
+"""
+
+import copy
+import json
+import os
+import struct
+
+MAX_SHARD_BYTES = 4 << 30  # one file of over 100 GB cannot be mapped
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+
+def model_of(config):
+    """The model of ``config`` without memory, of the class that its checkpoint names."""
+    import torch
+    import transformers
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    config = copy.deepcopy(config)
+    kind = getattr(transformers, (config.architectures or [""])[0], None)
+    with _disable_current_modes(), torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config) if kind is None else kind(config)
+
+
+def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES):
+    """The weights of ``model``, those of floating point as ``dtype``; -> how many elements."""
+    import torch
+
+    tensors = _saved(model)
+    shards, at, count = [{}], 0, 0
+    for name, tensor in tensors.items():
+        kept = getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype
+        size, code = tensor.numel() * kept.itemsize, _CODES[str(kept).removeprefix("torch.")]
+        if at + size > max_shard_bytes and shards[-1]:
+            shards.append({})
+            at = 0
+        shards[-1][name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at, count = at + size, count + tensor.numel()
+    os.makedirs(folder, exist_ok=True)
+    if len(shards) == 1:
+        _write_shard(os.path.join(folder, "model.safetensors"), shards[0])
+        return count
+    file_of = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_shard(os.path.join(folder, file), shard)
+        file_of.update(dict.fromkeys(shard, file))
+    total = sum(max(tensor["data_offsets"][1] for tensor in shard.values()) for shard in shards)
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as out:
+        json.dump({"metadata": {"total_size": total}, "weight_map": file_of}, out)
+    return count
+
+
+def _saved(model):
+    """What ``save_pretrained`` would write: a tied weight once, experts as the hub has them."""
+    own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    found = {name: tensor for name, tensor in model.state_dict().items() if name in own}
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # before transformers 5 names were those of the checkpoint
+        return found
+    return revert_weight_conversion(model, found)
+
+
+def _write_shard(path, shard):
+    header = json.dumps({"__metadata__": {"format": "pt"}, **shard}).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(header)) + header)
+        out.truncate(8 + len(header) + max(tensor["data_offsets"][1] for tensor in shard.values()))

@@ -1,0 +1,220 @@
+"""Repositories of the hub that are not in its cache, made in the run's folder the moment that they are asked for.
+
+In: a repository's id, or a local folder; the configs of vramprobe's catalog. Out: a folder as the hub's cache has it,
+with links to all that is there, and in the place of what is missing: the catalog's config, empty weights, a tokenizer.
+huggingface_hub then reads it as if it had been downloaded. The hub's own cache is never written to.
+"""
+
+import difflib
+import functools
+import hashlib
+import json
+import os
+import re
+
+from . import checkpoint, tokenizer
+from .told import complain, locked
+
+_WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)(\.index\.json)?$")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
+               "sentencepiece.bpe.model")  # fmt: skip
+_VARIANT = re.compile(r"-(instruct|it|chat|base|hf|pt)(?=-|$)")
+_ASSUMED_DTYPE = "bfloat16"
+_OPTION = "--empty-weights"
+
+
+class Repositories:
+    """Those of one run. ``known``: lower-case id or slug → {name, hf_id, config: a path}."""
+
+    def __init__(self, folder, known, told):
+        self._home, self._known, self._told = os.path.join(folder, "hub"), known, told
+        self._made, self._constants = {}, None
+
+    def serve(self, module):
+        """huggingface_hub.file_download: its one function for the folder of a repository in any cache.
+
+        What it returns is joined to a cache's path, and an absolute path stays what it is.
+        """
+        self._constants, plain = module.constants, module.repo_folder_name
+
+        @functools.wraps(plain)
+        def repo_folder_name(*, repo_id, repo_type):
+            usual = plain(repo_id=repo_id, repo_type=repo_type)
+            return self._instead(repo_id, usual) if repo_type == "model" else usual
+
+        module.repo_folder_name = repo_folder_name
+
+    def folder_for(self, path):
+        """A folder of the run in place of a local one that has a config.json but lacks something; else ``path``."""
+        if not os.path.isfile(os.path.join(path, "config.json")):
+            return path
+        whole = os.path.abspath(path)
+        if whole not in self._made:
+            self._made[whole] = path  # what is asked for while it is made
+            self._made[whole] = self._guarded(lambda: self._local(whole)) or path
+        return self._made[whole]
+
+    def _instead(self, repo_id, usual):
+        if repo_id not in self._made:
+            self._made[repo_id] = usual
+            self._made[repo_id] = self._guarded(lambda: self._repository(repo_id, usual)) or usual
+        return self._made[repo_id]
+
+    def _guarded(self, make):
+        try:
+            return make()
+        except Refused as error:
+            self._told.missing(str(error))
+        except Exception as error:  # the command goes on to its own error
+            complain(error)
+        return None
+
+    def _repository(self, repo_id, usual):
+        """The folder of a repository in the run's own cache; None where the hub's cache will do, or nothing is known."""
+        cached = _snapshot(os.path.join(self._constants.HF_HUB_CACHE, usual))
+        there = os.listdir(cached) if cached else []
+        if there and ("config.json" not in there or _is_whole(cached)):
+            return None  # whole, or no model of transformers': an adapter, a kernel
+        config, origin = self._config(repo_id, cached)
+        home = os.path.join(self._home, usual)
+        commit = hashlib.sha1(json.dumps([repo_id, config]).encode()).hexdigest()
+        self._make(os.path.join(home, "snapshots", commit), repo_id, config, cached, origin)
+        os.makedirs(os.path.join(home, "refs"), exist_ok=True)
+        with open(os.path.join(home, "refs", "main"), "w") as out:
+            out.write(commit)
+        return home
+
+    def _local(self, path):
+        if _is_whole(path):
+            return None
+        with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        folder = os.path.join(self._home, "local--" + hashlib.sha1(path.encode()).hexdigest())
+        self._make(folder, path, config, path, None)
+        return folder
+
+    def _config(self, repo_id, cached):
+        """(config, where it came from if not from the repository). Raises Refused for an id that nobody knows."""
+        if cached:
+            with open(os.path.join(cached, "config.json"), encoding="utf-8") as file:
+                return json.load(file), None
+        entry, alike = self._known.get(repo_id.lower()), ""
+        if entry is None:
+            bare = _bare(repo_id)
+            entry = next((one for one in self._known.values() if bare == _bare(one["hf_id"])), None)
+            alike = ", taken for alike by its name"
+        if entry is None:
+            near = difflib.get_close_matches(_bare(repo_id), [_bare(name) for name in self._known], n=4, cutoff=0.5)
+            names = dict.fromkeys(one["hf_id"] for name in near for one in self._known.values()
+                                  if _bare(one["hf_id"]) == name)  # fmt: skip
+            raise Refused(
+                f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(names) + '. ' if names else ''}Use an id "
+                "or a slug of `vramprobe models`, the path of a folder with its config.json, or fetch that file alone "
+                f"once: hf download {repo_id} config.json"
+            )
+        with open(entry["config"], encoding="utf-8") as file:
+            return json.load(file), f"the config of {entry['hf_id']} in vramprobe's catalog{alike}"
+
+    def _make(self, folder, name, config, source, origin):
+        """Once for all processes: links to what is in ``source``, and what it lacks."""
+        os.makedirs(self._home, exist_ok=True)
+        with locked(os.path.join(self._home, "making")):
+            if os.path.exists(folder + ".whole"):
+                return
+            os.makedirs(folder, exist_ok=True)
+            for file in os.listdir(source) if source else ():
+                os.symlink(os.path.realpath(os.path.join(source, file)), os.path.join(folder, file))
+            made = self._fill(folder, config, source)
+            with open(folder + ".whole", "w"):
+                pass
+        if origin:
+            self._told.replaced("config", name, origin)
+        for kind, by in made.items():
+            self._told.replaced(kind, name, by)
+
+    def _fill(self, folder, config, source):
+        """Weights and a tokenizer where there are none; -> kind → what it is."""
+        made = {}
+        if not source:
+            config = {"torch_dtype": _ASSUMED_DTYPE, **config}
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
+                json.dump(config, out)
+        read = None
+        if not _has_weights(folder):
+            for file in filter(_WEIGHTS.search, os.listdir(folder)):  # shards without the others
+                os.unlink(os.path.join(folder, file))
+            read = _read(folder, config)
+            made["weights"] = _write_weights(folder, config, read)
+        if not _has_tokenizer(folder):
+            read = read or _read(folder, config)
+            text = read.get_text_config() if hasattr(read, "get_text_config") else read
+            ids = {role: getattr(text, f"{role}_token_id", None) for role in ("bos", "eos", "pad")}
+            ids = {role: one[0] if isinstance(one, list) and one else one for role, one in ids.items()}
+            tokenizer.write(folder, text.vocab_size, ids, getattr(text, "max_position_embeddings", None))
+            made["tokenizer"] = f"one of bytes and short words, {text.vocab_size:,} tokens long, with a chat template"
+        return made
+
+
+class Refused(Exception):
+    """What cannot be replaced, and what to do."""
+
+
+def _read(folder, config):
+    """The config as transformers' own class. Raises Refused for code of the model's own."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if config.get("auto_map") or config.get("model_type") not in CONFIG_MAPPING_NAMES:
+        raise Refused(
+            f"{_OPTION} has no weights for {config.get('model_type')!r}: its model is code of its own "
+            "(trust_remote_code), or not of this transformers; download it, or take a model that transformers knows"
+        )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "quantised")
+        raise Refused(
+            f"{_OPTION} has no weights for a checkpoint that is quantised already ({method}): take the model that it was "
+            "made of, and quantise it on loading"
+        )
+    return AutoConfig.from_pretrained(folder)
+
+
+def _write_weights(folder, config, read):
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    model = checkpoint.model_of(read)
+    count = checkpoint.write(model, folder, dtype or _ASSUMED_DTYPE)
+    return f"empty checkpoint files of {type(model).__name__}, {count:,} parameters in {dtype or _ASSUMED_DTYPE}"
+
+
+def _snapshot(home):
+    """The folder of the newest revision in a cache, or None."""
+    try:
+        with open(os.path.join(home, "refs", "main")) as file:
+            folder = os.path.join(home, "snapshots", file.read().strip())
+    except OSError:
+        return None
+    return folder if os.path.isdir(folder) else None
+
+
+def _is_whole(folder):
+    return _has_weights(folder) and _has_tokenizer(folder)
+
+
+def _has_tokenizer(folder):
+    return any(os.path.exists(os.path.join(folder, name)) for name in _TOKENIZERS)
+
+
+def _has_weights(folder):
+    """Whether a model can be read from it: one file, or every shard of an index."""
+    names = [name for name in os.listdir(folder) if _WEIGHTS.search(name) and not name.startswith("training_args")]
+    indexes = [name for name in names if name.endswith(".index.json")]
+    for name in indexes:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            shards = set(json.load(file)["weight_map"].values())
+        if shards <= set(names):
+            return True
+    return any(not re.search(r"-\d{5}-of-\d{5}\.", name) for name in set(names) - set(indexes))
+
+
+def _bare(name):
+    """A name without its owner and what tells a tuned model from its base."""
+    return _VARIANT.sub("", name.rsplit("/", 1)[-1].lower()).removeprefix("meta-")

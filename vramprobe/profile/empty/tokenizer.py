@@ -1,0 +1,80 @@
+"""A small tokenizer that works, as long as the model's vocabulary: a token for each byte and each short word.
+
+In: a vocabulary's size, the ids of the special tokens where they are known. Out: ``tokenizer.json`` and
+``tokenizer_config.json``, with a chat template. `` a`` is one token, as in nearly every tokenizer; the rest of the
+vocabulary is filled with names that no text has.
+"""
+
+import json
+import os
+
+#: Each message between marks of its own, the answer ended by the end of text, and marked for those who train on it alone.
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_SPECIAL = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
+#: The first two are the template's; the others are what scripts ask their models' tokenizers for by name.
+_MARKS = (
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>",
+    "<|finetune_right_pad_id|>", "<start_of_turn>", "<end_of_turn>", "<eos>", "<bos>", "<unk>", "[PAD]", "[INST]",
+    "[/INST]", "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>",
+)  # fmt: skip
+
+
+def write(folder, vocab_size, special_ids=None, max_length=None):
+    """``special_ids``: of bos, eos and pad, None where the model has none or it is not known."""
+    vocabulary, merges, special = _vocabulary(vocab_size, special_ids or {})
+    by_id = sorted(vocabulary.items(), key=lambda item: item[1])
+    added = [
+        {"id": number, "content": word, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for word, number in by_id if word in (*special.values(), *_MARKS)
+    ]  # fmt: skip
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": bytes_of, "post_processor": None, "decoder": bytes_of,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": dict(by_id), "merges": merges},
+    }  # fmt: skip
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, "chat_template": CHAT,
+        "model_max_length": max_length or 1 << 30, "model_input_names": ["input_ids", "attention_mask"],
+        **{f"{role}_token": word for role, word in special.items()},
+    }  # fmt: skip
+    for name, content in (("tokenizer.json", whole), ("tokenizer_config.json", about)):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+            json.dump(content, out)
+
+
+def _vocabulary(size, special_ids):
+    """Words and their ids, the merges that make the short words, the special tokens by role."""
+    letters = [chr(one) for one in (*range(ord("a"), ord("z") + 1), *range(ord("A"), ord("Z") + 1))]
+    space = "\u0120"
+    words = [*_bytes(), *(space + letter for letter in letters), *_MARKS]
+    special, taken = {}, {}
+    for role, word in _SPECIAL.items():
+        given = special_ids.get(role)
+        if isinstance(given, int) and 0 <= given < size and given not in taken:
+            special[role], taken[given] = word, word
+        elif given in taken:  # as gpt2, whose texts begin and end with the same token
+            special[role] = taken[given]
+        else:
+            special[role] = word
+            words.append(word)
+    if len(words) + len(taken) > size:
+        raise ValueError(f"a vocabulary of {size} is too small for a token for each byte: give it a tokenizer")
+    rest = iter([*words, *(f"<unused{number}>" for number in range(size))])
+    vocabulary = {taken[number] if number in taken else next(rest): number for number in range(size)}
+    return vocabulary, [f"{space} {letter}" for letter in letters], special
+
+
+def _bytes():
+    """GPT-2's letter for each byte."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [one for one in range(256) if one not in printed]
+    return [chr(one) for one in printed] + [chr(256 + number) for number in range(len(others))]

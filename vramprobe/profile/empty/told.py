@@ -1,0 +1,55 @@
+"""What was replaced, said once for all processes of a run.
+
+In: a sentence's parts. Out: lines of JSON in the run's file ``replaced`` (raw.py reads them). Trouble with the file
+costs the line, never the program.
+"""
+
+import fcntl
+import json
+import os
+import sys
+from contextlib import contextmanager
+
+FILE = "replaced"
+
+
+class Told:
+    """The file of one run."""
+
+    def __init__(self, folder):
+        self._path = os.path.join(folder, FILE)
+
+    def replaced(self, kind, what, by):
+        """``kind``: config, weights, tokenizer or dataset."""
+        self._once({"kind": kind, "what": what, "by": by})
+
+    def missing(self, message):
+        """What could not be replaced: on stderr too, as the command's own error may not say it."""
+        if self._once({"kind": "missing", "what": message}):
+            print(f"vramprobe: {message}", file=sys.stderr, flush=True)
+
+    def _once(self, line):
+        """Whether it is new."""
+        text = json.dumps(line) + "\n"
+        try:
+            with locked(self._path), open(self._path, "a+", encoding="utf-8") as file:
+                file.seek(0)
+                if text in file.readlines():
+                    return False
+                file.write(text)
+        except OSError as error:
+            complain(error)
+        return True
+
+
+@contextmanager
+def locked(path):
+    """Alone among all processes that ask for ``path``."""
+    with open(path + ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def complain(error):
+    """One line on stderr; the program goes on."""
+    print(f"vramprobe: nothing stands in for what is missing: {type(error).__name__}: {error}", file=sys.stderr)

@@ -115,6 +115,21 @@ def test_data_dependent_operators_give_true_values(run):
     }  # fmt: skip
 
 
+def test_what_was_scattered_by_a_mask_is_selected_again_in_the_backward(run):
+    """torch selects within this backward, out of sight: an empty chunk of TRL's loss read floats as a count."""
+    found = run("""
+        import json, torch
+        from vramprobe.emulate import values
+        values.enable()
+        mask = torch.tensor([True, False, True, False]).cuda()
+        source = torch.tensor([2.0, 3.0], device="cuda", requires_grad=True)
+        torch.full((4096,), 2046.0, device="cuda")  # lies where the count is read
+        torch.zeros(4, device="cuda").masked_scatter(mask, source).sum().backward()
+        print(json.dumps(source.grad.tolist()))
+    """)
+    assert found == [1.0, 1.0]
+
+
 def test_repeat_interleave_gives_true_values(run):
     found = run("""
         import json, torch

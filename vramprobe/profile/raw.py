@@ -147,9 +147,15 @@ def read_run(folder: Path) -> RawRun:
         raise StoreError(f"there is no run at {folder}: name the folder that a profile was written to")
     warnings: list[str] = []
     ranks = [one for path in sorted(folder.glob("*.jsonl")) for one in _processes(path, warnings)]
+    ranks = [one for one in ranks if not _only_asked(one)] or ranks
     order = sorted(ranks, key=lambda one: (one.process.rank is None, one.process.rank or 0, one.process.started_ns))
     launcher, replaced = _launcher(folder / "run.json", warnings), _replaced(folder / "replaced")
     return RawRun(launcher=launcher, ranks=tuple(order), warnings=tuple(warnings), replaced=replaced)
+
+
+def _only_asked(rank: RawRank) -> bool:
+    """A launcher, which asks for the cards and takes nothing of them."""
+    return rank.end is not None and not any(one.allocated_peak_bytes for one in rank.phases) and not rank.ooms
 
 
 def _replaced(path: Path) -> tuple[Mapping[str, Any], ...]:

@@ -20,7 +20,7 @@ def expected(name, args, kwargs):
     match name:
         case "aten::nonzero":
             return [int(args[0].count_nonzero())]
-        case "aten::masked_select":
+        case "aten::masked_select" | "aten::masked_scatter_backward":  # which selects
             return [int(torch.broadcast_tensors(args[0], args[1])[1].count_nonzero())]
         case "aten::index" | "aten::index_put" | "aten::index_put_" | "aten::_index_put_impl_":
             return _mask_counts(args[1])
@@ -47,7 +47,7 @@ def expected(name, args, kwargs):
 def deciding(name, args):
     """The tensors whose values decide the result's shape."""
     match name:
-        case "aten::masked_select":
+        case "aten::masked_select" | "aten::masked_scatter_backward":
             return [args[1]]
         case "aten::index" | "aten::index_put" | "aten::index_put_" | "aten::_index_put_impl_":
             return [at for at in args[1] if isinstance(at, torch.Tensor) and at.dtype in (torch.bool, torch.uint8)]

@@ -35,6 +35,9 @@ def print_profile(record: ProfileRecord) -> None:
     console.print(f"[bold]{escape(_line(record.name))}[/]")
     console.print(_where(record))
     _print_outcome(console, record.outcome)
+    if record.replaced:
+        console.print("\nreplaced, as --empty-weights asks:")
+        _print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
     shown = _rank_shown(record)
     if len(record.ranks) > 1:
         _print_ranks(console, record)

@@ -6,6 +6,7 @@ command's own; 1 where it is too large for ``--max-allocated``.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 _TRACES = ("all", "step", "none")
 _MAX_RANKS = 960  # of the emulated NCCL
 _SEVERAL_MACHINES = ("--nnodes", "--num-machines", "--num-nodes")
+#: What the hub's libraries say of what they do not have, in the words of several releases.
+_NOT_THERE = re.compile(
+    r"LocalEntryNotFoundError|OfflineModeIsEnabled|RepositoryNotFoundError|GatedRepoError|DatasetNotFoundError|"
+    r"couldn't connect to 'https://huggingface|not a valid model identifier|no file named \S*(model|safetensors)|"
+    r"Couldn't (reach|find cache)|(couldn't|can't|cannot) (load|find) .*tokenizer|Max retries exceeded|ConnectError"
+)
 
 
 def profile(
@@ -111,6 +118,8 @@ def profile(
     for error in failed:
         say(str(error))
     status = status or int(bool(failed))
+    if emulate is not None and not empty_weights and _misses_something(record):
+        say("it seems to miss a model or a dataset: with --empty-weights an emulated card needs neither")
     highest = max((rank.peak.allocated_bytes for rank in record.ranks if rank.peak), default=0)
     if limit_bytes is not None and highest > limit_bytes:
         say(f"--max-allocated {max_allocated}: {highest:,} bytes were allocated, {highest - limit_bytes:,} too many")
@@ -197,6 +206,11 @@ def _one_rank(
                 "many ranks there are"
             )
     return rank, world_size
+
+
+def _misses_something(record: ProfileRecord) -> bool:
+    """By the command's last words, where it ended with an error."""
+    return record.outcome.kind == "error" and any(_NOT_THERE.search(line) for line in record.outcome.last_lines)
 
 
 def _names(gpus: str | None) -> list[str] | str | None:

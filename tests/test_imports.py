@@ -19,7 +19,7 @@ MODULES = {
 }
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = (
-    "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.profile.hook",
+    "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.profile.hook", "vramprobe.profile.empty",
     "vramprobe.measure.cpu", "vramprobe.measure.cuda",
     "vramprobe.measure.worker", "vramprobe.measure.emulation", "vramprobe.measure.environment",
     "vramprobe.measure.selftest", "vramprobe.simulate.adapters", "vramprobe.simulate.cuda",

@@ -26,13 +26,9 @@ def write_model(config_path, folder, in_one_file):
     import sparse_checkpoint
     from transformers import AutoConfig
 
-    if in_one_file:
-        sparse_checkpoint.MAX_SHARD_BYTES = 1 << 40
     with open(config_path) as file:
-        sparse_checkpoint.write(AutoConfig.for_model(**json.load(file)), folder)
-    if in_one_file:
-        os.rename(os.path.join(folder, "model-00001-of-00001.safetensors"), os.path.join(folder, "model.safetensors"))
-        os.unlink(os.path.join(folder, "model.safetensors.index.json"))
+        config = AutoConfig.for_model(**json.load(file))
+    sparse_checkpoint.write(config, folder, **({"max_shard_bytes": 1 << 40} if in_one_file else {}))
     write_tokenizer(folder)
 
 

@@ -26,7 +26,7 @@ print("peak", torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), t
 
 def profiled(
     folder: Path, script: str, *, steps: int | None = None, trace: str = "all", emulate: str = "RTX-4090",
-    words: tuple[str, ...] = (), num_steps: int = 6, verify: bool = False,
+    words: tuple[str, ...] = (), num_steps: int = 6, verify: bool = False, stand_ins: dict[str, Any] | None = None,
 ) -> launch.Ended:  # fmt: skip
     """Run a script under the hook; the raw files are in ``folder / "run"``."""
     python = require_emulation()
@@ -34,7 +34,7 @@ def profiled(
     path.write_text(script.replace("NUM_STEPS", str(num_steps)))
     (folder / "run").mkdir()
     command = [str(python), str(path), *words]
-    options = launch.Options(trace=trace, steps=steps, verify=verify)
+    options = launch.Options(trace=trace, steps=steps, verify=verify, stand_ins=stand_ins)
     return launch.run(command, folder / "run", options, emulate=emulate)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -341,7 +342,6 @@ def test_an_emulated_run_says_what_it_rests_on(tmp_path: Path) -> None:
     script.say("values", policy={"contents": "zeros", "routing": "even"}, num_reads=3,
                num_reads_that_could_have_steered=3, reads=[read])  # fmt: skip
     script.say("verification", contents=["zeros", "ones"], num_events=12, same=True, parted_at=None)
-    script.say("replaced", what="weights of org/name", by="a sparse checkpoint", where="from_pretrained")
     record = analysed(tmp_path, script)
     emulation = record.emulation
     assert record.instrument == "emulated"
@@ -350,7 +350,22 @@ def test_an_emulated_run_says_what_it_rests_on(tmp_path: Path) -> None:
     assert emulation.verification is not None
     assert emulation.reads[0].line == "a.py:1"
     assert record.environment.device_said == "emulated NVIDIA GeForce RTX 4090"
-    assert "replaced: weights of org/name by a sparse checkpoint (from_pretrained)" in record.warnings
+
+
+def test_what_was_replaced_is_named_and_what_could_not_be_is_a_warning(tmp_path: Path) -> None:
+    replaced = {"kind": "weights", "what": "org/name", "by": "empty checkpoint files"}
+    missing = {"kind": "missing", "what": "--empty-weights knows no model 'org/other'"}
+    (tmp_path / "replaced").write_text(f'{json.dumps(replaced)}\n{json.dumps(missing)}\n{{"kind": "da')
+    record = analysed(tmp_path, training())
+    assert [one.model_dump() for one in record.replaced] == [replaced]
+    assert missing["what"] in record.warnings
+
+
+def test_a_launcher_that_took_nothing_is_no_rank(tmp_path: Path) -> None:
+    launcher = Script(pid=99)
+    launcher.say("end", why="exit", num_alloc_retries=0, num_ooms=0)
+    record = analysed(tmp_path, launcher, training())
+    assert [one.pid for one in record.ranks] == [100]
 
 
 def test_a_real_run_knows_its_context(tmp_path: Path) -> None:

@@ -88,9 +88,13 @@ def profile(
     if trace is not None and trace not in _TRACES:
         raise SpecError(f"--trace {trace}: one of {', '.join(_TRACES)}")
     if empty_weights and emulate is None:
-        raise SpecError("--empty-weights is for an emulated card, where nothing is computed: add --emulate GPU, or drop it")
+        raise SpecError(
+            "--empty-weights is for an emulated card, where nothing is computed: add --emulate GPU, or drop it"
+        )
     if seq_len is not None and not empty_weights:
-        raise SpecError(f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this")
+        raise SpecError(
+            f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this"
+        )
     limit_bytes = None if max_allocated is None else parse_bytes(max_allocated)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(

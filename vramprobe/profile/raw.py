@@ -161,7 +161,7 @@ def _only_asked(rank: RawRank) -> bool:
 def _replaced(path: Path) -> tuple[Mapping[str, Any], ...]:
     """What stood in for what was not there (empty/told.py); a line that a killed process left torn is none."""
     found = []
-    for line in _bytes_of(path).splitlines() if path.exists() else ():
+    for line in bytes_of(path).splitlines() if path.exists() else ():
         with suppress(ValueError):
             found.append(json.loads(line))
     return tuple(found)

@@ -45,7 +45,8 @@ BELOW = (*COLLECTIVES, "inductor", "triton")
 COUNTED = {
     "aten::nonzero", "aten::masked_select", "aten::masked_scatter_backward", "aten::index", "aten::index_put",
     "aten::index_put_", "aten::_index_put_impl_", "aten::_unique2", "aten::_unique", "aten::unique_consecutive",
-    "aten::unique_dim", "aten::unique_dim_consecutive", "aten::bincount", "aten::repeat_interleave", "aten::multinomial",
+    "aten::unique_dim", "aten::unique_dim_consecutive", "aten::bincount", "aten::repeat_interleave",
+    "aten::multinomial",
 }  # fmt: skip
 ROUTED = {
     "aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin", "aten::max", "aten::min",

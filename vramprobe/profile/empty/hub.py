@@ -70,7 +70,7 @@ class Repositories:
         return None
 
     def _repository(self, repo_id, usual):
-        """The folder of a repository in the run's own cache; None where the hub's cache will do, or nothing is known."""
+        """The folder of a repository in the run's own cache; None where the hub's cache will do."""
         cached = _snapshot(os.path.join(self._constants.HF_HUB_CACHE, usual))
         there = os.listdir(cached) if cached else []
         if there and ("config.json" not in there or _is_whole(cached)):
@@ -108,9 +108,9 @@ class Repositories:
             names = dict.fromkeys(one["hf_id"] for name in near for one in self._known.values()
                                   if _bare(one["hf_id"]) == name)  # fmt: skip
             raise Refused(
-                f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(names) + '. ' if names else ''}Use an id "
-                "or a slug of `vramprobe models`, the path of a folder with its config.json, or fetch that file alone "
-                f"once: hf download {repo_id} config.json"
+                f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(names) + '. ' if names else ''}Use an "
+                "id or a slug of `vramprobe models`, the path of a folder with its config.json, or fetch that file "
+                f"alone once: hf download {repo_id} config.json"
             )
         with open(entry["config"], encoding="utf-8") as file:
             return json.load(file), f"the config of {entry['hf_id']} in vramprobe's catalog{alike}"
@@ -172,8 +172,8 @@ def _read(folder, config):
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "quantised")
         raise Refused(
-            f"{_OPTION} has no weights for a checkpoint that is quantised already ({method}): take the model that it was "
-            "made of, and quantise it on loading"
+            f"{_OPTION} has no weights for a checkpoint that is quantised already ({method}): take the model that it "
+            "was made of, and quantise it on loading"
         )
     return AutoConfig.from_pretrained(folder)
 

@@ -38,7 +38,5 @@ def install():
     when_imported("huggingface_hub.file_download", repositories.serve)
     when_imported("transformers.modeling_utils", lambda module: folders.serve_models(module, repositories))
     when_imported("transformers.tokenization_utils_base", lambda module: folders.serve_tokenizers(module, repositories))
-    when_imported(
-        "transformers.models.auto.tokenization_auto", lambda module: folders.serve_auto(module, repositories)
-    )
+    when_imported("transformers.models.auto.tokenization_auto", lambda module: folders.serve_auto(module, repositories))
     when_imported("datasets.load", lambda module: rows.serve(module, asked, told))

@@ -8,7 +8,7 @@ vocabulary is filled with names that no text has.
 import json
 import os
 
-#: Each message between marks of its own, the answer ended by the end of text, and marked for those who train on it alone.
+#: Each message between marks of its own, an answer ended by the end of text and marked for who trains on it alone.
 CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"

@@ -1,0 +1,356 @@
+"""Weights, tokenizers and rows that are not there: known answers, equal bytes, and a clear line for what cannot be."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_command import profiled, require_emulation, told
+from typer.testing import CliRunner
+
+from vramprobe.catalog.models import list_models
+from vramprobe.cli import verbs
+from vramprobe.errors import SpecError
+from vramprobe.profile import stand_ins
+from vramprobe.profile.analyse import analyse
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+TRAIN = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    tokens = torch.ones(2, 32, dtype=torch.long, device="cuda")
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(model.config.name_or_path)
+"""
+SAVE = """
+import json, sys
+from transformers import AutoConfig, AutoModelForCausalLM
+with open(sys.argv[1]) as file:
+    config = AutoConfig.for_model(**json.load(file))
+AutoModelForCausalLM.from_config(config).save_pretrained(sys.argv[2])
+"""
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
+    """The package as a command's processes have it."""
+    for name, folder in (("vramprobe_values", "emulate/values"), ("vramprobe_empty", "profile/empty")):
+        package = types.ModuleType(name)
+        package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
+        monkeypatch.setitem(sys.modules, name, package)
+    names = ("checkpoint", "folders", "hub", "rows", "tokenizer", "told")
+    yield types.SimpleNamespace(**{name: importlib.import_module(f"vramprobe_empty.{name}") for name in names})
+    for name in [name for name in sys.modules if name.startswith(("vramprobe_empty", "vramprobe_values"))]:
+        sys.modules.pop(name, None)
+
+
+def repositories(empty: types.SimpleNamespace, home: Path, cache: Path) -> Any:
+    """Those of a run in ``home``, and huggingface_hub's own names over them, with ``cache`` for the hub's."""
+    found = empty.hub.Repositories(str(home), stand_ins.stand_ins()["models"], empty.told.Told(str(home)))
+    module = types.SimpleNamespace(
+        constants=types.SimpleNamespace(HF_HUB_CACHE=str(cache)),
+        repo_folder_name=lambda *, repo_id, repo_type: "--".join([f"{repo_type}s", *repo_id.split("/")]),
+    )
+    found.serve(module)
+    return found, lambda name, repo_type="model": module.repo_folder_name(repo_id=name, repo_type=repo_type)
+
+
+def replaced(home: Path) -> list[dict[str, str]]:
+    path = home / "replaced"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def config_in(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    return folder
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_checkpoint_has_the_names_shapes_and_dtypes_of_a_saved_one(empty, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from safetensors import safe_open
+
+    config = transformers.AutoConfig.for_model(**LLAMA)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "saved")
+    count = empty.checkpoint.write(empty.checkpoint.model_of(config), str(tmp_path / "empty"))
+
+    def seen(folder: str) -> dict[str, tuple]:
+        with safe_open(tmp_path / folder / "model.safetensors", "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: (one.get_shape(), one.get_dtype()) for name, one in slices.items()}
+
+    assert seen("empty") == seen("saved")
+    assert "lm_head.weight" not in seen("empty")  # tied
+    assert count == 512 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 64
+    file = tmp_path / "empty" / "model.safetensors"
+    assert file.stat().st_size > 2 * count
+    assert file.stat().st_blocks * 512 < 2 * count  # holes
+
+
+def test_experts_are_named_as_the_hub_has_them(empty, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from safetensors import safe_open
+
+    config = transformers.AutoConfig.for_model(
+        **LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 2}
+    )
+    empty.checkpoint.write(empty.checkpoint.model_of(config), str(tmp_path))
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.get_slice("model.layers.0.block_sparse_moe.experts.1.w1.weight").get_shape() == [128, 64]
+
+
+def test_shards_have_an_index_and_are_whole(empty, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = empty.checkpoint.model_of(transformers.AutoConfig.for_model(**LLAMA))
+    empty.checkpoint.write(model, str(tmp_path), max_shard_bytes=80_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
+    assert empty.hub._has_weights(str(tmp_path))
+    (tmp_path / sorted(set(index["weight_map"].values()))[0]).unlink()
+    assert not empty.hub._has_weights(str(tmp_path))
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [{}, {"bos": 1, "eos": 2, "pad": None}, {"bos": 500, "eos": 500}, {"eos": 99999}])
+def test_a_tokenizer_is_as_long_as_the_vocabulary_and_knows_its_special_tokens(
+    ids: dict[str, int | None], empty, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    empty.tokenizer.write(str(tmp_path), 512, ids)
+    made = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert len(made) == 512
+    assert None not in (made.eos_token_id, made.pad_token_id)
+    for role, given in ids.items():
+        if given is not None and given < 512:
+            assert getattr(made, f"{role}_token_id") == given
+    text = "häuser, Ünï\n"
+    assert made.decode(made(text)["input_ids"]) == text
+    chat = made.apply_chat_template(
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], tokenize=False
+    )
+    assert chat == f"<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb{made.eos_token}\n"
+
+
+def test_a_vocabulary_without_room_for_bytes_is_refused(empty, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="300 is too small"):
+        empty.tokenizer.write(str(tmp_path), 300)
+
+
+@pytest.mark.parametrize("length", [1, 7, 1024])
+@pytest.mark.parametrize("form", ["text", "messages", "prompt_completion", "alpaca", "preference", "kto", "prompt"])
+def test_a_row_has_as_many_tokens_as_asked(form: str, length: int, empty, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    empty.tokenizer.write(str(tmp_path), 1000)
+    made = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    row = empty.rows.row_of(form, length)
+    if form == "text":
+        assert len(made(row["text"])["input_ids"]) == length
+        return
+    texts = [row["messages"][0]["content"], row["messages"][1]["content"]] if form == "messages" else []
+    texts = texts or [row[one] for one in ("prompt", "instruction", "completion", "output", "chosen") if one in row]
+    assert length <= sum(len(made(text)["input_ids"]) for text in texts) <= length + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "form"),
+    [
+        ("org/data", "sft.py", "text"), ("org/data", "dpo.py", "preference"), ("org/data", "grpo.py", "prompt"),
+        ("org/my-chat", "sft.py", "messages"), ("org/ultrafeedback-x", "train.py", "preference"),
+        ("org/alpaca-de", "train.py", "alpaca"), ("org/data", "kto.py", "kto"),
+    ],
+)  # fmt: skip
+def test_columns_are_guessed_by_what_is_asked(name: str, program: str, form: str, empty, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/chat/{program}"])
+    assert empty.rows.guessed(name) == form
+
+
+def test_every_dataset_that_is_known_has_a_format(empty) -> None:
+    for about in stand_ins.stand_ins()["datasets"].values():
+        assert empty.rows.row_of(about["format"], 8)
+        assert about["splits"]
+
+
+# -- repositories ------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_id_is_made_and_what_stands_in_is_named(empty, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    home = Path(folder_of("HuggingFaceTB/SmolLM2-135M"))
+    assert home.is_absolute()
+    assert home.is_relative_to(tmp_path / "hub")
+    snapshot = home / "snapshots" / (home / "refs" / "main").read_text()
+    assert {path.name for path in snapshot.iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert [one["kind"] for one in replaced(tmp_path)] == ["config", "weights", "tokenizer"]
+    assert "134,515,008 parameters in bfloat16" in replaced(tmp_path)[1]["by"]
+    assert folder_of("HuggingFaceTB/SmolLM2-135M") == str(home)
+    assert folder_of("HuggingFaceTB/SmolLM2-135M", "dataset") == "datasets--HuggingFaceTB--SmolLM2-135M"
+
+
+def test_a_tuned_model_is_taken_for_its_base_and_said_so(empty, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    assert Path(folder_of("unsloth/SmolLM2-135M-Instruct")).is_absolute()
+    assert (
+        "HuggingFaceTB/SmolLM2-135M in vramprobe's catalog, taken for alike by its name" in replaced(tmp_path)[0]["by"]
+    )
+
+
+def test_no_two_models_of_the_catalog_are_alike_by_name(empty) -> None:
+    bare = [empty.hub._bare(entry.hf_id) for entry in list_models()]
+    assert len(set(bare)) == len(bare)
+
+
+def test_an_unknown_id_is_left_to_the_library_with_one_clear_line(empty, tmp_path: Path, capsys) -> None:
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    assert folder_of("meta-llama/Llama-3.1-9B") == "models--meta-llama--Llama-3.1-9B"
+    folder_of("meta-llama/Llama-3.1-9B")
+    (said,) = capsys.readouterr().err.splitlines()
+    for part in ("'meta-llama/Llama-3.1-9B'", "meta-llama/Llama-3.1-8B", "config.json", "vramprobe models"):
+        assert part in said
+    assert [one["kind"] for one in replaced(tmp_path)] == ["missing"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"auto_map": {"AutoModel": "modeling.My"}}, "trust_remote_code"),
+        ({"model_type": "nobody-knows"}, "not of this transformers"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised already (gptq)"),
+    ],
+)
+def test_what_has_no_weights_is_said(changes: dict[str, Any], said: str, empty, tmp_path: Path, capsys) -> None:
+    pytest.importorskip("transformers")
+    found, _ = repositories(empty, tmp_path / "run", tmp_path / "cache")
+    (tmp_path / "run").mkdir()
+    folder = config_in(tmp_path / "model", **changes)
+    assert found.folder_for(str(folder)) == str(folder)
+    assert said in capsys.readouterr().err
+
+
+def cached(cache: Path, name: str, *files: str, **changes: Any) -> Path:
+    """A repository in the hub's cache with a config.json and these empty files."""
+    home = cache / f"models--{name.replace('/', '--')}"
+    snapshot = config_in(home / "snapshots" / ("a" * 40), **changes)
+    for file in files:
+        (snapshot / file).write_text("{}")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("a" * 40)
+    return snapshot
+
+
+def test_a_config_in_the_hub_s_cache_is_enough_and_the_cache_stays_as_it_is(empty, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    snapshot = cached(tmp_path / "cache", "org/mine", "generation_config.json")
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    home = Path(folder_of("org/mine"))
+    made = home / "snapshots" / (home / "refs" / "main").read_text()
+    assert (made / "config.json").resolve() == (snapshot / "config.json").resolve()
+    assert (made / "model.safetensors").exists()
+    assert {path.name for path in snapshot.iterdir()} == {"config.json", "generation_config.json"}
+    assert [one["kind"] for one in replaced(tmp_path)] == ["weights", "tokenizer"]
+
+
+@pytest.mark.parametrize("files", [("model.safetensors", "tokenizer.json"), ("adapter_model.safetensors",)])
+def test_what_is_whole_or_no_model_stays_the_cache_s(files: tuple[str, ...], empty, tmp_path: Path) -> None:
+    snapshot = cached(tmp_path / "cache", "org/mine", *files)
+    if "adapter" in files[0]:
+        (snapshot / "config.json").unlink()
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    assert folder_of("org/mine") == "models--org--mine"
+    assert replaced(tmp_path) == []
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def run(tmp_path: Path, name: str, script: str, *words: str, seq_len: int = 64) -> Path:
+    """A script under ``--empty-weights``; -> the folder that has its run."""
+    folder = tmp_path / name
+    folder.mkdir()
+    profiled(folder, script, words=words, stand_ins=stand_ins.stand_ins(seq_len))
+    return folder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_empty_weights_give_the_bytes_of_a_real_checkpoint(tied: bool, tmp_path: Path) -> None:
+    import subprocess
+
+    from vramprobe.emulate.enter import entrance_for_command
+
+    python = require_emulation()
+    config = config_in(tmp_path / "config", tie_word_embeddings=tied)
+    way = entrance_for_command(python, "RTX-4090")
+    save = [way.python, "-c", SAVE, config / "config.json", tmp_path / "saved"]
+    subprocess.run(save, env=way.environment, check=True, capture_output=True)
+    there, missing = (
+        analyse(run(tmp_path, name, TRAIN, str(folder)) / "run")
+        for name, folder in (("there", tmp_path / "saved"), ("missing", config))
+    )
+    assert [one.kind for one in there.replaced] == ["tokenizer"]
+    assert [one.kind for one in missing.replaced] == ["weights", "tokenizer"]
+    assert there.outcome == missing.outcome
+    assert there.ranks[0].peak == missing.ranks[0].peak
+    assert there.ranks[0].phases == missing.ranks[0].phases
+    assert there.ranks[0].at_peak == missing.ranks[0].at_peak
+    assert sorted(path.name for path in config.iterdir()) == ["config.json"]
+
+
+def test_a_hub_id_runs_without_network_and_an_unknown_one_says_what_to_do(tmp_path: Path, capfd) -> None:
+    require_emulation()
+    record = analyse(run(tmp_path, "known", TRAIN, "HuggingFaceTB/SmolLM2-135M") / "run")
+    assert record.outcome.kind == "ok", record.outcome
+    assert record.ranks[0].num_steps == 3
+    assert [one.kind for one in record.replaced] == ["config", "weights", "tokenizer"]
+    folder = run(tmp_path, "unknown", TRAIN, "HuggingFaceTB/SmolLM2-136M")
+    record = analyse(folder / "run")
+    assert told(folder)["exit_status"] == 1
+    assert "HuggingFaceTB/SmolLM2-135M" in " ".join(record.warnings)
+    assert "knows no model 'HuggingFaceTB/SmolLM2-136M'" in capfd.readouterr().err
+
+
+def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(tmp_path: Path, monkeypatch) -> None:
+    require_emulation()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    script = tmp_path / "script.py"
+    script.write_text(TRAIN)
+    words = ["profile", "--emulate", "RTX-4090", "--", "python", str(script), "org/nothing"]
+    done = CliRunner().invoke(verbs.app, words)
+    assert done.exit_code == 1
+    assert "with --empty-weights an emulated card needs neither" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--empty-weights"], "add --emulate GPU"),
+        (["--emulate", "RTX-4090", "--seq-len", "64"], "--seq-len 64"),
+        (["--seq-len", "64"], "--seq-len 64"),
+    ],
+)
+def test_combinations_that_cannot_be_are_refused(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(verbs.app, ["profile", *words, "--", "python", "x.py"])
+    assert isinstance(done.exception, SpecError)
+    assert said in str(done.exception)

@@ -204,7 +204,7 @@ def test_a_known_id_is_made_and_what_stands_in_is_named(empty, tmp_path: Path) -
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert [one["kind"] for one in replaced(tmp_path)] == ["config", "weights", "tokenizer"]
-    assert "134,515,008 parameters in bfloat16" in replaced(tmp_path)[1]["by"]
+    assert "LlamaForCausalLM, 0.13 billion parameters in bfloat16, assumed" in replaced(tmp_path)[1]["by"]
     assert folder_of("HuggingFaceTB/SmolLM2-135M") == str(home)
     assert folder_of("HuggingFaceTB/SmolLM2-135M", "dataset") == "datasets--HuggingFaceTB--SmolLM2-135M"
 
@@ -214,7 +214,7 @@ def test_a_tuned_model_is_taken_for_its_base_and_said_so(empty, tmp_path: Path) 
     _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
     assert Path(folder_of("unsloth/SmolLM2-135M-Instruct")).is_absolute()
     assert (
-        "HuggingFaceTB/SmolLM2-135M in vramprobe's catalog, taken for alike by its name" in replaced(tmp_path)[0]["by"]
+        "that of HuggingFaceTB/SmolLM2-135M in vramprobe's catalog, taken for alike by its name" in replaced(tmp_path)[0]["by"]
     )
 
 

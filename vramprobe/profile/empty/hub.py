@@ -98,11 +98,11 @@ class Repositories:
         if cached:
             with open(os.path.join(cached, "config.json"), encoding="utf-8") as file:
                 return json.load(file), None
-        entry, alike = self._known.get(repo_id.lower()), ""
+        entry, by = self._known.get(repo_id.lower()), "that of vramprobe's catalog"
         if entry is None:
             bare = _bare(repo_id)
             entry = next((one for one in self._known.values() if bare == _bare(one["hf_id"])), None)
-            alike = ", taken for alike by its name"
+            by = f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name" if entry else ""
         if entry is None:
             near = difflib.get_close_matches(_bare(repo_id), [_bare(name) for name in self._known], n=4, cutoff=0.5)
             names = dict.fromkeys(one["hf_id"] for name in near for one in self._known.values()
@@ -113,7 +113,7 @@ class Repositories:
                 f"alone once: hf download {repo_id} config.json"
             )
         with open(entry["config"], encoding="utf-8") as file:
-            return json.load(file), f"the config of {entry['hf_id']} in vramprobe's catalog{alike}"
+            return json.load(file), by
 
     def _make(self, folder, name, config, source, origin):
         """Once for all processes: links to what is in ``source``, and what it lacks."""
@@ -136,7 +136,6 @@ class Repositories:
         """Weights and a tokenizer where there are none; -> kind → what it is."""
         made = {}
         if not source:
-            config = {"torch_dtype": _ASSUMED_DTYPE, **config}
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
                 json.dump(config, out)
         read = None
@@ -151,7 +150,7 @@ class Repositories:
             ids = {role: getattr(text, f"{role}_token_id", None) for role in ("bos", "eos", "pad")}
             ids = {role: one[0] if isinstance(one, list) and one else one for role, one in ids.items()}
             tokenizer.write(folder, text.vocab_size, ids, getattr(text, "max_position_embeddings", None))
-            made["tokenizer"] = f"one of bytes and short words, {text.vocab_size:,} tokens long, with a chat template"
+            made["tokenizer"] = f"one of bytes and short words, {text.vocab_size:,} tokens, with a chat template"
         return made
 
 
@@ -179,10 +178,11 @@ def _read(folder, config):
 
 
 def _write_weights(folder, config, read):
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    model = checkpoint.model_of(read)
-    count = checkpoint.write(model, folder, dtype or _ASSUMED_DTYPE)
-    return f"empty checkpoint files of {type(model).__name__}, {count:,} parameters in {dtype or _ASSUMED_DTYPE}"
+    said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    model, dtype = checkpoint.model_of(read), said or _ASSUMED_DTYPE
+    count = checkpoint.write(model, folder, dtype)
+    assumed = "" if said else ", assumed"
+    return f"empty files of {type(model).__name__}, {count / 1e9:.2f} billion parameters in {dtype}{assumed}"
 
 
 def _snapshot(home):

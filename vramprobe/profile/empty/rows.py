@@ -6,11 +6,12 @@ tokenizer. What is there, or fails for another reason, is the library's own affa
 """
 
 import functools
+import inspect
 import os
 import re
 import sys
 
-NUM_ROWS, NUM_OTHER_ROWS = 1024, 128
+NUM_ROWS, NUM_OTHER_ROWS = 512, 64
 SPLITS = ("train", "test", "validation")
 _ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _NOT_THERE = {"DatasetNotFoundError", "ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError",
@@ -26,7 +27,8 @@ def serve(module, asked, told):
         try:
             return plain(path, *words, **options)
         except Exception as error:
-            if not _is_missing(path, words, options, error):
+            options = inspect.signature(plain).bind(path, *words, **options).arguments
+            if not _is_missing(path, options, error):
                 raise
             made, said = _made(path, options, asked)
         told.replaced("dataset", path, said)
@@ -35,7 +37,7 @@ def serve(module, asked, told):
     module.load_dataset = load_dataset
 
 
-def _is_missing(path, words, options, error):
+def _is_missing(path, options, error):
     """A name of the hub's that it, or its cache, does not give."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
@@ -53,7 +55,7 @@ def _made(path, options, asked):
     known = asked["datasets"].get(path.lower())
     form, why = (known["format"], "the columns that it is known for") if known else (guessed(path), "guessed columns")
     row, length = row_of(form, asked["seq_len"]), asked["seq_len"]
-    said = f"rows of {length:,} tokens, {why}: {', '.join(row)}"
+    said = f"{NUM_ROWS} rows of {length:,} tokens, {why}: {', '.join(row)}"
 
     def split(name):
         count = NUM_ROWS if name.startswith("train") else NUM_OTHER_ROWS

@@ -54,7 +54,9 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
         package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
         monkeypatch.setitem(sys.modules, name, package)
     names = ("checkpoint", "folders", "hub", "rows", "tokenizer", "told")
-    yield types.SimpleNamespace(**{name: importlib.import_module(f"vramprobe_empty.{name}") for name in names})
+    yield types.SimpleNamespace(
+        monkeypatch=monkeypatch, **{name: importlib.import_module(f"vramprobe_empty.{name}") for name in names}
+    )
     for name in [name for name in sys.modules if name.startswith(("vramprobe_empty", "vramprobe_values"))]:
         sys.modules.pop(name, None)
 
@@ -62,9 +64,11 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
 def repositories(empty: types.SimpleNamespace, home: Path, cache: Path) -> Any:
     """Those of a run in ``home``, and huggingface_hub's own names over them, with ``cache`` for the hub's."""
     found = empty.hub.Repositories(str(home), stand_ins.stand_ins()["models"], empty.told.Told(str(home)))
+    from huggingface_hub import constants
+
+    empty.monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     module = types.SimpleNamespace(
-        constants=types.SimpleNamespace(HF_HUB_CACHE=str(cache)),
-        repo_folder_name=lambda *, repo_id, repo_type: "--".join([f"{repo_type}s", *repo_id.split("/")]),
+        repo_folder_name=lambda *, repo_id, repo_type: "--".join([f"{repo_type}s", *repo_id.split("/")])
     )
     found.serve(module)
     return found, lambda name, repo_type="model": module.repo_folder_name(repo_id=name, repo_type=repo_type)
@@ -214,7 +218,8 @@ def test_a_tuned_model_is_taken_for_its_base_and_said_so(empty, tmp_path: Path) 
     _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
     assert Path(folder_of("unsloth/SmolLM2-135M-Instruct")).is_absolute()
     assert (
-        "that of HuggingFaceTB/SmolLM2-135M in vramprobe's catalog, taken for alike by its name" in replaced(tmp_path)[0]["by"]
+        "that of HuggingFaceTB/SmolLM2-135M in vramprobe's catalog, taken for alike by its name"
+        in replaced(tmp_path)[0]["by"]
     )
 
 

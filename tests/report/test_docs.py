@@ -209,6 +209,7 @@ def test_every_verb_and_option_named_is_there(text: str) -> None:
     verb = VERBS[first]
     while words and words[0] in getattr(verb, "commands", {}):
         verb = verb.commands[words.pop(0)]
+    words = words[: words.index("--")] if "--" in words else words  # the rest is another program's
     known = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert [word for word in words if word.startswith("-") and word not in known | {"--help", "--"}] == []
 

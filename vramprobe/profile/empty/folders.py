@@ -8,22 +8,9 @@ import functools
 import os
 
 
-def serve_models(module, repositories):
-    """transformers.modeling_utils."""
-    _lead(module.PreTrainedModel, repositories)
-
-
-def serve_tokenizers(module, repositories):
-    """transformers.tokenization_utils_base."""
-    _lead(module.PreTrainedTokenizerBase, repositories)
-
-
-def serve_auto(module, repositories):
-    """transformers.models.auto.tokenization_auto."""
-    _lead(module.AutoTokenizer, repositories)
-
-
-def _lead(kind, repositories):
+def serve(module, *, kind, repositories):
+    """``kind``: the name of a class in ``module`` that has a ``from_pretrained``."""
+    kind = getattr(module, kind)
     plain = kind.from_pretrained.__func__
 
     @functools.wraps(plain)

@@ -28,14 +28,14 @@ class Repositories:
 
     def __init__(self, folder, known, told):
         self._home, self._known, self._told = os.path.join(folder, "hub"), known, told
-        self._made, self._constants = {}, None
+        self._made = {}
 
     def serve(self, module):
         """huggingface_hub.file_download: its one function for the folder of a repository in any cache.
 
         What it returns is joined to a cache's path, and an absolute path stays what it is.
         """
-        self._constants, plain = module.constants, module.repo_folder_name
+        plain = module.repo_folder_name
 
         @functools.wraps(plain)
         def repo_folder_name(*, repo_id, repo_type):
@@ -71,7 +71,9 @@ class Repositories:
 
     def _repository(self, repo_id, usual):
         """The folder of a repository in the run's own cache; None where the hub's cache will do."""
-        cached = _snapshot(os.path.join(self._constants.HF_HUB_CACHE, usual))
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        cached = _snapshot(os.path.join(HF_HUB_CACHE, usual))
         there = os.listdir(cached) if cached else []
         if there and ("config.json" not in there or _is_whole(cached)):
             return None  # whole, or no model of transformers': an adapter, a kernel

@@ -4,6 +4,7 @@ In: :func:`install`, called as the hook's is. Out: huggingface_hub finds reposit
 reads local folders without weights, datasets returns rows; the hub is offline for this process and those it starts.
 """
 
+import functools
 import json
 import os
 
@@ -12,6 +13,12 @@ from vramprobe_values.imports import when_imported
 from .told import Told, complain
 
 FOLDER_VARIABLE = "VRAMPROBE_PROFILE"
+#: transformers' modules, and the class in each that reads a folder.
+_KINDS = (
+    ("transformers.modeling_utils", "PreTrainedModel"),
+    ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
+    ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
+)
 _is_installed = False
 
 
@@ -35,8 +42,17 @@ def install():
     os.environ["HF_HUB_OFFLINE"] = "1"
     told = Told(folder)
     repositories = hub.Repositories(folder, asked["models"], told)
-    when_imported("huggingface_hub.file_download", repositories.serve)
-    when_imported("transformers.modeling_utils", lambda module: folders.serve_models(module, repositories))
-    when_imported("transformers.tokenization_utils_base", lambda module: folders.serve_tokenizers(module, repositories))
-    when_imported("transformers.models.auto.tokenization_auto", lambda module: folders.serve_auto(module, repositories))
-    when_imported("datasets.load", lambda module: rows.serve(module, asked, told))
+    serve = {
+        "huggingface_hub.file_download": repositories.serve,
+        "datasets.load": lambda module: rows.serve(module, asked, told),
+        **{name: functools.partial(folders.serve, kind=kind, repositories=repositories) for name, kind in _KINDS},
+    }
+    for name, act in serve.items():
+        when_imported(name, functools.partial(_guarded, act))
+
+
+def _guarded(serve, module):
+    try:
+        serve(module)
+    except Exception as error:  # of a release that is made otherwise; the command goes on without
+        complain(error)

@@ -147,6 +147,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
             "vramprobe.cli.profile",
             "vramprobe.emulate.values.hook",
             "vramprobe.profile.hook.journal",
+            "vramprobe.profile.empty.told",
         ):  # the hook speaks in the processes of others
             assert "print" not in calls, name
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 
 from vramprobe.catalog.models import list_models
 from vramprobe.cli import verbs
+from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.errors import SpecError
 from vramprobe.profile import stand_ins
 from vramprobe.profile.analyse import analyse
@@ -36,6 +39,21 @@ for step in range(3):
     optimizer.step()
     optimizer.zero_grad()
 print(model.config.name_or_path)
+"""
+ROWS = """
+import json, sys
+from datasets import load_dataset
+chat = load_dataset("trl-lib/Capybara")
+try:
+    load_dataset("json", data_files="nowhere.jsonl")
+except Exception as error:
+    refused = type(error).__name__
+print(json.dumps({
+    "splits": sorted(chat), "columns": chat["train"].column_names, "num_rows": len(chat["train"]),
+    "one_split": load_dataset("org/alpaca-de", split="train[:10%]").column_names[:2],
+    "streamed": next(iter(load_dataset("org/data", split="train", streaming=True)))["text"],
+    "mine": list(load_dataset("json", data_files=sys.argv[1], split="train")["text"]), "refused": refused,
+}))
 """
 SAVE = """
 import json, sys
@@ -88,11 +106,12 @@ def config_in(folder: Path, **changes: Any) -> Path:
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_checkpoint_has_the_names_shapes_and_dtypes_of_a_saved_one(empty, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_empty_checkpoint_has_the_names_shapes_and_dtypes_of_a_saved_one(tied: bool, empty, tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from safetensors import safe_open
 
-    config = transformers.AutoConfig.for_model(**LLAMA)
+    config = transformers.AutoConfig.for_model(**LLAMA | {"tie_word_embeddings": tied})
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "saved")
     count = empty.checkpoint.write(empty.checkpoint.model_of(config), str(tmp_path / "empty"))
 
@@ -102,8 +121,8 @@ def test_an_empty_checkpoint_has_the_names_shapes_and_dtypes_of_a_saved_one(empt
             return {name: (one.get_shape(), one.get_dtype()) for name, one in slices.items()}
 
     assert seen("empty") == seen("saved")
-    assert "lm_head.weight" not in seen("empty")  # tied
-    assert count == 512 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 64
+    assert ("lm_head.weight" in seen("empty")) != tied
+    assert count == (1 if tied else 2) * 512 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 64
     file = tmp_path / "empty" / "model.safetensors"
     assert file.stat().st_size > 2 * count
     assert file.stat().st_blocks * 512 < 2 * count  # holes
@@ -299,17 +318,13 @@ def run(tmp_path: Path, name: str, script: str, *words: str, seq_len: int = 64) 
     return folder
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_empty_weights_give_the_bytes_of_a_real_checkpoint(tied: bool, tmp_path: Path) -> None:
-    import subprocess
-
-    from vramprobe.emulate.enter import entrance_for_command
-
+def test_empty_weights_give_the_bytes_of_a_real_checkpoint(tmp_path: Path) -> None:
     python = require_emulation()
-    config = config_in(tmp_path / "config", tie_word_embeddings=tied)
+    config = config_in(tmp_path / "config")
     way = entrance_for_command(python, "RTX-4090")
     save = [way.python, "-c", SAVE, config / "config.json", tmp_path / "saved"]
     subprocess.run(save, env=way.environment, check=True, capture_output=True)
+    shutil.rmtree(way.machine)
     there, missing = (
         analyse(run(tmp_path, name, TRAIN, str(folder)) / "run")
         for name, folder in (("there", tmp_path / "saved"), ("missing", config))
@@ -334,6 +349,22 @@ def test_a_hub_id_runs_without_network_and_an_unknown_one_says_what_to_do(tmp_pa
     assert told(folder)["exit_status"] == 1
     assert "HuggingFaceTB/SmolLM2-135M" in " ".join(record.warnings)
     assert "knows no model 'HuggingFaceTB/SmolLM2-136M'" in capfd.readouterr().err
+
+
+def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Path, capfd) -> None:
+    python = require_emulation()
+    if not list(python.parents[1].glob("lib/python3*/site-packages/datasets")):
+        pytest.skip("the emulated environment has no datasets: vramprobe emulate setup")
+    (tmp_path / "mine.jsonl").write_text('{"text": "mine"}\n')
+    folder = run(tmp_path, "data", ROWS, str(tmp_path / "mine.jsonl"), seq_len=8)
+    assert json.loads(capfd.readouterr().out) == {
+        "splits": ["test", "train"], "columns": ["messages"], "num_rows": 512, "one_split": ["instruction", "input"],
+        "streamed": "a a a a a a a a", "mine": ["mine"], "refused": "FileNotFoundError",
+    }  # fmt: skip
+    said = {one["what"]: one["by"] for one in replaced(folder / "run")}
+    assert set(said) == {"trl-lib/Capybara", "org/alpaca-de", "org/data"}
+    assert "known for: messages" in said["trl-lib/Capybara"]
+    assert "512 rows of 8 tokens, guessed columns: text" in said["org/data"]
 
 
 def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(tmp_path: Path, monkeypatch) -> None:

@@ -147,6 +147,16 @@ def test_rank_0_the_highest_and_the_spread_are_shown(tmp_path: Path, capsys: pyt
     assert "peak of rank 2 18.15 MiB" in text
 
 
+def test_what_was_replaced_is_shown_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by = "empty files of LlamaForCausalLM, 8.03 billion parameters in bfloat16, assumed"
+    replaced = {"kind": "weights", "what": "meta-llama/Llama-3.1-8B", "by": by}
+    (tmp_path / "replaced").write_text(json.dumps(replaced) + "\n")
+    said = shown(record_of(tmp_path, training()), capsys)
+    at = said.index("replaced, as --empty-weights asks:")
+    assert " ".join(line.strip() for line in said[at + 1 : at + 3]) == f"weights of meta-llama/Llama-3.1-8B: {by}"
+    assert max(map(len, said)) <= 80
+
+
 def test_nothing_seen_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_launcher(tmp_path)
     assert any("no process used a GPU" in line for line in shown(analyse(tmp_path), capsys))

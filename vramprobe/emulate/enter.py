@@ -75,7 +75,8 @@ def entrance_for_command(
 
     Each of its processes that imports torch leaves ``values-<pid>.json`` in the machine's folder (values/hook.py). What
     the command imports from is left as it is, but for one folder before all else, with the hooks ``also`` in it
-    (values/hook.py, site_folder). ``collectives``: alone where one process stands for a whole world. Raises NotEmulatable for ``python``.
+    (values/hook.py, site_folder). ``collectives``: alone where one process stands for a whole world. Raises
+    NotEmulatable for ``python``.
     """
     from vramprobe.emulate.values import hook
 

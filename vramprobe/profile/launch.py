@@ -120,8 +120,12 @@ def _environment(
     python, path = _with_a_cuda_build(command, say)
     alone = options.one_rank
     way = entrance_for_command(
-        python, emulate, policy=policy, say=say, also=[HOOK, stand_ins.HOOK],
-        collectives="alone" if alone else "processes"
+        python,
+        emulate,
+        policy=policy,
+        say=say,
+        also=[HOOK, stand_ins.HOOK],
+        collectives="alone" if alone else "processes",
     )
     try:
         num_cards, machine = read_machine(way.machine)

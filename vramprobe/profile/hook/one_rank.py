@@ -92,8 +92,8 @@ def _store_class(base):
             if _UNIQUE_ID.search(key):
                 return bytes(_UNIQUE_ID_BYTES)
             raise RuntimeError(
-                f"vramprobe: rank {self._rank} asks for {key!r} in the store, which another rank would have written, and "
-                "no other runs under --only-rank: run all, or a rank that needs none of it (often --only-rank 0)"
+                f"vramprobe: rank {self._rank} asks for {key!r} in the store, which another rank would have written, "
+                "and no other runs under --only-rank: run all, or a rank that needs none of it (often --only-rank 0)"
             )
 
         def add(self, key, amount):

@@ -134,9 +134,9 @@ def _keep_peaks():
         return
 
     def keeping(device):
-        seen, kept = torch.cuda.memory_stats(device), _before_resets.setdefault(device, {})
+        seen, kept = torch._C._cuda_memoryStats(device), _before_resets.setdefault(device, {})
         for tier in ("allocated", "reserved"):
-            kept[tier] = max(kept.get(tier, 0), seen.get(f"{tier}_bytes.all.peak", 0))
+            kept[tier] = max(kept.get(tier, 0), seen[f"{tier}_bytes"]["all"]["peak"])
         reset(device)
 
     torch._C._cuda_resetPeakMemoryStats = keeping

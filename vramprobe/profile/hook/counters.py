@@ -20,7 +20,11 @@ class Counters:
 
     def cards(self):
         """The indices of the cards on which this process has memory."""
-        return [index for index in range(torch.cuda.device_count()) if self._has_memory(index)]
+        has_context = torch._C._cuda_hasPrimaryContext  # the others are not asked for their counters at every mark
+        return [
+            index for index in range(torch.cuda.device_count())
+            if index in self._kept or (has_context(index) and self._stats(index)["reserved_bytes"]["all"]["peak"] > 0)
+        ]  # fmt: skip
 
     def take(self, device):
         """Ends and peaks in bytes since the last take, and the counts of retries and OOMs; the peaks begin anew."""
@@ -33,9 +37,6 @@ class Counters:
         _keep_highest(stats, self._kept.setdefault(device, {}))
         self._reset(device)
         return found
-
-    def _has_memory(self, device):
-        return self._stats(device)["reserved_bytes"]["all"]["peak"] > 0 or bool(self._kept.get(device))
 
     def _seen_by_others(self, device):
         stats, kept = self._stats(device), self._kept.get(device, {})

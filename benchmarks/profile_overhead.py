@@ -1,17 +1,17 @@
 """What the hook of `vramprobe profile` costs a training step: ``python benchmarks/profile_overhead.py [--write]``.
 
-Pairs of steps of the same training, in processes that take turns on one emulated card: without the hook, and with it
-under each ``--trace``. The host's work is real there, torch's and the hook's, and no kernel computes: the difference in
-CPU seconds is the hook's own, measured; its share of a step on a GPU is predicted, from what others published of such
-steps (``STEPS`` names each). What ``mem_get_info`` costs on a real driver is not in it. ``--write``: the .md beside it.
+The same training under each ``--trace`` and without the hook, in processes that take turns on one emulated card, where
+the host does what it does on a GPU and no kernel computes. Measured: the CPU time of the hook's own functions in a step
+(the least of many), and of the whole step with the hook and without; their difference has torch's recording of
+allocations in it, and whatever else disturbs the machine. Predicted: the share of a step on a GPU, from what others
+published of such steps (``STEPS`` names each). What ``mem_get_info`` costs on a real driver is not in it. ``--write``:
+the .md beside it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from vramprobe.emulate import MACHINE_VARIABLE
 from vramprobe.emulate.enter import entrance_for_command, installation_to_use
+from vramprobe.emulate.values.hook import site_folder
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.launch import HOOK, Options, write_told
-from vramprobe.emulate.values.hook import site_folder
 
 TRACES = ("none", "step", "all")
-ROUNDS, STEPS_A_ROUND, FIRST_STEPS = 12, 2, 5
+ROUNDS, FIRST_STEPS = 16, 5
 PAGE = Path(__file__).with_suffix(".md")
 
 
@@ -48,8 +48,6 @@ STEPS = (
          "SantaCoder 1.1B full, 4 × 2048, A100, 17,188 tokens/s (fms-acceleration)"),
     Step("mistral-7b-v0.3", "lora", 8, 4096, 8 * 4096 / 4267.73,
          "Mistral-7B QLoRA, 8 × 4096, A100, 4,268 tokens/s (fms-acceleration)"),
-    Step("llama-2-70b", "lora", 4, 4096, 4 * 4096 / 443.255,
-         "Llama-2-70B QLoRA, 4 × 4096, A100, 443 tokens/s (fms-acceleration)"),
 )  # fmt: skip
 
 _WORKER = """
@@ -59,6 +57,23 @@ os.environ.pop(told["machine_variable"])  # who watches values belongs to the em
 if told["site"]:
     exec(open(told["site"] + "/vramprobe_watch.py").read())
 import torch
+own = depth = 0
+def clocked(kind, name):
+    function = getattr(kind, name)
+    def wrapped(*words, **more):
+        global own, depth
+        begun, depth = time.thread_time(), depth + 1
+        try:
+            return function(*words, **more)
+        finally:
+            depth -= 1
+            own += 0 if depth else time.thread_time() - begun
+    setattr(kind, name, wrapped)
+if told["site"]:
+    from vramprobe_profile import phases, watch
+    clocked(phases.Phases, "mark")
+    for name in ("_forward", "_backward_ended", "_optimizer_stepped"):
+        clocked(watch.Watch, name)
 from transformers import AutoConfig, AutoModelForCausalLM
 config = AutoConfig.from_pretrained(told["config"])
 torch.set_default_dtype(torch.bfloat16)
@@ -75,12 +90,12 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 print(json.dumps(None), file=answers, flush=True)
 for line in sys.stdin:
-    cpu, wall = time.process_time(), time.perf_counter()
+    begun, own = time.process_time(), 0
     for _ in range(int(line)):
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]), file=answers, flush=True)
+    print(json.dumps([time.process_time() - begun, own]), file=answers, flush=True)
 """
 
 
@@ -110,12 +125,11 @@ class Worker:
         )  # fmt: skip
         self._answer()
 
-    def steps(self, count: int) -> tuple[float, float]:
-        """-> (CPU seconds, wall seconds) of each step."""
+    def steps(self, count: int) -> list[float]:
+        """-> CPU seconds of all together; those in the hook's functions."""
         assert self._process.stdin is not None
         print(count, file=self._process.stdin, flush=True)
-        cpu, wall = self._answer()
-        return cpu / count, wall / count
+        return self._answer()
 
     def close(self) -> None:
         self._process.communicate()
@@ -127,43 +141,40 @@ class Worker:
 
 
 class Cost(NamedTuple):
-    """Of one step under one trace, milliseconds; ``once``: more in the first five steps together."""
+    """Of one step under one trace, CPU milliseconds; ``first``: of the hook in the first five steps together."""
 
-    plain_cpu: float
-    more_cpu: float
-    more_wall: float
-    once_cpu: float
+    own: float
+    more: float  # the fastest step with the hook less the fastest without
+    first: float
 
 
-def measured(step: Step) -> dict[str, Cost]:
-    """The hook's cost by trace: medians over pairs of rounds."""
+def measured(step: Step) -> tuple[float, dict[str, Cost]]:
+    """-> (the host's step without the hook, ms; the hook's cost by trace)."""
     with tempfile.TemporaryDirectory() as home:
         workers = {trace: Worker(step, trace, Path(home)) for trace in (None, *TRACES)}
-        first = {trace: worker.steps(FIRST_STEPS)[0] * FIRST_STEPS for trace, worker in workers.items()}
-        rounds = [{trace: worker.steps(STEPS_A_ROUND) for trace, worker in workers.items()} for _ in range(ROUNDS)]
+        first = {trace: worker.steps(FIRST_STEPS) for trace, worker in workers.items()}
+        rounds = [{trace: worker.steps(1) for trace, worker in workers.items()} for _ in range(ROUNDS)]
         for worker in workers.values():
             worker.close()
-    plain = statistics.median(one[None][0] for one in rounds)
-    found = {}
-    for trace in TRACES:
-        more_cpu, more_wall = (statistics.median(one[trace][k] - one[None][k] for one in rounds) for k in (0, 1))
-        once = first[trace] - first[None] - FIRST_STEPS * more_cpu
-        found[trace] = Cost(*(1e3 * seconds for seconds in (plain, more_cpu, more_wall, once)))
-    return found
+    least = {trace: [1e3 * min(one[trace][k] for one in rounds) for k in (0, 1)] for trace in workers}
+    plain = least[None][0]
+    return plain, {trace: Cost(least[trace][1], least[trace][0] - plain, 1e3 * first[trace][1]) for trace in TRACES}
 
 
 def main() -> None:
     lines = [
-        "| training | `--trace` | the host's step without | the hook, a step | wall | the first five, more | share of a step |",
-        "|---|---|---|---|---|---|---|",
+        "| training | `--trace` | the host's step | the hook in a step | in the first 5 | whole step, more | share |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     print("\n".join(lines), flush=True)
     for step in STEPS:
-        for trace, cost in measured(step).items():
-            share = cost.more_cpu / 1e3 / step.published_seconds
+        plain, costs = measured(step)
+        for trace, cost in costs.items():
+            name = f"{step.model} {step.method}, {step.batch_size} × {step.seq_len}"
+            share = max(cost.own, cost.more if trace == "all" else 0) / 1e3 / step.published_seconds
             lines.append(
-                f"| {step.model} {step.method}, {step.batch_size} × {step.seq_len} | {trace} | {cost.plain_cpu:.0f} ms | "
-                f"{cost.more_cpu:.1f} ms | {cost.more_wall:.1f} ms | {cost.once_cpu:.0f} ms | {100 * share:.2f} % |"
+                f"| {name} | {trace} | {plain:.0f} ms | {cost.own:.1f} ms | {cost.first:.0f} ms | {cost.more:.0f} ms "
+                f"| {100 * share:.2f} % |"
             )
             print(lines[-1], flush=True)
     said = [f"- {step.model}: {step.published_seconds:.2f} s; {step.published_as}." for step in STEPS]
@@ -172,11 +183,10 @@ def main() -> None:
 
 
 _HEAD = (
-    "`python benchmarks/profile_overhead.py --write`. The hook's CPU time is measured, on two cores of this machine and "
-    "an emulated card,",
-    "where the host does all it does on a GPU and no kernel computes; the last column is predicted: that time against a "
-    "published step.",
-    "A host that runs ahead of its GPU hides what the hook takes; one that does not waits for it.",
+    *(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(),
+    "",
+    "``share``: the hook's own functions, under ``all`` the whole difference, of the published step. Under ``step`` it",
+    "is that of the steps after the traced one; ``in the first 5`` has that one.",
     "",
 )
 _FOOT = ("Published steps that the share is of:", "")

@@ -83,6 +83,8 @@ torch.set_default_dtype(torch.float32)
 if told["method"] == "lora":
     from peft import LoraConfig, get_peft_model
     model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable()
 model.train()
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], fused=True)
 tokens = torch.zeros(told["batch_size"], told["seq_len"], dtype=torch.long, device="cuda")
@@ -173,7 +175,7 @@ def main() -> None:
             name = f"{step.model} {step.method}, {step.batch_size} × {step.seq_len}"
             share = max(cost.own, cost.more if trace == "all" else 0) / 1e3 / step.published_seconds
             lines.append(
-                f"| {name} | {trace} | {plain:.0f} ms | {cost.own:.1f} ms | {cost.first:.0f} ms | {cost.more:.0f} ms "
+                f"| {name} | {trace} | {plain:.0f} ms | {cost.own:.1f} ms | {cost.first:.0f} ms | {round(cost.more)} ms "
                 f"| {100 * share:.2f} % |"
             )
             print(lines[-1], flush=True)

@@ -175,8 +175,8 @@ def main() -> None:
             name = f"{step.model} {step.method}, {step.batch_size} × {step.seq_len}"
             share = max(cost.own, cost.more if trace == "all" else 0) / 1e3 / step.published_seconds
             lines.append(
-                f"| {name} | {trace} | {plain:.0f} ms | {cost.own:.1f} ms | {cost.first:.0f} ms | {round(cost.more)} ms "
-                f"| {100 * share:.2f} % |"
+                f"| {name} | {trace} | {plain:.0f} ms | {cost.own:.1f} ms | {cost.first:.0f} ms "
+                f"| {round(cost.more)} ms | {100 * share:.2f} % |"
             )
             print(lines[-1], flush=True)
     said = [f"- {step.model}: {step.published_seconds:.2f} s; {step.published_as}." for step in STEPS]

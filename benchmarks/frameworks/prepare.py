@@ -1,6 +1,6 @@
 """What the runs read: an empty checkpoint with a tokenizer of bytes, and rows of text that are all alike.
 
-    prepare.py CONFIG.json FOLDER [one-file]     a checkpoint (published_emulated/sparse_checkpoint.py), in one file
+    prepare.py CONFIG.json FOLDER [one-file]     a checkpoint (sparse_checkpoint.py), in one file
     prepare.py data FOLDER                       rows for fine-tuning, for preferences and for prompts
 
 Every row is as long as every other, so that a step is like the one before it. Each framework's own tokenizer and loader
@@ -22,7 +22,6 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 
 def write_model(config_path, folder, in_one_file):
     """An empty checkpoint of this config, with the tokenizer."""
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "published_emulated"))
     import sparse_checkpoint
     from transformers import AutoConfig
 

@@ -129,17 +129,17 @@ def read(path: Path) -> list[Row]:
 def page(found: list[Row]) -> str:
     """The table as a page: how far off, every row that was run, and how many were not and why."""
     done = [row for row in found if row["emulated_bytes"]]
-    lines = [*_HEAD.splitlines(), "", *_summary(done), ""]
-    lines += [
+    reasons = Counter(row["not_run"] for row in found if row["not_run"])
+    lines = [
+        *_HEAD.splitlines(), "", "## How far off", "", *_summary(done), "", "## Every run", "",
         "| line | run | stack | GPUs | measured, bytes | emulated less measured, bytes | % | after training, bytes "
         "| nvidia-smi less emulated reserved, MiB | `simulate`, % | `predict`, % | cause |",
         "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
-        *(_line(row) for row in done), "", "| not run because | rows |", "| --- | ---: |",
+        *(_line(row) for row in done), "", "## Not run", "", "| because | rows |", "| --- | ---: |",
+        *(f"| {reason} | {number} |" for reason, number in reasons.most_common()),
+        f"| **run** | {len(done)} |", f"| **all of published.csv** | {len(found)} |", "", "## Stacks", "",
+        *(_stack(name) for name in dict.fromkeys(row["stack"] for row in done)),
     ]  # fmt: skip
-    reasons = Counter(row["not_run"] for row in found if row["not_run"])
-    lines += [f"| {reason} | {number} |" for reason, number in reasons.most_common()]
-    lines += [f"| **run** | {len(done)} |", f"| **all of published.csv** | {len(found)} |", "", "The stacks:", ""]
-    lines += [_stack(name) for name in dict.fromkeys(row["stack"] for row in done)]
     return "\n".join(lines) + "\n"
 
 
@@ -206,8 +206,8 @@ a row, and neither figure is a prediction. `python benchmarks/reproduce.py` runs
 What the sources leave open, and what stands for it:
 
 - Models: configurations are the catalog's. PowerLM-3b's is from memory; that its layers have biases was inferred from
-  the published bytes after training (without them 2,396,160 less, the biases of 40 layers). gpt_bigcode-santacoder's has
-  49,157 words and 2,048 positions, to which fms-hf-tuning cuts the 4,096 tokens that are asked for.
+  the published bytes after training (without them 2,396,160 less, the biases of 40 layers). gpt_bigcode-santacoder's
+  has 49,157 words and 2,048 positions, to which fms-hf-tuning cuts the 4,096 tokens that are asked for.
 - Checkpoints are cut as the published ones are (Mistral and Llama 2 at 10 GB, others at 5 GB): which weights are loaded
   together leaves blocks of other sizes in the allocator's cache, here 512 KiB.
 - Plugins: commits ran; here their releases of the days after. foak of 2024-12 is the first with Liger's loss.

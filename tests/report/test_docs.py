@@ -94,7 +94,17 @@ HOW = {
     "python benchmarks/planned.py --check": Way(elsewhere="tests/report/test_published.py"),
     "python benchmarks/sharding.py": Way(elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"),
     "python benchmarks/published.py": Way(elsewhere="tests/literature/test_published_figures.py", why="it needs peers"),
-    "python benchmarks/published_emulated.py": Way(more="--check", why="its environments take minutes, its rows more"),
+    "python benchmarks/reproduce.py": Way(more="--check", why="its environments take minutes, its rows more"),
+    "python benchmarks/reproduce.py --line 22": Way(
+        elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute"
+    ),
+    "python benchmarks/reproduce.py --profile --line 22 --line 10": Way(
+        elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute, the runs three"
+    ),
+    "python benchmarks/stacks.py": AS_IT_IS,
+    "python benchmarks/stacks.py fms-2025-02": Way(
+        elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"
+    ),
     "python benchmarks/frameworks.py": Way(more="--check", why="its environments take minutes, its runs more"),
     "python benchmarks/published_ranks.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/allocator_speed.py": Way(more="2000", why="a million events take longer"),

@@ -63,8 +63,8 @@ def graph() -> dict[str, set[str]]:
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
     "errors", "units", "choices", "architecture", "catalog", "spec", "terms", "records", "workload", "emulate",
-    "measure", "simulate", "model", "predict", "check", "sweep", "literature", "report", "profile",
-    "api", "cli", "__main__",
+    "measure", "simulate", "model", "predict", "speed", "check", "sweep", "literature", "report",
+    "profile", "api", "cli", "__main__",
 )  # fmt: skip
 
 

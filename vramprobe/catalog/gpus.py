@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from vramprobe.catalog.shipped import csv_rows, number, split
 from vramprobe.errors import UnknownName
@@ -31,8 +32,22 @@ class Gpu:
     memory_type: str
     bandwidth_gb_s: float
     bf16_dense_tflops: float | None  # null: no bf16 tensor cores
-    nvlink_gb_s: float | None
+    fp16_dense_tflops: float | None  # with sums in fp32
+    nvlink_gb_s: float | None  # both directions together, as data sheets count; 0: none
+    nvlink_joins: Literal["all", "pairs", ""]  # all GPUs of a machine (switch), or two by a bridge that few have
+    pcie_gb_s: float  # both directions together
     source: str
+
+    @property
+    def half_dense_tflops(self) -> float | None:
+        """Peak of 16-bit matrix products: in bf16, or in fp16 on a card that has no other."""
+        return self.bf16_dense_tflops or self.fp16_dense_tflops
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        """What one GPU sends to its neighbours in a machine: by a switched NVLink, else by PCIe; one direction."""
+        joined = self.nvlink_gb_s if self.nvlink_joins == "all" else None
+        return (joined or self.pcie_gb_s) / 2 * 1e9
 
     @property
     def blas_workspace_bytes(self) -> int:
@@ -106,9 +121,19 @@ def _gpu(row: dict[str, str], names: dict[str, str]) -> Gpu:
         memory_type=row["memory_type"],
         bandwidth_gb_s=float(row["bandwidth_gb_s"]),
         bf16_dense_tflops=number(row["bf16_dense_tflops"], float),
+        fp16_dense_tflops=number(row["fp16_dense_tflops"], float),
         nvlink_gb_s=number(row["nvlink_gb_s"], float),
+        nvlink_joins=_joins(row["nvlink_joins"]),
+        pcie_gb_s=float(row["pcie_gb_s"]),
         source=row["source"],
     )
+
+
+def _joins(text: str) -> Literal["all", "pairs", ""]:
+    match text:
+        case "all" | "pairs" | "":
+            return text
+    raise AssertionError(f"gpus.csv: nvlink_joins {text!r}")
 
 
 def _gpu_words(name: str) -> list[str]:

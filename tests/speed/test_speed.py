@@ -1,0 +1,153 @@
+"""Speed: work against counts by hand, seconds against a roofline by hand, rates against rates that are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vramprobe.architecture import architecture
+from vramprobe.catalog import find_gpu, find_model, list_gpus
+from vramprobe.errors import FitError
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.speed import rates as rates_module
+from vramprobe.speed.fit import EXPECTED, EXPECTED_ATTENTION, EXPECTED_GENERATIONS, Observation, fit_rates, log_error
+from vramprobe.speed.rates import Rates, shipped_speed
+from vramprobe.speed.step import Parts, estimate, parts_of
+from vramprobe.speed.work import work_of
+
+CONFIG = find_model("llama-2-7b").config
+PER_LAYER = 4 * 4096 * 4096 + 3 * 4096 * 11008
+HEAD = 32_000 * 4096
+IDEAL = Rates(
+    product=1, attention=1, stream=1, dequantise=1, dequantise_gptq=1, link=1, kernel_seconds=1e-12, step_seconds=1e-12,
+    generations={}, attention_of={},
+)  # fmt: skip
+
+
+def cell(**options: object) -> CellSpec:
+    usual = {"model": "llama-2-7b", "method": "full", "device": "cuda", "batch_size": 2, "seq_len": 1024}
+    return resolve(**{**usual, **options})
+
+
+def test_products_of_full_training_are_six_operations_per_weight_and_token() -> None:
+    work = work_of(cell())
+    assert work.product_flops == 6 * 2048 * (32 * PER_LAYER + HEAD)
+    scores = 1024 * 1025 / 2
+    assert work.attention_flops == 2 * (2 * 32 * 256 * scores) * 32 * 3.5
+    assert work.model_flops == pytest.approx(work.product_flops + work.attention_flops)
+
+
+def test_checkpointing_repeats_the_layers_and_not_the_head() -> None:
+    plain, again = work_of(cell()), work_of(cell(gradient_checkpointing=True))
+    assert again.product_flops - plain.product_flops == 2 * 2048 * 32 * PER_LAYER
+    assert again.attention_flops == pytest.approx(plain.attention_flops * 4.5 / 3.5)
+    assert again.model_flops == pytest.approx(plain.model_flops)
+    assert again.num_kernels > plain.num_kernels
+
+
+def test_frozen_weights_have_no_gradient_and_adapters_are_counted() -> None:
+    work = work_of(cell(method="lora", lora_r=8))
+    adapters = 8 * (4 * 2 * 4096 + 3 * (4096 + 11008))
+    assert work.product_flops == 4 * 2048 * (32 * PER_LAYER + HEAD) + 6 * 2048 * 32 * adapters
+    assert work.dequantised_bytes == 0
+    assert work.gradient_bytes == 4 * 32 * adapters
+
+
+def test_each_use_of_a_packed_weight_reads_half_a_byte_and_writes_two() -> None:
+    assert work_of(cell(method="qlora")).dequantised_bytes == 2.5 * 32 * PER_LAYER * 2
+    assert work_of(cell(method="qlora", gradient_checkpointing=True)).dequantised_bytes == 2.5 * 32 * PER_LAYER * 3
+
+
+def test_a_window_bounds_attention_and_length_squares_it() -> None:
+    wide, narrow = work_of(cell(seq_len=8192, batch_size=1)), work_of(cell(seq_len=4096, batch_size=1))
+    assert wide.attention_flops / narrow.attention_flops == pytest.approx(4, rel=1e-3)
+    inside = work_of(cell(model="mistral-7b-v0.1", seq_len=16_384, batch_size=1))
+    whole = work_of(cell(model="mistral-7b-v0.3", seq_len=16_384, batch_size=1))
+    assert inside.attention_flops < 0.5 * whole.attention_flops
+
+
+def test_a_token_goes_through_some_experts_alone() -> None:
+    work = work_of(cell(model="mixtral-8x7b", method="lora", lora_targets="q_proj,v_proj"))
+    arch = architecture(find_model("mixtral-8x7b").config)
+    active = 12.9e9 - arch.vocab_size * arch.head_width  # 12.9B are used by a token, as its authors say
+    assert work.product_flops == pytest.approx(4 * 2048 * active, rel=0.02)
+
+
+def test_what_is_fused_moves_fewer_bytes_in_fewer_kernels() -> None:
+    plain, fused = work_of(cell()), work_of(cell(), fused=True)
+    assert fused.stream_bytes < plain.stream_bytes
+    assert fused.num_kernels < plain.num_kernels
+    assert fused.products == plain.products
+    liger = work_of(cell(fused_linear_cross_entropy=True))
+    assert plain.stream_bytes - liger.stream_bytes == 24 * 2048 * 32_000
+
+
+def test_seconds_are_those_of_the_data_sheet_at_full_rates() -> None:
+    gpu, work = find_gpu("A100-80GB-SXM"), work_of(cell())
+    parts = parts_of(work, gpu, 1, "ddp", IDEAL)
+    by_peak, by_bytes = work.product_flops / 312e12, sum(p.num_bytes * p.count for p in work.products) / 2039e9
+    assert max(by_peak, by_bytes) <= parts.products <= by_peak + by_bytes
+    assert parts.stream == pytest.approx(work.stream_bytes / 2039e9)
+    assert parts.optimizer == pytest.approx(work.optimizer_bytes / 2039e9)
+    assert parts.collectives == parts.reduction == 0
+
+
+def test_sharded_weights_are_sent_twice_and_gradients_once() -> None:
+    gpu, work = find_gpu("H100-SXM"), work_of(cell())
+    sent = 2 * work.gathered_bytes + work.gradient_bytes
+    assert parts_of(work, gpu, 8, "fsdp", IDEAL).collectives == pytest.approx(sent * 7 / 8 / 450e9)
+    assert parts_of(work, gpu, 8, "ddp", IDEAL).reduction == pytest.approx(2 * work.gradient_bytes * 7 / 8 / 450e9)
+    near, far = (parts_of(work, gpu, count, "fsdp", IDEAL).collectives for count in (8, 16))
+    assert far == pytest.approx(max(near, sent / 2 / 8 / 50e9))
+    assert parts_of(work, find_gpu("RTX-4090"), 2, "fsdp", IDEAL).collectives == pytest.approx(sent / 2 / 32e9)
+
+
+def test_the_host_or_the_card_decides_a_micro_step() -> None:
+    parts = Parts(3.0, 0, 0, 0, 0.1, 0, 1.0, 2.0, 0.5)
+    assert parts.micro_seconds() == pytest.approx(3.0, rel=1e-6)
+    assert parts._replace(launches=30.0).micro_seconds() == pytest.approx(30.0, rel=1e-4)
+    assert parts.step_seconds(4) == pytest.approx(4 * 3 + 1 + 1 + 0.5, rel=1e-6)
+
+
+def test_rates_that_made_the_steps_are_found_again() -> None:
+    expected = {name: value for name, (value, _) in EXPECTED.items()}
+    true = Rates(
+        **expected | {"product": 0.9, "stream": 0.6, "kernel_seconds": 1e-5},
+        generations={name: value for name, (value, _) in EXPECTED_GENERATIONS.items()},
+        attention_of={name: value for name, (value, _) in EXPECTED_ATTENTION.items()},
+    )
+    made = []
+    for number, (method, length, batch) in enumerate(
+        (m, s, b) for m in ("full", "lora", "qlora") for s in (128, 1024, 4096) for b in (1, 4)
+    ):
+        work = work_of(cell(method=method, seq_len=length, batch_size=batch, gradient_checkpointing=True))
+        made.append(Observation(source=f"s{number}", work=work, grad_accum=2, gpu=find_gpu("A100-80GB"), num_gpus=1,
+                                sharding="ddp", kernel="bitsandbytes", tokens_per_second=1.0))  # fmt: skip
+    made = [Observation(**vars(one) | {"tokens_per_second": math.exp(log_error(one, true))}) for one in made]
+    found = fit_rates(made)
+    assert all(abs(log_error(one, found)) < 0.05 for one in made)
+    assert found.stream == pytest.approx(0.6, rel=0.15)
+    assert found.kernel_seconds == pytest.approx(1e-5, rel=0.2)
+    with pytest.raises(FitError, match="no published step"):
+        fit_rates([])
+
+
+def test_every_card_with_a_peak_has_an_estimate_and_an_unseen_one_a_wider_interval() -> None:
+    fit, one = shipped_speed(), cell(method="qlora", batch_size=4, seq_len=2048, gradient_checkpointing=True)
+    found = {gpu.short_name: estimate(one, gpu) for gpu in list_gpus()}
+    for name, made in found.items():
+        assert 0 < made.mfu < 1
+        assert made.tokens_per_second.low < made.tokens_per_second.value < made.tokens_per_second.high
+        assert (made.condition == "card never seen") == (name not in fit.cards)
+    spread = {name: made.tokens_per_second.high / made.tokens_per_second.value for name, made in found.items()}
+    assert spread["B200"] > spread["A100-80GB-SXM"]
+    speeds = [found[name].tokens_per_second.value for name in ("T4", "L4", "RTX-4090", "H100-SXM", "B200")]
+    assert speeds == sorted(speeds)
+
+
+def test_a_damaged_fit_says_what_to_do(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "speed.json").write_text("{")
+    monkeypatch.setattr(rates_module, "data_file", lambda name: tmp_path / "speed.json")
+    with pytest.raises(FitError, match="install it anew"):
+        shipped_speed.__wrapped__()

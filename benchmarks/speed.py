@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORT = f"report {ROOT}/results/cpu/sizes --fit {ROOT}/vramprobe/data/fits/cpu.json"
 PREDICT = "predict --model llama-3.1-70b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing"
 SIMULATE = "simulate --model llama-3.1-70b --method qlora --batch-size 1 --seq-len 2048 --gpu H100-SXM"
-LIGHT = ("--help", PREDICT, "models --json")
+RECOMMEND = "recommend --model llama-3.1-8b --seq-len 2048 --tokens 50M --deadline 12h"
+LIGHT = ("--help", PREDICT, RECOMMEND, "models --json")
 MIB = 2**20
 
 

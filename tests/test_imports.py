@@ -63,7 +63,7 @@ def graph() -> dict[str, set[str]]:
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
     "errors", "units", "choices", "architecture", "catalog", "spec", "terms", "records", "workload", "emulate",
-    "measure", "simulate", "model", "predict", "speed", "check", "sweep", "literature", "report",
+    "measure", "simulate", "model", "predict", "speed", "recommend", "check", "sweep", "literature", "report",
     "profile", "api", "cli", "__main__",
 )  # fmt: skip
 
@@ -145,6 +145,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
             "vramprobe.cli.live",
             "vramprobe.cli.emulate",
             "vramprobe.cli.profile",
+            "vramprobe.cli.recommend",
             "vramprobe.emulate.values.hook",
             "vramprobe.profile.hook.journal",
             "vramprobe.profile.empty.told",
@@ -168,6 +169,7 @@ LIGHT = "import sys; from vramprobe.cli.verbs import main; sys.argv[1:] = {words
     ["check", str(ROOT.parent / "results" / "cpu" / "quickstart")],
     ["calibrate", str(ROOT.parent / "results" / "cpu" / "quickstart")],
     ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64"],
+    ["recommend", "--model", "smollm2-135m", "--method", "lora", "--seq-len", "64", "--tokens", "1M"],
 ], ids=lambda words: words[0])  # fmt: skip
 def test_the_light_commands_load_nothing_heavy(words: list[str]) -> None:
     code = LIGHT.format(words=words, heavy=(*HEAVY, "pandas", "matplotlib", "scipy", "huggingface_hub"))

@@ -35,6 +35,7 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["predict", *CELL, "--gpu", "RTX-4090", "--min-gpus"], "RTX 4090"),
     (["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64",
       "--device", "cpu"], "predicted, not measured"),
+    (["recommend", *CELL[:4], "--seq-len", "2048", "--tokens", "50M"], "cheapest"),
     (["plan", "24gb", "--gpu", "RTX-4090", "--engine", "formula"], "112 cells"),
     (["claims", "--id", "L1-12"], "L1-12"),
     (["check", str(RECORDS)], "records"),

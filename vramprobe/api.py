@@ -28,6 +28,7 @@ from vramprobe.predict.questions import (
     min_gpus,
     predict,
 )
+from vramprobe.recommend.questions import recommend
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "calibrate", "cell", "changes", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit",
     "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict",
-    "report", "run", "simulate",
+    "recommend", "report", "run", "simulate",
 ]  # fmt: skip
 
 

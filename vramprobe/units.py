@@ -86,8 +86,51 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from ``90s``, ``9m``, ``1.5h`` or a plain number of seconds. Raises SpecError on anything else."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", text)
+    """Seconds from ``90s``, ``9m``, ``1.5h``, ``2d`` or a number of seconds. Raises SpecError on anything else."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)\s*", text)
     if not match or float(match[1]) == 0:
-        raise SpecError(f"{text!r} is not a duration; write for instance 90s, 9m or 1.5h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+        raise SpecError(f"{text!r} is not a duration; write for instance 90s, 9m, 1.5h or 2d")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+
+
+def parse_count(text: str) -> int:
+    """A whole number from ``50M``, ``1.5B``, ``300k`` or ``50_000_000``. Raises SpecError on anything else."""
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kKMBGT]?)\s*", text)
+    factor = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+    count = round(float(re.sub("[_,]", "", match[1])) * factor[match[2]]) if match else 0
+    if count < 1:
+        raise SpecError(f"{text!r} is not a number of tokens; write for instance 50M, 1.5B, 300k or 50000000")
+    return count
+
+
+def short_count(count: float) -> str:
+    """Three digits in thousands, millions or billions: ``50M``, ``1.5B``, ``12.3k``."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{float(f'{count / size:.3g}'):g}{unit}"
+    return f"{float(f'{count:.3g}'):g}"
+
+
+def format_hours(hours: float) -> str:
+    """Human text for hours of rent: ``12 min``, ``3.4 h``, ``41 h``, ``6.2 days``."""
+    unit, size = _unit_of_hours(hours)
+    return f"{_two_digits(hours / size)} {unit}"
+
+
+def spread_of_hours(hours: float, low: float, high: float) -> str:
+    """The same with an interval in its unit: ``49 min (29 to 83)``."""
+    unit, size = _unit_of_hours(hours)
+    return f"{_two_digits(hours / size)} {unit} ({_two_digits(low / size)} to {_two_digits(high / size)})"
+
+
+def _unit_of_hours(hours: float) -> tuple[str, float]:
+    return ("min", 1 / 60) if hours < 1.5 else ("h", 1) if hours < 72 else ("days", 24)
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+
+
+def format_usd(usd: float) -> str:
+    """Human text for US dollars: ``$0.42``, ``$17.30``, ``$1,240``."""
+    return f"${usd:,.2f}" if usd < 100 else f"${usd:,.0f}"

@@ -37,6 +37,7 @@ TAKES_A_CELL = ("measure", "simulate", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
 TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml")
+RECOMMEND = ["recommend", "--model", "smollm2-135m", "--method", "lora", "--seq-len", "64"]
 RESULTS = str(Path(__file__).parents[2] / "results" / "cpu" / "quickstart")
 
 
@@ -250,6 +251,14 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     (["evaluate", RESULTS, "--check", "-o", "nowhere"], "evaluation.md is missing"),
     (["report", RESULTS, "--dataset", "d", "--push", "name"], "write NAMESPACE/NAME"),
     (["measure", *TINY, "--snapshot", "a.pickle"], "measure it on a GPU"),
+    ([*RECOMMEND, "--tokens", "many"], "write for instance 50M"),
+    ([*RECOMMEND, "--tokens", "1M", "--deadline", "soon"], "is not a duration"),
+    ([*RECOMMEND, "--tokens", "1M", "--gpu", "H1000"], "unknown GPU"),
+    ([*RECOMMEND, "--tokens", "1M", "--region", "eu"], "no price at hand names its region"),
+    ([*RECOMMEND, "--tokens", "1M", "--prices", "nowhere.csv"], "nowhere.csv"),
+    ([*RECOMMEND, "--tokens", "1M", "--device", "cpu"], "about CUDA cards"),
+    ([*RECOMMEND, "--tokens", "1M", "--largest-model", "--budget", "1"], "do not give it"),
+    ([*RECOMMEND[:-2], "--tokens", "1M"], "seq_len is missing"),
 ], ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "")  # fmt: skip
 def test_a_users_error_is_one_clear_line(words: list[str], said: str, tmp_path: Path) -> None:
     if "cuda" in words:
@@ -276,6 +285,7 @@ def test_an_unknown_key_in_a_sweep_is_named(tmp_path: Path) -> None:
 def test_wrong_usage_exits_with_2() -> None:
     assert vramprobe("measure", "--model", "gpt2").returncode == 2
     assert vramprobe("no-such-verb").returncode == 2
+    assert vramprobe(*RECOMMEND).returncode == 2  # neither tokens nor a limit
 
 
 def test_results_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:

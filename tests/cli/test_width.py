@@ -24,6 +24,8 @@ FITTING = {
     "predict": [*LARGE, "--seq-len", "2048"],
     "predict --max-batch": ["predict", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--gpu", "T4",
                             "--max-batch"],
+    "recommend": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--tokens", "1M"],
+    "recommend tokens": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--budget", "1"],
     "predict --min-gpus": [*LARGE, "--seq-len", "64", "--min-gpus"],
 }  # fmt: skip
 

@@ -39,12 +39,12 @@ def _print_change(console: Console, one: Change) -> None:
     verdict = f"{one.verdict:<14}" if one.verdict is not None else ""
     head = f"  {verdict}{format_bytes(one.to_bytes):>11}  {format_bytes(one.saved_bytes):>11} less  "
     lines, room = [""], console.width - len(head)
-    for words in map(_words, one.options, one.options.values()):
+    for words in map(option_words, one.options, one.options.values()):
         if lines[-1] and len(lines[-1]) + 1 + len(words) > room:
             lines.append("")
         lines[-1] += f" {words}" if lines[-1] else words
     if max(map(len, lines)) > room:
-        lines = ["", *(f"    {words}" for words in map(_words, one.options, one.options.values()))]
+        lines = ["", *(f"    {words}" for words in map(option_words, one.options, one.options.values()))]
         console.print(head.rstrip(), style=_STYLES[one.verdict])
         for line in lines[1:]:
             console.print(line, soft_wrap=True)
@@ -53,7 +53,7 @@ def _print_change(console: Console, one: Change) -> None:
         console.print((head if number == 0 else " " * len(head)) + line, style=_STYLES[one.verdict], soft_wrap=True)
 
 
-def _words(name: str, value: Any) -> str:
+def option_words(name: str, value: Any) -> str:
     """An option as it is typed."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):

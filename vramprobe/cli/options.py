@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_args
@@ -91,18 +91,20 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
 
 
 def takes_a_cell(
-    command: Callable[..., None] | None = None, *, asks: Mapping[str, str] = MappingProxyType({})
-) -> Callable[..., Any]:
+    command: Callable[..., None] | None = None, *, asks: Mapping[str, str] = MappingProxyType({}),
+    optional: Collection[str] = (),
+) -> Callable[..., Any]:  # fmt: skip
     """Give ``command(cell, …)`` every option of a cell, as ``--batch-size`` and so on.
 
-    ``asks``: flag of the command → the option that it asks for, which cannot be given with it.
+    ``asks``: flag of the command → the option that it asks for, which cannot be given with it. ``optional``: options
+    that the command does without.
     """
     if command is None:
-        return functools.partial(takes_a_cell, asks=asks)
+        return functools.partial(takes_a_cell, asks=asks, optional=optional)
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
         flags = (f"{_flag(name)}/--no-{_flag(name)[2:]}",) if kind is bool else (_flag(name),)
-        required = name in _REQUIRED and name not in asks.values()
+        required = name in _REQUIRED and name not in asks.values() and name not in optional
         if name in asks.values():
             text += f" Not with {next(_flag(asking) for asking, asked in asks.items() if asked == name)}."
         annotation = Annotated[kind if required else kind | None, typer.Option(*flags, help=text, show_default=False)]

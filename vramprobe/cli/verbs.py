@@ -24,6 +24,7 @@ import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
+from vramprobe.cli import recommend as recommend_verb
 from vramprobe.cli.options import Json, takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
 from vramprobe.errors import SpecError, VramprobeError
@@ -410,6 +411,9 @@ def _show_min_gpus(found: list[MinGpus], *, as_json: bool) -> None:
         _print_json([one.model_dump(mode="json") for one in found])
     else:
         display.print_min_gpus(found)
+
+
+app.command()(recommend_verb.recommend)
 
 
 @app.command()

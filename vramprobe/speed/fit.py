@@ -20,7 +20,7 @@ from vramprobe.speed.work import Work
 from vramprobe.terms.ranks import Sharding
 
 #: What was expected of each rate before any row was looked at, and how sure that is (one standard deviation of its
-#: logarithm). cuBLAS reaches about 0.8 of an A100's peak in large products and 0.68 of an H100's, which lowers its clock;
+#: logarithm). cuBLAS reaches about 0.8 of an A100's peak in large products and 0.68 of an H100's, whose clock falls;
 #: FlashAttention-2 half of an A100's peak (its paper) and 0.35 of an H100's (FlashAttention-3's paper); simple kernels
 #: 0.8 of the bandwidth; a launch from Python takes some 6 µs.
 EXPECTED = {
@@ -137,7 +137,8 @@ def half_widths(
     widths = {condition: _quantile(pairs) for condition, pairs in sized.items()}
     usual = widths.get("usual", LEAST_HALF_WIDTH)
     found: dict[Condition, float] = {"usual": usual}
-    for condition in ("short steps", "several machines"):
+    conditions: tuple[Condition, ...] = ("short steps", "several machines")
+    for condition in conditions:
         found[condition] = max(usual, widths.get(condition, 2 * usual))
     found["card never seen"] = max(*found.values(), _quantile(unseen))
     return found

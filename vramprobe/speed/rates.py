@@ -16,8 +16,8 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
 
 #: What an interval depends on: whether the card has published rows, and whether the step is long enough to hide the
-#: host's launches and stays within one machine.
-Condition = Literal["usual", "short steps", "several machines", "card never seen"]
+#: host's launches and stays within one machine. ``measured``: records of the card replace it.
+Condition = Literal["usual", "short steps", "several machines", "card never seen", "measured"]
 #: Below this many tokens of a micro-step, kernels are short and the host decides.
 SHORT_TOKENS = 4096
 #: GPUs of one machine; beyond, the network decides.

@@ -52,7 +52,7 @@ class Estimate(BaseModel):
     seconds: float  # of an optimizer step: all its micro-steps on all GPUs
     tokens_per_second: Figure  # of all GPUs together
     mfu: float  # model operations, attention's too, without recomputation, over the peak
-    parts: dict[str, float]
+    parts: dict[str, float]  # as estimated, also where records of the card say that it is faster
     condition: Condition
 
 
@@ -139,15 +139,16 @@ def estimate(
 
 
 def estimate_work(
-    work: Work, grad_accum: int, gpu: Gpu, *, num_gpus: int, sharding: Sharding, fit: SpeedFit | None = None
-) -> Estimate:
-    """The same of work that was counted before."""
+    work: Work, grad_accum: int, gpu: Gpu, *, num_gpus: int, sharding: Sharding, fit: SpeedFit | None = None,
+    faster: float = 1.0, half_width: float | None = None,
+) -> Estimate:  # fmt: skip
+    """The same of work that was counted before; ``faster`` and ``half_width`` are what records of the card say."""
     fit = fit or shipped_speed()
     parts = parts_of(work, gpu, num_gpus, sharding, fit.rates)
-    seconds = parts.step_seconds(grad_accum)
+    seconds = parts.step_seconds(grad_accum) / faster
     rate = num_gpus * grad_accum * work.num_tokens / seconds
-    condition = condition_of(work, gpu, num_gpus, fit.cards)
-    factor = math.exp(fit.half_widths[condition])
+    condition: Condition = condition_of(work, gpu, num_gpus, fit.cards) if half_width is None else "measured"
+    factor = math.exp(fit.half_widths[condition] if half_width is None else half_width)
     peak = (gpu.half_dense_tflops or 0.0) * 1e12
     once = {"optimizer": parts.optimizer, "reduction": parts.reduction, "rest": parts.rest}
     return Estimate(

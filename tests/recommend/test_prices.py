@@ -1,0 +1,110 @@
+"""Prices: what ships, a file of one's own, SkyPilot's catalog; each wrong cell is named with its line."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from vramprobe import catalog
+from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.recommend.prices import Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
+
+HEAD = "provider,date,terms,gpu,n_gpus,usd_per_hour"
+GOOD = "Mine,2026-11-01,spot,H100-SXM,8,16.0"
+
+
+def offer(**values: object) -> Offer:
+    usual = {"provider": "A", "date": "2026-03", "terms": "on-demand", "gpu": "H100-SXM", "num_gpus": 8,
+             "usd_per_hour": 16.0, "source": "s"}  # fmt: skip
+    return Offer.model_validate(usual | values)
+
+
+def test_every_price_that_ships_is_an_offer() -> None:
+    assert len(shipped_offers()) == len(catalog.list_prices())
+    assert {one.terms for one in shipped_offers()} == {"on-demand", "reserved"}
+
+
+def test_several_are_rented_as_they_are_offered() -> None:
+    assert [offer().hourly(count) for count in (1, 8, 9, 16)] == [16, 16, 32, 32]
+    assert offer(num_gpus=1, usd_per_hour=2.0).hourly(3) == 6
+
+
+@pytest.mark.parametrize(("written", "day", "is_old"), [
+    ("2026-03", date(2026, 5, 30), False), ("2026-03", date(2026, 7, 1), True), ("2026", date(2027, 3, 1), False),
+    ("2026", date(2027, 5, 1), True), ("2026-03-02", date(2026, 7, 1), True),
+])  # fmt: skip
+def test_a_price_is_old_after_three_months(written: str, day: date, is_old: bool) -> None:
+    assert offer(date=written).is_old(day) is is_old
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(f"{HEAD},region,usd_per_gb_month\n{GOOD},eu-west-1,0.1\n")
+    (one,) = read_offers(file)
+    assert (one.provider, one.terms, one.num_gpus, one.region, one.usd_per_gb_month) == (
+        "Mine", "spot", 8, "eu-west-1", 0.1,
+    )  # fmt: skip
+    assert one.source == str(file)
+    assert chosen([one], terms="spot", region="EU") == [one]
+    with pytest.raises(SpecError, match="regions with prices: eu-west-1"):
+        chosen([one], terms="spot", region="us")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "has no column provider, date, terms, gpu, n_gpus, usd_per_hour"),
+    (HEAD, "has no offers"),
+    ("provider,gpu\nA,H100", "has no column date"),
+    (f"{HEAD},colour\n{GOOD},red", "unknown column 'colour'"),
+    (f"{HEAD}\n{GOOD.replace('spot', 'gift')}", "line 2: terms 'gift' given; allowed: on-demand"),
+    (f"{HEAD}\n{GOOD.replace('H100-SXM', 'H900')}", "line 2: unknown GPU 'H900'"),
+    (f"{HEAD}\n{GOOD}\n{GOOD.replace('16.0', '-1')}", "line 3: usd_per_hour '-1' given"),
+    (f"{HEAD}\n{GOOD.replace('16.0', 'nan')}", "line 2: usd_per_hour 'nan' given"),
+    (f"{HEAD}\n{GOOD.replace(',8,', ',0,')}", "line 2: n_gpus '0' given"),
+    (f"{HEAD}\n{GOOD.replace(',8,', ',,')}", "line 2: n_gpus '' given"),
+    (f"{HEAD}\n{GOOD.replace('2026-11-01', '2026-13')}", "line 2: date '2026-13' given; must be a date such as"),
+    (f"{HEAD},currency\n{GOOD},EUR", "line 2: currency 'EUR' given; prices are in US dollars"),
+])  # fmt: skip
+def test_a_wrong_file_is_named_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=said) as told:
+        read_offers(file)
+    assert str(file) in str(told.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read as a CSV file of prices"):
+        read_offers(tmp_path / "none.csv")
+
+
+def test_skypilot_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sky", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'vramprobe\[cloud\]'"):
+        offers_from_skypilot()
+
+
+def test_skypilots_catalog_becomes_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """InstanceTypeInfo's fields, as sky/catalog/common.py has them."""
+
+    def listed(**asked: object) -> dict[str, list[SimpleNamespace]]:
+        assert asked == {"gpus_only": True, "all_regions": True}
+        usual = {"cloud": "AWS", "instance_type": "p5", "region": "eu-north-1", "device_memory": 80.0}
+        return {
+            "H100": [SimpleNamespace(**usual, accelerator_count=8, price=98.3, spot_price=float("nan"))],
+            "A100": [SimpleNamespace(**usual, accelerator_count=8, price=32.8, spot_price=9.8)],
+            "Gaudi": [SimpleNamespace(**usual, accelerator_count=8, price=13.1, spot_price=None)],
+            "T4": [SimpleNamespace(**usual, accelerator_count=0.5, price=0.3, spot_price=None)],
+        }
+
+    sky = ModuleType("sky")
+    sky.catalog = SimpleNamespace(list_accelerators=listed)
+    monkeypatch.setitem(sys.modules, "sky", sky)
+    made = offers_from_skypilot()
+    assert [(one.gpu, one.num_gpus, one.terms, one.usd_per_hour) for one in made] == [
+        ("H100-SXM", 8, "on-demand", 98.3), ("A100-40GB-SXM", 8, "on-demand", 32.8), ("A100-40GB-SXM", 8, "spot", 9.8),
+    ]  # fmt: skip
+    assert all(one.region == "eu-north-1" and one.date == date.today().isoformat() for one in made)

@@ -1,0 +1,218 @@
+"""Recommend: what fits is predict's word, money is hours times an offer, the answers are what they say."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_environment, make_record, make_spec
+
+from vramprobe import api, catalog
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.errors import SpecError, StoreError, UnknownName
+from vramprobe.predict.prediction import verdict
+from vramprobe.recommend.answer import Option, Recommendation
+from vramprobe.recommend.inverse import Most
+from vramprobe.speed.measured import measured_speeds
+from vramprobe.speed.rates import shipped_speed
+from vramprobe.speed.step import estimate
+
+ASKED: dict[str, Any] = {"model": "llama-3-8b", "seq_len": 2048, "tokens": "50M", "today": date(2026, 3, 20)}
+
+
+def asked(**options: Any) -> Recommendation:
+    found = api.recommend(**ASKED | {"method": "qlora"} | options)
+    assert isinstance(found, Recommendation)
+    return found
+
+
+def most(**options: Any) -> Most:
+    found = api.recommend(**ASKED | {"method": "qlora"} | options)
+    assert isinstance(found, Most)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> Recommendation:
+    return asked(deadline="12h", budget=40)
+
+
+def answer(found: Recommendation, question: str) -> Option:
+    option = next(one.option for one in found.answers if one.question == question)
+    assert option is not None
+    return option
+
+
+def test_every_verdict_is_predicts(found: Recommendation) -> None:
+    for one in found.options[:6]:
+        words = {"model": "llama-3-8b", "seq_len": 2048, "method": one.method, **one.setting.words()}
+        predicted = api.predict(gpu=one.gpu, fit=None, **words)
+        assert verdict(predicted, catalog.find_gpu(one.gpu)) == one.setting.verdict
+
+
+def test_time_is_tokens_over_speed_and_money_is_time_times_the_offer(found: Recommendation) -> None:
+    for one in found.options:
+        if one.hours is None:
+            continue
+        setting = one.setting
+        assert one.hours.value == pytest.approx(50e6 / setting.estimate.tokens_per_second.value / 3600)
+        assert one.offer is not None
+        assert one.usd is not None
+        assert one.usd.value == pytest.approx(one.hours.value * one.offer.hourly(one.num_gpus))
+        assert one.usd.low < one.usd.value < one.usd.high
+        assert setting.batch_size * setting.grad_accum * one.num_gpus == 16
+
+
+def test_the_estimate_is_the_speed_rooms(found: Recommendation) -> None:
+    one = next(one for one in found.options if one.num_gpus == 1)
+    words = {name: value for name, value in one.setting.words().items() if name not in ("sharding", "num_gpus")}
+    spec = api.cell(model="llama-3-8b", method="qlora", seq_len=2048, device="cuda", **words)
+    made = estimate(spec, catalog.find_gpu(one.gpu), sharding="ddp")
+    assert made == one.setting.estimate
+
+
+def test_the_answers_are_what_they_say(found: Recommendation) -> None:
+    fitting = [one for one in found.options if one.fits]
+    assert answer(found, "cheapest").usd == min((one.usd for one in fitting), key=lambda usd: usd.value)
+    assert answer(found, "fastest").hours == min((one.hours for one in fitting), key=lambda hours: hours.value)
+    in_time = answer(found, "within the deadline")
+    assert in_time.hours.high <= 12
+    assert all(one.usd.value >= in_time.usd.value for one in fitting if one.hours.high <= 12)
+    chosen = [one.option for one in found.answers]
+    assert all(bool(one.why_not) != (one in chosen) for one in found.options)
+
+
+def test_a_deadline_that_nothing_meets_says_how_long_the_fastest_takes() -> None:
+    found = asked(deadline="1m", max_gpus=1)
+    late = found.answers[-1]
+    assert late.option is None
+    assert late.doubt.startswith("none ends within 1.0 min; the fastest takes ")
+    assert "takes longer than the deadline" in found.answers[0].doubt
+
+
+def test_over_budget_is_said() -> None:
+    assert "costs more than the budget of $0.10" in asked(budget=0.1, max_gpus=1).answers[0].doubt
+
+
+def test_what_does_not_fit_says_how_much_it_lacks_and_what_would_help() -> None:
+    found = asked(model="llama-3-70b", method="full", gpus=["RTX-4090"], max_gpus=2)
+    assert [one.hours for one in found.options] == [None, None]
+    assert all(one.why_not.startswith("does not fit: ") for one in found.options)
+    assert found.by_method["full"].startswith("nothing fits; nearest 2 × RTX-4090")
+    assert found.changes_of.num_gpus == 2
+    assert any(one.options == {"method": "lora"} and one.saved_bytes > 0 for one in found.changes)
+
+
+def test_an_open_method_is_all_three_side_by_side() -> None:
+    found = asked(method=None, max_gpus=1, lora_r=8)
+    assert set(found.by_method) == {"full", "lora", "qlora"} == {one.method for one in found.options}
+    assert any("8 B/param" in note for note in found.notes)
+
+
+def test_options_that_are_given_stay() -> None:
+    found = asked(batch_size=2, gradient_checkpointing=True, max_gpus=2, sharding="zero3", gpus=["H100-SXM"])
+    for one in found.options:
+        assert (one.setting.batch_size, one.setting.gradient_checkpointing) == (2, True)
+    assert [one.setting.sharding for one in sorted(found.options, key=lambda one: one.num_gpus)] == [None, "zero3"]
+
+
+def test_a_card_without_a_price_is_judged_and_costs_nothing_known() -> None:
+    found = asked(gpus=["T4", "MI300X"], max_gpus=1)
+    assert {one.gpu for one in found.options} == {"T4", "MI300X"}
+    assert all(one.usd is None and one.offer is None for one in found.options)
+    assert found.answers[0].option is None
+    assert answer(found, "fastest").gpu == "MI300X"
+    assert all("no price" in one.why_not for one in found.options if one.gpu == "T4" and one.hours)
+
+
+def test_changes_add_up(found: Recommendation) -> None:
+    now = found.changes_of
+    assert now is not None
+    for one in found.changes:
+        assert one.hours + one.saved_hours == pytest.approx(now.hours.value)
+        assert one.usd + one.saved_usd == pytest.approx(now.usd.value)
+        assert one.verdict.needed_bytes.value + one.saved_bytes == now.setting.verdict.needed_bytes.value
+    assert {name for one in found.changes for name in one.options} >= {"kbit_prep", "lora_targets", "num_gpus"}
+
+
+def test_old_prices_are_said_to_be_old() -> None:
+    assert "prices on-demand, of 2026-03, from vramprobe/data/prices.csv" in asked(max_gpus=1).notes
+    assert any("more than 3 months old" in note for note in asked(max_gpus=1, today=date(2026, 7, 1)).notes)
+
+
+def test_a_budget_pays_for_tokens() -> None:
+    found = most(tokens=None, budget=40, most="tokens")
+    assert found.option.usd.value == pytest.approx(40, rel=1e-6)
+    assert found.value > 10**8
+    both = most(tokens=None, budget=40, deadline="1h", most="tokens")
+    assert both.option.hours.value <= 1 + 1e-6
+    assert both.value < found.value
+
+
+def test_the_longest_sequences_and_the_largest_model_meet_the_limits() -> None:
+    long = most(seq_len=None, most="seq_len", budget=10, gpus=["RTX-4090"], max_gpus=1)
+    assert long.value % 256 == 0
+    assert long.option.fits
+    assert long.option.usd.value <= 10
+    large = most(model=None, most="model", budget=10, gpus=["RTX-4090"], max_gpus=1)
+    assert catalog.find_model(large.value).n_params > 7e9
+    assert large.option.usd.value <= 10
+    tiny = most(model=None, most="model", budget=0.05, gpus=["RTX-4090"], max_gpus=1)
+    assert catalog.find_model(tiny.value).n_params < catalog.find_model(large.value).n_params
+
+
+@pytest.mark.parametrize(("options", "error", "said"), [
+    ({"tokens": None}, SpecError, "tokens is missing"),
+    ({"tokens": "many"}, SpecError, "write for instance 50M"),
+    ({"tokens": "0"}, SpecError, "not a number of tokens"),
+    ({"model": None}, SpecError, "model is missing"),
+    ({"seq_len": None}, SpecError, "seq_len is missing"),
+    ({"deadline": "soon"}, SpecError, "not a duration"),
+    ({"budget": 0.0}, SpecError, "budget: 0.0 given; must be at least 0.01"),
+    ({"global_batch": 0}, SpecError, "global_batch: 0 given"),
+    ({"method": "dreambooth"}, SpecError, "allowed: full, lora, qlora"),
+    ({"sharding": "magic"}, SpecError, "allowed: ddp"),
+    ({"terms": "free"}, SpecError, "allowed: on-demand, spot, reserved"),
+    ({"terms": "spot"}, SpecError, "no spot price is known"),
+    ({"provider": "Nobody"}, UnknownName, "Prices are known of CoreWeave"),
+    ({"region": "eu"}, SpecError, "no price at hand names its region"),
+    ({"gpus": ["RTX-9090"]}, UnknownName, "unknown GPU"),
+    ({"device": "cpu"}, SpecError, "about CUDA cards"),
+    ({"model": "t5-base"}, UnsupportedArchitecture, "t5"),
+    ({"lora_r": 0}, SpecError, "lora_r"),
+    ({"most": "money"}, SpecError, "allowed: tokens, seq_len, model"),
+    ({"most": "tokens"}, SpecError, "do not give it"),
+    ({"tokens": None, "most": "tokens"}, SpecError, "give a budget in dollars"),
+    ({"records": "nowhere"}, StoreError, "nowhere"),
+])  # fmt: skip
+def test_what_cannot_be_is_said(options: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        asked(**options)
+
+
+def record_of(gpu: str, seconds: float, **changes: Any) -> Any:
+    spec = make_spec(model="smollm2-360m", method="lora", device="cuda", batch_size=8, seq_len=1024)
+    record = make_record(spec, instrument="cuda", environment=make_environment(device_name=gpu))
+    timing = record.timing.model_copy(update={"step_seconds": [seconds, seconds]})
+    return record.model_copy(update={"timing": timing, **changes})
+
+
+def test_records_of_a_card_replace_its_estimate(tmp_path: Path) -> None:
+    one = record_of("NVIDIA A100-SXM4-80GB", 1.0)
+    told = estimate(one.spec, catalog.find_gpu("A100-80GB-SXM"), sharding="ddp").seconds
+    known = measured_speeds([record_of("NVIDIA A100-SXM4-80GB", told / 1.5)])
+    assert known["A100-80GB-SXM"].factor == pytest.approx(1.5)
+    assert known["A100-80GB-SXM"].half_width == shipped_speed().half_widths["usual"]
+    assert measured_speeds([record_of("Some CPU", 1.0), record_of("NVIDIA A100-SXM4-80GB", 1.0, instrument="emulated"),
+                            record_of("NVIDIA A100-SXM4-80GB", 1.0, timing=None)]) == {}  # fmt: skip
+    file = tmp_path / "mine.jsonl"
+    file.write_text(record_of("NVIDIA A100-SXM4-80GB", told / 1.5).to_json_line() + "\n")
+    plain, mine = (asked(gpus=["A100-80GB-SXM"], max_gpus=1, records=records) for records in (None, file))
+    speeds = [found.options[0].setting.estimate.tokens_per_second.value for found in (plain, mine)]
+    assert speeds[1] / speeds[0] == pytest.approx(1.5)
+    assert any("your records" in note for note in mine.notes)
+    file.write_text(record_of("Some CPU", 1.0).to_json_line() + "\n")
+    with pytest.raises(SpecError, match="no step time that was measured on a GPU"):
+        asked(records=file)

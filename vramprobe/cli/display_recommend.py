@@ -1,0 +1,191 @@
+"""What the command line shows of a recommendation: the answers, the cards, what would change, what it rests on.
+
+In: a frozen Recommendation or Most. Out: tables on the terminal, within its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from vramprobe.cli.display_changes import option_words
+from vramprobe.recommend.answer import Option, Recommendation, nearest
+from vramprobe.recommend.inverse import Most
+from vramprobe.report.definition import Column, Table
+from vramprobe.report.formats import terminal
+from vramprobe.speed.step import Figure
+from vramprobe.units import format_bytes, format_hours, format_usd, short_count, spread_of_hours
+
+_MOST_CHANGES = 8
+#: Differences below this share of the option's own are not written.
+_LEAST_SHARE = 0.005
+
+
+#: How a reason begins → what stands for it in the table.
+_IN_A_WORD = {
+    "takes longer": "too late", "may take longer": "may be late", "costs more": "too dear",
+    "may cost more": "may be too dear", "no price": "no price",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An option, and what it answers."""
+
+    option: Option
+    answers: str
+
+
+def print_recommendation(found: Recommendation, *, every: bool) -> None:
+    """The answers and their doubts, the cards, what does not fit, what would change, what all of it rests on."""
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{escape(found.model)}[/], {short_count(found.tokens)} tokens in sequences of {found.seq_len:,}: "
+        "predicted, not measured",
+    )
+    lines = _answer_lines(found)
+    terminal.show([Table(title="", columns=_answer_columns(), rows=lines)], [], console)
+    for answer in found.answers:
+        if answer.doubt:
+            console.print(f"[yellow]{answer.question}[/]: {escape(answer.doubt)}")
+    for line in lines:
+        host = line.option.host
+        console.print(
+            f"{line.answers}: {format_bytes(host.memory_bytes)} of the machine's memory while loading, "
+            f"{format_bytes(host.disk_bytes)} of disk"
+        )
+    shown = found.options if every else _best_of_each(found)
+    able = [one for one in shown if one.hours is not None]
+    console.print()
+    terminal.show([Table(title="", columns=_option_columns(), rows=able)], [], console)
+    if not every and len(shown) < len(found.options):
+        console.print(f"each card and method at its cheapest number; --all shows {len(found.options)}")
+    _print_what_does_not_fit(console, [one for one in shown if one.hours is None])
+    _print_changes(console, found)
+    console.print()
+    for note in found.notes:
+        console.print(f"[yellow]note[/]: {escape(note)}")
+
+
+def print_most(found: Most) -> None:
+    """What the limits pay for, and on which cards."""
+    console = Console(highlight=False)
+    name = {"tokens": "tokens", "seq_len": "sequence length", "model": "model"}[found.asked]
+    value = f"{found.value:,}" if isinstance(found.value, int) else found.value
+    console.print(f"the most: [bold]{name} {escape(value)}[/], predicted, not measured")
+    terminal.show([Table(title="", columns=_answer_columns(), rows=[_Line(found.option, "on")])], [], console)
+    if found.not_judged:
+        console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why")
+    for note in found.recommendation.notes:
+        console.print(f"[yellow]note[/]: {escape(note)}")
+
+
+def _answer_lines(found: Recommendation) -> list[_Line]:
+    """One option once, with all that it answers."""
+    lines: dict[int, _Line] = {}
+    for answer in found.answers:
+        if answer.option is not None:
+            known = lines.get(id(answer.option))
+            words = f"{known.answers}, {answer.question}" if known else answer.question
+            lines[id(answer.option)] = _Line(answer.option, words)
+    return list(lines.values())
+
+
+def _best_of_each(found: Recommendation) -> list[Option]:
+    """Of each card and method the first that fits (they stand by cost), else what lacks least; and the answers."""
+    answers = [id(answer.option) for answer in found.answers]
+    groups: dict[tuple[str, str], list[Option]] = {}
+    for one in found.options:
+        groups.setdefault((one.gpu, one.method), []).append(one)
+    best = [id(next((one for one in group if one.fits), None) or nearest(group)) for group in groups.values()]
+    return [one for one in found.options if id(one) in (*best, *answers)]
+
+
+def _answer_columns() -> list[Column]:
+    return [
+        Column("question", "", lambda line: line.answers),
+        *(Column(one.name, one.heading, lambda line, one=one: one.value(line.option), one.text, one.is_number)
+          for one in _common_columns()),
+        Column("provider", "price", lambda line: _price(line.option)),
+    ]  # fmt: skip
+
+
+def _option_columns() -> list[Column]:
+    return [*_common_columns(), Column("limits", "but", _limits)]
+
+
+def _common_columns() -> list[Column]:
+    return [
+        Column("cards", "cards", lambda one: f"{one.num_gpus} × {one.gpu}"),
+        Column("method", "method", lambda one: one.method),
+        Column("setting", "batch", _setting),
+        Column("tokens_per_s", "tokens/s", lambda one: one.setting.estimate.tokens_per_second.value, "{:,.0f}".format,
+               is_number=True),
+        Column("hours", "time", lambda one: one.hours,
+               lambda hours: spread_of_hours(hours.value, hours.low, hours.high), is_number=True),
+        Column("usd", "cost", lambda one: one.usd, _usd, is_number=True),
+    ]  # fmt: skip
+
+
+def _usd(usd: Figure) -> str:
+    return f"{format_usd(usd.value)} ({format_usd(usd.low)[1:]} to {format_usd(usd.high)[1:]})"
+
+
+def _setting(one: Option) -> str:
+    """Micro-batch × accumulation, and what else is set."""
+    setting = one.setting
+    words = [f"{setting.batch_size} × {setting.grad_accum}"]
+    words += ["ckpt"] if setting.gradient_checkpointing else []
+    words += [setting.sharding] if setting.sharding else []
+    return " ".join(words)
+
+
+def _price(one: Option) -> str | None:
+    offer = one.offer
+    return None if offer is None else f"{offer.provider} {format_usd(offer.hourly(one.num_gpus))}/h, {offer.date}"
+
+
+def _limits(one: Option) -> str:
+    """What an option has against it beside its figures, in a word; --json says it whole."""
+    said = [] if one.fits else ["tight"]
+    for start, word in _IN_A_WORD.items():
+        said += [word for text in one.why_not.split("; ") if text.startswith(start)]
+    return ", ".join(said)
+
+
+def _print_what_does_not_fit(console: Console, options: Sequence[Option]) -> None:
+    for one in options:
+        judged = one.setting.verdict
+        console.print(
+            f"does not fit: {one.num_gpus} × {one.gpu}, {one.method} ({_setting(one)}): "
+            f"{format_bytes(judged.needed_bytes.value)} of {format_bytes(judged.usable_bytes)}"
+        )
+
+
+def _print_changes(console: Console, found: Recommendation) -> None:
+    """What another setting does to the first answer, or to what lacks least; those that save money first."""
+    if not found.changes or found.changes_of is None:
+        return
+    option = found.changes_of
+    console.print(f"\nwhat would change {option.num_gpus} × {option.gpu}, {option.method}, each line by itself:")
+    now = option.setting.verdict.needed_bytes.value
+    columns = [
+        Column("options", "option", lambda one: " ".join(map(option_words, one.options, one.options.values()))),
+        Column("verdict", "verdict", lambda one: one.verdict.verdict),
+        Column("memory", "memory", lambda one: _less(one.saved_bytes, now, format_bytes), is_number=True),
+        Column("time", "time", lambda one: _less(one.saved_hours, one.hours, format_hours), is_number=True),
+        Column("cost", "cost", lambda one: _less(one.saved_usd, one.usd, format_usd), is_number=True),
+    ]
+    terminal.show([Table(title="", columns=columns, rows=list(found.changes[:_MOST_CHANGES]))], [], console)
+    if (more := len(found.changes) - _MOST_CHANGES) > 0:
+        console.print(f"  … and {more} more; --json tells all")
+
+
+def _less(saved: float | None, whole: float | None, written: Callable[[Any], str]) -> str | None:
+    if saved is None or whole is None or abs(saved) < _LEAST_SHARE * whole:
+        return None
+    return f"{written(abs(saved))} {'less' if saved >= 0 else 'more'}"

@@ -1,0 +1,134 @@
+"""Inverse: a budget or a deadline -> the most tokens, the longest sequences or the largest model that it pays for.
+
+In: a Question with one thing left open, offers. Out: what was found with its Recommendation, or an error that says what
+not even the smallest meets. By the best values of speed and cost, not by their intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+
+from pydantic import BaseModel, ConfigDict
+
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import list_models
+from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.recommend.answer import Option, Question, Recommendation, recommended
+from vramprobe.recommend.prices import Offer
+from vramprobe.units import format_hours, format_usd
+
+#: Lengths are sought in steps of this.
+LENGTH_STEP = 256
+#: What is asked with where the number of tokens is open: hours and dollars grow with it in proportion.
+SOME_TOKENS = 1_000_000_000
+
+
+class Most(BaseModel):
+    """The most of what was left open; ``option`` is what it is for, in ``recommendation``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    asked: str  # tokens, seq_len or model
+    value: int | str
+    option: Option
+    recommendation: Recommendation
+    not_judged: dict[str, str] = {}  # model → why nothing can be said of it
+
+
+def meets(question: Question, one: Option) -> bool:
+    """Whether an option fits, and ends in time and within the budget by its best values."""
+    if not one.fits or one.hours is None:
+        return False
+    in_time = question.deadline_seconds is None or one.hours.value * 3600 <= question.deadline_seconds
+    return in_time and (question.budget_usd is None or (one.usd is not None and one.usd.value <= question.budget_usd))
+
+
+def _require_limit(question: Question, asked: str) -> None:
+    if question.deadline_seconds is None and question.budget_usd is None:
+        raise SpecError(f"{asked} for what? give a budget in dollars, a deadline, or both")
+
+
+def _limits(question: Question) -> str:
+    said = [] if question.budget_usd is None else [format_usd(question.budget_usd)]
+    said += [] if question.deadline_seconds is None else [format_hours(question.deadline_seconds / 3600)]
+    return " and ".join(said)
+
+
+def most_tokens(question: Question, offers: list[Offer], *, today: date) -> Most:
+    """The most tokens, on the option that makes most of them; ``question.tokens`` is not looked at."""
+    _require_limit(question, "tokens")
+    found = recommended(question.model_copy(update={"tokens": SOME_TOKENS}), offers, today=today)
+    counts = [(_tokens(question, one), index) for index, one in enumerate(found.options) if one.fits]
+    tokens, index = max(counts, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
+    if tokens < 1:
+        raise SpecError(f"nothing that fits has a price, so {_limits(question)} pays for no tokens")
+    exact = question.model_copy(update={"tokens": tokens, "methods": (found.options[index].method,),
+                                        "gpus": (found.options[index].gpu,)})  # fmt: skip
+    again = recommended(exact, offers, today=today)
+    option = next(one for one in again.options if one.num_gpus == found.options[index].num_gpus)
+    return Most(asked="tokens", value=tokens, option=option, recommendation=again)
+
+
+def _tokens(question: Question, one: Option) -> int:
+    shares = []
+    if question.budget_usd is not None:
+        if one.usd is None:
+            return 0
+        shares.append(question.budget_usd / one.usd.value)
+    if question.deadline_seconds is not None and one.hours is not None:
+        shares.append(question.deadline_seconds / 3600 / one.hours.value)
+    return int(SOME_TOKENS * min(shares))
+
+
+def longest(question: Question, offers: list[Offer], *, today: date, up_to: int = 131_072) -> Most:
+    """The longest sequences, in steps of :data:`LENGTH_STEP`, of a run over the same tokens."""
+    _require_limit(question, "the longest sequences")
+
+    def asked(steps: int) -> tuple[Recommendation, Option | None]:
+        words = question.words | {"seq_len": steps * LENGTH_STEP}
+        return _met(question.model_copy(update={"words": words}), offers, today)
+
+    few, found = 1, asked(1)
+    if found[1] is None:
+        raise SpecError(f"not even sequences of {LENGTH_STEP} tokens fit within {_limits(question)}")
+    many = up_to // LENGTH_STEP + 1
+    while many - few > max(1, few // 8):  # to an eighth of the length
+        middle = (few + many) // 2 if few > many // 4 else min(2 * few, (few + many) // 2)
+        if (now := _unless_impossible(lambda middle=middle: asked(middle)))[1] is None:
+            many = middle
+        else:
+            few, found = middle, now
+    assert found[1] is not None
+    return Most(asked="seq_len", value=few * LENGTH_STEP, option=found[1], recommendation=found[0])
+
+
+def _unless_impossible(asked: Callable[[], tuple[Recommendation, Option | None]]) -> tuple[object, Option | None]:
+    try:
+        return asked()
+    except SpecError:  # beyond learned positions
+        return None, None
+
+
+def largest(question: Question, offers: list[Offer], *, today: date) -> Most:
+    """The catalog's largest model that is trained on the tokens; its words' ``model`` is not looked at."""
+    _require_limit(question, "the largest model")
+    not_judged = {}
+    for entry in sorted(list_models(), key=lambda one: -(one.n_params or 0)):
+        if question.deadline_seconds is None and question.budget_usd is None:
+            continue
+        asked = question.model_copy(update={"words": question.words | {"model": entry.name}})
+        try:
+            found, option = _met(asked, offers, today)
+        except (UnsupportedArchitecture, SpecError) as error:
+            not_judged[entry.name] = str(error)
+            continue
+        if option is not None:
+            return Most(asked="model", value=entry.name, option=option, recommendation=found, not_judged=not_judged)
+    raise VramprobeError(f"no model of the catalog is trained on so many tokens within {_limits(question)}")
+
+
+def _met(question: Question, offers: list[Offer], today: date) -> tuple[Recommendation, Option | None]:
+    """The recommendation, and its cheapest option that meets the question (the options stand in that order)."""
+    found = recommended(question, offers, today=today)
+    return found, next((one for one in found.options if meets(question, one)), None)

@@ -1,0 +1,126 @@
+"""Questions: a user's words -> a Recommendation, or the most that a budget or a deadline pays for.
+
+In: a cell's words (spec.option_names()) with the method and the batch left open if you like, tokens, limits, prices.
+Out: what answer.py and inverse.py make of them. Reads prices and records where they are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from vramprobe import catalog
+from vramprobe.errors import SpecError
+from vramprobe.recommend import inverse
+from vramprobe.recommend.answer import GLOBAL_BATCH, METHODS, Question, Recommendation, nearest, recommended
+from vramprobe.recommend.changes import effects
+from vramprobe.recommend.prices import SKYPILOT, Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
+from vramprobe.speed.measured import Measured, measured_speeds
+from vramprobe.terms.ranks import Sharding
+from vramprobe.units import parse_count, parse_duration
+
+#: What can be left open beside the tokens.
+Asked = Literal["tokens", "seq_len", "model"]
+_NOT_ASKED = ("device", "limit_vram", "weights", "steps", "timing_steps", "seed", "alloc_conf")
+
+
+def recommend(
+    *,
+    tokens: int | str | None = None,
+    deadline: float | str | None = None,
+    budget: float | None = None,
+    method: str | Sequence[str] | None = None,
+    gpus: Sequence[str] = (),
+    max_gpus: int = 8,
+    global_batch: int = GLOBAL_BATCH,
+    sharding: Sharding | None = None,
+    provider: str | None = None,
+    region: str | None = None,
+    terms: str = "on-demand",
+    prices: str | Path | None = None,
+    records: str | Path | None = None,
+    most: Asked | None = None,
+    today: date | None = None,
+    **options: Any,
+) -> Recommendation | inverse.Most:
+    """Which cards, how many, how long and for how much; ``options`` are a cell's, ``method`` None compares all three.
+
+    ``tokens`` are 50_000_000 or ``"50M"``, ``deadline`` seconds or ``"12h"``, ``budget`` US dollars. ``most``: what the
+    budget and the deadline are to pay for, in place of that option. ``prices``: a CSV file, or ``skypilot``. Raises
+    SpecError for what cannot be, UnsupportedArchitecture for a model without arithmetic.
+    """
+    if most is not None and most not in get_args(Asked):
+        raise SpecError(f"most: {most!r} given; allowed: {', '.join(get_args(Asked))}")
+    named = {"tokens": tokens, **{name: options.get(name) for name in ("model", "seq_len")}}
+    for name, value in named.items():
+        if value is None and name != most:
+            raise SpecError(f"{name} is missing: give it, or ask for the most of it within a budget or a deadline")
+        if value is not None and name == most:
+            raise SpecError(f"the most {name} is asked for, so do not give it")
+    if unknown := [name for name in _NOT_ASKED if options.get(name) is not None]:
+        raise SpecError(f"{', '.join(unknown)}: a recommendation is about CUDA cards as they are; leave it out")
+    offers = chosen(_offers(prices), terms=terms, provider=provider, region=region)
+    question = Question(
+        words={name: value for name, value in options.items() if value is not None},
+        methods=_methods(method),
+        tokens=inverse.SOME_TOKENS if tokens is None else parse_count(str(tokens)),
+        deadline_seconds=None if deadline is None else parse_duration(str(deadline)),
+        budget_usd=_at_least("budget", budget, 0.01),
+        global_batch=int(_at_least("global_batch", global_batch, 1) or 1),
+        max_gpus=int(_at_least("max_gpus", max_gpus, 1) or 1),
+        sharding=_sharding(sharding),
+        gpus=tuple(catalog.find_gpu(name).short_name for name in gpus),
+    )
+    today = today or date.today()
+    match most:
+        case "tokens":
+            return inverse.most_tokens(question, offers, today=today)
+        case "seq_len":
+            return inverse.longest(question, offers, today=today)
+        case "model":
+            return inverse.largest(question, offers, today=today)
+    measured = _measured(records)
+    found = recommended(question, offers, today=today, measured=measured)
+    option = next((answer.option for answer in found.answers if answer.option is not None), None)
+    if option is None and found.options:
+        option = nearest(found.options)
+    changes = [] if option is None else effects(question, option, measured=measured)
+    return found.model_copy(update={"changes": changes, "changes_of": option})
+
+
+def _offers(prices: str | Path | None) -> list[Offer]:
+    if prices is None:
+        return shipped_offers()
+    return offers_from_skypilot() if str(prices) == SKYPILOT else read_offers(Path(prices))
+
+
+def _measured(records: str | Path | None) -> Mapping[str, Measured]:
+    if records is None:
+        return {}
+    from vramprobe.records.whole import read_whole
+
+    found = measured_speeds(read_whole(records).records)
+    if not found:
+        raise SpecError(f"{records} holds no step time that was measured on a GPU of the catalog")
+    return found
+
+
+def _methods(method: str | Sequence[str] | None) -> tuple[str, ...]:
+    wanted = METHODS if method is None else (method,) if isinstance(method, str) else tuple(method)
+    if wrong := [name for name in wanted if name not in METHODS]:
+        raise SpecError(f"method: {', '.join(map(repr, wrong))} given; allowed: {', '.join(METHODS)}")
+    return wanted
+
+
+def _sharding(sharding: str | None) -> Sharding | None:
+    if sharding is not None and sharding not in get_args(Sharding):
+        raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(get_args(Sharding))}")
+    return sharding
+
+
+def _at_least(name: str, value: float | None, least: float) -> float | None:
+    if value is not None and not least <= value < 1e12:
+        raise SpecError(f"{name}: {value} given; must be at least {least:g}")
+    return value

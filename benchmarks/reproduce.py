@@ -106,7 +106,9 @@ def main() -> None:
         return
     if not given.table:
         run_what_is_left(given)
-    table.write(table.rows(current(given.journal), table.simulated_bytes(list(current(given.journal)))), TABLE)
+    if given.journal == JOURNAL:
+        entries = current(JOURNAL)
+        table.write(table.rows(entries, table.simulated_bytes(list(entries))), TABLE)
 
 
 def run_what_is_left(given: argparse.Namespace) -> None:

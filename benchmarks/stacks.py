@@ -2,10 +2,10 @@
 
 benchmarks/stacks/NAME.in says what is asked for and of which day; NAME.txt, which ``--resolve`` writes by uv, holds
 every package with its version, but no CUDA library and no flash-attn, which has no wheel. ``fms-*`` are those of
-published runs (reproduce.py), ``hf-*`` Hugging Face's libraries of a day. Without a name it lists them. uv downloads
-and keeps each wheel once for all: the first stack is a download of 1 GB and a minute, one more with the same torch half
-of that; each is 3.3 GB on disk, of which those with the same torch share 2 GB (hard links, where ``--home`` and uv's
-cache are on one file system). ``--remove NAME`` takes one away.
+published runs (reproduce.py), ``hf-*`` Hugging Face's libraries of a day. Without a name it lists them. uv keeps each
+wheel once for all: the first stack is a download of 1 GB and a minute, one more with the same torch half of that; each
+is 3.3 GB on disk, of which those with the same torch share 2 GB (hard links, where ``--home`` and uv's cache are on one
+file system). ``--remove NAME`` takes one away.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ STACKS = {
     "24bdadb": "fms-2025-02", "733992a": "fms-2024-12", "fc78b55": "fms-2024-10-granite", "97fc3c1": "fms-2024-10",
     "00febdc": "fms-2024-06",
 }  # fmt: skip
+_WITHOUT_PLUGINS = {"fms-2024-06": "fms-2024-06-plain"}
 #: What the results' own column lora_dropout says (refs/a100_80gb.csv); published.csv has a later scenario's.
 _DROPOUT = {"00febdc": "0.0"}
 _FMS = "fms-acceleration benchmark refs"
@@ -172,6 +173,8 @@ def recipe_of(row: PublishedRow, num_steps: int = NUM_STEPS) -> Recipe | NotRun:
     assert row.num_gpus is not None
     model, tokenizer = _MODELS[row.model]
     plugins = _PLUGINS[row.framework_config or ""]
+    stack = STACKS[commit[1]]
+    stack = stack if plugins else _WITHOUT_PLUGINS.get(stack, stack)
     words = ["-m", "tuning.sft_trainer", *_words(row, num_steps)]
     if row.num_gpus > 1:
         launch = ["-m", "accelerate.commands.launch", "--config_file", "{fsdp}", f"--num_processes={row.num_gpus}"]
@@ -179,7 +182,7 @@ def recipe_of(row: PublishedRow, num_steps: int = NUM_STEPS) -> Recipe | NotRun:
     is_gptq = "autogptq" in (row.framework_config or "")
     loaded_to_host = row.num_gpus == 1 and row.method in ("full", "lora")
     return Recipe(
-        line=row.line, stack=STACKS[commit[1]], cards=CARD if row.num_gpus == 1 else f"{CARD} x{row.num_gpus}",
+        line=row.line, stack=stack, cards=CARD if row.num_gpus == 1 else f"{CARD} x{row.num_gpus}",
         num_ranks=row.num_gpus, model=model, tokenizer=tokenizer, is_gptq=is_gptq, words=tuple(words),
         num_data_rows=row.batch_size * row.num_gpus * (min(num_steps, _DATA_STEPS) + 1), plugins=plugins,
         host_bytes=2 * _num_params(model) if loaded_to_host else 0,

@@ -89,7 +89,8 @@ def command_of(recipe: Recipe, way: Entrance, work: Path) -> list[str]:
     """The words after the interpreter, and the files that they name."""
     data, plugins = work / "data.json", work / "acceleration.yaml"
     _prepare(way, "data", recipe.num_data_rows, data)
-    plugins.write_text(json.dumps({"plugins": recipe.plugins}))  # YAML is JSON, too
+    if recipe.plugins:
+        plugins.write_text(json.dumps({"plugins": recipe.plugins}))  # YAML is a superset of JSON
     names = {
         "model": model_folder(recipe, way), "data": data, "out": work / "out", "fsdp": HERE / "fsdp1.yaml",
         "port": _free_port(),
@@ -146,17 +147,16 @@ def _started(way: Entrance, command: list[str], work: Path, limit_seconds: float
 def environment_of(way: Entrance, work: Path) -> dict[str, str]:
     """What the source's process had, on this machine: no network, and a flash-attn to import."""
     environment = way.environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    environment |= {
-        "HF_HOME": str(work / "hf"), "ACCELERATION_FRAMEWORK_CONFIG_FILE": str(work / "acceleration.yaml"),
-        "PYTHONPATH": f"{way.environment['PYTHONPATH']}{os.pathsep}{HERE}",  # flash_attn
-    }  # fmt: skip
-    return environment
+    environment |= {"HF_HOME": str(work / "hf")}
+    environment |= {"PYTHONPATH": f"{way.environment['PYTHONPATH']}{os.pathsep}{HERE}"}  # flash_attn
+    plugins = work / "acceleration.yaml"
+    return environment | ({"ACCELERATION_FRAMEWORK_CONFIG_FILE": str(plugins)} if plugins.is_file() else {})
 
 
 def _told(recipe: Recipe, status: int | None, said: str, way: Entrance) -> dict[str, Any]:
     """The entry's own part."""
     metrics = metrics_in(said)
-    # fms-hf-tuning 0.4 ends with status 2 after it has trained: its own parser
+    # fms-hf-tuning of 2024 may end with status 2 after it has trained: its own parser
     if status is not None and metrics is not None:
         ranks = sorted(_ranks(way.machine), key=lambda one: int(one["rank"] or 0))
         cards = [card for one in ranks for card in one["cards"]]

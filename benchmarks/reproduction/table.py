@@ -211,8 +211,8 @@ What the sources leave open, and what stands for it:
 - Checkpoints are cut as the published ones are (Mistral and Llama 2 at 10 GB, others at 5 GB): which weights are loaded
   together leaves blocks of other sizes in the allocator's cache, here 512 KiB.
 - Plugins: commits ran; here their releases of the days after. foak of 2024-12 is the first with Liger's loss.
-- The rows of 2024-06 name no versions: transformers is the newest below 4.40, which their framework asks for, all else
-  the newest of that day. Their dropout is 0, as the results' own column says; published.csv says 0.1.
+- The rows of 2024-06 name no versions: transformers and accelerate are the newest that their packages allow (below 4.40
+  and 0.29), all else the newest of that day. Their dropout is 0, as the results' own column has it; published.csv: 0.1.
 - flash-attn has no wheel: torch's own copy of its kernels, with the same temporaries (reproduction/flash_attn).
 - How many tokens went to each expert of a Mixtral is not known: here each gets the same.
 

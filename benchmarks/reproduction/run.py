@@ -39,7 +39,7 @@ _Say = Callable[[str], None]
 
 def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str, Any]:
     """The entry of one attempt."""
-    started = time.time()
+    started, packages = time.time(), fingerprint(recipe.stack)
     way = entrance_for_command(python_of(recipe.stack, uv=uv), recipe.cards, say=say)
     before = psutil.Process().cpu_times()
     try:
@@ -53,7 +53,7 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {
         "line": recipe.line, "fingerprint": recipe.fingerprint, "stack": recipe.stack,
-        "stack_fingerprint": fingerprint(recipe.stack), "emulator_version": emulator_version(),
+        "stack_fingerprint": packages, "emulator_version": emulator_version(),
         "seconds": round(time.time() - started, 1), "cpu_seconds": round(cpu, 1), "ended": round(time.time()), **entry,
     }  # fmt: skip
 

@@ -29,7 +29,6 @@ _ADAPTER_OUT_BYTES = 10
 #: Kernels of a layer, forward, beside its products; an adapter's and a packed weight's are counted with them.
 _EAGER_KERNELS, _FUSED_KERNELS = 34, 10
 _ADAPTER_KERNELS, _PACKED_KERNELS, _CAST_KERNELS = 5, 2, 1
-#: Bytes that an optimizer's step moves per trained parameter beside its own state, which is read and written.
 _BACKWARD = 2.0  # of elementwise bytes, over the forward's
 #: FlashAttention-2's backward recomputes the scores: five products for the forward's two.
 _ATTENTION_BACKWARD = 2.5

@@ -204,10 +204,10 @@ what every later one is. Compared is what the source published, HF's TrainerMemo
 prediction. `python benchmarks/reproduce.py` runs what the journal has not.
 
 What the sources leave open was in part settled after a first run had differed, which makes weaker evidence of those
-rows: what is said below of PowerLM-3b, of santacoder (its words and positions, from memory; +0.13 % and +96 % before), of
-the libraries of 2024-06 (1.8 to 3.9 % and 0.3 to 0.6 % before) and of the checkpoints' cut (512 KiB), and foak's release in
-2025-02 (+18.7 % before). No size was fitted, and what stands now follows from dates, packages' metadata or the sources'
-own columns, but for the two models' configurations.
+rows: what is said below of PowerLM-3b, of santacoder (its words and positions, from memory; +0.13 % and +96 % before),
+of the libraries of 2024-06 (1.8 to 3.9 % and 0.3 to 0.6 % before) and of the checkpoints' cut (512 KiB), and foak's
+release in 2025-02 (+18.7 % before). No size was fitted, and what stands now follows from dates, packages' metadata or
+the sources' own columns, but for the two models' configurations.
 
 What the sources leave open, and what stands for it:
 

@@ -119,6 +119,7 @@ HOW = {
     "python benchmarks/cell_overhead.py": HOURS,
     "python benchmarks/scale.py": HOURS,
     "python benchmarks/emulated_speed.py": HOURS,
+    "python benchmarks/profile_overhead.py": HOURS,
 }  # fmt: skip
 #: Named in the pages, and made by whoever follows them.
 MADE_BY_A_USER = {"results/h100-sxm/80gb", "results/…/*.jsonl"}

@@ -137,6 +137,20 @@ def test_changes_add_up(found: Recommendation) -> None:
     assert {name for one in found.changes for name in one.options} >= {"kbit_prep", "lora_targets", "num_gpus"}
 
 
+@pytest.mark.parametrize(("model", "method"), [("llama-3-8b", "qlora"), ("llama-3-70b", "lora"), ("gpt2", "full")])
+def test_each_change_is_the_estimate_of_its_own_cell(model: str, method: str) -> None:
+    """Counts are kept by spec; one that was let go once handed its place to another's."""
+    found = asked(model=model, method=method, seq_len=1024, gpus=["H100-SXM"])
+    now = found.changes_of
+    assert now is not None
+    own = {"model": model, "method": method, "seq_len": 1024, "device": "cuda"} | now.setting.words()
+    for one in found.changes:
+        words = {"sharding": "fsdp"} | own | one.options
+        count, sharding = words.pop("num_gpus", 1), words.pop("sharding")
+        rate = estimate(api.cell(**words), catalog.find_gpu(now.gpu), num_gpus=count, sharding=sharding)
+        assert one.hours == pytest.approx(50e6 / rate.tokens_per_second.value / 3600), one.options
+
+
 def test_old_prices_are_said_to_be_old() -> None:
     assert "prices on-demand, of 2026-03, from vramprobe/data/prices.csv" in asked(max_gpus=1).notes
     assert any("more than 3 months old" in note for note in asked(max_gpus=1, today=date(2026, 7, 1)).notes)

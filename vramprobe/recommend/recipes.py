@@ -64,7 +64,7 @@ class Kitchen:
         self._fit, self._measured = fit, measured
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
         self._predictions: dict[tuple[Any, ...], Prediction] = {}
-        self._works: dict[int, Work] = {}
+        self._works: dict[int, tuple[CellSpec, Work]] = {}  # with the spec, so that no other gets its id
 
     def settings(self, gpu: Gpu, num_gpus: int) -> Iterator[Setting]:
         """Every setting that is tried, whether or not it fits: from the largest micro-batch down to one that does.
@@ -128,8 +128,8 @@ class Kitchen:
 
     def _work(self, spec: CellSpec) -> Work:
         if id(spec) not in self._works:
-            self._works[id(spec)] = work_of(spec)
-        return self._works[id(spec)]
+            self._works[id(spec)] = spec, work_of(spec)
+        return self._works[id(spec)][1]
 
     def _prediction(self, spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Prediction:
         fit = shipped_fit("cuda", gpu) if sharding is None else None

@@ -118,11 +118,11 @@ def reading_of(claim: Claim, claims: Sequence[Claim], cells: Cells) -> Reading:
         case "time" | "cost":
             return rates.time_reading(claim, claims)
         case "throughput ratio":
-            return rates.speed_ratio_reading(claim)
+            return rates.speed_ratio_reading(claim, cells)
         case "cost ratio":
             return rates.cost_ratio_reading(claim)
         case "extra time" | "speedup":
-            return rates.extra_time_reading(claim)
+            return rates.extra_time_reading(claim, cells)
         case "host RAM ratio":
             return rates.host_reading(claim)
         case "per-rank model states":

@@ -1,19 +1,23 @@
 """Readings of claims that are no matter of a peak: times, costs and rates, host memory, ZeRO's stages, fp8.
 
-In: a claim, all claims (a time needs the rate that the same guide prints) and the cells. Out: its Reading. Times are
-tokens ÷ rate, costs are times × the shipped price, written out; nothing here is measured.
+In: a claim, all claims (a time needs the rate that the same guide prints) and the cells. Out: its Reading. Rates are
+estimates (speed/), times are tokens ÷ the guide's rate, costs are times × the shipped price, written out; nothing here
+is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
-from vramprobe.literature.claims.conditions import RECIPES, stand_ins
+from vramprobe.literature.claims.conditions import ANY_SIZE, LENGTHS, RECIPES, cell_options, stand_ins
 from vramprobe.literature.claims.figures import Cells, Figure, figure
 from vramprobe.literature.claims.judge import Case, Reading
 from vramprobe.literature.claims.memory import floor_of, num_params, usable
+from vramprobe.predict.prediction import predict, verdict
+from vramprobe.speed.rates import shipped_speed
+from vramprobe.speed.step import estimate
 
 #: Floating-point operations per parameter and token: forward 2, backward through frozen weights 2, forward again 2.
 _FORWARD, _BACKWARD_FROZEN, _RECOMPUTE = 2, 2, 2
@@ -22,17 +26,46 @@ TOKENS, TOKENS_THAT_FIT = "10e9", "10e6"
 _HOURS = 3600
 
 
+#: A ratio of two of our estimates may be so far off, as a share of time: what they have in common cancels. Published
+#: pairs of one table each are within it: checkpointing adds 27 % to full fine-tuning of a 3B (torchtune) and 44 % to
+#: LoRA of a 7B (ms-swift), published_speed.csv.
+EXTRA_SPREAD = 0.05
+#: The same of two cards, each of which its own published steps place within some percent (benchmarks/speed_model.md).
+CARD_SPREAD = 0.1
+#: The cards on which what is said of all is tried.
+_ANY_CARD = ("A100-80GB-SXM", "H100-SXM", "RTX-4090")
+
+
 def throughput_reading(claim: Claim, cells: Cells) -> Reading:
-    """Tokens per second: not memory, but the card's peak rate and its size rule some out."""
+    """Tokens per second, estimated where the run fits; the card's peak rate and its size rule some out."""
     gpu = claim.gpus[0]
     flops = f"({_flops(claim)} * {num_params(stand_ins(claim)[0]):_})"
     ceiling = figure("tokens/s", f"{claim.num_gpus or 1} * {gpu.bf16_dense_tflops:g}e12 / {flops}")
-    note = f"A rate, to be timed; {gpu.short_name}'s peak rate would allow {ceiling.value:,.0f} tokens/s."
     blocked = _too_small(claim, gpu, cells)
     if blocked is None:
-        return Reading(cases=(), ceiling=ceiling, note=note)
+        note = f"Estimated, not timed; {gpu.short_name}'s peak rate would allow {ceiling.value:,.0f} tokens/s."
+        return Reading(cases=tuple(_estimated_rates(claim, cells)), ceiling=ceiling, note=note)
     note = f"There is no such run: its weights alone take {blocked.value:.0%} of the card: {blocked.arithmetic}."
     return Reading(cases=(), ruled_out=blocked, note=note)
+
+
+def _estimated_rates(claim: Claim, cells: Cells) -> Iterator[Case]:
+    """Under each usual set of conditions under which the run is not too large for its card."""
+    gpu, count = claim.gpus[0], claim.num_gpus or 1
+    for length in claim.seq_lens or LENGTHS:
+        for checkpointing in (True, False) if claim.gradient_checkpointing is None else (claim.gradient_checkpointing,):
+            options = cell_options(
+                stand_ins(claim)[0], claim.method or "lora", claim.batch_size or 1, length, checkpointing
+            )
+            spec = cells.spec(options)
+            if verdict(predict(spec, gpu=gpu), gpu).verdict == "does not fit":
+                continue
+            made = estimate(spec, gpu, num_gpus=count, sharding="ddp")
+            words = {"sequence length": f"{length:,} tokens",
+                     "checkpointing": f"checkpointing {'on' if checkpointing else 'off'}"}  # fmt: skip
+            rate = made.tokens_per_second
+            text = f"{count} * {spec.num_tokens} / {made.seconds:.4g}"
+            yield Case(words, figure("tokens/s", text, engine="estimate", low=rate.low, high=rate.high))
 
 
 def _too_small(claim: Claim, gpu: Gpu, cells: Cells) -> Figure | None:
@@ -85,8 +118,9 @@ def _price(gpu: Gpu) -> catalog.Price:
     )
 
 
-def speed_ratio_reading(claim: Claim) -> Reading:
-    """One GPU's speed over another's: bounded by its peak rate and its bandwidth."""
+def speed_ratio_reading(claim: Claim, cells: Cells) -> Reading:
+    """One GPU's speed over another's: bounded by its peak rate and its bandwidth; estimated where published steps of
+    both were at hand."""
     new, old = _compared(claim)
     compute = figure("x", f"{new.bf16_dense_tflops:g} / {old.bf16_dense_tflops:g}")
     bandwidth = figure("x", f"{new.bandwidth_gb_s:g} / {old.bandwidth_gb_s:g}")
@@ -94,7 +128,23 @@ def speed_ratio_reading(claim: Claim) -> Reading:
         f"A rate, to be timed; {new.short_name} over {old.short_name} is {compute.value:.2f} in bf16 FLOP/s and "
         f"{bandwidth.value:.2f} in bandwidth."
     )
-    return Reading(cases=(), ceiling=max(compute, bandwidth, key=lambda one: one.value), note=note)
+    seen = {new.short_name, old.short_name} <= set(shipped_speed().cards)
+    cases = tuple(_ratios(cells, new, old)) if seen else ()
+    if seen:
+        note = note.replace("A rate, to be timed", "Estimated, not timed")
+    return Reading(cases=cases, ceiling=max(compute, bandwidth, key=lambda one: one.value), note=note)
+
+
+def _ratios(cells: Cells, new: Gpu, old: Gpu) -> Iterator[Case]:
+    """The same step on both."""
+    for method in ("full", "lora", "qlora"):
+        for length in LENGTHS:
+            spec = cells.spec(cell_options(ANY_SIZE, method, 4, length, True))
+            text = f"{estimate(spec, old).seconds:.4g} / {estimate(spec, new).seconds:.4g}"
+            value = figure("x", text).value
+            yield Case({"method": method, "sequence length": f"{length:,} tokens"},
+                       figure("x", text, engine="estimate", low=value * (1 - CARD_SPREAD),
+                              high=value * (1 + CARD_SPREAD)))  # fmt: skip
 
 
 def _compared(claim: Claim) -> tuple[Gpu, Gpu]:
@@ -124,14 +174,35 @@ def cost_ratio_reading(claim: Claim) -> Reading:
     )
 
 
-def extra_time_reading(claim: Claim) -> Reading:
-    """Time that checkpointing or quantisation adds, or that a compiler saves: to be timed."""
-    note = "Time, not memory: to be timed."
+def extra_time_reading(claim: Claim, cells: Cells) -> Reading:
+    """Time that checkpointing or 4-bit weights add, estimated; of 8-bit weights and compilers it is to be timed."""
     if claim.gradient_checkpointing:
         full, frozen = figure("x", "8 / 6 - 1"), figure("x", "6 / 4 - 1")
-        note += f" By FLOPs one more forward is 8 / 6 - 1 = {full.value:.0%} (full) or 6 / 4 - 1 = {frozen.value:.0%}"
-        note += " (LoRA, whose frozen weights need no gradients)."
-    return Reading(cases=(), note=note)
+        note = f"By FLOPs alone one more forward is 8 / 6 - 1 = {full.value:.0%} (full) or 6 / 4 - 1 = "
+        note += f"{frozen.value:.0%} (LoRA, whose frozen weights need no gradients); estimated, not timed."
+        pairs = [(name, (name, False), (name, True)) for name in ("full", "lora", "qlora")]
+        return Reading(cases=tuple(_extra(cells, pairs)), note=note)
+    if claim.quant == "nf4":
+        note = "Dequantising takes a time of its own, however many tokens; estimated by it, not timed."
+        pairs = [(f"checkpointing {'on' if on else 'off'}", ("lora", on), ("qlora", on)) for on in (True, False)]
+        return Reading(cases=tuple(_extra(cells, pairs)), note=note)
+    return Reading(cases=(), note="Time, not memory: to be timed.")
+
+
+def _extra(cells: Cells, pairs: Sequence[tuple[str, tuple[str, bool], tuple[str, bool]]]) -> Iterator[Case]:
+    """(condition, method and checkpointing before, after) on some cards: the share of time that is added."""
+    for words, before, after in pairs:
+        for length in LENGTHS:
+            for card in _ANY_CARD:
+                first, second = (
+                    estimate(cells.spec(cell_options(ANY_SIZE, method, 4, length, on)), catalog.find_gpu(card)).seconds
+                    for method, on in (before, after)
+                )
+                text = f"{second:.4g} / {first:.4g} - 1"
+                value = figure("fraction", text).value
+                yield Case({"what": words, "sequence length": f"{length:,} tokens", "card": card},
+                           figure("fraction", text, engine="estimate", low=value - EXTRA_SPREAD,
+                                  high=value + EXTRA_SPREAD))  # fmt: skip
 
 
 def host_reading(claim: Claim) -> Reading:

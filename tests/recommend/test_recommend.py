@@ -151,6 +151,13 @@ def test_each_change_is_the_estimate_of_its_own_cell(model: str, method: str) ->
         assert one.hours == pytest.approx(50e6 / rate.tokens_per_second.value / 3600), one.options
 
 
+def test_what_libraries_do_not_do_by_default_is_said() -> None:
+    found = asked(model="llama-3-70b", gpus=["RTX-4090"])
+    assert answer(found, "cheapest").setting.sharding == "fsdp"
+    assert any("only with bnb_4bit_quant_storage" in note for note in found.notes)
+    assert not any(note.startswith(("arithmetic alone", "one rank of")) for note in found.notes)
+
+
 def test_old_prices_are_said_to_be_old() -> None:
     assert "prices on-demand, of 2026-03, from vramprobe/data/prices.csv" in asked(max_gpus=1).notes
     assert any("more than 3 months old" in note for note in asked(max_gpus=1, today=date(2026, 7, 1)).notes)

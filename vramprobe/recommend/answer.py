@@ -35,6 +35,8 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Checkpoints that are kept while a run goes on, as a trainer's save_total_limit of 2 keeps.
 _KEPT_CHECKPOINTS = 2
 _HOURS_PER_MONTH = 730
+#: Of predict's warnings, those that hold for every answer here.
+_SAID_OF_ALL = ("arithmetic alone", "one rank of")
 
 
 class _Frozen(BaseModel):
@@ -235,7 +237,7 @@ def _answered(
     judged.sort(key=lambda one: (one.hours is None, one.usd is None, _cost(one) if one.usd else 0.0, one.num_gpus))
     return Recommendation(
         model=str(question.words["model"]), tokens=question.tokens, seq_len=question.words["seq_len"], answers=answers,
-        options=judged, notes=_notes(question, options, offers, today, fit), by_method=by_method,
+        options=judged, notes=[*_notes(question, options, offers, today, fit), *_doubts(answers)], by_method=by_method,
     )  # fmt: skip
 
 
@@ -295,6 +297,12 @@ def _why_not(question: Question, one: Option, answers: list[Answer]) -> str:
     if fastest is not None and fastest.hours is not None:
         said.append(f"{_time(one) / _time(fastest):.2g} × the time of {fastest.num_gpus} × {fastest.gpu}")
     return "; ".join(said)
+
+
+def _doubts(answers: Sequence[Answer]) -> list[str]:
+    """What predict doubts of the answers' settings: that libraries do so at all, or not by default."""
+    said = [warning for one in answers if one.option is not None for warning in one.option.setting.warnings]
+    return [text for text in dict.fromkeys(said) if not text.startswith(_SAID_OF_ALL)]
 
 
 def _notes(question: Question, options: list[Option], offers: list[Offer], today: date, fit: SpeedFit) -> list[str]:

@@ -118,6 +118,13 @@ def test_options_that_are_given_stay() -> None:
     assert [one.setting.sharding for one in sorted(found.options, key=lambda one: one.num_gpus)] == [None, "zero3"]
 
 
+def test_a_steps_sequences_are_divided_without_a_rest() -> None:
+    for one in asked(global_batch=24, gpus=["RTX-4090", "H100-SXM"]).options:
+        assert one.setting.batch_size * one.setting.grad_accum * one.num_gpus == 24
+    more = asked(global_batch=2, gpus=["H100-SXM"]).options
+    assert {one.num_gpus: one.setting.batch_size * one.setting.grad_accum for one in more} == {1: 2, 2: 1, 4: 1, 8: 1}
+
+
 def test_a_card_without_a_price_is_judged_and_costs_nothing_known() -> None:
     found = asked(gpus=["T4", "MI300X"], max_gpus=1)
     assert {one.gpu for one in found.options} == {"T4", "MI300X"}

@@ -86,11 +86,11 @@ class Kitchen:
         return ["ddp", "zero2", "fsdp"] if self._words["method"] == "full" else ["ddp", "fsdp"]
 
     def _of_batches(self, gpu: Gpu, num_gpus: int, sharding: Sharding | None, checkpointing: bool) -> Iterator[Setting]:
-        each = max(1, self._global_batch // num_gpus)
+        each = max(1, round(self._global_batch / num_gpus))  # sequences of one GPU in an optimizer step
         given = self._words.get("batch_size")
-        sizes = [given] if given else [2**power for power in reversed(range(each.bit_length()))]
+        sizes = [given] if given else [size for size in range(each, 0, -1) if each % size == 0]
         for size in sizes:  # a larger one is faster: fewer launches, longer products
-            accum = self._words.get("grad_accum") or max(1, round(self._global_batch / (num_gpus * size)))
+            accum = self._words.get("grad_accum") or max(1, round(each / size))
             spec = self._spec(gpu, size, accum, checkpointing)
             if is_refused(spec, sharding):
                 return False

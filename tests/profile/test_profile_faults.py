@@ -143,7 +143,7 @@ def test_a_signal(tmp_path: Path, what: str, answer: str) -> None:
 @pytest.mark.parametrize("number", [2, 9, 15])
 def test_a_signal_at_any_moment(tmp_path: Path, number: int, seconds: float) -> None:
     """While the verb loads, starts its keeper, the command; nothing of it all is left, whatever was said."""
-    verb = Verb(tmp_path, ["sleep", "1000.25", str(tmp_path)])
+    verb = Verb(tmp_path, [sys.executable, "-c", "import time; time.sleep(1000.25)", str(tmp_path)])
     time.sleep(seconds)
     verb.process.send_signal(number)
     if number == 2:

@@ -7,6 +7,7 @@ contents. NCCL between cards is the emulated one's (driver/nccl.c, ``collectives
 say ends in one line instead of a wait.
 """
 
+import atexit
 import importlib
 import os
 import pickle
@@ -69,6 +70,16 @@ def install(torch, rank, world_size):
             module.TCPStore = _tcp_store(module.TCPStore, store)
     if hasattr(distributed_c10d, "ProcessGroupGloo"):
         distributed_c10d.ProcessGroupGloo = _gloo(distributed_c10d.ProcessGroupGloo)
+    atexit.register(_end_groups, torch.distributed)
+
+
+def _end_groups(distributed):
+    """NCCL's watchdogs ask the store, which is Python's, as long as their groups live: those end before Python does."""
+    try:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+    except Exception:  # of a group that the program has ended in its own way
+        return
 
 
 def _store_class(base):

@@ -171,6 +171,7 @@ def _told(recipe: Recipe, status: int | None, said: str, way: Entrance) -> dict[
         }  # fmt: skip
     events = [f"{event.kind} {event.name} {event.detail}" for event in read_events(way.machine)]
     words = "\n".join([*errors_in(said), "...", said[-2000:], *events])
+    words = words.replace(f"{home()}{os.sep}", "")  # the journal is published: no machine's paths
     kind = "timeout" if status is None else "oom" if "OutOfMemoryError" in said else "error"
     return {"outcome": kind, "exit_status": status, "said": words}
 

@@ -7,16 +7,15 @@ nothing is guessed. Never imports torch, and changes no row.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, get_args
 
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.catalog.shipped import csv_rows
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB, MIB
 
@@ -116,9 +115,7 @@ class NoCell:
 @cache
 def list_published() -> tuple[PublishedRow, ...]:
     """Every published row, in file order."""
-    text = resources.files("vramprobe").joinpath("data", "published.csv")
-    with text.open(encoding="utf-8", newline="") as file:
-        return tuple(_row(line, fields) for line, fields in enumerate(csv.DictReader(file), start=2))
+    return tuple(_row(line, fields) for line, fields in enumerate(csv_rows("published.csv"), start=2))
 
 
 def cell_of(row: PublishedRow, *, device: str = "cuda") -> CellSpec | NoCell:

@@ -115,8 +115,6 @@ def largest(question: Question, offers: list[Offer], *, today: date) -> Most:
     _require_limit(question, "the largest model")
     not_judged = {}
     for entry in sorted(list_models(), key=lambda one: -(one.n_params or 0)):
-        if question.deadline_seconds is None and question.budget_usd is None:
-            continue
         asked = question.model_copy(update={"words": question.words | {"model": entry.name}})
         try:
             found, option = _met(asked, offers, today)

@@ -62,7 +62,7 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
     return told | {
         "emulated_bytes": peak, "difference_bytes": peak - measured, "difference_percent": _percent(peak, measured),
         "settled_measured_bytes": row.settled_bytes, "settled_emulated_bytes": entry["settled_bytes"],
-        "reserved_emulated_bytes": entry["rank_reserved_bytes"][0], "nvidia_smi_bytes": devices.get(row.url_or_path),
+        "reserved_emulated_bytes": round(statistics.mean(entry["rank_reserved_bytes"])), "nvidia_smi_bytes": devices.get(row.url_or_path),
         "cause": cause_of(row, recipe, peak / measured - 1), "num_steering_reads": entry["num_steering_reads"],
         "simulated_bytes": simulated.get(row.line), "simulated_percent": _percent(simulated.get(row.line), measured),
         "predicted_bytes": predicted, "predicted_percent": _percent(predicted, measured), "no_prediction": why,

@@ -47,6 +47,20 @@ def test_sizes_as_a_card_holds_them(make_machine, in_process) -> None:
     assert in_process(run, make_machine()) == [2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 4 * MIB, 0, 0]
 
 
+def test_segments_are_handed_out_from_the_top_down_and_the_highest_hole_first(make_machine, in_process) -> None:
+    """As the listings of torch.cuda.memory_snapshot() show that tests/simulate/test_allocator.py replays."""
+
+    def run(driver: Driver) -> list[int]:
+        first = driver.malloc(20 * MIB)
+        second, third, fourth = (driver.malloc(n * MIB) for n in (512, 6, 2))
+        driver.free(second)
+        driver.free(fourth)
+        in_hole, beside_it, below = driver.malloc(500 * MIB), driver.malloc(12 * MIB), driver.malloc(3 * MIB)
+        return [(first - at) // MIB for at in (second, third, fourth, in_hole, beside_it, below)]
+
+    assert in_process(run, make_machine()) == [512, 518, 520, 500, 512, 522]
+
+
 def test_small_allocations_share_a_granule(make_machine, in_process) -> None:
     def run(driver: Driver) -> tuple[int, int, int]:
         pointers = [driver.malloc(512) for _ in range(4096)]

@@ -1,10 +1,13 @@
-/* Device memory: address space handed out first fit, charged to the card by what a card would hold for it.
+/* Device memory: address space handed out, charged to the card by what a card would hold for it.
  *
- * True of it: less than 1 MiB is packed, 512 bytes at a time, into granules of 2 MiB that are charged while one
- * block in them lives; 1 MiB and more is charged in whole granules; pool memory by its pool; reserved ranges not at
- * all until memory is mapped there. A card's MMU knows no physical fragmentation, so only the sum counts. The memory is
- * NORESERVE host memory: a device pointer can be read and written by the CPU, an untouched page costs nothing, and
- * freed pages are given back, so free memory is zero. Left out: out-of-bounds access by a kernel cannot happen. */
+ * True of it: 1 MiB and more is handed out from the top down, the highest hole first, as listings of real segments
+ * show; the allocators of torch 2.3 and 2.4 take the lower of two free blocks of one size, so the order decides what
+ * they reserve (docs/emulated.md names published runs that reserve what this order gives, and no other). Less than 1
+ * MiB is packed, 512 bytes at a time, into granules of 2 MiB that are charged while one block in them lives; 1 MiB and
+ * more is charged in whole granules; pool memory by its pool; reserved ranges not at all until memory is mapped there.
+ * A card's MMU knows no physical fragmentation, so only the sum counts. The memory is NORESERVE host memory: a device
+ * pointer can be read and written by the CPU, an untouched page costs nothing, and freed pages are given back, so free
+ * memory is zero. Left out: out-of-bounds access by a kernel cannot happen. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
 #include <stdlib.h>
@@ -71,7 +74,7 @@ bool device_charge(struct device *device, uint64_t bytes) {
   return shared_charge(device->index, bytes);
 }
 
-static uintptr_t first_fit(const struct arena *a, size_t bytes, size_t alignment, size_t *at) {
+static uintptr_t lowest_fit(const struct arena *a, size_t bytes, size_t alignment, size_t *at) {
   bool within_granule = alignment < GRANULE_BYTES && bytes < MIB;
   uintptr_t address = a->start;
   for (*at = 0;; ++*at) {
@@ -82,6 +85,19 @@ static uintptr_t first_fit(const struct arena *a, size_t bytes, size_t alignment
     if (address + bytes <= limit) return address;
     if (*at == a->count) return 0;
     address = a->blocks[*at].address + a->blocks[*at].size_bytes;
+  }
+}
+
+static uintptr_t highest_fit(const struct arena *a, size_t bytes, size_t alignment, size_t *at) {
+  uintptr_t limit = a->end;
+  for (*at = a->count;; --*at) {
+    uintptr_t start = *at ? a->blocks[*at - 1].address + a->blocks[*at - 1].size_bytes : a->start;
+    if (start <= limit && bytes <= limit - start) {
+      uintptr_t address = (limit - bytes) / alignment * alignment;
+      if (address >= start) return address;
+    }
+    if (!*at) return 0;
+    limit = a->blocks[*at - 1].address;
   }
 }
 
@@ -126,7 +142,7 @@ status memory_allocate(struct device *d, void **out, size_t bytes, enum block_ki
   struct arena *a = packed ? &d->packed : pooled ? &d->pooled : &d->whole;
   size_t alignment = packed || pooled ? SMALL_BYTES : GRANULE_BYTES, size_bytes = round_up(bytes, alignment), at;
   process_lock();
-  uintptr_t address = first_fit(a, size_bytes, alignment, &at);
+  uintptr_t address = (a == &d->whole ? highest_fit : lowest_fit)(a, size_bytes, alignment, &at);
   bool ok = address && charge(d, kind, address, size_bytes, owner);
   if (ok) ok = insert(a, at, (struct block){address, bytes, size_bytes, ++next_id, owner, kind});
   if (ok) d->num_allocations++;

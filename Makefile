@@ -1,12 +1,13 @@
 # make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
 # make test   sets itself up and passes the tests
+# make truth  repeats ten published runs by their own libraries on an emulated GPU and rebuilds their table
 # make readme rebuilds what is published: fits, reports, the generated blocks of README.md, docs/ and the sweep files
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= out/demo
 
-.PHONY: demo demo-emulated demo-here test test-gpu readme lint clean
+.PHONY: demo demo-emulated demo-here test truth test-gpu readme lint clean
 
 # On the GPU if there is one; else on an emulated one, at real sizes; else (no compiler, not Linux) on the CPU, small.
 demo: $(VENV)/.ready
@@ -31,6 +32,13 @@ demo-here: $(VENV)/.ready
 test: $(VENV)/.ready
 	@$(BIN)/vramprobe emulate setup || echo "no GPU can be emulated here (above): its tests are skipped"
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# Ten published runs again, of every stack, and the table from the records. A stack is set up where it is not there yet.
+truth: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/python benchmarks/reproduce.py --rerun 10 --uv $(BIN)/uv
+	$(BIN)/python benchmarks/reproduce.py --table
+	$(BIN)/python benchmarks/reproduce.py --check
 
 test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu

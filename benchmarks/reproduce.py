@@ -4,13 +4,15 @@ Runs every row of vramprobe/data/published.csv that has a recipe (reproduction/r
 (reproduce.jsonl) has not, the smallest first, one at a time; interrupted, it goes on where it was. Then it writes
 reproduce.csv, all published rows with the reason where one is not run, and the page reproduce.md. The stacks
 (stacks.py) are set up as they are asked for. ``--line 22`` runs these lines, ``--again`` anew; ``--table`` runs none
-and writes the table; ``--check`` says whether the table is what the journal says; ``--profile --line 22`` runs the
-source's own 100 steps under ``vramprobe profile``, which ends them when they repeat.
+and writes the table; ``--check`` says whether the table is what the journal says; ``--rerun 10`` runs ten of the
+journal's rows again, of every stack and number of ranks in turn, and says whether each comes out as it did;
+``--profile --line 22`` runs the source's own 100 steps under ``vramprobe profile``, which ends them when they repeat.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import signal
 import statistics
 import sys
@@ -95,10 +97,13 @@ def main() -> None:
     parser.add_argument("--uv", default="uv", help="uv's command, for stacks that are not there yet")
     parser.add_argument("--table", action="store_true", help="only write the table")
     parser.add_argument("--check", action="store_true", help="say whether the table is what the journal says")
+    parser.add_argument("--rerun", type=int, metavar="N", help="run N rows again; exit code 1 where one differs")
     parser.add_argument("--profile", action="store_true", help="run the lines' own commands under vramprobe profile")
     given = parser.parse_args()
     if given.check:
         sys.exit(stale(given.journal))
+    if given.rerun:
+        sys.exit(rerun(given.rerun, given.journal, uv=given.uv, limit_seconds=given.limit))
     if given.profile:
         for recipe in recipes(PUBLISHED_STEPS):
             if recipe.line in (given.line or ()):
@@ -123,6 +128,31 @@ def run_what_is_left(given: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background has them ignored
         signal.signal(number, _interrupted)
     campaign(todo, path=given.journal, uv=given.uv, limit_seconds=given.limit)
+
+
+def rerun(number: int, path: Path, *, uv: str, limit_seconds: float) -> str | None:
+    """Which of ``number`` rows do not come out as the journal has them, to the byte; None where all do."""
+    entries = {line: entry for line, entry in current(path).items() if entry["outcome"] == "ok"}
+    differ = []
+    for at, recipe in enumerate(chosen := sample(number, entries), start=1):
+        fresh, known = run(recipe, uv=uv, limit_seconds=limit_seconds, say=say), entries[recipe.line]
+        same = all(fresh.get(key) == known[key] for key in ("peak_bytes", "settled_bytes", "rank_peak_bytes"))
+        if not same:
+            differ.append(recipe.line)
+        what = f"{recipe.model} {recipe.num_ranks} × GPU, {recipe.stack}"
+        found = "as it was" if same else f"{fresh['outcome']}: {fresh.get('peak_bytes')}, was {known['peak_bytes']}"
+        say(f"[{at}/{len(chosen)}] line {recipe.line}: {what}: {found}  {fresh['seconds']:.0f} s")
+    return f"lines {', '.join(map(str, differ))} are not as the journal has them" if differ else None
+
+
+def sample(number: int, entries: dict[int, journal.Entry]) -> list[Recipe]:
+    """Of each stack and number of ranks the quickest row, then the next ones, that this machine has memory for."""
+    kinds: dict[tuple[str, int], list[Recipe]] = {}
+    for one in sorted(recipes(), key=lambda one: entries.get(one.line, {}).get("seconds", 0.0)):
+        if one.line in entries and one.host_bytes == 0:
+            kinds.setdefault((one.stack, one.num_ranks), []).append(one)
+    turns = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
+    return [one for turn in turns for one in turn if one is not None][:number]
 
 
 def current(path: Path) -> dict[int, journal.Entry]:

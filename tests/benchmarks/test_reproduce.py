@@ -112,6 +112,31 @@ def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatc
     assert [one.line for one in left] == [one.line for one in todo[2:]]
 
 
+def test_a_rerun_takes_every_kind_in_turn_and_says_which_row_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    reproduce, path = script("reproduce"), tmp_path / "journal.jsonl"
+    todo = [one for one in reproduce.recipes() if one.host_bytes == 0]
+    for seconds, one in enumerate(todo):
+        told = {"line": one.line, "fingerprint": one.fingerprint, "outcome": "ok", "seconds": float(seconds)}
+        told |= {"stack_fingerprint": reproduce.fingerprint(one.stack), "peak_bytes": 5, "settled_bytes": 4}
+        reproduce.journal.append(path, told | {"rank_peak_bytes": [5] * one.num_ranks})
+    kinds = {(one.stack, one.num_ranks) for one in todo}
+    chosen = reproduce.sample(len(kinds), reproduce.current(path))
+    assert {(one.stack, one.num_ranks) for one in chosen} == kinds
+
+    def run(recipe: Any, **_: Any) -> dict[str, Any]:
+        peak = 6 if recipe == chosen[1] else 5
+        told = {"outcome": "ok", "seconds": 1.0, "peak_bytes": peak, "settled_bytes": 4}
+        return told | {"rank_peak_bytes": [peak] * recipe.num_ranks}
+
+    monkeypatch.setattr(reproduce, "run", run)
+    assert reproduce.rerun(1, path, uv="uv", limit_seconds=1) is None
+    told = reproduce.rerun(2, path, uv="uv", limit_seconds=1)
+    assert told == f"lines {chosen[1].line} are not as the journal has them"
+    assert "as it was" in capsys.readouterr().err
+
+
 def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew() -> None:
     reproduce = script("reproduce")
     recipe = reproduce.recipes()[0]

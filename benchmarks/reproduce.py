@@ -149,7 +149,7 @@ def sample(number: int, entries: dict[int, journal.Entry]) -> list[Recipe]:
     """Of each stack and number of ranks the quickest row, then the next ones, that this machine has memory for."""
     kinds: dict[tuple[str, int], list[Recipe]] = {}
     for one in sorted(recipes(), key=lambda one: entries.get(one.line, {}).get("seconds", 0.0)):
-        if one.line in entries and one.host_bytes == 0:
+        if one.line in entries and one.host_bytes < SPARE_BYTES:
             kinds.setdefault((one.stack, one.num_ranks), []).append(one)
     turns = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
     return [one for turn in turns for one in turn if one is not None][:number]

@@ -127,7 +127,8 @@ for _name, _base, _quantized in (("bnb", "bitsandbytes", _NF4), ("autogptq", "au
 class Recipe:
     """A run. ``words`` follow the interpreter; ``{model}``, ``{data}`` and ``{out}`` are folders and files made for it.
 
-    ``host_bytes``: memory of this machine that it fills, where weights are loaded to the host first.
+    ``host_bytes``: memory of this machine that it fills, where weights are loaded to the host first: all of
+    one rank's that are not quantised there, GPTQ's 4 bits on every rank.
     """
 
     line: int
@@ -180,12 +181,12 @@ def recipe_of(row: PublishedRow, num_steps: int = NUM_STEPS) -> Recipe | NotRun:
         launch = ["-m", "accelerate.commands.launch", "--config_file", "{fsdp}", f"--num_processes={row.num_gpus}"]
         words = [*launch, "--main_process_port={port}", *words]
     is_gptq = "autogptq" in (row.framework_config or "")
-    loaded_to_host = row.num_gpus == 1 and row.method in ("full", "lora")
+    params, loaded_to_host = _num_params(model), row.num_gpus == 1 and row.method in ("full", "lora")
     return Recipe(
         line=row.line, stack=stack, cards=CARD if row.num_gpus == 1 else f"{CARD} x{row.num_gpus}",
         num_ranks=row.num_gpus, model=model, tokenizer=tokenizer, is_gptq=is_gptq, words=tuple(words),
         num_data_rows=row.batch_size * row.num_gpus * (min(num_steps, _DATA_STEPS) + 1), plugins=plugins,
-        host_bytes=2 * _num_params(model) if loaded_to_host else 0,
+        host_bytes=2 * params if loaded_to_host else params // 2 * row.num_gpus if is_gptq else 0,
     )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ HOW = {
     "make demo": Way(instead="make -n demo", why="it sets up an environment; its four commands are above"),
     "make demo-here": Way(instead="make -n demo-here", why="its four commands are above"),
     "make test": Way(instead="make -n test", why="it would run this test"),
+    "make truth": Way(instead="make -n truth", why="its stacks take 20 GB and its runs minutes"),
     "make test-gpu": Way(instead="make -n test-gpu", why="it needs a GPU"),
     "make lint": Way(instead="make -n lint", why="CI runs it"),
     "make readme": Way(instead="make -n readme", why="it measures anew; that all is fresh is tested"),

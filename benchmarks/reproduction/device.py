@@ -3,7 +3,8 @@
 In: reproduce.csv's rows of which nvidia-smi is published. Out: one constant for each set of libraries and number of
 ranks, learnt from every other configuration, and how far reserved memory plus that constant is from what was published
 of the others. nvidia-smi's figure is the mean over the cards of peak less what was there before: a context and, on
-several ranks, NCCL's buffers. ``reserved`` is the mean over the ranks.
+several ranks, NCCL's buffers. ``reserved`` is the mean over the ranks; where a full card made the allocator give blocks
+back, what is reserved when a step has ended.
 """
 
 from __future__ import annotations

@@ -239,3 +239,8 @@ def shard_bytes_of(model: str) -> int:
 def num_params(recipe: Recipe) -> int:
     """For the order of a campaign: the smallest first."""
     return _num_params(recipe.model)
+
+
+def num_params_of(published_model: str) -> int:
+    """Of a model by its published name."""
+    return _num_params(_MODELS[published_model][0])

@@ -49,6 +49,8 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
         entry = _told(recipe, status, said, way)
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
+    if any(entry.get("rank_num_retries", ())):
+        entry["rank_stepped_reserved_bytes"] = reserved_after_steps(recipe, uv=uv, say=say)
     after = psutil.Process().cpu_times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {
@@ -60,6 +62,29 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
 
 def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
     """The same command through ``vramprobe profile``, in words: the command, rank 0's peak, and how it was ended."""
+    words, record, said = _profiled(recipe, uv=uv, say=say)
+    told = f"{shlex.join(['vramprobe', *words])}\n"
+    if record is None:
+        return told + said
+    peaks = [rank["peak"]["allocated_bytes"] for rank in record["ranks"] if rank["peak"]]
+    return f"{told}line {recipe.line}: {peaks} bytes allocated"
+
+
+def reserved_after_steps(recipe: Recipe, *, uv: str, say: _Say) -> list[int]:
+    """What each rank has reserved when a step has ended: after a full card has made the allocator give blocks back.
+
+    Raises RuntimeError where the profile fails.
+    """
+    _, record, said = _profiled(recipe, "--whole", uv=uv, say=say)
+    if record is None:
+        raise RuntimeError(said)
+    ranks = sorted(record["ranks"], key=lambda rank: rank["rank"] or 0)
+    phases = [{phase["name"]: phase for phase in rank["phases"]} for rank in ranks if rank["peak"]]
+    return [by_name["optimizer_step"]["reserved_bytes"] for by_name in phases]
+
+
+def _profiled(recipe: Recipe, *options: str, uv: str, say: _Say) -> tuple[list[str], dict[str, Any] | None, str]:
+    """-> the command's words, the profile's record (None where there is none), and what was said."""
     python = python_of(recipe.stack, uv=uv)
     way = entrance_for_command(python, recipe.cards, say=say)  # its machine is for making the files only
     try:
@@ -68,7 +93,7 @@ def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
             command = [str(python), *command_of(recipe, way, folder)]
             environment = environment_of(way, folder)
             added = {key: environment[key] for key in environment.keys() - way.environment.keys()}
-            words = ["profile", "--emulate", recipe.cards, "--trace", "none", "--json", "--", *command]
+            words = ["profile", "--emulate", recipe.cards, "--trace", "none", *options, "--json", "--", *command]
             searched = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
             done = subprocess.run(
                 [sys.executable, "-m", "vramprobe", *words], env={**os.environ, **added, "PYTHONPATH": searched},
@@ -76,13 +101,9 @@ def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
             )  # fmt: skip
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
-    said = f"{shlex.join(['vramprobe', *words])}\n"
     lines = [line for line in done.stdout.splitlines() if line.startswith("{") and '"ranks"' in line]
-    if done.returncode or not lines:
-        return said + done.stderr[-3000:]
-    record = json.loads(lines[-1])
-    peaks = [rank["peak"]["allocated_bytes"] for rank in record["ranks"] if rank["peak"]]
-    return f"{said}line {recipe.line}: {peaks} bytes allocated"
+    record = json.loads(lines[-1]) if lines else None  # some end with status 2 after they have trained
+    return words, record, done.stderr[-3000:]
 
 
 def command_of(recipe: Recipe, way: Entrance, work: Path) -> list[str]:
@@ -166,6 +187,7 @@ def _told(recipe: Recipe, status: int | None, said: str, way: Entrance) -> dict[
             "outcome": "ok", "peak_bytes": peak, "settled_bytes": settled,
             "rank_peak_bytes": [card["allocated_peak_bytes"] for card in cards],
             "rank_reserved_bytes": [card["reserved_peak_bytes"] for card in cards],
+            "rank_num_retries": [card["num_retries"] for card in cards],
             "num_steering_reads": max((one["num_reads_that_could_have_steered"] for one in ranks), default=0),
             "steering_lines": steering,
         }  # fmt: skip

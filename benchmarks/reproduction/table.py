@@ -16,12 +16,12 @@ from typing import Any
 
 from reproduction import device
 from reproduction.journal import Entry
-from reproduction.rows import NotRun, Recipe, recipe_of
+from reproduction.rows import NotRun, Recipe, num_params_of, recipe_of
 from stacks import pins
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.literature.published import NoCell, PublishedRow, cell_of, list_published
-from vramprobe.units import MIB
+from vramprobe.units import GIB, MIB
 
 MISS_PERCENT = 0.5
 COLUMNS = (
@@ -63,7 +63,9 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
     return told | {
         "emulated_bytes": peak, "difference_bytes": peak - measured, "difference_percent": _percent(peak, measured),
         "settled_measured_bytes": row.settled_bytes, "settled_emulated_bytes": entry["settled_bytes"],
-        "reserved_emulated_bytes": round(statistics.mean(entry["rank_reserved_bytes"])),
+        "reserved_emulated_bytes": round(
+            statistics.mean(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"]))
+        ),
         "nvidia_smi_bytes": devices.get(row.url_or_path),
         "cause": cause_of(row, recipe, peak / measured - 1), "num_steering_reads": entry["num_steering_reads"],
         "simulated_bytes": simulated.get(row.line), "simulated_percent": _percent(simulated.get(row.line), measured),
@@ -134,7 +136,9 @@ def page(found: list[Row]) -> str:
     reasons = Counter(row["not_run"] for row in found if row["not_run"])
     lines = [
         *_HEAD.splitlines(), "", "## How far off", "", *_summary(done), "",
-        "## The device tier", "", *_DEVICE.splitlines(), "", *device.table(done), "", "## Every run", "",
+        "## By model", "", *_by_model(done), "",
+        "## The device tier", "", *_DEVICE.splitlines(), "", *device.table(done), "",
+        "## Every run", "",
         "| line | run | stack | GPUs | measured, bytes | emulated less measured, bytes | % | after training, bytes "
         "| nvidia-smi less emulated reserved, mean over ranks, MiB | `simulate`, % | `predict`, % | cause |",
         "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -197,6 +201,25 @@ def _summary(done: list[Row]) -> list[str]:
     return lines
 
 
+def _by_model(done: list[Row]) -> list[str]:
+    """How far off each model and method is at worst, the smallest model first."""
+    kinds: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(done, key=lambda row: int(row["measured_bytes"])):
+        kinds.setdefault((row["model"], row["method"]), []).append(row)
+    lines = [
+        "| model | method | runs | A100s | published peaks, GiB | emulated: to the byte | worst, % |",
+        "| --- | --- | ---: | --- | --- | ---: | ---: |",
+    ]
+    for (model, method), some in sorted(kinds.items(), key=lambda kind: (num_params_of(kind[0][0]), kind[0])):
+        cards = ", ".join(sorted({row["num_gpus"] for row in some}))
+        peaks = [int(row["measured_bytes"]) / GIB for row in (some[0], some[-1])]
+        span = f"{peaks[0]:.1f} to {peaks[1]:.1f}" if len(some) > 1 else f"{peaks[0]:.1f}"
+        equal = sum(int(row["difference_bytes"]) == 0 for row in some)
+        worst = max((float(row["difference_percent"]) for row in some), key=abs)
+        lines.append(f"| {model.split('/')[-1]} | {method} | {len(some)} | {cards} | {span} | {equal} | {worst:+.4f} |")
+    return lines
+
+
 _HEAD = """\
 # Published runs, repeated by their own libraries on an emulated GPU
 
@@ -237,6 +260,7 @@ other configuration and held against the rest. On one card it is the CUDA contex
 library loads (GPTQ's kernels 2 MiB). It was not so before the emulated driver handed out memory from the top down, as
 real ones do: six rows were off by one block of 448 to 896 MiB, because torch 2.3 and 2.4 choose between free blocks
 of one size by address. Two rows of 32 × 4096 need the context's own 519 MiB on the emulated card: only then is it
-full where the real one was, and the allocator gives cached blocks back. On several cards NCCL's buffers are in it.
-The stack of 2025-02 has 1.1 to 1.3 GiB more, on one card and on two: unexplained (kernels that are loaded at once,
-not when first used, would do it)."""
+full where the real one was, and the allocator gives cached blocks back. Where it does, what counts is what is
+reserved once a step has ended: the source looked once a second, and what the first step held for less than that it
+did not see. On several cards NCCL's buffers are in it. The stack of 2025-02 has 1.1 to 1.3 GiB more, on one card and
+on two: unexplained (kernels that are loaded at once, not when first used, would do it)."""

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,23 @@ def test_a_function_is_compiled_when_it_is_called(monkeypatch: pytest.MonkeyPatc
     assert (asked, compiled.__name__) == ([], "double")
     assert (compiled(3), compiled(4)) == (4, 5)
     assert asked == [(double, {"dynamic": False})]
+
+
+def test_what_model_files_export_is_what_transformers_reads_in_them() -> None:
+    spec = find_spec("transformers.utils.import_utils")
+    assert spec is not None
+    own = module_from_spec(spec)
+    spec.loader.exec_module(own)
+    models = Path(spec.origin).parents[1] / "models"
+    slow = own.create_import_structure_from_path(models)
+    own.create_import_structure_from_path.cache_clear()
+    given: list[str] = []
+    fetch = own.fetch__all__
+    own.fetch__all__ = lambda content: given.append(content) or fetch(content)
+    late_imports._read_its_files_fast(own)
+    assert own.create_import_structure_from_path(models) == slow
+    assert given
+    assert all(text.startswith("__all__") or "__all__" not in text for text in given)
 
 
 IN_ONE_PROCESS = f"""

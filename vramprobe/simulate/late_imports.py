@@ -58,7 +58,7 @@ def put_off(*, ranks_too: bool = False) -> None:
     ``ranks_too``: what several ranks need as well (1.5 s): DTensor, FSDP, checkpoints, transformers' parallel layers.
     For a process that simulates and ends: until one of those is asked for, transformers does not know them by name.
     """
-    when_imported("transformers.utils.import_utils", _read_its_files_once)
+    when_imported("transformers.utils.import_utils", _read_its_files_fast)
     if put_off_module(
         "torch._dynamo", _words_of_the_compiler, light=("config", "source", "_trace_wrapped_higher_order_op")
     ):
@@ -74,11 +74,17 @@ def put_off(*, ranks_too: bool = False) -> None:
         put_off_module(name, stand_ins, light=_THEIR_LIGHT_PARTS)
 
 
-def _read_its_files_once(import_utils: ModuleType) -> None:
-    """transformers reads its 2,000 model files twice as it is imported, since its cache holds 128 folders of 550."""
+def _read_its_files_fast(import_utils: ModuleType) -> None:
+    """transformers reads its 2,000 model files as it is imported, for what they export.
+
+    Twice, since its cache holds 128 folders of 550; and line by line to ``__all__``, which is at the end of a file.
+    """
     scan = getattr(import_utils, "create_import_structure_from_path", None)
     if hasattr(scan, "__wrapped__"):
         import_utils.create_import_structure_from_path = functools.cache(scan.__wrapped__)  # type: ignore[attr-defined]
+    fetch = getattr(import_utils, "fetch__all__", None)
+    if fetch is not None:
+        import_utils.fetch__all__ = lambda content: fetch(content[content.find("\n__all__") + 1 :])  # type: ignore[attr-defined]
 
 
 @contextmanager

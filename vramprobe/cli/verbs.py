@@ -166,16 +166,20 @@ def simulate(
     json_output: Json = False,
 ) -> None:
     """Run one cell on fake tensors, any size on any machine: predicted memory, phase by phase, nothing measured."""
-    from vramprobe import api
     from vramprobe.catalog import find_gpu
+    from vramprobe.simulate.early_torch import load_library
+
+    card = find_gpu(gpu) if gpu is not None else None
+    library = load_library()
+    from vramprobe import api
     from vramprobe.cli import display
     from vramprobe.predict.prediction import verdict_on_simulated
     from vramprobe.simulate.late_imports import put_off
 
-    card = find_gpu(gpu) if gpu is not None else None
     with display.working("simulating on fake tensors"):
         gc.disable()  # this process imports, simulates and ends
         put_off(ranks_too=True)
+        library.join()
         record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, forks=True, **cell)
     ended = record.outcome.kind in ("ok", "oom")
     judged = verdict_on_simulated(record, card) if card and ended else None

@@ -8,7 +8,8 @@ line: never imports the workload, nor torch (the torch line); the two accounts m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.spec import CellSpec
@@ -68,6 +69,7 @@ class Course:
     idle: dict[str, int]  # alive between two steps, but for the batch
     at_step: dict[str, int]
     walk: Walk
+    ranks: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # the same on several GPUs, kept (ranks.py)
 
     def polynomials(self) -> list[tuple[Place, list[tuple[Digits, dict[str, Digits]]]]]:
         """By place, in the order of :func:`moments`: what may be its highest moment, as (what the walk counts in all,

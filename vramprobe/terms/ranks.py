@@ -26,16 +26,17 @@ from the figures alone (benchmarks/published_ranks.md). DeepSpeed's engine was r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.spec import CellSpec
-from vramprobe.terms import Moment, moments, optimizer, parameters
-from vramprobe.terms.graph import CAUSES, ITEMSIZE_BYTES, Place
+from vramprobe.terms import BATCH_BYTES_PER_TOKEN, Moment, course_of, moments, optimizer, parameters
+from vramprobe.terms.graph import CAUSES, ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_tape import RANK_CAUSES, Unit, Units, rank_units, rank_walk
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.walk import walk_of
+from vramprobe.terms.walk import Walk, walk_of
 
 #: DDP; DeepSpeed's stages; FSDP's FULL_SHARD and SHARD_GRAD_OP (accelerate's and torch's names).
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op"]
@@ -60,8 +61,38 @@ def rank_moments(
     """
     if num_gpus == 1:
         return moments(spec, has_flash)
-    if sharding == "ddp":
-        return [_with_buckets(moment, spec) for moment in moments(spec, has_flash)]
+    course = course_of(spec, has_flash)
+    if sharding == "ddp":  # its reducer makes its buckets, as large as the gradients, when it is built, and keeps them
+        buckets = {"gradient_buckets": course.at_step["gradients"]}
+        return [Moment(one.phase, one.label, one.terms | buckets) for one in moments(spec, has_flash)]
+    key = num_gpus, sharding, all_buffers
+    if key not in course.ranks:
+        course.ranks[key] = _course(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
+    return _moments_of(course.ranks[key], spec)
+
+
+class _Zero(NamedTuple):
+    """What DeepSpeed holds beside the walk: whole gradients and a rank's share of them, and its buffers; bytes."""
+
+    sharding: str
+    gradients: int
+    divided: int
+    gathered: int
+    reduced: int
+    at_step: int  # gathered when the optimizer has stepped: the trained weights come from all ranks
+
+
+@dataclass(frozen=True)
+class RankCourse:
+    """A step of a rank whose batch size and length are left open, as ``terms.Course`` is one of a single GPU's."""
+
+    walk: Walk
+    idle: dict[str, int]  # alive between two steps, but for the batch
+    at_step: dict[str, int]
+    zero: _Zero | None = None
+
+
+def _course(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool) -> RankCourse:
     if spec.fused_linear_cross_entropy:
         raise UnsupportedArchitecture(
             f"a rank of {spec.model} cannot be counted under {sharding} with a fused loss, which reads the head's "
@@ -76,11 +107,16 @@ def rank_moments(
     return _zero(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
 
 
-def _with_buckets(moment: Moment, spec: CellSpec) -> Moment:
-    """DDP's reducer makes its buckets when it is built and keeps them."""
-    trained = [tensor for tensor in _stored(spec) if tensor.trained]
-    buckets = sum(tensor.num_bytes * tensor.num_copies for tensor in trained)
-    return Moment(moment.phase, moment.label, moment.terms | {"gradient_buckets": buckets})
+def _moments_of(course: RankCourse, spec: CellSpec) -> list[Moment]:
+    idle = course.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens}
+    places = course.walk.highest(spec.batch_size, spec.seq_len)
+    found = [*places.items(), (("optimizer_step", "optimizer"), course.at_step)]
+    made = []
+    for (phase, label), terms in found:
+        known = idle | terms
+        moment = Moment(phase, label, {cause: known[cause] for cause in (*CAUSES, *RANK_CAUSES) if known.get(cause)})
+        made.append(moment if course.zero is None else _with_buffers(moment, course.zero))
+    return made
 
 
 # -- the tensors of a rank ----------------------------------------------------------------------------------------
@@ -139,31 +175,21 @@ def _share(spec: CellSpec, tensor: Tensor, num_gpus: int, *, by_rows: bool) -> _
 # -- FSDP ---------------------------------------------------------------------------------------------------------
 
 
-def _fsdp(spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool) -> list[Moment]:
+def _fsdp(spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool) -> RankCourse:
     arch, stored = architecture(spec.architecture), _stored(spec)
     computed = _computed(spec, stored)
     shares = [_share(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
     units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart)
-    walk = rank_walk(setup_of(spec, arch, computed, has_flash), units)
     trained = [share.as_state for tensor, share in zip(stored, shares, strict=True) if tensor.trained]
     idle = {
         "weights": parameters.buffers_bytes(arch, spec.dtype)
                    + sum((share.weights + share.scales) * tensor.num_copies
                          for tensor, share in zip(stored, shares, strict=True)),
         "optimizer_state": optimizer.allocated_state_bytes(spec, trained),
-        "batch": 2 * 8 * spec.num_tokens,
     }  # fmt: skip
     at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),
                "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    return _made(walk.highest(spec.batch_size, spec.seq_len), idle, at_step)
-
-
-def _made(places: dict[Place, dict[str, int]], idle: dict[str, int], at_step: dict[str, int]) -> list[Moment]:
-    found = [*places.items(), (("optimizer_step", "optimizer"), at_step)]
-    return [
-        Moment(phase, label, {cause: size for cause in (*CAUSES, *RANK_CAUSES) if (size := (idle | terms).get(cause))})
-        for (phase, label), terms in found
-    ]
+    return RankCourse(rank_walk(setup_of(spec, arch, computed, has_flash), units), idle, at_step)
 
 
 def _units(
@@ -204,7 +230,7 @@ class _Bytes(NamedTuple):
     gradients: int
 
 
-def _zero(spec: CellSpec, num_gpus: int, sharding: str, *, all_buffers: bool, has_flash: bool) -> list[Moment]:
+def _zero(spec: CellSpec, num_gpus: int, sharding: str, *, all_buffers: bool, has_flash: bool) -> RankCourse:
     arch, stored = architecture(spec.architecture), _stored(spec)
     computed = _computed(spec, stored)
     total, largest = _bytes(spec, computed), _largest(spec, computed)
@@ -219,27 +245,28 @@ def _zero(spec: CellSpec, num_gpus: int, sharding: str, *, all_buffers: bool, ha
     idle = {
         "weights": weights + master + parameters.buffers_bytes(arch, spec.dtype),
         "optimizer_state": optimizer.allocated_state_bytes(spec, trained),
-        "batch": 2 * 8 * spec.num_tokens,
     }
     at_step = {"gradients": total.gradients, "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}
     bucket = 2 * BUCKET_ELEMENTS * max(ITEMSIZE_BYTES[tensor.dtype] for tensor in computed if tensor.trained)
     gathered, reduced = _zero_buffers(spec, sharding, total, largest, bucket if all_buffers else 0)
-    made = []
-    places = walk_of(setup_of(spec, arch, computed, has_flash)).highest(spec.batch_size, spec.seq_len)
-    for moment in _made(places, idle, at_step):
-        terms, in_step = dict(moment.terms), moment.phase == "optimizer_step"
-        gradients = terms.get("gradients", 0)
-        if sharding != "zero1":
-            divided = sum(share.numel * share.num_copies * ITEMSIZE_BYTES[after.dtype]
-                          for share, after in zip(trained, _trained(stored, computed)[1], strict=True))  # fmt: skip
-            terms["gradients"] = -(-gradients * divided // total.gradients)
-        if sharding == "zero3":
-            terms["gathered_weights"] = 0 if in_step else gathered
-        elif all_buffers and in_step:
-            terms["gathered_weights"] = min(total.gradients, bucket)  # the trained weights come from all ranks
-        terms["gradient_buckets"] = min(reduced, gradients) if moment.phase == "backward" else 0
-        made.append(Moment(moment.phase, moment.label, {cause: size for cause, size in terms.items() if size}))
-    return made
+    divided = sum(share.numel * share.num_copies * ITEMSIZE_BYTES[after.dtype]
+                  for share, after in zip(trained, _trained(stored, computed)[1], strict=True))  # fmt: skip
+    zero = _Zero(sharding, total.gradients, divided, gathered, reduced,
+                 min(total.gradients, bucket) if all_buffers else 0)  # fmt: skip
+    return RankCourse(walk_of(setup_of(spec, arch, computed, has_flash)), idle, at_step, zero)
+
+
+def _with_buffers(moment: Moment, zero: _Zero) -> Moment:
+    terms, in_step = dict(moment.terms), moment.phase == "optimizer_step"
+    gradients = terms.get("gradients", 0)
+    if zero.sharding != "zero1":
+        terms["gradients"] = -(-gradients * zero.divided // zero.gradients)
+    if zero.sharding == "zero3":
+        terms["gathered_weights"] = 0 if in_step else zero.gathered
+    elif in_step:
+        terms["gathered_weights"] = zero.at_step
+    terms["gradient_buckets"] = min(zero.reduced, gradients) if moment.phase == "backward" else 0
+    return Moment(moment.phase, moment.label, {cause: size for cause, size in terms.items() if size})
 
 
 def _trained(stored: Sequence[Tensor], computed: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

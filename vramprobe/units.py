@@ -114,20 +114,21 @@ def short_count(count: float) -> str:
 def format_hours(hours: float) -> str:
     """Human text for hours of rent: ``12 min``, ``3.4 h``, ``41 h``, ``6.2 days``."""
     unit, size = _unit_of_hours(hours)
-    return f"{_two_digits(hours / size)} {unit}"
+    return f"{few_digits(hours / size)} {unit}"
 
 
 def spread_of_hours(hours: float, low: float, high: float) -> str:
     """The same with an interval in its unit: ``49 min (29 to 83)``."""
     unit, size = _unit_of_hours(hours)
-    return f"{_two_digits(hours / size)} {unit} ({_two_digits(low / size)} to {_two_digits(high / size)})"
+    return f"{few_digits(hours / size)} {unit} ({few_digits(low / size)} to {few_digits(high / size)})"
 
 
 def _unit_of_hours(hours: float) -> tuple[str, float]:
     return ("min", 1 / 60) if hours < 1.5 else ("h", 1) if hours < 72 else ("days", 24)
 
 
-def _two_digits(value: float) -> str:
+def few_digits(value: float) -> str:
+    """Two digits or all before the point: ``1.9``, ``17``, ``1,240``."""
     return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 

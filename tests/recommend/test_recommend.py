@@ -13,8 +13,10 @@ from vramprobe import api, catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError, StoreError, UnknownName
 from vramprobe.predict.prediction import verdict
-from vramprobe.recommend.answer import Option, Recommendation
+from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
+from vramprobe.recommend.options import Option
+from vramprobe.recommend.recipes import Kitchen
 from vramprobe.speed.measured import measured_speeds
 from vramprobe.speed.rates import shipped_speed
 from vramprobe.speed.step import estimate
@@ -32,6 +34,23 @@ def most(**options: Any) -> Most:
     found = api.recommend(**ASKED | {"method": "qlora"} | options)
     assert isinstance(found, Most)
     return found
+
+
+@pytest.mark.parametrize(("method", "gpu", "num_gpus"), [
+    ("qlora", "RTX-4090", 1), ("qlora", "RTX-4090", 4), ("full", "H100-SXM", 8), ("full", "L4", 2), ("lora", "V100-32GB-SXM", 2),
+])  # fmt: skip
+def test_the_best_setting_is_the_best_of_all(method: str, gpu: str, num_gpus: int) -> None:
+    words = {"model": "llama-3-8b", "seq_len": 2048, "method": method}
+    kitchen = Kitchen(words, global_batch=16, sharding=None, fit=shipped_speed())
+    card = catalog.find_gpu(gpu)
+    every = [one for recipe in kitchen.recipes(num_gpus) if (one := kitchen.setting(recipe, card, num_gpus))]
+    ranked = {word: [one for one in every if one.verdict.verdict == word] for word in ("fits", "tight")}
+    able = ranked["fits"] or ranked["tight"]
+    wanted = (
+        max(able, key=lambda one: one.estimate.tokens_per_second.value) if able
+        else min(every, key=lambda one: one.verdict.needed_bytes.value)
+    )  # fmt: skip
+    assert kitchen.best(card, num_gpus) == wanted
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +260,12 @@ def test_records_of_a_card_replace_its_estimate(tmp_path: Path) -> None:
     speeds = [found.options[0].setting.estimate.tokens_per_second.value for found in (plain, mine)]
     assert speeds[1] / speeds[0] == pytest.approx(1.5)
     assert any("your records" in note for note in mine.notes)
+    on_it = {"gpus": ["A100-80GB-SXM"], "max_gpus": 1, "deadline": "24h"}
+    paid = [most(tokens=None, most="tokens", records=records, **on_it).value for records in (None, file)]
+    assert paid[1] / paid[0] == pytest.approx(1.5)
+    for asked_for in ("seq_len", "model"):
+        made = most(**{asked_for: None}, most=asked_for, records=file, **on_it)
+        assert made.option.setting.estimate.condition == "measured"
     file.write_text(record_of("Some CPU", 1.0).to_json_line() + "\n")
     with pytest.raises(SpecError, match="no step time that was measured on a GPU"):
         asked(records=file)

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from vramprobe.cli.display_changes import option_words
-from vramprobe.recommend.answer import Option, Recommendation, nearest
+from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
+from vramprobe.recommend.options import Option, nearest
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import terminal
 from vramprobe.speed.step import Figure

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -268,10 +269,11 @@ def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
     return None
 
 
-def shipped_fits() -> Iterator[MemoryModel]:
+@cache
+def shipped_fits() -> tuple[MemoryModel, ...]:
     """The fits that ship with the package, in the order of their files' names, emulated ones last."""
     fits = [load_fit(path) for path in sorted(data_file("fits").glob("*.json"), key=lambda path: path.name)]
-    yield from sorted(fits, key=lambda model: model.is_emulated)
+    return tuple(sorted(fits, key=lambda model: model.is_emulated))
 
 
 def is_same_gpu(model: MemoryModel, gpu: Gpu) -> bool:
@@ -284,6 +286,8 @@ def is_same_gpu(model: MemoryModel, gpu: Gpu) -> bool:
 
 def peak_moment(found: Sequence[Moment], coefficients: dict[str, float]) -> Moment:
     """The highest moment once each term has its coefficient, with the scaled terms in whole bytes."""
+    if not coefficients:
+        return max(found, key=lambda moment: moment.total_bytes)
     scaled = [
         Moment(one.phase, one.label, {cause: round(coefficients.get(cause, 1.0) * n) for cause, n in one.terms.items()})
         for one in found

@@ -65,7 +65,7 @@ def predict_rank(
     has_flash = gpu is None or gpu.has_flash
     few, many = (rank_moments(spec, num_gpus, sharding, all_buffers=yes, has_flash=has_flash) for yes in (False, True))
     note = f"one rank of {num_gpus} under {sharding}, by arithmetic, per rank, not measured"
-    notes = [note, *_doubts(spec, num_gpus, sharding)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
+    notes = [note, *_doubts(spec, num_gpus, sharding, has_flash)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
     notes += without_flash(spec, gpu)
     return predict_moments(
         spec, few, model, allow_extrapolation=allow_extrapolation, at_most=many, notes=notes, num_gpus=num_gpus,
@@ -131,7 +131,7 @@ def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
     return None
 
 
-def _doubts(spec: CellSpec, num_gpus: int, sharding: str) -> list[str]:
+def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) -> list[str]:
     """What the libraries do not do, or not by default, and what the arithmetic does not know of them."""
     found = []
     if sharding in FSDP and spec.optim not in DTENSOR_OPTIMIZERS:
@@ -140,7 +140,7 @@ def _doubts(spec: CellSpec, num_gpus: int, sharding: str) -> list[str]:
             f"transformers 5.23); those that do: {_some(DTENSOR_OPTIMIZERS)}"
         )
     if sharding in FSDP and spec.quant != "none":
-        whole = whole_packed_bytes(spec, num_gpus)
+        whole = whole_packed_bytes(spec, num_gpus, sharding, has_flash)
         found.append(
             f"4-bit weights are divided only with bnb_4bit_quant_storage {spec.dtype}; as uint8, its default, "
             f"accelerate leaves them whole on each rank: {format_bytes(whole)} more"

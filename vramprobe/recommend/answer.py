@@ -1,87 +1,34 @@
 """Answer: a question about cards -> every option with its time and money, the answers people ask for, why not others.
 
-In: a Question. Out: a frozen Recommendation. Nothing in it was measured: memory is predict's, speed the fitted
+In: a Question, offers. Out: a frozen Recommendation. Nothing in it was measured: memory is predict's, speed the fitted
 roofline's with its 80 % interval, money an offer's that has a date. Not counted: downloads, evaluation, failed runs.
+The page answers by this same module, translated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from vramprobe.architecture import architecture
-from vramprobe.catalog import Gpu, find_gpu, list_gpus
+from vramprobe.catalog import find_gpu, list_gpus
 from vramprobe.predict.prediction import Verdict
+from vramprobe.recommend.options import COUNTS, Option, Question, nearest, option_of, words_of
 from vramprobe.recommend.prices import Offer
-from vramprobe.recommend.recipes import Kitchen, Setting, Words, best
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.recommend.recipes import Kitchen
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit, shipped_speed
-from vramprobe.speed.step import Figure
-from vramprobe.terms.optimizer import state_bytes
-from vramprobe.terms.parameters import tensors
-from vramprobe.terms.ranks import Sharding
-from vramprobe.units import format_hours, format_usd
+from vramprobe.units import few_digits, format_hours, format_usd
 
-METHODS = ("full", "lora", "qlora")
-#: Sequences of an optimizer step, unless told.
-GLOBAL_BATCH = 16
-#: Numbers of cards that are tried, up to ``max_gpus``.
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-#: Checkpoints that are kept while a run goes on, as a trainer's save_total_limit of 2 keeps.
-_KEPT_CHECKPOINTS = 2
-_HOURS_PER_MONTH = 730
 #: Of predict's warnings, those that hold for every answer here.
 _SAID_OF_ALL = ("arithmetic alone", "one rank of")
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Question(_Frozen):
-    """What is asked; ``words`` are a cell's, without batch_size or gradient_checkpointing where they are left open."""
-
-    words: dict[str, Any]
-    methods: tuple[str, ...]
-    tokens: int
-    deadline_seconds: float | None = None
-    budget_usd: float | None = None
-    global_batch: int = GLOBAL_BATCH
-    max_gpus: int = 8
-    sharding: Sharding | None = None
-    gpus: tuple[str, ...] = ()  # short names; empty: those with an offer
-
-
-class Host(_Frozen):
-    """What the run wants beside its cards, by arithmetic: the machine's memory while loading, and disk."""
-
-    memory_bytes: int
-    disk_bytes: int
-    checkpoint_bytes: int
-
-
-class Option(_Frozen):
-    """A method on so many of a card at its best setting; without an offer there is no cost."""
-
-    method: str
-    gpu: str
-    num_gpus: int
-    setting: Setting
-    hours: Figure | None  # null where it does not fit
-    usd: Figure | None
-    offer: Offer | None
-    host: Host
-    why_not: str = ""  # empty for the answers
-
-    @property
-    def fits(self) -> bool:
-        """Whether the verdict is ``fits``."""
-        return self.setting.verdict.verdict == "fits"
 
 
 class Answer(_Frozen):
@@ -127,99 +74,42 @@ def recommended(
     Raises SpecError for a cell that cannot be, UnsupportedArchitecture for a model without arithmetic.
     """
     fit = fit or shipped_speed()
-    cards = [find_gpu(name) for name in question.gpus] or _with_offers(offers)
+    named = {offer.gpu for offer in offers}
+    priced = [gpu for gpu in list_gpus() if gpu.short_name in named and gpu.total_bytes is not None]
+    cards = [find_gpu(name) for name in question.gpus] or priced
     options, by_method = [], {}
     for method in question.methods:
-        words = words_of(question.words, method, alone=len(question.methods) == 1)
-        kitchen = Kitchen(words, global_batch=question.global_batch, sharding=question.sharding, fit=fit,
-                          measured=measured)  # fmt: skip
+        kitchen = Kitchen(words_of(question, method), global_batch=question.global_batch, sharding=question.sharding,
+                          fit=fit, measured=measured)  # fmt: skip
         made = [
             one for gpu in cards for count in COUNTS
-            if count <= question.max_gpus and (one := _option(question, kitchen, words, gpu, count, offers))
+            if count <= question.max_gpus and (one := option_of(question, kitchen, gpu, count, offers))
         ]  # fmt: skip
         options += made
-        by_method[method] = None if any(one.fits for one in made) else _nearest(made)
-    return _answered(question, options, by_method, offers, today, fit)
+        by_method[method] = what_it_lacks(made)
+    answers = answers_of(question, options)
+    return Recommendation(
+        model=str(question.words["model"]), tokens=question.tokens, seq_len=question.words["seq_len"], answers=answers,
+        options=judged(question, options, answers), by_method=by_method,
+        notes=[*_notes(question, options, offers, today, fit), *_doubts(answers)],
+    )  # fmt: skip
 
 
-def words_of(words: Words, method: str, *, alone: bool) -> Words:
-    """A cell's words for one method; of several, those about adapters or quantisation go where they cannot be."""
-    own = {**words, "method": method}
-    if alone:
-        return own
-    drop = [name for name in own if method == "full" and (name.startswith("lora_") or name == "dora")]
-    drop += [name for name in own if method != "qlora" and name in ("quant", "kbit_prep")]
-    return {name: value for name, value in own.items() if name not in drop}
-
-
-def _with_offers(offers: Iterable[Offer]) -> list[Gpu]:
-    named = {offer.gpu for offer in offers}
-    return [gpu for gpu in list_gpus() if gpu.short_name in named and gpu.total_bytes is not None]
-
-
-def _option(
-    question: Question, kitchen: Kitchen, words: Words, gpu: Gpu, count: int, offers: list[Offer]
-) -> Option | None:
-    found = list(kitchen.settings(gpu, count))
-    if not found:
-        return None  # no kind of sharding takes the cell
-    chosen = best(found)
-    assert chosen is not None
-    offer = min((one for one in offers if one.gpu == gpu.short_name), key=lambda one: one.hourly(count), default=None)
-    host = host_of(resolve(**{"device": "cuda", **words, **_of_spec(chosen)}), count)
-    if chosen.verdict.verdict == "does not fit":
-        return Option(method=words["method"], gpu=gpu.short_name, num_gpus=count, setting=chosen, hours=None, usd=None,
-                      offer=offer, host=host, why_not=f"does not fit: {chosen.verdict.reason}")  # fmt: skip
-    rate = chosen.estimate.tokens_per_second
-    hours = Figure(value=question.tokens / rate.value / 3600, low=question.tokens / rate.high / 3600,
-                   high=question.tokens / rate.low / 3600)  # fmt: skip
-    return Option(method=words["method"], gpu=gpu.short_name, num_gpus=count, setting=chosen, hours=hours,
-                  usd=_usd(hours, offer, count, host), offer=offer, host=host)  # fmt: skip
-
-
-def _of_spec(setting: Setting) -> Words:
-    return {name: value for name, value in setting.words().items() if name not in ("sharding", "num_gpus")}
-
-
-def host_of(spec: CellSpec, num_gpus: int) -> Host:
-    """Loading holds the 16-bit weights once on the first rank; disk holds them and the checkpoints that are kept."""
-    stored = tensors(spec, architecture(spec.architecture))
-    weights = 2 * sum(t.numel * t.num_copies for t in stored if t.role != "adapter")
-    trained = [t for t in stored if t.trained]
-    checkpoint = sum(t.num_bytes * t.num_copies for t in trained) + state_bytes(spec, trained)
-    return Host(memory_bytes=weights, disk_bytes=weights + _KEPT_CHECKPOINTS * checkpoint, checkpoint_bytes=checkpoint)
-
-
-def _usd(hours: Figure, offer: Offer | None, count: int, host: Host) -> Figure | None:
-    """The cards by the hour, and storage and the last checkpoint's egress where the offer has their price."""
-    if offer is None:
+def what_it_lacks(options: Sequence[Option]) -> str | None:
+    """What keeps a method from an answer: what the option that lacks least of it lacks. None where one fits."""
+    if any(one.fits for one in options):
         return None
-    gb = host.disk_bytes / 1e9
-    hourly = offer.hourly(count) + gb * (offer.usd_per_gb_month or 0.0) / _HOURS_PER_MONTH
-    once = host.checkpoint_bytes / 1e9 * (offer.usd_per_gb_egress or 0.0)
-    return Figure(value=hours.value * hourly + once, low=hours.low * hourly + once, high=hours.high * hourly + once)
-
-
-def _nearest(options: list[Option]) -> str:
-    """What the option that lacks least lacks."""
     if not options:
         return "no kind of sharding takes it"
     near = nearest(options)
-    judged = near.setting.verdict
-    return f"nothing fits; nearest {near.num_gpus} × {near.gpu}, {judged.verdict}: {judged.reason}"
+    verdict = near.setting.verdict
+    return f"nothing fits; nearest {near.num_gpus} × {near.gpu}, {verdict.verdict}: {verdict.reason}"
 
 
-def nearest(options: Sequence[Option]) -> Option:
-    """The option whose cards lack least."""
-    return min(options, key=lambda one: one.setting.verdict.needed_bytes.value / one.setting.verdict.usable_bytes)
-
-
-def _answered(
-    question: Question, options: list[Option], by_method: dict[str, str | None], offers: list[Offer], today: date,
-    fit: SpeedFit,
-) -> Recommendation:  # fmt: skip
+def answers_of(question: Question, options: Sequence[Option]) -> list[Answer]:
+    """The answers people ask for: of what fits, else of what is tight."""
     possible = [one for one in options if one.fits] or [one for one in options if one.hours is not None]
-    cheapest = min((one for one in possible if one.usd is not None), key=_cost, default=None)
+    cheapest = min([one for one in possible if one.usd is not None], key=_cost, default=None)
     fastest = min(possible, key=_time, default=None)
     answers = [
         Answer(question="cheapest", option=cheapest, doubt=_doubt(question, cheapest)),
@@ -227,18 +117,21 @@ def _answered(
     ]
     if question.deadline_seconds is not None:
         answers.append(_in_time(question, possible))
-    chosen = {id(one.option) for one in answers if one.option is not None}
-    judged = [
+    return answers
+
+
+def judged(question: Question, options: Sequence[Option], answers: Sequence[Answer]) -> list[Option]:
+    """Every option with what it has against it: the cheapest first, then those without a price, those not fitting."""
+    found = [
         one
-        if id(one) in chosen or one.why_not
+        if one.why_not or any(one is answer.option for answer in answers)
         else one.model_copy(update={"why_not": _why_not(question, one, answers)})
         for one in options
     ]
-    judged.sort(key=lambda one: (one.hours is None, one.usd is None, _cost(one) if one.usd else 0.0, one.num_gpus))
-    return Recommendation(
-        model=str(question.words["model"]), tokens=question.tokens, seq_len=question.words["seq_len"], answers=answers,
-        options=judged, notes=[*_notes(question, options, offers, today, fit), *_doubts(answers)], by_method=by_method,
-    )  # fmt: skip
+    return sorted(
+        found,
+        key=lambda one: (one.hours is None, one.usd is None, 0.0 if one.usd is None else _cost(one), one.num_gpus),
+    )
 
 
 def _cost(one: Option) -> float:
@@ -293,9 +186,9 @@ def _why_not(question: Question, one: Option, answers: list[Answer]) -> str:
     if one.usd is None:
         said.append("no price is known")
     elif cheapest is not None and cheapest.usd is not None:
-        said.append(f"{_cost(one) / _cost(cheapest):.2g} × the cost of {cheapest.num_gpus} × {cheapest.gpu}")
+        said.append(f"{few_digits(_cost(one) / _cost(cheapest))} × the cost of {cheapest.num_gpus} × {cheapest.gpu}")
     if fastest is not None and fastest.hours is not None:
-        said.append(f"{_time(one) / _time(fastest):.2g} × the time of {fastest.num_gpus} × {fastest.gpu}")
+        said.append(f"{few_digits(_time(one) / _time(fastest))} × the time of {fastest.num_gpus} × {fastest.gpu}")
     return "; ".join(said)
 
 

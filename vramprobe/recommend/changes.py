@@ -10,14 +10,16 @@ from collections.abc import Mapping
 
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import VramprobeError
-from vramprobe.model.memory_model import shipped_fit
 from vramprobe.predict.changes import LEAST_SHARE, candidates
 from vramprobe.predict.prediction import Verdict, verdict
-from vramprobe.recommend.answer import Effect, Option, Question, words_of
-from vramprobe.recommend.recipes import Kitchen, Words, is_refused, predicted, without_bf16
+from vramprobe.recommend.answer import Effect
+from vramprobe.recommend.memory import is_refused, predict_on
+from vramprobe.recommend.options import Option, Question, host_of, hours_of, usd_of, words_of
+from vramprobe.recommend.recipes import Kitchen, Words, without_bf16
 from vramprobe.spec import RECIPES, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit, shipped_speed
+from vramprobe.speed.work import work_of
 
 #: Words of a candidate that are no cell's.
 _OF_RANKS = ("num_gpus", "sharding")
@@ -31,7 +33,7 @@ def effects(
     Fewer tokens of a step are made up for by more steps, so that the tokens stay.
     """
     gpu, setting = find_gpu(option.gpu), option.setting
-    words = words_of(question.words, option.method, alone=len(question.methods) == 1)
+    words = words_of(question, option.method)
     words = RECIPES.get(words.get("recipe") or "", {}) | {name: v for name, v in words.items() if name != "recipe"}
     words |= (without_bf16(words) if gpu.bf16_dense_tflops is None else {}) | setting.words()
     kitchen = Kitchen(words, global_batch=question.global_batch, sharding=question.sharding,
@@ -82,10 +84,10 @@ def _run(kitchen: Kitchen, words: Words, option: Option, tokens: int) -> tuple[V
         spec = resolve(**_cell(words))
         if is_refused(spec, sharding):
             return None
-        fit = shipped_fit("cuda", gpu) if sharding is None else None
-        judged = verdict(predicted(spec, gpu, num_gpus, sharding, fit), gpu)
-        rate = kitchen.estimate(spec, gpu, num_gpus, sharding).tokens_per_second.value
+        judged = verdict(predict_on(spec, gpu, num_gpus, sharding), gpu)
+        made = kitchen.estimate(work_of(spec), spec.grad_accum, gpu, num_gpus, sharding)
     except VramprobeError:
         return None
-    hours = tokens / rate / 3600
-    return judged, hours, None if option.offer is None else hours * option.offer.hourly(num_gpus)
+    hours = hours_of(tokens, made.tokens_per_second)
+    usd = None if option.offer is None else usd_of(hours, option.offer, num_gpus, host_of(spec)).value
+    return judged, hours.value, usd

@@ -6,7 +6,7 @@ not even the smallest meets. By the best values of speed and cost, not by their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 
 from pydantic import BaseModel, ConfigDict
@@ -14,10 +14,14 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import list_models
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.recommend.answer import Option, Question, Recommendation, recommended
+from vramprobe.recommend.answer import Recommendation, recommended
+from vramprobe.recommend.options import Option, Question
 from vramprobe.recommend.prices import Offer
+from vramprobe.speed.measured import Measured
 from vramprobe.units import format_hours, format_usd
 
+#: What records say of cards, by short name; empty: estimates alone.
+Measurements = Mapping[str, Measured]
 #: Lengths are sought in steps of this.
 LENGTH_STEP = 256
 #: What is asked with where the number of tokens is open: hours and dollars grow with it in proportion.
@@ -55,17 +59,17 @@ def _limits(question: Question) -> str:
     return " and ".join(said)
 
 
-def most_tokens(question: Question, offers: list[Offer], *, today: date) -> Most:
+def most_tokens(question: Question, offers: list[Offer], *, today: date, measured: Measurements) -> Most:
     """The most tokens, on the option that makes most of them; ``question.tokens`` is not looked at."""
     _require_limit(question, "tokens")
-    found = recommended(question.model_copy(update={"tokens": SOME_TOKENS}), offers, today=today)
+    found = recommended(question.model_copy(update={"tokens": SOME_TOKENS}), offers, today=today, measured=measured)
     counts = [(_tokens(question, one), index) for index, one in enumerate(found.options) if one.fits]
     tokens, index = max(counts, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
     if tokens < 1:
         raise SpecError(f"nothing that fits has a price, so {_limits(question)} pays for no tokens")
     exact = question.model_copy(update={"tokens": tokens, "methods": (found.options[index].method,),
                                         "gpus": (found.options[index].gpu,)})  # fmt: skip
-    again = recommended(exact, offers, today=today)
+    again = recommended(exact, offers, today=today, measured=measured)
     option = next(one for one in again.options if one.num_gpus == found.options[index].num_gpus)
     return Most(asked="tokens", value=tokens, option=option, recommendation=again)
 
@@ -81,13 +85,15 @@ def _tokens(question: Question, one: Option) -> int:
     return int(SOME_TOKENS * min(shares))
 
 
-def longest(question: Question, offers: list[Offer], *, today: date, up_to: int = 131_072) -> Most:
+def longest(
+    question: Question, offers: list[Offer], *, today: date, measured: Measurements, up_to: int = 131_072
+) -> Most:
     """The longest sequences, in steps of :data:`LENGTH_STEP`, of a run over the same tokens."""
     _require_limit(question, "the longest sequences")
 
     def asked(steps: int) -> tuple[Recommendation, Option | None]:
         words = question.words | {"seq_len": steps * LENGTH_STEP}
-        return _met(question.model_copy(update={"words": words}), offers, today)
+        return _met(question.model_copy(update={"words": words}), offers, today, measured)
 
     few, found = 1, asked(1)
     if found[1] is None:
@@ -110,14 +116,14 @@ def _unless_impossible(asked: Callable[[], tuple[Recommendation, Option | None]]
         return None, None
 
 
-def largest(question: Question, offers: list[Offer], *, today: date) -> Most:
+def largest(question: Question, offers: list[Offer], *, today: date, measured: Measurements) -> Most:
     """The catalog's largest model that is trained on the tokens; its words' ``model`` is not looked at."""
     _require_limit(question, "the largest model")
     not_judged = {}
     for entry in sorted(list_models(), key=lambda one: -(one.n_params or 0)):
         asked = question.model_copy(update={"words": question.words | {"model": entry.name}})
         try:
-            found, option = _met(asked, offers, today)
+            found, option = _met(asked, offers, today, measured)
         except (UnsupportedArchitecture, SpecError) as error:
             not_judged[entry.name] = str(error)
             continue
@@ -126,7 +132,9 @@ def largest(question: Question, offers: list[Offer], *, today: date) -> Most:
     raise VramprobeError(f"no model of the catalog is trained on so many tokens within {_limits(question)}")
 
 
-def _met(question: Question, offers: list[Offer], today: date) -> tuple[Recommendation, Option | None]:
+def _met(
+    question: Question, offers: list[Offer], today: date, measured: Measurements
+) -> tuple[Recommendation, Option | None]:
     """The recommendation, and its cheapest option that meets the question (the options stand in that order)."""
-    found = recommended(question, offers, today=today)
+    found = recommended(question, offers, today=today, measured=measured)
     return found, next((one for one in found.options if meets(question, one)), None)

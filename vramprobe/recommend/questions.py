@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args
 from vramprobe import catalog
 from vramprobe.errors import SpecError
 from vramprobe.recommend import inverse
-from vramprobe.recommend.answer import GLOBAL_BATCH, METHODS, Question, Recommendation, nearest, recommended
+from vramprobe.recommend.answer import Recommendation, recommended
 from vramprobe.recommend.changes import effects
+from vramprobe.recommend.options import GLOBAL_BATCH, METHODS, Question, nearest
 from vramprobe.recommend.prices import SKYPILOT, Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
 from vramprobe.speed.measured import Measured, measured_speeds
 from vramprobe.terms.ranks import Sharding
@@ -73,15 +74,14 @@ def recommend(
         sharding=_sharding(sharding),
         gpus=tuple(catalog.find_gpu(name).short_name for name in gpus),
     )
-    today = today or date.today()
+    today, measured = today or date.today(), _measured(records)
     match most:
         case "tokens":
-            return inverse.most_tokens(question, offers, today=today)
+            return inverse.most_tokens(question, offers, today=today, measured=measured)
         case "seq_len":
-            return inverse.longest(question, offers, today=today)
+            return inverse.longest(question, offers, today=today, measured=measured)
         case "model":
-            return inverse.largest(question, offers, today=today)
-    measured = _measured(records)
+            return inverse.largest(question, offers, today=today, measured=measured)
     found = recommended(question, offers, today=today, measured=measured)
     option = next((answer.option for answer in found.answers if answer.option is not None), None)
     if option is None and found.options:

@@ -1,32 +1,39 @@
-"""Recipes: a card and a number of them -> the settings under which a cell fits, and the fastest of those.
+"""Recipes: a card and a number of them -> the best of the settings in which a cell can run there.
 
-In: a cell, how many sequences an optimizer step takes, a card. Out: a Setting for each micro-batch, checkpointing and
-sharding that fits, with predict's verdict and the estimate of its speed. Predictions and counts are made once and
-shared by all cards whose kernels are alike. Loads no torch.
+In: a cell, how many sequences an optimizer step takes, a card. Out: a Setting with predict's verdict and the estimate
+of its speed. Settings are tried from the fastest on until one fits; predictions and counts are made once and shared by
+all cards whose kernels are alike. Loads no torch. The page runs this same module, translated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import Gpu
-from vramprobe.errors import OutOfRange
-from vramprobe.model.memory_model import MemoryModel, shipped_fit
-from vramprobe.predict.prediction import Prediction, Verdict, predict, verdict
-from vramprobe.predict.sharding import DTENSOR_OPTIMIZERS, cannot_shard, predict_rank
+from vramprobe.predict.prediction import Prediction, Verdict, verdict
+from vramprobe.recommend.memory import fit_name, is_refused, predict_on
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit
-from vramprobe.speed.step import Estimate, estimate_work
+from vramprobe.speed.step import Estimate, estimate_work, tokens_per_second
 from vramprobe.speed.work import Work, work_of
-from vramprobe.terms.ranks import FSDP, Sharding
+from vramprobe.terms.ranks import Sharding
 
 Words = dict[str, Any]
+
+
+class Recipe(NamedTuple):
+    """What is left open of a cell: the micro-batch of one GPU, how many make a step, checkpointing, sharding."""
+
+    batch_size: int
+    grad_accum: int
+    gradient_checkpointing: bool
+    sharding: Sharding | None
 
 
 class Setting(BaseModel):
@@ -43,6 +50,11 @@ class Setting(BaseModel):
     estimate: Estimate
     warnings: list[str]
 
+    @property
+    def recipe(self) -> Recipe:
+        """What was left open, as it is set."""
+        return Recipe(self.batch_size, self.grad_accum, self.gradient_checkpointing, self.sharding)
+
     def words(self) -> Words:
         """What it sets, as predict's options."""
         found: Words = {"batch_size": self.batch_size, "gradient_checkpointing": self.gradient_checkpointing}
@@ -58,24 +70,55 @@ class Kitchen:
 
     def __init__(
         self, words: Words, *, global_batch: int, sharding: Sharding | None, fit: SpeedFit,
-        measured: Mapping[str, Measured] = MappingProxyType({}),
+        measured: Mapping[str, Measured] | None = None,
     ) -> None:  # fmt: skip
         self._words, self._global_batch, self._sharding = words, global_batch, sharding
-        self._fit, self._measured = fit, measured
+        self._fit, self._measured = fit, measured or {}
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
+        self._works: dict[tuple[Any, ...], Work] = {}
         self._predictions: dict[tuple[Any, ...], Prediction] = {}
-        self._works: dict[int, tuple[CellSpec, Work]] = {}  # with the spec, so that no other gets its id
 
-    def settings(self, gpu: Gpu, num_gpus: int) -> Iterator[Setting]:
-        """Every setting that is tried, whether or not it fits: from the largest micro-batch down to one that does.
+    def best(self, gpu: Gpu, num_gpus: int) -> Setting | None:
+        """The fastest setting that fits, else the fastest that is tight, else the one that lacks least; None where the
+        cell runs under no kind of sharding.
 
         Raises what predict raises where the model or an option has no arithmetic.
         """
+        tried = []
+        for recipe in self._fastest_first(gpu, num_gpus):
+            prediction = self._prediction(recipe, gpu, num_gpus)
+            if prediction is None:
+                continue
+            judged = verdict(prediction, gpu)
+            if judged.verdict == "fits":
+                return self._setting(recipe, gpu, num_gpus, judged)
+            tried.append((recipe, judged))
+        tight = [one for one in tried if one[1].verdict == "tight"]
+        found = tight[0] if tight else min(tried, key=lambda one: one[1].needed_bytes.value, default=None)
+        return None if found is None else self._setting(found[0], gpu, num_gpus, found[1])
+
+    def _fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Recipe]:
+        """Of all tokens per second an interval's factor is the same, so that the best values decide."""
+        rates = self._fit.rates
+        found = [
+            (-tokens_per_second(self._work(one, gpu), one.grad_accum, gpu, num_gpus, one.sharding or "ddp", rates), one)
+            for one in self.recipes(num_gpus)
+            if not is_refused(self.spec_of(one, gpu), one.sharding)
+        ]
+        return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+    def recipes(self, num_gpus: int) -> list[Recipe]:
+        """All that are tried on so many; what the words give stays as it is given."""
+        each = max(1, round(self._global_batch / num_gpus))  # sequences of one GPU in an optimizer step
+        given, accum = self._words.get("batch_size"), self._words.get("grad_accum")
         fixed = self._words.get("gradient_checkpointing")
-        for sharding in self._shardings(num_gpus):
-            for checkpointing in (False, True) if fixed is None else (fixed,):
-                if (yield from self._of_batches(gpu, num_gpus, sharding, checkpointing)) and sharding in (None, "ddp"):
-                    return  # all of the batch at once, nothing recomputed, nothing gathered: none is faster
+        sizes = [given] if given else [size for size in range(each, 0, -1) if each % size == 0]
+        return [
+            Recipe(size, accum or max(1, round(each / size)), checkpointing, sharding)
+            for sharding in self._shardings(num_gpus)
+            for checkpointing in ((False, True) if fixed is None else (fixed,))
+            for size in sizes
+        ]
 
     def _shardings(self, num_gpus: int) -> list[Sharding | None]:
         if num_gpus == 1:
@@ -85,77 +128,60 @@ class Kitchen:
         # Adapters' states are small, so that dividing them alone saves nothing.
         return ["ddp", "zero2", "fsdp"] if self._words["method"] == "full" else ["ddp", "fsdp"]
 
-    def _of_batches(self, gpu: Gpu, num_gpus: int, sharding: Sharding | None, checkpointing: bool) -> Iterator[Setting]:
-        each = max(1, round(self._global_batch / num_gpus))  # sequences of one GPU in an optimizer step
-        given = self._words.get("batch_size")
-        sizes = [given] if given else [size for size in range(each, 0, -1) if each % size == 0]
-        for size in sizes:  # a larger one is faster: fewer launches, longer products
-            accum = self._words.get("grad_accum") or max(1, round(each / size))
-            spec = self._spec(gpu, size, accum, checkpointing)
-            if is_refused(spec, sharding):
-                return False
-            try:
-                prediction = self._prediction(spec, gpu, num_gpus, sharding)
-            except UnsupportedArchitecture:
-                if sharding is None:
-                    raise
-                return False
-            judged = verdict(prediction, gpu)
-            yield Setting(
-                num_gpus=num_gpus, sharding=sharding, batch_size=size, grad_accum=accum,
-                gradient_checkpointing=checkpointing, verdict=judged, warnings=prediction.warnings,
-                estimate=self.estimate(spec, gpu, num_gpus, sharding),
-            )  # fmt: skip
-            if judged.verdict == "fits":
-                return size == sizes[0] and not checkpointing
-        return False
+    def setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Setting | None:
+        """The cell in this way on so many of the card; None where nothing is known of a rank of it."""
+        prediction = self._prediction(recipe, gpu, num_gpus)
+        return None if prediction is None else self._setting(recipe, gpu, num_gpus, verdict(prediction, gpu))
 
-    def estimate(self, spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Estimate:
-        """The speed of a cell, by records of the card where there are some."""
+    def _setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int, judged: Verdict) -> Setting:
+        return Setting(
+            num_gpus=num_gpus, sharding=recipe.sharding, batch_size=recipe.batch_size, grad_accum=recipe.grad_accum,
+            gradient_checkpointing=recipe.gradient_checkpointing, verdict=judged,
+            estimate=self.estimate(self._work(recipe, gpu), recipe.grad_accum, gpu, num_gpus, recipe.sharding),
+            warnings=self._prediction(recipe, gpu, num_gpus).warnings,
+        )  # fmt: skip
+
+    def estimate(self, work: Work, grad_accum: int, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Estimate:
+        """The speed of a step, by records of the card where there are some."""
         known = self._measured.get(gpu.short_name)
-        of_card = {} if known is None else {"faster": known.factor, "half_width": known.half_width}
-        return estimate_work(self._work(spec), spec.grad_accum, gpu, num_gpus=num_gpus, sharding=sharding or "ddp",
-                             fit=self._fit, **of_card)  # fmt: skip
+        return estimate_work(
+            work, grad_accum, gpu, num_gpus=num_gpus, sharding=sharding or "ddp", fit=self._fit,
+            faster=1.0 if known is None else known.factor, half_width=None if known is None else known.half_width,
+        )  # fmt: skip
 
-    def _spec(self, gpu: Gpu, size: int, accum: int, checkpointing: bool) -> CellSpec:
-        has_bf16 = gpu.bf16_dense_tflops is not None
-        key = has_bf16, size, accum, checkpointing
+    def spec_of(self, recipe: Recipe, gpu: Gpu) -> CellSpec:
+        """The cell in this way; a card before Ampere is used in fp16, where no precision was asked for."""
+        key = _key(recipe, gpu)
         if key not in self._specs:
-            own = {} if has_bf16 else without_bf16(self._words)
-            own |= {"batch_size": size, "grad_accum": accum, "gradient_checkpointing": checkpointing}
+            own = without_bf16(self._words) if gpu.bf16_dense_tflops is None else {}
+            own = own | {"batch_size": recipe.batch_size, "grad_accum": recipe.grad_accum,
+                         "gradient_checkpointing": recipe.gradient_checkpointing}  # fmt: skip
             self._specs[key] = resolve(**{"device": "cuda", **self._words, **own})
         return self._specs[key]
 
-    def _work(self, spec: CellSpec) -> Work:
-        if id(spec) not in self._works:
-            self._works[id(spec)] = spec, work_of(spec)
-        return self._works[id(spec)][1]
+    def _work(self, recipe: Recipe, gpu: Gpu) -> Work:
+        key = _key(recipe, gpu)
+        if key not in self._works:
+            self._works[key] = work_of(self.spec_of(recipe, gpu))
+        return self._works[key]
 
-    def _prediction(self, spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Prediction:
-        fit = shipped_fit("cuda", gpu) if sharding is None else None
-        key = id(spec), num_gpus, sharding, gpu.has_flash, gpu.blas_workspace_bytes, gpu.name if fit else ""
+    def _prediction(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Prediction | None:
+        sharding = recipe.sharding
+        kernels = gpu.has_flash, gpu.blas_workspace_bytes, fit_name(gpu, sharding)
+        key = (*_key(recipe, gpu), num_gpus, sharding, *kernels)
         if key not in self._predictions:
-            self._predictions[key] = predicted(spec, gpu, num_gpus, sharding, fit)
+            spec = self.spec_of(recipe, gpu)
+            if sharding is None:
+                self._predictions[key] = predict_on(spec, gpu, num_gpus, sharding)
+            else:
+                self._predictions[key] = None
+                with suppress(UnsupportedArchitecture):
+                    self._predictions[key] = predict_on(spec, gpu, num_gpus, sharding)
         return self._predictions[key]
 
 
-def is_refused(spec: CellSpec, sharding: Sharding | None) -> bool:
-    """Whether the libraries do not run the cell so."""
-    if sharding is None:
-        return False
-    return cannot_shard(spec, sharding) is not None or (sharding in FSDP and spec.optim not in DTENSOR_OPTIMIZERS)
-
-
-def predicted(
-    spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | None, fit: MemoryModel | None
-) -> Prediction:
-    """As ``vramprobe predict`` says it: by the fit that ships for the card, where one reaches so far."""
-    if sharding is not None:
-        return predict_rank(spec, num_gpus, sharding, gpu=gpu)
-    try:
-        return predict(spec, fit, gpu=gpu)
-    except OutOfRange:
-        return predict(spec, None, gpu=gpu)
+def _key(recipe: Recipe, gpu: Gpu) -> tuple[Any, ...]:
+    return gpu.bf16_dense_tflops is None, recipe.batch_size, recipe.grad_accum, recipe.gradient_checkpointing
 
 
 def without_bf16(words: Words) -> Words:
@@ -163,11 +189,3 @@ def without_bf16(words: Words) -> Words:
     if any(words.get(name) is not None for name in ("dtype", "autocast", "recipe")):
         return {}
     return {"dtype": "fp32" if words["method"] == "full" else "fp16", "autocast": "fp16"}
-
-
-def best(settings: list[Setting]) -> Setting | None:
-    """The fastest that fits, else the fastest that is tight, else the one that lacks least; None of none."""
-    for wanted in ("fits", "tight"):
-        if found := [one for one in settings if one.verdict.verdict == wanted]:
-            return max(found, key=lambda one: one.estimate.tokens_per_second.value)
-    return min(settings, key=lambda one: one.verdict.needed_bytes.value, default=None)

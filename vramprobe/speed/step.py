@@ -138,6 +138,12 @@ def estimate(
     return estimate_work(work_of(spec), spec.grad_accum, gpu, num_gpus=num_gpus, sharding=sharding, fit=fit)
 
 
+def tokens_per_second(work: Work, grad_accum: int, gpu: Gpu, num_gpus: int, sharding: Sharding, rates: Rates) -> float:
+    """The rate of all GPUs together, by itself."""
+    seconds = parts_of(work, gpu, num_gpus, sharding, rates).step_seconds(grad_accum)
+    return num_gpus * grad_accum * work.num_tokens / seconds
+
+
 def estimate_work(
     work: Work, grad_accum: int, gpu: Gpu, *, num_gpus: int, sharding: Sharding, fit: SpeedFit | None = None,
     faster: float = 1.0, half_width: float | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from vramprobe.architecture import Architecture, architecture
@@ -16,7 +17,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import optimizer, parameters
 from vramprobe.terms.graph import CAUSES, Place
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.setup import Branch, branch_of, setup_of
+from vramprobe.terms.setup import Branch, Setup, branch_of, setup_of
 from vramprobe.terms.sizes import Digits
 from vramprobe.terms.walk import Walk, walk_of
 
@@ -24,7 +25,9 @@ from vramprobe.terms.walk import Walk, walk_of
 BATCH_BYTES_PER_TOKEN = 2 * 8
 _OPTIMIZER: Place = ("optimizer_step", "optimizer")
 #: What of a spec decides no moment, or is left open in a Course.
-_NOT_IN_A_COURSE = {"batch_size", "seq_len", "model", "seed", "steps", "timing_steps", "alloc_conf", "limit_vram"}
+_NOT_IN_A_COURSE = {
+    "batch_size", "seq_len", "grad_accum", "model", "seed", "steps", "timing_steps", "alloc_conf", "limit_vram",
+}  # fmt: skip
 _MAX_COURSES = 1024
 
 
@@ -61,15 +64,20 @@ def ledger_terms(spec: CellSpec, has_flash: bool = True) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Course:
-    """A step of a cell whose batch size and length are left open, but for the side of 1 that they are on and the branch
-    that they take; bytes by cause, of the optimizer's step too.
+    """A step of a cell whose batch size, length and accumulation are left open, but for the side of 1 that they are on
+    and the branch that they take; bytes by cause, of the optimizer's step too.
     """
 
     arch: Architecture
     idle: dict[str, int]  # alive between two steps, but for the batch
     at_step: dict[str, int]
-    walk: Walk
+    setup: Setup
     ranks: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # the same on several GPUs, kept (ranks.py)
+
+    @cached_property
+    def walk(self) -> Walk:
+        """The Walk of a single GPU."""
+        return walk_of(self.setup)
 
     def polynomials(self) -> list[tuple[Place, list[tuple[Digits, dict[str, Digits]]]]]:
         """By place, in the order of :func:`moments`: what may be its highest moment, as (what the walk counts in all,
@@ -83,7 +91,7 @@ class Course:
         return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), idle | step)])]
 
 
-_courses: dict[tuple[str, bool, bool, bool], dict[Branch, Course]] = {}
+_courses: dict[tuple[str, bool, bool, bool, bool], dict[Branch, Course]] = {}
 
 
 def course_of(spec: CellSpec, has_flash: bool = True) -> Course:
@@ -92,7 +100,8 @@ def course_of(spec: CellSpec, has_flash: bool = True) -> Course:
     ``has_flash``: on a card that runs flash attention, as all do but NVIDIA's before Ampere. Raises
     UnsupportedArchitecture for what the formula engine has no arithmetic for.
     """
-    key = spec.model_dump_json(exclude=_NOT_IN_A_COURSE), spec.batch_size == 1, spec.seq_len == 1, has_flash
+    sides = spec.batch_size == 1, spec.seq_len == 1, spec.grad_accum == 1
+    key = spec.model_dump_json(exclude=_NOT_IN_A_COURSE), *sides, has_flash
     known = _courses.get(key, {})
     for course in known.values():
         if (branch := branch_of(spec, course.arch)) in known:
@@ -105,7 +114,7 @@ def course_of(spec: CellSpec, has_flash: bool = True) -> Course:
     del idle["batch"]
     step = {"gradients": _gradients_bytes(trained),
             "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    course = Course(arch, idle, step, walk_of(setup_of(spec, arch, tensors, has_flash)))
+    course = Course(arch, idle, step, setup_of(spec, arch, tensors, has_flash))
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
     _courses.setdefault(key, {})[branch_of(spec, arch)] = course

@@ -12,13 +12,15 @@ Not counted: NCCL's own buffers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from vramprobe.terms.families import layer_place
 from vramprobe.terms.graph import CAUSES, Edge, Leaf, Place, Value
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Tape
+from vramprobe.terms.sizes import OpenSizes
+from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Tape, highest
 from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
 
 #: Causes that only a rank of several has.
@@ -47,12 +49,51 @@ class Units(NamedTuple):
     reshards: bool = True  # False: a layer stays gathered from its forward to its backward
 
 
-@lru_cache(maxsize=2048)
 def rank_walk(setup: Setup, units: Units) -> Walk:
     """The Walk of one rank."""
+    shares: list[int] = []
+    layer, root, embedding, tail = (
+        _opened(setup.sizes, unit, shares) for unit in (units.layer, units.root, units.embedding, units.tail)
+    )
+    opened = units._replace(layer=layer, root=root, embedding=embedding, tail=tail)
+    walk = _open_walk(setup, opened, len(shares))
+
+    def closed(count: int) -> int:
+        return walk.sizes.closed(count, shares)
+
+    peaks = {
+        place: highest([(closed(total), {cause: closed(count) for cause, count in by_cause.items()})
+                        for total, by_cause in found], setup.sizes.covers)
+        for place, found in walk.peaks.items()
+    }  # fmt: skip
+    return Walk(setup.sizes, closed(walk.saved), peaks)
+
+
+def _opened(sizes: OpenSizes, unit: Unit, shares: list[int]) -> Unit:
+    """The unit with stand-ins for a rank's shares, which go to ``shares``: they alone depend on how many ranks there
+    are, where all is divided without a rest, so that one walk answers for any number.
+    """
+    found = []
+    for share in (unit.cast, unit.reduced_share, unit.shard):
+        if share:
+            found.append(sizes.other(len(shares)))
+            shares.append(share)
+        else:
+            found.append(0)
+    cast, reduced_share, shard = found
+    if unit.shard == unit.reduced_share:
+        shard = reduced_share
+    return unit._replace(cast=cast, reduced_share=reduced_share, shard=shard)
+
+
+@lru_cache(maxsize=2048)
+def _open_walk(setup: Setup, units: Units, num_shares: int) -> Walk:
+    """The Walk whose shares are left open."""
+    sizes = setup.sizes.with_others(num_shares)
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, accumulates=setup.accumulates))
+    tape = RankTape(sizes.covers, units, places, accumulates=setup.accumulates)
+    return walk_layers(replace(setup, sizes=sizes), layers, tape)
 
 
 class RankTape(Tape):

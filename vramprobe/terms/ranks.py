@@ -61,14 +61,15 @@ def rank_moments(
     """
     if num_gpus == 1:
         return moments(spec, has_flash)
-    course = course_of(spec, has_flash)
     if sharding == "ddp":  # its reducer makes its buckets, as large as the gradients, when it is built, and keeps them
-        buckets = {"gradient_buckets": course.at_step["gradients"]}
+        buckets = {"gradient_buckets": course_of(spec, has_flash).at_step["gradients"]}
         return [Moment(one.phase, one.label, one.terms | buckets) for one in moments(spec, has_flash)]
-    key = num_gpus, sharding, all_buffers
-    if key not in course.ranks:
-        course.ranks[key] = _course(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
-    return _moments_of(course.ranks[key], spec)
+    return _moments_of(_kept(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash), spec)
+
+
+def whole_packed_bytes(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool = True) -> int:
+    """What a rank of FSDP holds more of quantised weights where they are not divided."""
+    return _kept(spec, num_gpus, sharding, all_buffers=False, has_flash=has_flash).undivided
 
 
 class _Zero(NamedTuple):
@@ -89,7 +90,16 @@ class RankCourse:
     walk: Walk
     idle: dict[str, int]  # alive between two steps, but for the batch
     at_step: dict[str, int]
+    undivided: int = 0  # what packed weights take more where FSDP leaves them whole
     zero: _Zero | None = None
+
+
+def _kept(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool) -> RankCourse:
+    """The course of a rank, kept for the next one of a cell that differs in batch size and length only."""
+    ranks, key = course_of(spec, has_flash).ranks, (num_gpus, sharding, all_buffers)
+    if key not in ranks:
+        ranks[key] = _course(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
+    return ranks[key]
 
 
 def _course(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool) -> RankCourse:
@@ -140,15 +150,6 @@ def _quantised_parts(spec: CellSpec, tensor: Tensor) -> tuple[int, int]:
     return packed, whole - packed
 
 
-def whole_packed_bytes(spec: CellSpec, num_gpus: int) -> int:
-    """What a rank of FSDP holds more of quantised weights where they are not divided."""
-    quantised = [tensor for tensor in _stored(spec) if tensor.quantised]
-    return sum(
-        (_quantised_parts(spec, tensor)[0] - _share(spec, tensor, num_gpus, by_rows=True).weights) * tensor.num_copies
-        for tensor in quantised
-    )
-
-
 class _Share(NamedTuple):
     """One tensor of a rank: ``elements`` of it, padded, and the bytes of its quantisation state."""
 
@@ -189,7 +190,9 @@ def _fsdp(spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_fla
     }  # fmt: skip
     at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),
                "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    return RankCourse(rank_walk(setup_of(spec, arch, computed, has_flash), units), idle, at_step)
+    undivided = sum((_quantised_parts(spec, tensor)[0] - share.weights) * tensor.num_copies
+                    for tensor, share in zip(stored, shares, strict=True) if tensor.quantised)  # fmt: skip
+    return RankCourse(rank_walk(setup_of(spec, arch, computed, has_flash), units), idle, at_step, undivided)
 
 
 def _units(
@@ -253,7 +256,7 @@ def _zero(spec: CellSpec, num_gpus: int, sharding: str, *, all_buffers: bool, ha
                   for share, after in zip(trained, _trained(stored, computed)[1], strict=True))  # fmt: skip
     zero = _Zero(sharding, total.gradients, divided, gathered, reduced,
                  min(total.gradients, bucket) if all_buffers else 0)  # fmt: skip
-    return RankCourse(walk_of(setup_of(spec, arch, computed, has_flash)), idle, at_step, zero)
+    return RankCourse(walk_of(setup_of(spec, arch, computed, has_flash)), idle, at_step, zero=zero)
 
 
 def _with_buffers(moment: Moment, zero: _Zero) -> Moment:

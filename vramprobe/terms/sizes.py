@@ -8,7 +8,8 @@ carry the polynomial through sums, multiples and exact quotients, and one walk a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 #: 1, b, s, b·s, s² and b·s², as the digits have them from the lowest.
@@ -29,6 +30,7 @@ class OpenSizes:
     digit_bits: int
     batch_size: int
     seq_len: int
+    num_others: int = 0  # other sizes that are left open, in the digits above those of batch and length
 
     def resolved(self, count: int, monomials: Monomials) -> int:
         """What a count comes to for the cell with these monomials."""
@@ -55,7 +57,28 @@ class OpenSizes:
 
     @cached_property
     def _spare_bits(self) -> int:
-        return sum(1 << (position + 1) * self.digit_bits - 1 for position in range(_NUM_DIGITS))
+        positions = range(_NUM_DIGITS + self.num_others)
+        return sum(1 << (position + 1) * self.digit_bits - 1 for position in positions)
+
+    def with_others(self, count: int) -> OpenSizes:
+        """The same with so many other sizes left open, of which no multiple is met."""
+        return replace(self, num_others=count)
+
+    def other(self, index: int) -> int:
+        """What stands for one of the other sizes."""
+        return 1 << (_NUM_DIGITS + index) * self.digit_bits
+
+    def closed(self, count: int, others: Sequence[int]) -> int:
+        """A count once the other sizes are known: batch and length alone are still open in it."""
+        bits, mask = self.digit_bits, (1 << self.digit_bits) - 1
+        total = count & (1 << _NUM_DIGITS * bits) - 1
+        count >>= _NUM_DIGITS * bits
+        for other in others:
+            if not count:
+                break
+            total += (count & mask) * other
+            count >>= bits
+        return total
 
 
 def open_sizes(batch_size: int, seq_len: int, digit_bits: int) -> OpenSizes:

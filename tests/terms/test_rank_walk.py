@@ -1,0 +1,56 @@
+"""A rank's walk with its shares left open: to the byte the walk of the shares themselves, and one for many ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from vramprobe.architecture import architecture
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms import ranks
+from vramprobe.terms.families import layer_place
+from vramprobe.terms.rank_tape import RankTape, Units, _open_walk, rank_walk
+from vramprobe.terms.setup import Setup, setup_of
+from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
+
+
+def cell(model: str, method: str, **options: object) -> CellSpec:
+    usual = {"device": "cuda", "batch_size": 2, "seq_len": 512}
+    return resolve(model=model, method=method, **{**usual, **options})
+
+
+def asked(spec: CellSpec, num_gpus: int, apart: bool) -> tuple[Setup, Units]:
+    """What rank_walk is asked with."""
+    arch, stored = architecture(spec.architecture), ranks._stored(spec)
+    computed = ranks._computed(spec, stored)
+    shares = [ranks._share(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
+    return setup_of(spec, arch, computed), ranks._units(stored, computed, shares, num_gpus, reshards=True, apart=apart)
+
+
+def of_known_shares(setup: Setup, units: Units) -> Walk:
+    layers = one_of_each_kind(setup.arch)
+    places = [layer_place(setup.arch, layer) for layer in layers]
+    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, accumulates=setup.accumulates))
+
+
+@pytest.mark.parametrize(("model", "method", "options"), [
+    ("llama-3-8b", "full", {"autocast": "bf16", "dtype": "fp32"}), ("llama-3-8b", "qlora", {"grad_accum": 4}),
+    ("gpt2", "full", {"gradient_checkpointing": True}), ("gemma-2-9b", "lora", {"batch_size": 1}),
+])  # fmt: skip
+@pytest.mark.parametrize("num_gpus", [3, 8])
+def test_a_walk_with_open_shares_is_the_walk_of_the_shares(
+    model: str, method: str, options: dict[str, object], num_gpus: int
+) -> None:
+    for apart in (True, False):
+        setup, units = asked(cell(model, method, **options), num_gpus, apart)
+        found, wanted = rank_walk(setup, units), of_known_shares(setup, units)
+        for batch, length in ((2, 2), (3, 700), (64, 4096)):
+            size = 1 if setup.sizes.batch_size == 1 else batch
+            assert found.highest(size, length) == wanted.highest(size, length)
+            assert found.saved_bytes(size, length) == wanted.saved_bytes(size, length)
+
+
+def test_ranks_that_divide_without_a_rest_share_a_walk() -> None:
+    _open_walk.cache_clear()
+    for num_gpus in (2, 4, 8):
+        rank_walk(*asked(cell("llama-3-8b", "full"), num_gpus, True))
+    assert _open_walk.cache_info().misses == 1

@@ -1,0 +1,38 @@
+"""Memory: a cell on so many of a card -> what ``vramprobe predict`` says of it, or that the libraries do not run it so.
+
+In: a CellSpec, a Gpu, their number and the sharding. Out: a Prediction by the fit that ships for the card, where one
+reaches so far, else by arithmetic alone.
+"""
+
+from __future__ import annotations
+
+from vramprobe.catalog import Gpu
+from vramprobe.errors import OutOfRange
+from vramprobe.model.memory_model import shipped_fit
+from vramprobe.predict.prediction import Prediction, predict
+from vramprobe.predict.sharding import DTENSOR_OPTIMIZERS, cannot_shard, predict_rank
+from vramprobe.spec import CellSpec
+from vramprobe.terms.ranks import FSDP, Sharding
+
+
+def predict_on(spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Prediction:
+    """What one of ``num_gpus`` holds; ``sharding`` is null on one. Raises what predict raises."""
+    if sharding is not None:
+        return predict_rank(spec, num_gpus, sharding, gpu=gpu)
+    fit = shipped_fit("cuda", gpu)
+    try:
+        return predict(spec, fit, gpu=gpu)
+    except OutOfRange:
+        return predict(spec, None, gpu=gpu)
+
+
+def fit_name(gpu: Gpu, sharding: Sharding | None) -> str:
+    """What tells cards apart that have a fit of their own; empty for all others."""
+    return gpu.short_name if sharding is None and shipped_fit("cuda", gpu) else ""
+
+
+def is_refused(spec: CellSpec, sharding: Sharding | None) -> bool:
+    """Whether the libraries do not run the cell so."""
+    if sharding is None:
+        return False
+    return cannot_shard(spec, sharding) is not None or (sharding in FSDP and spec.optim not in DTENSOR_OPTIMIZERS)

@@ -1,0 +1,135 @@
+"""Options: a question about cards -> a method on so many of a card at its best setting, with its time and money.
+
+In: a Question, the cell's Kitchen, a card, offers. Out: an Option, or None where the cell runs under no sharding.
+Nothing in it was measured: memory is predict's, speed the fitted roofline's with its 80 % interval, money an offer's
+that has a date. The page runs this same module, translated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from vramprobe.architecture import architecture
+from vramprobe.catalog import Gpu
+from vramprobe.recommend.prices import Offer
+from vramprobe.recommend.recipes import Kitchen, Setting, Words
+from vramprobe.spec import CellSpec
+from vramprobe.speed.step import Figure
+from vramprobe.terms.optimizer import state_bytes
+from vramprobe.terms.parameters import tensors
+from vramprobe.terms.ranks import Sharding
+
+METHODS = ("full", "lora", "qlora")
+#: Sequences of an optimizer step, unless told.
+GLOBAL_BATCH = 16
+#: Numbers of cards that are tried, up to ``max_gpus``.
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+#: Checkpoints that are kept while a run goes on, as a trainer's save_total_limit of 2 keeps.
+_KEPT_CHECKPOINTS = 2
+_HOURS_PER_MONTH = 730
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Question(_Frozen):
+    """What is asked; ``words`` are a cell's, without batch_size or gradient_checkpointing where they are left open."""
+
+    words: dict[str, Any]
+    methods: tuple[str, ...]
+    tokens: int
+    deadline_seconds: float | None = None
+    budget_usd: float | None = None
+    global_batch: int = GLOBAL_BATCH
+    max_gpus: int = 8
+    sharding: Sharding | None = None
+    gpus: tuple[str, ...] = ()  # short names; empty: those with an offer
+
+
+class Host(_Frozen):
+    """What the run wants beside its cards, by arithmetic: the machine's memory while loading, and disk."""
+
+    memory_bytes: int
+    disk_bytes: int
+    checkpoint_bytes: int
+
+
+class Option(_Frozen):
+    """A method on so many of a card at its best setting; without an offer there is no cost."""
+
+    method: str
+    gpu: str
+    num_gpus: int
+    setting: Setting
+    hours: Figure | None  # null where it does not fit
+    usd: Figure | None
+    offer: Offer | None
+    host: Host
+    why_not: str = ""  # empty for the answers
+
+    @property
+    def fits(self) -> bool:
+        """Whether the verdict is ``fits``."""
+        return self.setting.verdict.verdict == "fits"
+
+
+def words_of(question: Question, method: str) -> Words:
+    """The cell's words for one method; of several, those about adapters or quantisation go where they cannot be."""
+    own = {**question.words, "method": method}
+    if len(question.methods) == 1:
+        return own
+    drop = [name for name in own if method == "full" and (name.startswith("lora_") or name == "dora")]
+    drop += [name for name in own if method != "qlora" and name in ("quant", "kbit_prep")]
+    return {name: value for name, value in own.items() if name not in drop}
+
+
+def option_of(question: Question, kitchen: Kitchen, gpu: Gpu, num_gpus: int, offers: Sequence[Offer]) -> Option | None:
+    """The cell of a kitchen on so many of a card, by its cheapest offer; None where it runs under no kind of sharding.
+
+    Raises what predict raises where the model or an option has no arithmetic.
+    """
+    setting = kitchen.best(gpu, num_gpus)
+    if setting is None:
+        return None
+    spec = kitchen.spec_of(setting.recipe, gpu)
+    host, its = host_of(spec), [one for one in offers if one.gpu == gpu.short_name]
+    if setting.verdict.verdict == "does not fit":
+        offer = min(its, key=lambda one: one.hourly(num_gpus), default=None)
+        return Option(method=spec.method, gpu=gpu.short_name, num_gpus=num_gpus, setting=setting, hours=None, usd=None,
+                      offer=offer, host=host, why_not=f"does not fit: {setting.verdict.reason}")  # fmt: skip
+    hours = hours_of(question.tokens, setting.estimate.tokens_per_second)
+    offer = min(its, key=lambda one: usd_of(hours, one, num_gpus, host).value, default=None)
+    usd = None if offer is None else usd_of(hours, offer, num_gpus, host)
+    return Option(method=spec.method, gpu=gpu.short_name, num_gpus=num_gpus, setting=setting, hours=hours, usd=usd,
+                  offer=offer, host=host)  # fmt: skip
+
+
+def hours_of(tokens: int, rate: Figure) -> Figure:
+    """Hours that so many tokens take at this rate per second."""
+    return Figure(value=tokens / rate.value / 3600, low=tokens / rate.high / 3600, high=tokens / rate.low / 3600)
+
+
+def host_of(spec: CellSpec) -> Host:
+    """Loading holds the 16-bit weights once on the first rank; disk holds them and the checkpoints that are kept."""
+    stored = tensors(spec, architecture(spec.architecture))
+    weights = 2 * sum(t.numel * t.num_copies for t in stored if t.role != "adapter")
+    trained = [t for t in stored if t.trained]
+    checkpoint = sum(t.num_bytes * t.num_copies for t in trained) + state_bytes(spec, trained)
+    return Host(memory_bytes=weights, disk_bytes=weights + _KEPT_CHECKPOINTS * checkpoint, checkpoint_bytes=checkpoint)
+
+
+def usd_of(hours: Figure, offer: Offer, num_gpus: int, host: Host) -> Figure:
+    """The cards by the hour, and storage and the last checkpoint's egress where the offer has their price."""
+    gb = host.disk_bytes / 1e9
+    hourly = offer.hourly(num_gpus) + gb * (offer.usd_per_gb_month or 0.0) / _HOURS_PER_MONTH
+    once = host.checkpoint_bytes / 1e9 * (offer.usd_per_gb_egress or 0.0)
+    return Figure(value=hours.value * hourly + once, low=hours.low * hourly + once, high=hours.high * hourly + once)
+
+
+def nearest(options: Sequence[Option]) -> Option:
+    """The option whose cards lack least."""
+    return min(options, key=lambda one: one.setting.verdict.needed_bytes.value / one.setting.verdict.usable_bytes)

@@ -40,8 +40,8 @@ document.body.textContent = JSON.stringify(answers);
 """
 
 
-def answers(folder, questions, data=None):
-    """What the page's engine says of each question."""
+def answers(folder, questions, data=None, ask=ASK):
+    """What the page's engine says of each question; ``ask`` has the JavaScript that asks it."""
 
     def block(kind, name, value):
         return f'<script type="{kind}" id="{name}">{json.dumps(value).replace("<", chr(92) + "u003c")}</script>'
@@ -52,7 +52,7 @@ def answers(folder, questions, data=None):
         + block("application/json", "engine-data", data or engine.data())
         + block("application/json", "questions", questions)
         + f"<script>{engine.javascript()}</script>"
-        + f"<script>const questions = JSON.parse(document.getElementById('questions').textContent);{ASK}</script>"
+        + f"<script>const questions = JSON.parse(document.getElementById('questions').textContent);{ask}</script>"
     )
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

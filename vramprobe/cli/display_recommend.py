@@ -13,24 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from vramprobe.cli.display_changes import option_words
+from vramprobe.recommend import words
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
 from vramprobe.recommend.options import Option, nearest
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import terminal
-from vramprobe.speed.step import Figure
-from vramprobe.units import format_bytes, format_hours, format_usd, short_count, spread_of_hours
+from vramprobe.units import format_bytes, format_hours, format_usd, short_count
 
 _MOST_CHANGES = 8
 #: Differences below this share of the option's own are not written.
 _LEAST_SHARE = 0.005
-
-
-#: How a reason begins → what stands for it in the table.
-_IN_A_WORD = {
-    "takes longer": "too late", "may take longer": "may be late", "costs more": "too dear",
-    "may cost more": "may be too dear", "no price": "no price",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,8 +84,8 @@ def _answer_lines(found: Recommendation) -> list[_Line]:
     for answer in found.answers:
         if answer.option is not None:
             known = lines.get(id(answer.option))
-            words = f"{known.answers}, {answer.question}" if known else answer.question
-            lines[id(answer.option)] = _Line(answer.option, words)
+            said = f"{known.answers}, {answer.question}" if known else answer.question
+            lines[id(answer.option)] = _Line(answer.option, said)
     return list(lines.values())
 
 
@@ -111,58 +104,30 @@ def _answer_columns() -> list[Column]:
         Column("question", "", lambda line: line.answers),
         *(Column(one.name, one.heading, lambda line, one=one: one.value(line.option), one.text, one.is_number)
           for one in _common_columns()),
-        Column("provider", "price", lambda line: _price(line.option)),
+        Column("provider", "price", lambda line: words.price_of(line.option)),
     ]  # fmt: skip
 
 
 def _option_columns() -> list[Column]:
-    return [*_common_columns(), Column("limits", "but", _limits)]
+    return [*_common_columns(), Column("limits", "but", words.limits_of)]
 
 
 def _common_columns() -> list[Column]:
     return [
-        Column("cards", "cards", lambda one: f"{one.num_gpus} × {one.gpu}"),
+        Column("cards", "cards", words.cards_of),
         Column("method", "method", lambda one: one.method),
-        Column("setting", "batch", _setting),
-        Column("tokens_per_s", "tokens/s", lambda one: one.setting.estimate.tokens_per_second.value, "{:,.0f}".format,
-               is_number=True),
-        Column("hours", "time", lambda one: one.hours,
-               lambda hours: spread_of_hours(hours.value, hours.low, hours.high), is_number=True),
-        Column("usd", "cost", lambda one: one.usd, _usd, is_number=True),
-    ]  # fmt: skip
-
-
-def _usd(usd: Figure) -> str:
-    return f"{format_usd(usd.value)} ({format_usd(usd.low)[1:]} to {format_usd(usd.high)[1:]})"
-
-
-def _setting(one: Option) -> str:
-    """Micro-batch × accumulation, and what else is set."""
-    setting = one.setting
-    words = [f"{setting.batch_size} × {setting.grad_accum}"]
-    words += ["ckpt"] if setting.gradient_checkpointing else []
-    words += [setting.sharding] if setting.sharding else []
-    return " ".join(words)
-
-
-def _price(one: Option) -> str | None:
-    offer = one.offer
-    return None if offer is None else f"{offer.provider} {format_usd(offer.hourly(one.num_gpus))}/h, {offer.date}"
-
-
-def _limits(one: Option) -> str:
-    """What an option has against it beside its figures, in a word; --json says it whole."""
-    said = [] if one.fits else ["tight"]
-    for start, word in _IN_A_WORD.items():
-        said += [word for text in one.why_not.split("; ") if text.startswith(start)]
-    return ", ".join(said)
+        Column("setting", "batch", words.setting_of),
+        Column("tokens_per_s", "tokens/s", words.rate_of, is_number=True),
+        Column("hours", "time", words.time_of, is_number=True),
+        Column("usd", "cost", words.cost_of, is_number=True),
+    ]
 
 
 def _print_what_does_not_fit(console: Console, options: Sequence[Option]) -> None:
     for one in options:
         judged = one.setting.verdict
         console.print(
-            f"does not fit: {one.num_gpus} × {one.gpu}, {one.method} ({_setting(one)}): "
+            f"does not fit: {words.cards_of(one)}, {one.method} ({words.setting_of(one)}): "
             f"{format_bytes(judged.needed_bytes.value)} of {format_bytes(judged.usable_bytes)}"
         )
 
@@ -172,7 +137,7 @@ def _print_changes(console: Console, found: Recommendation) -> None:
     if not found.changes or found.changes_of is None:
         return
     option = found.changes_of
-    console.print(f"\nwhat would change {option.num_gpus} × {option.gpu}, {option.method}, each line by itself:")
+    console.print(f"\nwhat would change {words.cards_of(option)}, {option.method}, each line by itself:")
     now = option.setting.verdict.needed_bytes.value
     columns = [
         Column("options", "option", lambda one: " ".join(map(option_words, one.options, one.options.values()))),

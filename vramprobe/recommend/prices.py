@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date as date_type
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -20,6 +20,7 @@ from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
 Terms = Literal["on-demand", "spot", "reserved"]
+_Rate = Annotated[float, Field(ge=0)]
 #: After so many days a price is called old.
 OLD_DAYS = 90
 #: How price lists write the terms. CoreWeave's pods are rented whole, by the hour.
@@ -39,16 +40,16 @@ class Offer(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    provider: str = Field(min_length=1)
+    provider: Annotated[str, Field(min_length=1)]
     date: str  # a day, a month or a year, as 2026-11
     terms: Terms
     gpu: str  # the catalog's short name
-    num_gpus: int = Field(ge=1, le=100_000)
-    usd_per_hour: float = Field(gt=0, lt=1e7)
+    num_gpus: Annotated[int, Field(ge=1, le=100_000)]
+    usd_per_hour: Annotated[float, Field(gt=0, lt=1e7)]
     source: str
     region: str | None = None
-    usd_per_gb_month: float | None = Field(default=None, ge=0)  # of storage
-    usd_per_gb_egress: float | None = Field(default=None, ge=0)
+    usd_per_gb_month: _Rate | None = None  # of storage
+    usd_per_gb_egress: _Rate | None = None
 
     def hourly(self, num_gpus: int) -> float:
         """US dollars per hour of at least ``num_gpus``: several of the offer, where it has fewer."""

@@ -85,7 +85,7 @@ class Kitchen:
         Raises what predict raises where the model or an option has no arithmetic.
         """
         tried = []
-        for recipe in self._fastest_first(gpu, num_gpus):
+        for recipe in self.fastest_first(gpu, num_gpus):
             prediction = self._prediction(recipe, gpu, num_gpus)
             if prediction is None:
                 continue
@@ -97,7 +97,7 @@ class Kitchen:
         found = tight[0] if tight else min(tried, key=lambda one: one[1].needed_bytes.value, default=None)
         return None if found is None else self._setting(found[0], gpu, num_gpus, found[1])
 
-    def _fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Recipe]:
+    def fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Recipe]:
         """Of all tokens per second an interval's factor is the same, so that the best values decide."""
         rates = self._fit.rates
         found = [

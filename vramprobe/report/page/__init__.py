@@ -25,7 +25,7 @@ MAX_BYTES = 3_000_000
 #: In the order in which they need each other.
 _SCRIPTS = (
     "words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js",
-    "changes.js", "page.js",
+    "changes.js", "tradeoff.js", "which.js", "page.js",
 )  # fmt: skip
 
 

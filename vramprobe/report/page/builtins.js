@@ -44,7 +44,11 @@ const $py = {
   // Python rounds a half to the even neighbour.
   round: (it) => { const down = Math.floor(it), rest = it - down; return rest === 0.5 ? down + (down % 2) : Math.round(it); },
   set: $eager((source) => $asSet(source === undefined ? [] : $items(source))),
-  sorted: $eager((source) => $list([...$items(source)].sort((one, other) => $less(other, one) - $less(one, other)))),
+  sorted: $eager((source, options) => {
+    const keyed = [...$items(source)].map((one) => [options?.key ? $keep(options.key(one)) : one, one]);
+    keyed.sort(([one], [other]) => $less(other, one) - $less(one, other));
+    return $list(keyed.map(([, one]) => one));
+  }),
   str: (it) => it === null || it === undefined ? "None" : it === true ? "True" : it === false ? "False"
     : Array.isArray(it) ? `(${it.map($py.repr).join(", ")})` : String(it),
   sum: $eager((source, start = 0) => { let total = start; for (const one of $items(source)) total = $add(total, typeof one === "boolean" ? Number(one) : one); return total; }),
@@ -120,15 +124,23 @@ const $math = {
 
 // terms/sizes.py: stand-ins for a batch and a length that are left open, so that one walk answers for all of them.
 class $OpenSizes extends $Frozen {
-  constructor(batch_size, seq_len, digit_bits) {
+  constructor(batch_size, seq_len, digit_bits, num_others = 0) {
     super();
     this.bits = BigInt(digit_bits);
     this.mask = (1n << this.bits) - 1n;
     this.batch_size = batch_size === 1 ? 1 : 1n << this.bits;
     this.seq_len = seq_len === 1 ? 1 : 1n << (2n * this.bits);
+    this.num_others = num_others;
     this.spare = 0n;
-    for (let position = 1n; position <= 6n; position++) this.spare += 1n << (position * this.bits - 1n);
+    for (let position = 1; position <= 6 + num_others; position++) this.spare += 1n << (BigInt(position) * this.bits - 1n);
   }
+  with_others = (count) => new $OpenSizes(this.batch_size, this.seq_len, this.bits, count);
+  other = (index) => 1n << (BigInt(6 + index) * this.bits);
+  closed = (count, others) => {
+    let total = BigInt(count) & ((1n << (6n * this.bits)) - 1n), rest = BigInt(count) >> (6n * this.bits);
+    for (let at = 0; rest; at++, rest >>= this.bits) total += (rest & this.mask) * BigInt(others[at]);
+    return total;
+  };
   digits = (count) => {
     const digits = [];
     for (let rest = BigInt(count); digits.length < 6; rest >>= this.bits) digits.push(Number(rest & this.mask));

@@ -20,8 +20,11 @@ function $fitted(fit) {
   return $const(Object.assign(new $model$memory_model.MemoryModel(), fit, {ranges, ...tables, interval}));
 }
 
-// A GPU as the arithmetic knows it is its name, its memory, and whether it runs flash attention.
-const $gpus = $data.gpus.map((gpu) => ({...gpu, card: {name: gpu.name, total_bytes: gpu.memory_bytes, has_flash: gpu.has_flash, blas_workspace_bytes: gpu.blas_workspace_bytes}}));
+// Beside what the page shows of a GPU, the catalog's own record of it, which knows its kernels.
+const $gpus = $data.gpus.map((gpu) => {
+  const card = $const(Object.assign(new $catalog$gpus.Gpu(), gpu.card));
+  return {...gpu, card, has_flash: card.has_flash, blas_workspace_bytes: card.blas_workspace_bytes};
+});
 const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 // -- the cell ----------------------------------------------------------------------------------------------------------
@@ -133,20 +136,21 @@ function command(spec) {
 // As terms.course_of: a step of a cell with batch and length left open, kept for the next that differs in these alone.
 const $courses = new Map();
 function $courseOf(spec, has_flash) {
-  const arch = $archOf(spec.architecture), one = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1};
+  const arch = $archOf(spec.architecture);
+  const sides = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1, grad_accum: spec.grad_accum === 1};
   const branch = [...$items($terms$setup.branch_of(spec, arch))];
-  const alike = {...spec, ...one, has_flash, model: null, num_gpus: null, sharding: null, architecture: $idOf(spec.architecture)};
+  const alike = {...spec, ...sides, has_flash, model: null, num_gpus: null, sharding: null, architecture: $idOf(spec.architecture)};
   const key = JSON.stringify([alike, branch]);
   if (!$courses.has(key)) {
     const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
     const idle = $const($terms._idle_terms(spec, arch, tensors, $terms$optimizer.allocated_state_bytes(spec, trained)));
-    const step = $const($dict([
+    const at_step = $const($dict([
       ["gradients", $terms._gradients_bytes(trained)],
       ["optimizer_temporaries", $terms$optimizer.temporaries_bytes(spec, trained)],
     ]));
-    const walk = $const($terms$walk.walk_of($terms$setup.setup_of(spec, arch, tensors, has_flash)));
+    const setup = $const($terms$setup.setup_of(spec, arch, tensors, has_flash));
     if ($courses.size >= 256) $courses.clear();
-    $courses.set(key, {idle, step, walk});
+    $courses.set(key, {idle, at_step, ranks: $const($dict([])), get walk() { return $const($terms$walk.walk_of(setup)); }});
   }
   return $courses.get(key);
 }
@@ -169,9 +173,9 @@ function $plain(it) {
 
 // As terms.moments: the moments of a steady step that can be its peak.
 function $moments(spec, has_flash = true) {
-  const {idle, step, walk} = $courseOf(spec, has_flash);
+  const {idle, at_step, walk} = $courseOf(spec, has_flash);
   const now = $const($union(idle, $dict([["batch", $terms.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
-  const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, step]];
+  const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, at_step]];
   return $const($list(places.map(([[phase, place], terms]) =>
     new $terms.Moment(phase, place, $const($terms._in_order($union(now, terms)))))));
 }

@@ -185,5 +185,5 @@ const chart = (() => {
     return svg;
   }
 
-  return { patterns, swatch, segments, needed, scaleOf, bar, track };
+  return { node, patterns, swatch, segments, needed, scaleOf, bar, track };
 })();

@@ -7,6 +7,7 @@ predict/, translated (translation/), and the defaults of a cell are spec.py's ow
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib import resources
 from typing import Any, get_args
 
@@ -14,13 +15,19 @@ import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
+from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
+from vramprobe.speed.rates import shipped_speed
 from vramprobe.terms.ranks import Sharding
 
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
-    "units": {"GIB", "MIB", "KIB", "format_bytes"},
+    "units": {
+        "GIB", "MIB", "KIB", "format_bytes", "format_hours", "spread_of_hours", "_unit_of_hours", "few_digits",
+        "format_usd",
+    },
     "catalog.depth": None,
+    "catalog.gpus": {"Gpu", "cublas_workspace_bytes"},
     "architecture.parts": None,
     "architecture.config": None,
     "architecture.families": None,
@@ -76,9 +83,23 @@ _MODULES: dict[str, set[str] | None] = {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
         "_start_of_range", "_made_for", "_nothing_fits",
     },
+    "speed.rates": {"Rates", "SpeedFit", "SHORT_TOKENS", "GPUS_PER_MACHINE", "generation_of"},
+    "speed.work": None,
+    "speed.step": None,
+    "recommend.prices": {"Offer"},
+    "recommend.memory": {"is_refused"},
+    "recommend.recipes": None,
+    "recommend.options": None,
+    "recommend.answer": {
+        "Answer", "what_it_lacks", "answers_of", "judged", "_cost", "_time", "_in_time", "_doubt", "_why_not",
+    },
+    "recommend.words": None,
 }  # fmt: skip
-#: Members of CellSpec that no prediction asks for.
-_UNWANTED = frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params"})
+#: Members of classes that the page does not ask for.
+_UNWANTED = {
+    "spec": frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params"}),
+    "recommend.prices": frozenset({"is_old"}),
+}
 #: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
     "vramprobe.errors.VramprobeError": "$Error",
@@ -87,10 +108,16 @@ _GIVEN = {
     "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
     "vramprobe.terms.sizes.monomials": "$sizes.monomials",
     "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor",
-    "math.sqrt": "Math.sqrt",
+    "math.sqrt": "Math.sqrt", "math.hypot": "Math.hypot", "math.exp": "Math.exp",
     "typing.get_args": "(($values) => $values)",
     "vramprobe.architecture.architecture": "$archOf",
     "vramprobe.terms.moments": "$moments",
+    "vramprobe.terms.course_of": "$courseOf",
+    "vramprobe.spec.resolve": "$resolved",
+    "vramprobe.recommend.memory.predict_on": "$predictOn",
+    "vramprobe.recommend.memory.fit_name": "$fitName",
+    "vramprobe.speed.rates.shipped_speed": "$shippedSpeed",
+    "dataclasses.replace": "$replace",
     "collections.Counter": "$counter",
     "operator.ge": "((one, other) => one >= other)",
 }  # fmt: skip
@@ -110,7 +137,7 @@ def javascript() -> str:
             f"vramprobe.{name}",
             _source(name),
             None if wanted is None else frozenset(wanted),
-            _UNWANTED if name == "spec" else frozenset(),
+            _UNWANTED.get(name, frozenset()),
         )
         for name, wanted in _MODULES.items()
     ]
@@ -119,6 +146,7 @@ def javascript() -> str:
         here.joinpath("builtins.js").read_text(),
         translate(modules, _GIVEN),
         here.joinpath("calculator.js").read_text(),
+        here.joinpath("recommender.js").read_text(),
     ]
     return "(() => {\n" + "\n".join(parts) + "\n})();\n"
 
@@ -137,12 +165,14 @@ def predictor() -> str:
 
 
 def data() -> dict[str, Any]:
-    """Models, GPUs, allowed values and shipped fits, as JSON has them."""
+    """Models, GPUs, allowed values, shipped fits and prices, as JSON has them."""
     return {
         "catalog": [_model(entry) for entry in catalog.list_models()],
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
         "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()},
         "fits": [_fit(model) for model in memory_model.shipped_fits()],
+        "speed": shipped_speed().model_dump(mode="json"),
+        "offers": [offer.model_dump(mode="json", exclude={"source"}) for offer in shipped_offers()],
     }
 
 
@@ -161,8 +191,8 @@ def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
     price = cheapest and {
         "usd_per_hour": cheapest.usd_per_gpu_hour, "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}"
     }  # fmt: skip
-    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "has_flash": gpu.has_flash,
-            "blas_workspace_bytes": gpu.blas_workspace_bytes, "price": price}  # fmt: skip
+    card = {name: value for name, value in asdict(gpu).items() if name not in ("aliases", "source")}
+    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "card": card, "price": price}
 
 
 def _fit(model: memory_model.MemoryModel) -> dict[str, Any]:

@@ -10,16 +10,20 @@
     form.build();
     cards.build();
     changes.build();
+    which.build();
     tables.start();
     load();
-    form.root.addEventListener("input", changed);
-    form.root.addEventListener("change", changed);
+    for (const root of [form.root, which.root]) {
+      root.addEventListener("input", changed);
+      root.addEventListener("change", changed);
+    }
     form.root.addEventListener("submit", (event) => event.preventDefault());
     window.addEventListener("hashchange", load);
     document.addEventListener("click", jump);
     byId("reset").addEventListener("click", () => adopt(state.start()));
     byId("copy-link").addEventListener("click", copyLink);
     byId("copy-command").addEventListener("click", (event) => copy(byId("command").textContent, event.target));
+    byId("copy-which").addEventListener("click", (event) => copy(byId("which-command").textContent, event.target));
     new ResizeObserver(() => requestAnimationFrame(redraw)).observe(byId("chart"));
     document.documentElement.dataset.ready = "true";
   }
@@ -40,11 +44,12 @@
 
   function adopt(found) {
     form.write(found);
+    which.write(found.question);
     changed();
   }
 
   function changed() {
-    const next = form.read();
+    const next = { ...form.read(), question: which.read() };
     if (now && JSON.stringify(next) === JSON.stringify(now)) return;
     now = next;
     remember();
@@ -65,6 +70,7 @@
     result.show(answer);
     cards.show(answer, now.cards, giveLargest);
     changes.show(answer, now.options, takeAll);
+    which.show(now, answer, takeSetting);
   }
 
   const found = new Map(); // slug → largest counts of the cell on show, for when it is drawn again
@@ -88,6 +94,13 @@
     (byId(`${first}-${options[first]}`) ?? byId(first)).focus();
   }
 
+  /** An option's setting, on its card beside those that are compared. */
+  function takeSetting(options, slug) {
+    adopt({ ...now, options, cards: now.cards.includes(slug) ? now.cards : [...now.cards, slug] });
+    byId("result").scrollIntoView({ block: "start" });
+    byId("result").focus({ preventScroll: true });
+  }
+
   /** What the engine answers: {errors, spec, config, prediction, verdicts}, or a message in place of a prediction. */
   function ask({ options, cards: chosen, configText }) {
     found.clear();
@@ -103,7 +116,7 @@
       const verdicts = shown.map((gpu) => ({ gpu, verdict: vramprobe.verdict(prediction, gpu) }));
       return { errors, spec, config, prediction, verdicts };
     } catch (error) {
-      return { errors: [{ option: blamed(error.message, options), message: error.message }], spec, message: error.message };
+      return { errors: [{ option: blamed(error.message, options), message: error.message }], spec, config, message: error.message };
     }
   }
 

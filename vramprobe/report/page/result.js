@@ -140,5 +140,5 @@ const result = (() => {
     timer = setTimeout(() => { byId("spoken").textContent = text; }, 500);
   }
 
-  return { badge, show, draw, showLargest };
+  return { badge, wrapped, show, draw, showLargest };
 })();

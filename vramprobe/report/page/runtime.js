@@ -23,8 +23,10 @@ class $Frozen { // a record: a dataclass, a NamedTuple, one of pydantic's
     for (const name of Object.keys(made)) if (name.startsWith("$")) delete made[name]; // what was worked out of the old values
     return made;
   }
+  _asdict() { return $dict(Object.entries(this).filter(([name]) => name !== "rc" && !name.startsWith("$"))); }
   * [Symbol.iterator]() { for (const [name, value] of Object.entries(this)) if (name !== "rc" && !name.startsWith("$")) yield value; }
 }
+function $replace(it, values) { return it._replace(values); } // dataclasses.replace
 class $Object {
   constructor() { this.rc = 0; $born(this); }
 }
@@ -270,9 +272,8 @@ function $asSet(items) {
   return $list(unique);
 }
 function $format(value, how) {
-  if (typeof value === "number" && how.includes(",")) return value.toLocaleString("en-US");
-  const digits = /\.(\d+)f/.exec(how);
-  return digits ? $fixed(value, Number(digits[1])) : $py.str(value);
+  const digits = /\.(\d+)f/.exec(how), text = digits ? $fixed(value, Number(digits[1])) : $py.str(value);
+  return how.includes(",") ? text.replace(/\B(?=(\d{3})+(?!\d))(?<!\.\d*)/g, ",") : text;
 }
 // A tie goes to the even digit, as Python rounds; only odd multiples of 1 / 2^(digits + 1) are ties.
 function $fixed(value, digits) {

@@ -36,6 +36,13 @@ const state = (() => {
     dora: { key: "do", kind: "flag", label: "DoRA", more: true, methods: "lora qlora" },
   };
   const NAMES = Object.keys(OPTIONS);
+  /** What is asked below the calculator: the key in a link, what the page opens with. A number or nothing, a choice, a flag. */
+  const QUESTION = {
+    tokens: { key: "tk", start: 50 }, deadline: { key: "dl", start: null }, budget: { key: "bu", start: null },
+    max_gpus: { key: "mg", start: 8 }, global_batch: { key: "gb", start: 16 }, terms: { key: "pt", start: "on-demand" },
+    every_method: { key: "am", start: false },
+  };
+  const QUESTIONS = Object.keys(QUESTION);
   const isA = (name, kind) => OPTIONS[name].kind === kind;
   const CARDS = ["RTX-4090", "RTX-A6000", "H100-SXM", "H200"];
 
@@ -50,6 +57,7 @@ const state = (() => {
       },
       cards: CARDS.filter((slug) => vramprobe.gpus.some((gpu) => gpu.slug === slug)),
       configText: "",
+      question: Object.fromEntries(QUESTIONS.map((name) => [name, QUESTION[name].start])),
     };
   }
 
@@ -62,6 +70,11 @@ const state = (() => {
       parts.push(`${OPTIONS[name].key}=${value === null ? "" : value === true ? 1 : readable(String(value))}`);
     }
     if (now.cards.join() !== first.cards.join()) parts.push(`g=${now.cards.map(readable).join(",")}`);
+    for (const name of QUESTIONS) {
+      const { key, start: usual } = QUESTION[name], value = now.question[name];
+      if (Object.is(value, usual)) continue;
+      parts.push(`${key}=${value === null ? "" : typeof value === "boolean" ? Number(value) : readable(String(value))}`);
+    }
     let isWhole = true;
     if (now.options.model === PASTED && now.configText.trim()) {
       const packed = pack(now.configText);
@@ -75,6 +88,7 @@ const state = (() => {
   function decode(hash) {
     const found = start(), problems = [];
     const names = Object.fromEntries(NAMES.map((name) => [OPTIONS[name].key, name]));
+    const questions = Object.fromEntries(QUESTIONS.map((name) => [QUESTION[name].key, name]));
     for (const part of hash.split("&").filter(Boolean)) {
       const at = part.indexOf("=");
       const key = at < 0 ? part : part.slice(0, at);
@@ -82,8 +96,9 @@ const state = (() => {
         const value = decodeURIComponent(at < 0 ? "" : part.slice(at + 1));
         if (key === "g") found.cards = knownCards(value, problems);
         else if (key === "c") found.configText = unpack(value);
+        else if (questions[key] && at >= 0) found.question[questions[key]] = answered(questions[key], value);
         else if (names[key] && at >= 0) found.options[names[key]] = parsed(names[key], value);
-        else problems.push(`the link has an unknown part ${JSON.stringify(part)}; known: ${[...Object.keys(names), "g", "c"].join(", ")}`);
+        else problems.push(`the link has an unknown part ${JSON.stringify(part)}; known: ${[...Object.keys(names), ...Object.keys(questions), "g", "c"].join(", ")}`);
       } catch {
         problems.push(`the part ${JSON.stringify(key)} of the link is damaged and was left out`);
       }
@@ -105,6 +120,15 @@ const state = (() => {
     if (kind === "flag") return value === "1" || null;
     if (value === "") return null;
     return kind === "number" ? Number(value) : value;
+  }
+
+  function answered(name, value) {
+    const { start: usual } = QUESTION[name];
+    const isDamaged = typeof usual === "boolean" ? !["0", "1"].includes(value)
+      : typeof usual === "string" ? !vramprobe.terms.includes(value) : !Number.isFinite(Number(value));
+    if (isDamaged) throw new Error(value);
+    if (typeof usual === "boolean") return value === "1";
+    return typeof usual === "string" ? value : value === "" ? null : Number(value);
   }
 
   function knownCards(value, problems) {
@@ -132,5 +156,5 @@ const state = (() => {
     try { return JSON.stringify(JSON.parse(text), null, 1); } catch { return text; }
   }
 
-  return { PASTED, OPTIONS, NAMES, isA, start, encode, decode };
+  return { PASTED, OPTIONS, NAMES, QUESTIONS, isA, start, encode, decode };
 })();

@@ -31,5 +31,5 @@ const words = (() => {
     return made;
   }
 
-  return { GIB, bytes, gib, plain, count, percent, params, basis, amounts, element };
+  return { GIB, bytes, gib, fixed: vramprobe.fixed, plain, count, percent, params, basis, amounts, element };
 })();

@@ -32,7 +32,9 @@ BUILTIN_METHODS = frozenset({
     "setdefault", "split", "startswith", "strip", "subtract", "title", "update", "upper", "values",
 })  # fmt: skip
 #: Methods of what runtime.js and builtins.js have in place of a module's own class.
-_RUNTIME_METHODS = frozenset({"_replace", "covers", "digits", "model_copy", "resolved"})
+_RUNTIME_METHODS = frozenset({
+    "_asdict", "_replace", "closed", "covers", "digits", "model_copy", "other", "resolved", "with_others",
+})  # fmt: skip
 
 
 class Calls(Expressions, ABC):
@@ -156,8 +158,7 @@ class Calls(Expressions, ABC):
         pairs = [self._keyword(one) for one in node.keywords]
         if isinstance(node.func, ast.Attribute) and node.func.attr == "_replace":
             return [f"$dict([{', '.join(pairs)}])"]
-        key = (self.module_name, node.func.id) if isinstance(node.func, ast.Name) else None
-        if key in self.signatures.takes_others:
+        if isinstance(node.func, ast.Name) and self._takes_others(node.func.id):
             return [*given, f"$dict([{', '.join(pairs)}])"]
         names = self._parameters_of(node.func, {one.arg for one in node.keywords if one.arg})
         if any(one.arg is None for one in node.keywords):
@@ -168,6 +169,11 @@ class Calls(Expressions, ABC):
                 raise TranslationError(f"{ast.unparse(node)}: no place for {', '.join(map(str, keywords))}")
             given.append(keywords.pop(names[len(given)], "undefined"))
         return given
+
+    def _takes_others(self, name: str) -> bool:
+        """Whether a function takes keywords of any name: one of the modules', or dataclasses.replace."""
+        dotted = self.signatures.home_of(self.imports.get(name, f"{self.module_name}.{name}"))
+        return dotted == "dataclasses.replace" or tuple(dotted.rsplit(".", 1)) in self.signatures.takes_others
 
     def _keyword(self, node: ast.keyword) -> str:
         value = self._expression(node.value)

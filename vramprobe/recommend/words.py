@@ -1,0 +1,65 @@
+"""Words: an Option as people read it, a short text for each column; the command line and the page write by the same.
+
+In: an Option. Out: texts. Never computes a figure.
+"""
+
+from __future__ import annotations
+
+from vramprobe.recommend.options import Option
+from vramprobe.speed.step import Figure
+from vramprobe.units import format_usd, spread_of_hours
+
+#: How a reason begins → what stands for it in a table.
+_IN_A_WORD = {
+    "takes longer": "too late", "may take longer": "may be late", "costs more": "too dear",
+    "may cost more": "may be too dear", "no price": "no price",
+}  # fmt: skip
+
+
+def cards_of(one: Option) -> str:
+    """How many of what: ``2 × GH200``."""
+    return f"{one.num_gpus} × {one.gpu}"
+
+
+def setting_of(one: Option) -> str:
+    """Micro-batch × accumulation, and what else is set: ``2 × 4 ckpt fsdp``."""
+    setting = one.setting
+    words = [f"{setting.batch_size} × {setting.grad_accum}"]
+    words += ["ckpt"] if setting.gradient_checkpointing else []
+    words += [setting.sharding] if setting.sharding else []
+    return " ".join(words)
+
+
+def rate_of(one: Option) -> str:
+    """Tokens per second of all cards."""
+    return f"{one.setting.estimate.tokens_per_second.value:,.0f}"
+
+
+def time_of(one: Option) -> str | None:
+    """Hours with their interval; null where it does not fit."""
+    hours = one.hours
+    return None if hours is None else spread_of_hours(hours.value, hours.low, hours.high)
+
+
+def cost_of(one: Option) -> str | None:
+    """Dollars with their interval; null where none are known."""
+    return None if one.usd is None else spread_of_usd(one.usd)
+
+
+def spread_of_usd(usd: Figure) -> str:
+    """Dollars with their interval: ``$3.26 (1.93 to 5.48)``."""
+    return f"{format_usd(usd.value)} ({format_usd(usd.low)[1:]} to {format_usd(usd.high)[1:]})"
+
+
+def price_of(one: Option) -> str | None:
+    """Whose, how much an hour, and of when."""
+    offer = one.offer
+    return None if offer is None else f"{offer.provider} {format_usd(offer.hourly(one.num_gpus))}/h, {offer.date}"
+
+
+def limits_of(one: Option) -> str:
+    """What an option has against it beside its figures, in a word; its why_not says it whole."""
+    said = [] if one.fits else [one.setting.verdict.verdict]
+    for start, word in _IN_A_WORD.items():
+        said += [word for text in one.why_not.split("; ") if text.startswith(start)]
+    return ", ".join(said)

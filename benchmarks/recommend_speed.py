@@ -1,4 +1,4 @@
-"""How fast recommending is: ``python benchmarks/recommend_speed.py``. Prints a table beside the limits; asserts nothing.
+"""How fast recommending is: ``python benchmarks/recommend_speed.py``. Prints a table with limits; asserts nothing.
 
 ``vramprobe recommend`` as a process, one method and all three, the inverse questions; and a pipeline: 200 recipes
 (method, checkpointing, sharding, micro-batch, accumulation, length of llama-3.1-8b) on 1 to 128 of each card of the

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from vramprobe import catalog
+from vramprobe.catalog.shipped import csv_rows
 from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.recommend.prices import Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
 
@@ -26,6 +27,15 @@ def offer(**values: object) -> Offer:
 def test_every_price_that_ships_is_an_offer() -> None:
     assert len(shipped_offers()) == len(catalog.list_prices())
     assert {one.terms for one in shipped_offers()} == {"on-demand", "reserved"}
+
+
+def test_storage_that_ships_says_its_source_and_is_a_known_providers() -> None:
+    rows = csv_rows("storage_prices.csv")
+    known = {one.provider for one in shipped_offers()}
+    assert {row["provider"] for row in rows} <= known
+    assert all(row["source"] and row["date"] for row in rows)
+    charged = {one.provider: one.usd_per_gb_month for one in shipped_offers()}
+    assert charged == {"RunPod": 0.1, "Lambda": 0.0, "CoreWeave": None, "Spheron": None}
 
 
 def test_several_are_rented_as_they_are_offered() -> None:

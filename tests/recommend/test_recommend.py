@@ -37,7 +37,8 @@ def most(**options: Any) -> Most:
 
 
 @pytest.mark.parametrize(("method", "gpu", "num_gpus"), [
-    ("qlora", "RTX-4090", 1), ("qlora", "RTX-4090", 4), ("full", "H100-SXM", 8), ("full", "L4", 2), ("lora", "V100-32GB-SXM", 2),
+    ("qlora", "RTX-4090", 1), ("qlora", "RTX-4090", 4), ("full", "H100-SXM", 8), ("full", "L4", 2),
+    ("lora", "V100-32GB-SXM", 2),
 ])  # fmt: skip
 def test_the_best_setting_is_the_best_of_all(method: str, gpu: str, num_gpus: int) -> None:
     words = {"model": "llama-3-8b", "seq_len": 2048, "method": method}
@@ -79,7 +80,9 @@ def test_time_is_tokens_over_speed_and_money_is_time_times_the_offer(found: Reco
         assert one.hours.value == pytest.approx(50e6 / setting.estimate.tokens_per_second.value / 3600)
         assert one.offer is not None
         assert one.usd is not None
-        assert one.usd.value == pytest.approx(one.hours.value * one.offer.hourly(one.num_gpus))
+        disk = one.host.disk_bytes / 1e9 * (one.offer.usd_per_gb_month or 0) / 730
+        sent = one.host.checkpoint_bytes / 1e9 * (one.offer.usd_per_gb_egress or 0)
+        assert one.usd.value == pytest.approx(one.hours.value * (one.offer.hourly(one.num_gpus) + disk) + sent)
         assert one.usd.low < one.usd.value < one.usd.high
         assert setting.batch_size * setting.grad_accum * one.num_gpus == 16
 
@@ -187,6 +190,24 @@ def test_what_libraries_do_not_do_by_default_is_said() -> None:
 def test_old_prices_are_said_to_be_old() -> None:
     assert "prices on-demand, of 2026-03, from vramprobe/data/prices.csv" in asked(max_gpus=1).notes
     assert any("more than 3 months old" in note for note in asked(max_gpus=1, today=date(2026, 7, 1)).notes)
+
+
+def test_storage_and_egress_are_counted_where_their_price_is_known(tmp_path: Path) -> None:
+    file, head = tmp_path / "mine.csv", "provider,date,terms,gpu,n_gpus,usd_per_hour"
+    row = "Mine,2026-03,on-demand,H100-SXM,1,2"
+    costs = []
+    for columns, values in (("", ""), (",usd_per_gb_month", ",7.3"), (",usd_per_gb_egress", ",1"),
+                            (",usd_per_gb_month,usd_per_gb_egress", ",0,0")):  # fmt: skip
+        file.write_text(f"{head}{columns}\n{row}{values}\n")
+        made = asked(prices=file, max_gpus=1)
+        costs.append(made.options[0].usd.value)
+        assert any("storage and egress of Mine" in note for note in made.notes) is (values != ",0,0")
+    host, hours = made.options[0].host, made.options[0].hours.value
+    assert costs[1] - costs[0] == pytest.approx(hours * host.disk_bytes / 1e9 * 0.01)
+    assert costs[2] - costs[0] == pytest.approx(host.checkpoint_bytes / 1e9)
+    assert costs[3] == costs[0]
+    file.write_text(f"{head},usd_per_gb_egress\n{row},9\n{row.replace(',1,2', ',1,2.1')},0\n")
+    assert asked(prices=file, max_gpus=1).options[0].offer.usd_per_hour == 2.1  # dearer by the hour, cheaper in all
 
 
 def test_a_budget_pays_for_tokens() -> None:

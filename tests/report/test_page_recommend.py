@@ -1,4 +1,4 @@
-"""The page's *Which GPU?* in headless Chromium: the options, answers and words of `vramprobe recommend`, to the digit."""
+"""The page's *Which GPU?* in headless Chromium: options, answers and words of `vramprobe recommend`, to the digit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ const answers = questions.map(({options, config, question}) => {
   try {
     const asked = vramprobe.recommend(options, config, question);
     if (asked.errors.length) return {errors: asked.errors};
-    for (let number = 0; ; number++) {
+    for (let before = 0; ;) {
       const step = asked.steps.next();
-      if (step.done) return {...step.value, wasWhole: number === asked.total, command: vramprobe.recommendCommand(options, question)};
+      if (step.done) return {...step.value, wasWhole: before === asked.total};
+      before = step.value;
     }
   } catch (error) { if (error instanceof vramprobe.Refusal) return {error: error.message}; throw error; }
 });
@@ -40,12 +41,14 @@ def some_question(rng: random.Random) -> dict[str, Any]:
         "model": rng.choice([entry.name for entry in catalog.list_models()]), "method": method,
         "seq_len": rng.choice([128, 1000, 2048, 8192]), "optim": rng.choice([None, None, "adamw_bnb_8bit", "sgd"]),
         "attn": rng.choice([None, "eager"]), "dtype": rng.choice([None, None, "fp32"]),
-        "autocast": rng.choice([None, None, "bf16"]), "fused_linear_cross_entropy": rng.choice([None, None, None, True]),
+        "autocast": rng.choice([None, None, "bf16"]),
+        "fused_linear_cross_entropy": rng.choice([None, None, None, True]),
     }  # fmt: skip
     if method != "full":
         options |= {"lora_r": rng.choice([None, 64]), "lora_targets": rng.choice([None, "q_v"])}
     question = {
-        "tokens": rng.choice([0.5, 50, 1234]), "deadline": rng.choice([None, 1, 12.5]), "budget": rng.choice([None, 5, 40.5]),
+        "tokens": rng.choice([0.5, 50, 1234]), "deadline": rng.choice([None, 1, 12.5]),
+        "budget": rng.choice([None, 5, 40.5]),
         "max_gpus": rng.choice([1, 2, 4, 16]), "global_batch": rng.choice([1, 16, 24]),
         "terms": rng.choice(["on-demand", "on-demand", "reserved"]), "every_method": rng.random() < 0.2,
     }  # fmt: skip

@@ -222,6 +222,10 @@ def _notes(question: Question, options: list[Option], offers: list[Offer], today
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         text = f"prices {used[0].terms}, of {when}, from {', '.join(sorted({offer.source for offer in used}))}"
         notes.append(text + ("; they are more than 3 months old: give --prices FILE.csv or --prices skypilot" * old))
-    if not any(offer.usd_per_gb_month for offer in offers):
-        notes.append("not counted: storage and egress (no price is known), downloads, evaluation, runs that fail")
-    return notes
+    return [*notes, _not_counted(used)]
+
+
+def _not_counted(offers: Sequence[Offer]) -> str:
+    unknown = [one.provider for one in offers if one.usd_per_gb_month is None or one.usd_per_gb_egress is None]
+    whose = f"storage and egress of {', '.join(sorted(set(unknown)))} (no price is known), " if unknown else ""
+    return f"not counted: {whose}downloads, evaluation, runs that fail"

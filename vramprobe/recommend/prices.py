@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vramprobe import catalog
+from vramprobe.catalog.shipped import csv_rows, number
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
 Terms = Literal["on-demand", "spot", "reserved"]
@@ -30,7 +31,9 @@ _TERMS: dict[str, Terms] = {
     "committed": "reserved",
 }  # fmt: skip
 _REQUIRED = ("provider", "date", "terms", "gpu", "n_gpus", "usd_per_hour")
-_OPTIONAL = ("region", "currency", "source", "usd_per_gb_month", "usd_per_gb_egress")
+#: What disk costs while a run goes on, and what is sent out of the provider's network.
+_STORAGE = ("usd_per_gb_month", "usd_per_gb_egress")
+_OPTIONAL = ("region", "currency", "source", *_STORAGE)
 #: What --prices takes in place of a file.
 SKYPILOT = "skypilot"
 
@@ -75,16 +78,18 @@ def _last_day(written: str) -> str:
 
 
 def shipped_offers() -> list[Offer]:
-    """The catalog's prices."""
+    """The catalog's prices, with those of storage and egress of the providers that were found to say theirs."""
     return list(_shipped())
 
 
 @cache
 def _shipped() -> tuple[Offer, ...]:
+    storage = {row["provider"]: row for row in csv_rows("storage_prices.csv")}
     return tuple(
         Offer(
             provider=price.provider, date=price.date, terms=_TERMS[price.terms], gpu=price.gpu.short_name,
             num_gpus=price.num_gpus, usd_per_hour=price.usd_per_hour, source="vramprobe/data/prices.csv",
+            **{name: number(storage.get(price.provider, {}).get(name, ""), float) for name in _STORAGE},
         )
         for price in catalog.list_prices()
     )  # fmt: skip

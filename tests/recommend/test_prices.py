@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -97,11 +99,33 @@ def test_skypilot_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPat
         offers_from_skypilot()
 
 
+def install_sky(monkeypatch: pytest.MonkeyPatch, listed: Callable[..., Any], clouds: tuple[str, ...]) -> None:
+    """What offers_from_skypilot imports of SkyPilot 0.14.1."""
+    sky, constants = ModuleType("sky"), ModuleType("sky.skylet.constants")
+    sky.catalog = SimpleNamespace(list_accelerators=listed)
+    constants.ALL_CLOUDS = clouds
+    for name, module in (("sky", sky), ("sky.skylet", ModuleType("sky.skylet")), ("sky.skylet.constants", constants)):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_no_catalog_that_can_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(**asked: object) -> None:
+        raise ConnectionError("Failed to fetch")
+
+    install_sky(monkeypatch, listed, ("aws",))
+    with pytest.raises(SpecError, match=r"read no GPU's price \(aws: Failed to fetch\); give --prices FILE"):
+        offers_from_skypilot()
+
+
 def test_skypilots_catalog_becomes_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     """InstanceTypeInfo's fields, as sky/catalog/common.py has them."""
 
     def listed(**asked: object) -> dict[str, list[SimpleNamespace]]:
+        assert asked.pop("clouds") in ("aws", "gcp")
         assert asked == {"gpus_only": True, "all_regions": True}
+        if not listed.reached:
+            listed.reached = True
+            raise ConnectionError("Failed to fetch the catalog")
         usual = {"cloud": "AWS", "instance_type": "p5", "region": "eu-north-1", "device_memory": 80.0}
         return {
             "H100": [SimpleNamespace(**usual, accelerator_count=8, price=98.3, spot_price=float("nan"))],
@@ -110,9 +134,8 @@ def test_skypilots_catalog_becomes_offers(monkeypatch: pytest.MonkeyPatch) -> No
             "T4": [SimpleNamespace(**usual, accelerator_count=0.5, price=0.3, spot_price=None)],
         }
 
-    sky = ModuleType("sky")
-    sky.catalog = SimpleNamespace(list_accelerators=listed)
-    monkeypatch.setitem(sys.modules, "sky", sky)
+    listed.reached = False
+    install_sky(monkeypatch, listed, ("gcp", "kubernetes", "aws"))
     made = offers_from_skypilot()
     assert [(one.gpu, one.num_gpus, one.terms, one.usd_per_hour) for one in made] == [
         ("H100-SXM", 8, "on-demand", 98.3), ("A100-40GB-SXM", 8, "on-demand", 32.8), ("A100-40GB-SXM", 8, "spot", 9.8),

@@ -34,6 +34,8 @@ _REQUIRED = ("provider", "date", "terms", "gpu", "n_gpus", "usd_per_hour")
 #: What disk costs while a run goes on, and what is sent out of the provider's network.
 _STORAGE = ("usd_per_gb_month", "usd_per_gb_egress")
 _OPTIONAL = ("region", "currency", "source", *_STORAGE)
+#: What SkyPilot counts among clouds and nobody rents.
+_OWN_CLUSTERS = ("kubernetes", "slurm", "ssh", "vsphere")
 #: What --prices takes in place of a file.
 SKYPILOT = "skypilot"
 
@@ -147,18 +149,35 @@ def _offer(path: Path, line: int, row: dict[str, Any]) -> Offer:
 
 
 def offers_from_skypilot() -> list[Offer]:
-    """Every GPU offer of SkyPilot's catalogs, on demand and spot, as it has them today.
+    """Every GPU offer of SkyPilot's catalogs, on demand and spot, as it has them today; a cloud whose catalog it cannot
+    fetch is passed over.
 
-    Raises MissingDependency where SkyPilot is not installed.
+    Raises MissingDependency where SkyPilot is not installed, SpecError where it can read no catalog.
     """
     try:
         from sky import catalog as clouds
+        from sky.skylet.constants import ALL_CLOUDS
     except ImportError:
         raise MissingDependency(
             "--prices skypilot reads SkyPilot's catalogs, and SkyPilot is not installed; install it "
             "(pip install 'vramprobe[cloud]'), or give --prices FILE.csv"
         ) from None
-    return list(_from_skypilot(clouds.list_accelerators(gpus_only=True, all_regions=True), date_type.today()))
+    offers, failed = [], {}
+    for cloud in ALL_CLOUDS:
+        if cloud in _OWN_CLUSTERS:
+            continue
+        try:
+            listed = clouds.list_accelerators(gpus_only=True, all_regions=True, clouds=cloud)
+        except Exception as error:  # each cloud's module and each way of fetching has its own
+            failed[cloud] = str(error)
+        else:
+            offers += _from_skypilot(listed, date_type.today())
+    if not offers:
+        said = "; ".join(
+            f"{cloud}: {error.splitlines()[0] if error else 'no reason'}" for cloud, error in failed.items()
+        )
+        raise SpecError(f"SkyPilot read no GPU's price ({said}); give --prices FILE.csv")
+    return offers
 
 
 def _from_skypilot(listed: dict[str, Sequence[Any]], today: date_type) -> Iterable[Offer]:

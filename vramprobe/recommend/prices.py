@@ -173,9 +173,7 @@ def offers_from_skypilot() -> list[Offer]:
         else:
             offers += _from_skypilot(listed, date_type.today())
     if not offers:
-        said = "; ".join(
-            f"{cloud}: {error.splitlines()[0] if error else 'no reason'}" for cloud, error in failed.items()
-        )
+        said = "; ".join(f"{cloud}: {error.split(chr(10))[0]}" for cloud, error in failed.items())
         raise SpecError(f"SkyPilot read no GPU's price ({said}); give --prices FILE.csv")
     return offers
 

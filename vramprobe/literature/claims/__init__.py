@@ -130,5 +130,5 @@ def reading_of(claim: Claim, claims: Sequence[Claim], cells: Cells) -> Reading:
         case "peak ratio fp8/fp16":
             return rates.fp8_reading(claim)
         case "utilisation" | "share of step":
-            return rates.not_memory_reading(claim)
+            return rates.link_reading(claim, cells)
     raise AssertionError(f"no reading of {claim.id}: {claim.quantity}")

@@ -1,14 +1,16 @@
 """Try recommendations on an emulated GPU: ``python benchmarks/recommended.py`` (minutes; `emulate setup` first).
 
-Five questions as guides put them, on one card. Of each: the cheapest that fits, the one that fits with the least room,
+Five questions as guides put them. On one card, of each: the cheapest that fits, the one that fits with the least room,
 and what lacks least of those that do not fit, run for some steps by the real software on the emulated card, at the
-setting that was recommended (of several micro-batches per step two, which take as much as many). Memory alone: an
-emulated card has no times. Written: benchmarks/recommended.md.
+setting that was recommended (of several micro-batches per step two, which take as much as many). On several cards: the
+cheapest of several that fits, as rank 0 of its world, by recommended_rank.py under torchrun and accelerate. Memory
+alone: an emulated card has no times. Written: benchmarks/recommended.md; ``--several`` runs the second table alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ from typing import Any
 
 from vramprobe.api import recommend
 from vramprobe.cli.options import CELL_OPTIONS
-from vramprobe.recommend.answer import Option, Recommendation
+from vramprobe.emulate.environment import find_environment
+from vramprobe.recommend.answer import Recommendation
+from vramprobe.recommend.options import Option
 from vramprobe.units import format_bytes
 
 OUT = Path(__file__).resolve().with_suffix(".md")
@@ -29,6 +33,14 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("LoRA of a 14B", {"model": "qwen2.5-14b", "method": "lora", "seq_len": 2048}),
     ("QLoRA of a 70B on one card", {"model": "llama-3-70b", "method": "qlora", "seq_len": 4096}),
 ]  # fmt: skip
+#: Of each question what is asked of several cards: the hub's id, and what recommended_rank.py is told of precision.
+SEVERAL = [
+    ("QLoRA of an 8B on a consumer card", "meta-llama/Meta-Llama-3-8B", []),
+    ("LoRA of an 8B", "meta-llama/Meta-Llama-3-8B", []),
+    ("full fine-tuning of a 7B with fp32 weights", "meta-llama/Llama-2-7b-hf", ["--dtype", "float32"]),
+    ("LoRA of a 14B", "Qwen/Qwen2.5-14B", []),
+]
+RANK = Path(__file__).resolve().with_name("recommended_rank.py")
 HEAD = """# Recommendations, run on an emulated GPU
 
 Whether a recommended setting fits: predicted, and run by torch, transformers, peft and bitsandbytes themselves on an
@@ -38,6 +50,16 @@ emulated card, not measured; of several micro-batches per step two, which take a
 ## Five questions
 
 | question | card | batch | predicted allocated | up to | of | verdict | emulated allocated | reserved | ended |
+| --- | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |
+"""
+SEVERAL_HEAD = """
+## On several cards
+
+The cheapest of several cards that fits, as rank 0 of its world on an emulated card: torchrun, accelerate (FSDP2 or DDP),
+transformers and peft themselves, the other ranks not there (docs/profile.md). The peak of a step is held against the
+prediction; to load, this script puts the whole model on the card first.
+
+| question | cards | batch | predicted allocated | up to | of | verdict | emulated allocated | reserved | ended |
 | --- | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |
 """
 
@@ -72,7 +94,58 @@ def emulated(words: dict[str, Any], one: Option) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def of_several(words: dict[str, Any]) -> Option:
+    """The cheapest that fits of several cards whose sharding accelerate has."""
+    found = recommend(tokens="50M", max_gpus=8, **words)
+    assert isinstance(found, Recommendation)
+    return next(
+        one for one in found.options if one.fits and one.num_gpus > 1 and one.setting.sharding in ("fsdp", "ddp")
+    )
+
+
+def emulated_rank(one: Option, model: str, words: dict[str, Any], precision: list[str]) -> dict[str, Any]:
+    """The profile of rank 0 of the option's world, by torchrun of the emulated environment."""
+    environment = find_environment()
+    assert environment is not None, "vramprobe emulate setup"
+    setting = one.setting
+    command = [
+        sys.executable, "-m", "vramprobe", "profile", "--emulate", f"{one.gpu} x{one.num_gpus}", "--empty-weights",
+        "--only-rank", "0", "--world-size", str(one.num_gpus), "--json", "--",
+        "torchrun", "--nproc-per-node", str(one.num_gpus), str(RANK), "--model", model, "--method", one.method,
+        "--sharding", str(setting.sharding), "--batch-size", str(setting.batch_size), "--seq-len",
+        str(words["seq_len"]), "--grad-accum", str(min(2, setting.grad_accum)), *precision,
+        *(["--gradient-checkpointing"] if setting.gradient_checkpointing else []),
+    ]  # fmt: skip
+    env = os.environ | {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    if not done.stdout:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def several() -> str:
+    """The second table. A step's peak: loading, which puts the whole model on the card first, is apart."""
+    lines = []
+    for question, model, precision in SEVERAL:
+        words = dict(QUESTIONS)[question]
+        one = of_several(words)
+        profile, judged, setting = emulated_rank(one, model, words, precision), one.setting.verdict, one.setting
+        phases = profile["ranks"][0]["phases"]
+        peak = {tier: max((phase[tier] for phase in phases if phase["name"] != "load"), default=None)
+                for tier in ("allocated_bytes", "reserved_bytes")}  # fmt: skip
+        batch = f"{setting.batch_size} × {setting.grad_accum}{' ckpt' if setting.gradient_checkpointing else ''}"
+        sizes = (judged.needed_bytes.value, judged.needed_bytes.high, judged.usable_bytes)
+        ended = profile["outcome"]["kind"]
+        lines.append([question, f"{one.num_gpus} × {one.gpu}", f"{batch} {setting.sharding}", *map(format_bytes, sizes),
+                      judged.verdict, *map(format_bytes, peak.values()), ended])  # fmt: skip
+        print(*lines[-1], sep=" | ", flush=True)
+    return SEVERAL_HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def main() -> None:
+    if "--several" in sys.argv:
+        OUT.write_text(OUT.read_text().partition("\n## On several cards")[0] + several())
+        return
     lines = []
     for question, words in QUESTIONS:
         found = recommend(tokens="50M", max_gpus=1, **words)
@@ -88,7 +161,7 @@ def main() -> None:
             lines.append([question, one.gpu, batch, *map(format_bytes, sizes), judged.verdict,
                           *map(format_bytes, seen), ended])  # fmt: skip
             print(*lines[-1], sep=" | ", flush=True)
-    OUT.write_text(HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines))
+    OUT.write_text(HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines) + several())
 
 
 if __name__ == "__main__":

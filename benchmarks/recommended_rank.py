@@ -21,7 +21,7 @@ def build(given):
         bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=torch.bfloat16,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(
-        given.model, dtype=torch.bfloat16, device_map={"": int(os.environ["LOCAL_RANK"])}, attn_implementation="sdpa",
+        given.model, dtype=getattr(torch, given.dtype), device_map={"": int(os.environ["LOCAL_RANK"])}, attn_implementation="sdpa",
         quantization_config=quantised if given.method == "qlora" else None,
     )  # fmt: skip
     model.config.use_cache = False
@@ -31,9 +31,8 @@ def build(given):
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     if given.method != "full":
-        model = get_peft_model(
-            model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        )
+        adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, adapters)
     return model
 
 
@@ -43,14 +42,16 @@ def main():
         parser.add_argument(name, required=True)
     for name in ("--batch-size", "--grad-accum", "--seq-len"):
         parser.add_argument(name, type=int, default=1)
-    parser.add_argument("--kbit-prep", default="none")
+    parser.add_argument("--kbit-prep", default="peft", choices=("peft", "none"))
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     given = parser.parse_args()
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True,
         cpu_ram_efficient_loading=False,
     ) if given.sharding == "fsdp" else None  # fmt: skip
-    accelerator = Accelerator(mixed_precision="no" if given.method == "full" else "bf16", fsdp_plugin=plugin)
+    all_bf16 = given.method == "full" and given.dtype == "bfloat16"
+    accelerator = Accelerator(mixed_precision="no" if all_bf16 else "bf16", fsdp_plugin=plugin)
     model = build(given)
     model.train()
     if plugin is None:

@@ -118,6 +118,8 @@ HOW = {
     "python benchmarks/simulate_speed.py": HOURS,
     "python benchmarks/speed.py": HOURS,
     "python benchmarks/predict_speed.py": HOURS,
+    "python benchmarks/recommend_speed.py": HOURS,
+    "python benchmarks/counted_work.py": HOURS,
     "python benchmarks/cell_overhead.py": HOURS,
     "python benchmarks/scale.py": HOURS,
     "python benchmarks/emulated_speed.py": HOURS,

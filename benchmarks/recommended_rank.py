@@ -21,8 +21,8 @@ def build(given):
         bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=torch.bfloat16,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(
-        given.model, dtype=getattr(torch, given.dtype), device_map={"": int(os.environ["LOCAL_RANK"])}, attn_implementation="sdpa",
-        quantization_config=quantised if given.method == "qlora" else None,
+        given.model, dtype=getattr(torch, given.dtype), device_map={"": int(os.environ["LOCAL_RANK"])},
+        attn_implementation="sdpa", quantization_config=quantised if given.method == "qlora" else None,
     )  # fmt: skip
     model.config.use_cache = False
     if given.method == "qlora" and given.kbit_prep == "peft":

@@ -85,7 +85,7 @@ def emulated(cells: list[dict[str, Any]]) -> list[dict[str, int]]:
         given.write_text(json.dumps(cells))
         env = os.environ | {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
                             "PYTHONPATH": str(OUT.parents[1])}  # fmt: skip
-        command = [sys.executable, "-m", "vramprobe", "profile", "--emulate", CARD, "--trace", "none", "--json", "--"]
+        command = [sys.executable, "-m", "vramprobe", "profile", "--emulate", CARD, "--trace", "none", "--whole", "--"]
         command += ["python", __file__, "--inside", str(given), str(found)]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if not found.exists():

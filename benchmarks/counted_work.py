@@ -9,6 +9,7 @@ neither the driver nor torch says it: bytes that other kernels read and write, a
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -48,23 +49,33 @@ FlopCounterMode over transformers, peft and bitsandbytes on an emulated {card}, 
 attention's scores whole; below the diagonal, where a causal kernel computes, are half of them and half a diagonal, and
 that is set beside the arithmetic's. Rebuild: `python benchmarks/counted_work.py`.
 
-| cell | products: arithmetic | counted | differs | attention: arithmetic | counted, causal | differs |
+What differs has a cause, and the arithmetic was left as it is: its rates are fitted with it. Adapters without
+checkpointing: the first layer's frozen projections hand no gradient further down, which is one layer of all (these cells
+have two). Checkpointing: torch's stops as soon as it has all that backward wants, so that a layer's last product is not
+repeated, unless it has an adapter. Eager attention computes the scores above the diagonal, too, and none again in
+backward.
+
+| cell | products: arithmetic | counted | differs | attention: arithmetic | counted | differs |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 
 
 def inside(cells: list[dict[str, Any]]) -> list[dict[str, int]]:
     """Under the emulated card: operations by operator, of each cell's second step."""
+    import bitsandbytes  # noqa: F401 (defines its operators)
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from vramprobe.workload import training
 
-    found = []
+    def packed(shape: list[int], *others: Any, out_shape: list[int], **more: Any) -> int:
+        return 2 * math.prod(shape) * out_shape[-1]
+
+    found, own = [], {torch.ops.bitsandbytes.gemm_4bit: packed}
     for words in cells:
         work = training.set_up(api.cell(device="cuda", **words), training.NOBODY)
         for step in (1, 2):
-            counter = FlopCounterMode(display=False)
+            counter = FlopCounterMode(display=False, custom_mapping=own)
             with counter:
                 training._forward(work).backward()
             work.optimizer.step()
@@ -97,11 +108,11 @@ def line(words: dict[str, Any], counted: dict[str, int]) -> list[str]:
     """A row of the table."""
     spec = api.cell(device="cuda", **words)
     work = work_of(spec)
-    attention = sum(count for name, count in counted.items() if "attention" in name)
+    eager = spec.attn == "eager"
+    attention = sum(count for name, count in counted.items() if ("bmm" if eager else "attention") in name)
     products = sum(counted.values()) - attention
-    causal = attention * (spec.seq_len + 1) / (2 * spec.seq_len)
-    cell = f"{spec.cell_id}{', checkpointing' if spec.gradient_checkpointing else ''}"
-    return [cell, *_pair(work.product_flops, products), *_pair(work.attention_flops, causal)]
+    computed = attention if eager else attention * (spec.seq_len + 1) / (2 * spec.seq_len)
+    return [spec.cell_id, *_pair(work.product_flops, products), *_pair(work.attention_flops, computed)]
 
 
 def _pair(ours: float, counted: float) -> list[str]:

@@ -18,8 +18,8 @@ from vramprobe.catalog import Gpu
 from vramprobe.errors import OutOfRange
 from vramprobe.model.memory_model import MemoryModel, shipped_fit
 from vramprobe.predict.prediction import Prediction, Verdict, predict, verdict
-from vramprobe.predict.sharding import DTENSOR_OPTIMIZERS, cannot_shard, predict_rank
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.predict.sharding import predict_rank
+from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_shard, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit
 from vramprobe.speed.step import Estimate, estimate_work

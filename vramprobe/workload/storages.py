@@ -20,7 +20,7 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
     """Bytes of each distinct storage behind ``tensors``, by its address; empty ones are left out."""
     found: Storages = {}
     for tensor in tensors:
-        storage = tensor.untyped_storage()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # a DTensor has only this rank's part
         if storage.nbytes():
             found[_address(storage)] = storage.nbytes()
     return found
@@ -44,6 +44,11 @@ def quantised_storages(model: nn.Module) -> Storages:
 def gradient_storages(model: nn.Module) -> Storages:
     """Every ``.grad`` alive now."""
     return storages_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+
+def host_storages(tensors: Iterable[torch.Tensor]) -> Storages:
+    """Those of ``tensors`` that are on the host."""
+    return storages_of(tensor for tensor in tensors if tensor.device.type == "cpu")
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer) -> Storages:

@@ -30,7 +30,7 @@ _MODULES: dict[str, set[str] | None] = {
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
         "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
-        "_LEARNED_POSITIONS", "_SHORT_OPTIM",
+        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -70,7 +70,7 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "terms.rank_tape": None,
     "terms.ranks": None,
-    "predict.sharding": {"DTENSOR_OPTIMIZERS", "predict_rank", "_some", "_check", "cannot_shard", "_doubts"},
+    "predict.sharding": {"predict_rank", "_some", "_check", "_doubts"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
@@ -78,7 +78,7 @@ _MODULES: dict[str, set[str] | None] = {
     },
 }  # fmt: skip
 #: Members of CellSpec that no prediction asks for.
-_UNWANTED = frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params"})
+_UNWANTED = frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params", "is_divided"})
 #: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
     "vramprobe.errors.VramprobeError": "$Error",

@@ -88,7 +88,7 @@ def test_the_first_to_fail_is_the_cause_and_what_follows_is_not(tmp_path: Path) 
     assert led(tmp_path, run)[1].outcome.message == "rank 2 broke"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_rank_that_dies_takes_its_cell_with_it_in_the_same_way(tmp_path: Path, number: int) -> None:
     def run(seat: Seat) -> RunRecord:
         if seat.index == 2:

@@ -16,12 +16,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
+from vramprobe.choices import Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -307,7 +308,7 @@ def predict(
     min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
     sharding: Annotated[
         str | None,
-        typer.Option(help="ddp | zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic."),
+        typer.Option(help=f"{' | '.join(get_args(Sharding))}: one rank, by arithmetic."),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     changes: Annotated[

@@ -169,7 +169,10 @@ class Model:
         converts = not quantised or setup.device == "cpu" or setup.autocast == "none"
         if quantised and setup.quant != "int8":
             result = op.elementwise(result)
-        given = op.cast(value, self.tensors[f"{name}.lora_A"].dtype) if converts else value
+        given = wide = value
+        if converts:
+            wide = op.cast(value, setup.adapter_input or self.tensors[f"{name}.lora_A"].dtype)
+            given = op.cast(wide, self.tensors[f"{name}.lora_A"].dtype)
         if setup.dora:
             result = self._with_dora(name, given, result)
             return op.cast(result, dtype) if converts or not quantised else result
@@ -179,7 +182,7 @@ class Model:
         if quantised and converts:
             out = op.cast(out, dtype)
         result = op.add(result, out)
-        del out
+        del out, wide
         return op.cast(result, dtype)
 
     def _with_dora(self, name: str, x: Value, result: Value) -> Value:

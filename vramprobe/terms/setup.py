@@ -42,6 +42,7 @@ class Setup:
     beyond_window: bool  # so long that a sliding window hides something
     loss_chunk: int | None  # tokens whose logits a fused loss makes at once; null: all of them, or no fused loss
     has_flash: bool = True  # whether the card runs flash attention, as those before Ampere do not
+    adapter_input: str | None = None  # a dtype that an adapter's input is raised to before FSDP1 lowers it again
     scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property

@@ -69,6 +69,8 @@ _MODULES: dict[str, set[str] | None] = {
         "device_tier", "_provenance",
     },
     "terms.rank_tape": None,
+    "terms.flat_tape": None,
+    "terms.zero_tape": None,
     "terms.ranks": None,
     "predict.sharding": {"predict_rank", "_some", "_check", "_doubts"},
     "predict.changes": {"LEAST_SHARE", "candidates"},

@@ -1,9 +1,10 @@
-"""Hold the arithmetic of one rank of several against the real libraries on an emulated card: ``python benchmarks/ranks.py``.
+"""One rank of several, by arithmetic, against the real libraries on an emulated card: ``python benchmarks/ranks.py``.
 
 Each cell of benchmarks/ranks.yaml is rank 0 of a world that is not there, under DDP, accelerate's FSDP1 and FSDP2, or
 DeepSpeed, which must be in the emulated environment (docs/ranks.md). What has a record in out/ranks is not run again.
-Written: benchmarks/ranks.csv and .md, arithmetic beside emulated by phase; ``--check`` runs nothing, counts the arithmetic
-anew beside what the table has of the runs, and fails where a table is stale.
+Written: benchmarks/ranks.csv and .md, arithmetic beside emulated by phase; ``--compare`` runs nothing and takes the
+records that there are; ``--check`` counts the arithmetic anew beside what the table has of the runs, and fails where a
+table is stale.
 """
 
 from __future__ import annotations
@@ -80,18 +81,17 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# One rank of several: arithmetic beside emulated",
         "",
-        f"Rank 0 of {len(cells)} cells by the real libraries on an emulated {GPU}, the peak of each phase of the steady step.",
-        "*Requested* is what tensors asked for, which arithmetic counts; *allocated* has what the caching allocator rounded",
-        "up or did not split off a block, which it does not. Under FSDP1 requested has also what was freed and is still used by",
-        "another stream. Rebuild: `python benchmarks/ranks.py`.",
+        f"Rank 0 of {len(cells)} cells by the real libraries on an emulated {GPU}: the peak of each phase of the steady",
+        "step. *Requested* is what tensors asked for, which arithmetic counts; *allocated* has what the caching allocator",
+        "rounded up or did not split off a block, which it does not. Under FSDP1 requested has also what was freed and is",
+        "still used by another stream. Rebuild: `python benchmarks/ranks.py`.",
         "",
         "| sharding | cells | of requested: mean, worst | of allocated: mean, worst |",
         "| --- | ---: | ---: | ---: |",
     ]
     for sharding in dict.fromkeys(row["sharding"] for row in rows):
-        tops = [
-            max(group, key=lambda row: row["allocated_bytes"]) for _, group in cells if group[0]["sharding"] == sharding
-        ]
+        own = [group for _, group in cells if group[0]["sharding"] == sharding]
+        tops = [max(group, key=lambda row: row["allocated_bytes"]) for group in own]
         shown = []
         for tier in ("requested_bytes", "allocated_bytes"):
             off = [off_percent(row, tier) for row in tops]
@@ -114,8 +114,9 @@ def main() -> None:
         rows = [row | {name: int(row[name]) for name in NUMBERS} for row in csv.DictReader(io.StringIO(text))]
     else:
         words = ["run", str(SWEEP), "--emulate", GPU, "--out", str(RESULTS), "--no-skip"]
-        subprocess.run([sys.executable, "-m", "vramprobe", *words], check=True)
-        records = [one for one in store.latest_by_fingerprint(store.read(RESULTS).records).values()]
+        if "--compare" not in sys.argv:
+            subprocess.run([sys.executable, "-m", "vramprobe", *words], check=True)
+        records = store.latest_by_fingerprint(store.read(RESULTS).records).values()
         rows = [row for record in records if record.outcome.kind == "ok" for row in seen(record)]
     rows = with_arithmetic(sorted(rows, key=lambda row: (row["sharding"], row["cell"])), cells)
     made = {"ranks.csv": as_csv(rows), "ranks.md": as_markdown(rows)}

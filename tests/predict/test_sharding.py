@@ -15,7 +15,8 @@ from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE
 from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment, moments
-from vramprobe.terms.ranks import BUCKET_ELEMENTS, Sharding, rank_moments
+from vramprobe.terms.ranks import Sharding, rank_moments
+from vramprobe.terms.zero_ranks import BUCKET_ELEMENTS
 
 #: By hand, of the tiny llama: embedding and head; one layer: q, o 64², k, v 64·32, MLP 3·64·176, norms 2·64.
 EMBEDDING = 256 * 64
@@ -59,8 +60,8 @@ def test_states_of_the_optimizers_step_by_hand(sharding: Sharding, weights: int,
 def test_zero_1_and_2_at_the_optimizers_step_by_hand(sharding: Sharding, recipe: str) -> None:
     """Over 4 GPUs, whose first has the embedding and, of the last layer's tensors, q to gate in part or whole.
 
-    A 16-bit model that DeepSpeed is not told of is averaged in fp32, ZeRO-1's in the bucket, which then stays; else what
-    is kept are those tensors in bf16, joined and raised to fp32 for the step. The norm is taken in double.
+    A 16-bit model that DeepSpeed is not told of is averaged in fp32, ZeRO-1's in the bucket, which then stays; else
+    what is kept are those tensors in bf16, joined and raised to fp32 for the step. The norm is taken in double.
     """
     of_first = EMBEDDING + 2 * 64 * 64 + 2 * 64 * 32 + 176 * 64  # 31,312 of them are the first quarter
     assert of_first - 176 * 64 < P // 4 < of_first

@@ -12,11 +12,13 @@ In: the units, as rank_tape.py has them. Out: the Walk of one rank. No torch her
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from vramprobe.terms.families import layer_place
 from vramprobe.terms.rank_tape import RankTape, Units
 from vramprobe.terms.setup import Setup
+from vramprobe.terms.tape import Covers
 from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
 
 
@@ -30,6 +32,9 @@ def flat_walk(setup: Setup, units: Units) -> Walk:
 
 class FlatTape(RankTape):
     """A RankTape whose units are flat parameters."""
+
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], *, accumulates: bool) -> None:
+        super().__init__(covers, units, layers, accumulates=accumulates)
 
     def _enter(self, phase: str, name: str) -> None:
         if phase == "forward":

@@ -61,8 +61,14 @@ class Setup:
         return self.batch_size * self.seq_len
 
 
-def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...], has_flash: bool = True) -> Setup:
-    """The Setup of a cell; ``has_flash``: on a card that runs flash attention.
+def setup_of(
+    spec: CellSpec,
+    arch: Architecture,
+    tensors: tuple[Tensor, ...],
+    has_flash: bool = True,
+    adapter_input: str | None = None,
+) -> Setup:
+    """The Setup of a cell; ``has_flash``: on a card that runs flash attention; ``adapter_input``: see Setup.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model, some attention; and
     SpecError for flash_attention_2 on a card without.
@@ -89,7 +95,7 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...], ha
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, dora=spec.dora,
         gradient_checkpointing=spec.gradient_checkpointing, accumulates=spec.grad_accum > 1,
         fused_loss=spec.fused_linear_cross_entropy, beyond_window=beyond_window, loss_chunk=loss_chunk,
-        has_flash=has_flash,
+        has_flash=has_flash, adapter_input=adapter_input,
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 

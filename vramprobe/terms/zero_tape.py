@@ -1,11 +1,11 @@
 """A tape on which one rank's gradients go into DeepSpeed's bucket as they come: ZeRO-1 and ZeRO-2 over the same walk.
 
 In: bytes of the bucket and of what is averaged for this rank. Out: the Walk of one rank. No torch here. The order of
-events is DeepSpeed 0.19's, deepspeed/runtime/zero/stage_1_and_2.py: ``setup_buckets`` takes the bucket whole at the first
-gradient, however little goes into it; each gradient is copied there and let go of
-(``reduce_independent_p_g_buckets_and_remove_grads``); what is in it is joined to one tensor to be reduced, and raised to
-the dtype that is sent (``allreduce_bucket``), which for less than a bucket is at the end of backward; then the bucket
-goes (``_release_ipg_buffers``), unless ZeRO-1 has its gradients in it.
+events is DeepSpeed 0.19's, deepspeed/runtime/zero/stage_1_and_2.py: ``setup_buckets`` takes the bucket whole at the
+first gradient, however little goes into it; each gradient is copied there and let go of
+(``reduce_independent_p_g_buckets_and_remove_grads``); what is in it is joined to one tensor to be reduced, and raised
+to the dtype that is sent (``allreduce_bucket``), which for less than a bucket is at the end of backward; then the
+bucket goes (``_release_ipg_buffers``), unless ZeRO-1 has its gradients in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
 
 
 class Bucket(NamedTuple):
-    """In bytes; ``kept`` is this rank's part of the gradients, there all along where the bucket is filled more than once.
+    """In bytes; ``kept``: this rank's part of the gradients, there all along where the bucket is filled more than once.
 
     ``stays``: until the optimizer has stepped.
     """

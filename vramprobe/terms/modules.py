@@ -104,7 +104,8 @@ class Model:
     ) -> Value:
         """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
         given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
-        return op.linear(given, self.autocasted(weight, is_cached=is_cached), bias, num_out)
+        cast = self.autocasted(weight, is_cached=is_cached)
+        return op.linear(given, cast, bias, num_out, self.setup.linears_save_inputs)
 
     def num_out(self, name: str) -> int:
         """Output width of a linear layer; GPT-2's Conv1D stores in × out unless it is quantised."""

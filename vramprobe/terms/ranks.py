@@ -92,7 +92,7 @@ def rank_moments(
         return flat_moments(spec, num_gpus, reshards=sharding == "fsdp1", has_flash=has_flash)
     if sharding in ("zero1", "zero2"):
         return bucket_moments(spec, num_gpus, is_first_stage=sharding == "zero1", has_flash=has_flash)
-    return stage3_moments(spec, num_gpus, all_buffers=all_buffers, has_flash=has_flash)
+    return stage3_moments(spec, num_gpus, has_flash=has_flash)
 
 
 def _with_buckets(moment: Moment, spec: CellSpec) -> Moment:

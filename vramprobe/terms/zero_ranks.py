@@ -6,7 +6,6 @@ In: a spec, the stage and N. Out: Moments, as ranks.py hands them on; what is co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
@@ -15,13 +14,15 @@ from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_parts import computed_tensors, moments_at, share_of, stored_tensors
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.walk import walk_of
 from vramprobe.terms.zero_tape import Bucket, zero_walk
 
 #: DeepSpeed's defaults in elements: reduce_bucket_size and allgather_bucket_size (two are alive with overlap_comm), and
 #: stage3_max_live_parameters (deepspeed/runtime/zero/config.py).
 BUCKET_ELEMENTS = 500_000_000
 MAX_LIVE_ELEMENTS = 1_000_000_000
+#: Of ZeRO-3: so many are stepped at once (``sub_group_size``); a tensor below so many is kept whole, too.
+SUB_GROUP_ELEMENTS = 1_000_000_000
+PERSISTENT_ELEMENTS = 100_000
 #: Of an element, while its gradient's norm is taken (stage_1_and_2.py, ``get_norm_dtype``: double).
 _NORM_BYTES = 8
 
@@ -50,7 +51,9 @@ def bucket_moments(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_f
         bucket = Bucket(BUCKET_ELEMENTS * width, sent * width, kept, is_filled=is_filled, stays=False)
     walk = zero_walk(setup_of(spec, arch, computed, has_flash), bucket)
     idle = {
-        "weights": _bytes(spec, computed).weights + master.num_bytes + parameters.buffers_bytes(arch, spec.dtype),
+        "weights": parameters.weights_bytes(computed, spec.quant)
+        + master.num_bytes
+        + parameters.buffers_bytes(arch, spec.dtype),
         "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
         "batch": 2 * 8 * spec.num_tokens,
     }
@@ -77,73 +80,50 @@ def _first_pieces(trained: Sequence[Tensor], part: int) -> list[tuple[int, int]]
     return found
 
 
-class _Bytes(NamedTuple):
-    """Bytes of a stretch of the model that is gathered at once: its weights, and its gradients."""
+def stage3_moments(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> list[Moment]:
+    """Each tensor divided, in bf16 where DeepSpeed is told of it, else in fp32; with an fp32 copy, state and gradients.
 
-    weights: int
-    gradients: int
-
-
-def stage3_moments(spec: CellSpec, num_gpus: int, *, all_buffers: bool, has_flash: bool) -> list[Moment]:
+    Buckets and gradients are there all along (stage3.py, ``__ipg_bucket_flat_buffer``).
+    A small tensor is whole beside its part (``persistence_threshold``), and adapters, which are made after ZeRO's init,
+    keep their dtype; nothing runs under autocast. What was gathered stays for as long as it is used again within
+    MAX_LIVE_ELEMENTS (partitioned_param_coordinator.py, ``release_sub_module``): in a smaller model all of it, from its
+    first use on, and here to the end of backward.
+    """
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
-    computed = computed_tensors(spec, stored)
-    total, largest = _bytes(spec, computed), _largest(spec, computed)
-    shares = [share_of(spec, tensor, num_gpus, by_rows=False) for tensor in stored]
-    trained = [share.as_state for tensor, share in zip(stored, shares, strict=True) if tensor.trained]
-    master = sum(
-        tensor.num_bytes * tensor.num_copies
-        for tensor, before, after in zip(trained, *_trained(stored, computed), strict=True)
-        if before.dtype != after.dtype
-    )
-    weights = _zero3_weights(spec, computed, num_gpus)
-    idle = {
-        "weights": weights + master + parameters.buffers_bytes(arch, spec.dtype),
-        "optimizer_state": optimizer.allocated_state_bytes(spec, trained),
-        "batch": 2 * 8 * spec.num_tokens,
-    }
-    at_step = {"gradients": total.gradients, "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}
-    bucket = 2 * BUCKET_ELEMENTS * max(ITEMSIZE_BYTES[tensor.dtype] for tensor in computed if tensor.trained)
-    gathered, reduced = _zero_buffers(spec, total, largest, bucket if all_buffers else 0)
-    made = []
-    places = walk_of(setup_of(spec, arch, computed, has_flash)).highest(spec.batch_size, spec.seq_len)
-    for moment in moments_at(places, idle, at_step):
-        terms, in_step = dict(moment.terms), moment.phase == "optimizer_step"
-        gradients = terms.get("gradients", 0)
-        divided = sum(share.numel * share.num_copies * ITEMSIZE_BYTES[after.dtype]
-                      for share, after in zip(trained, _trained(stored, computed)[1], strict=True))  # fmt: skip
-        terms["gradients"] = -(-gradients * divided // total.gradients)
-        terms["gathered_weights"] = 0 if in_step else gathered
-        terms["gradient_buckets"] = min(reduced, gradients) if moment.phase == "backward" else 0
-        made.append(Moment(moment.phase, moment.label, {cause: size for cause, size in terms.items() if size}))
-    return made
-
-
-def _trained(stored: Sequence[Tensor], computed: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    return [tensor for tensor in stored if tensor.trained], [tensor for tensor in computed if tensor.trained]
-
-
-def _zero3_weights(spec: CellSpec, computed: Sequence[Tensor], num_gpus: int) -> int:
+    dtype = "fp32" if spec.autocast == "none" else spec.autocast
+    is_kept = [tensor.quantised or tensor.role == "adapter" for tensor in stored]
+    computed = tuple([tensor if kept else tensor._replace(dtype=dtype)
+                      for tensor, kept in zip(stored, is_kept, strict=True)])  # fmt: skip
+    small = sum(tensor.num_bytes * tensor.num_copies for tensor in computed
+                if not tensor.quantised and tensor.numel < PERSISTENT_ELEMENTS)  # fmt: skip
     shares = [share_of(spec, tensor, num_gpus, by_rows=False) for tensor in computed]
-    return sum(
-        (share.weights + share.scales) * tensor.num_copies for tensor, share in zip(computed, shares, strict=True)
+    width = ITEMSIZE_BYTES[dtype]
+    parts = [share.elements * tensor.num_copies for tensor, share in zip(computed, shares, strict=True)
+             if tensor.trained]  # fmt: skip
+    part, whole = sum(parts), sum(tensor.numel * tensor.num_copies for tensor in computed if tensor.trained)
+    master = next(tensor for tensor in computed if tensor.trained)._replace(
+        dtype="fp32", role="linear", shape=(part,), num_copies=1
     )
-
-
-def _zero_buffers(spec: CellSpec, total: _Bytes, largest: _Bytes, bucket: int) -> tuple[int, int]:
-    """(gathered, being reduced): with buckets at their defaults, or of the largest layer alone."""
-    live = MAX_LIVE_ELEMENTS * ITEMSIZE_BYTES[spec.dtype] if bucket else 0
-    return max(largest.weights, min(live, total.weights)), max(largest.gradients, bucket)
-
-
-def _bytes(spec: CellSpec, tensors: Sequence[Tensor]) -> _Bytes:
-    return _Bytes(
-        parameters.weights_bytes(tensors, spec.quant),
-        sum(tensor.num_bytes * tensor.num_copies for tensor in tensors if tensor.trained),
-    )
-
-
-def _largest(spec: CellSpec, tensors: Sequence[Tensor]) -> _Bytes:
-    """Of a layer and of each tensor in none."""
-    layer = _bytes(spec, [tensor._replace(num_copies=1) for tensor in tensors if tensor.per_layer])
-    units = [layer, *(_bytes(spec, [tensor]) for tensor in tensors if not tensor.per_layer)]
-    return _Bytes(max(unit.weights for unit in units), max(unit.gradients for unit in units))
+    idle = {
+        "weights": sum((share.weights + share.scales) * tensor.num_copies
+                       for tensor, share in zip(computed, shares, strict=True))
+                   + small + master.num_bytes + parameters.buffers_bytes(arch, spec.dtype),
+        "gradients": part * width,
+        "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
+        "batch": 2 * 8 * spec.num_tokens,
+        "gradient_buckets": BUCKET_ELEMENTS * width,
+    }  # fmt: skip
+    gathered = min(parameters.weights_bytes(computed, spec.quant) - small, MAX_LIVE_ELEMENTS * width)
+    largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
+    raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
+    temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
+    bucket = Bucket(0, min(whole, BUCKET_ELEMENTS) * width, 0, is_filled=False, stays=False)
+    walk = zero_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
+    found = []
+    for moment in moments_at(walk.highest(spec.batch_size, spec.seq_len), {}, {"optimizer_temporaries": temporaries}):
+        in_step = {} if moment.phase == "optimizer_step" else {"gathered_weights": gathered}
+        terms = dict(moment.terms)
+        for cause, size in [*idle.items(), *in_step.items()]:
+            terms[cause] = terms.get(cause, 0) + size
+        found.append(Moment(moment.phase, moment.label, {cause: size for cause, size in terms.items() if size}))
+    return found

@@ -134,7 +134,7 @@ def _plugin(spec: CellSpec) -> dict[str, Any]:
     words: dict[str, Any] = {"fsdp_version": 2, "reshard_after_forward": not keeps}
     if spec.sharding in FSDP1:
         words = {
-            "fsdp_version": 1, "reshard_after_forward": "SHARD_GRAD_OP" if keeps else "FULL_SHARD",
+            "fsdp_version": 1, "sharding_strategy": "SHARD_GRAD_OP" if keeps else "FULL_SHARD",
             "backward_prefetch": "BACKWARD_PRE", "use_orig_params": True, "sync_module_states": True,
         }  # fmt: skip
     plugin = FullyShardedDataParallelPlugin(

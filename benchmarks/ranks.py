@@ -86,6 +86,8 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         "allocator rounded up or did not split off a block, which it does not. Under FSDP1 requested has also what was",
         "freed and is still used by another stream. Rebuild: `python benchmarks/ranks.py`.",
         "",
+        "## By sharding",
+        "",
         "| sharding | cells | of requested: mean, worst | of allocated: mean, worst |",
         "| --- | ---: | ---: | ---: |",
     ]
@@ -98,7 +100,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
             shown.append(f"{statistics.fmean(map(abs, off)):.3f} %, {max(off, key=abs):+.3f} %")
         lines.append(f"| {sharding} | {len(tops)} | {shown[0]} | {shown[1]} |")
     lines += [
-        "", "Emulated, requested bytes, with arithmetic less emulated behind them:", "",
+        "", "## Cell by cell", "", "Emulated, requested bytes, with arithmetic less emulated behind them:", "",
         "| cell | forward | backward | optimizer step |", "| --- | ---: | ---: | ---: |",
     ]  # fmt: skip
     for cell, group in cells:

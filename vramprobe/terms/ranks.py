@@ -19,7 +19,7 @@ What is counted, and where the rule stands in the libraries' code:
   precision, the whole module is cast to bf16; a copy in fp32 of what is trained, divided, is always there
   (``weights``). The bucket is taken whole. A 16-bit model without mixed precision is averaged in fp32, as DeepSpeed is
   told of no dtype.
-* ``zero3``: each tensor is divided, and small ones kept whole beside (zero_ranks.py). Its buckets are taken whole, too, and
+* ``zero3``: each tensor is divided, small ones kept whole beside (zero_ranks.py). Its buckets are taken whole, too, and
   stay; what was gathered stays while it is used again within 1e9 elements, here until backward has ended (a toy of two
   layers, whose backward is highest at its end, is 5 % less). Its own linear layers save the inputs of frozen weights,
   too. Adapters stay fp32, as nothing runs under autocast. A 16-bit model without mixed precision is made in fp32.

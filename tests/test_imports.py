@@ -21,7 +21,8 @@ HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = (
     "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.profile.hook", "vramprobe.profile.empty",
     "vramprobe.measure.cpu", "vramprobe.measure.cuda",
-    "vramprobe.measure.worker", "vramprobe.measure.emulation", "vramprobe.measure.environment",
+    "vramprobe.measure.worker", "vramprobe.measure.ranks", "vramprobe.measure.emulation",
+    "vramprobe.measure.environment",
     "vramprobe.measure.selftest", "vramprobe.simulate.adapters", "vramprobe.simulate.cuda",
     "vramprobe.simulate.fused_loss", "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports",
     "vramprobe.simulate.late_modules", "vramprobe.simulate.number_questions", "vramprobe.simulate.quantised",

@@ -17,6 +17,7 @@ from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, UnknownName
 
 LONG = {"model": "gpt2", "seq_len": 1025}
+RANKS = {"device": "cuda", "num_gpus": 2, "sharding": "fsdp"}
 #: What cannot be → the start of the reason.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"method": "qlora", "quant": "none"}, "method qlora trains adapters on a quantised base"),
@@ -53,6 +54,23 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"limit_vram": "24GiB"}, "limit_vram holds a part of a GPU's memory"),
     ({"trust_remote_code": True}, "trust_remote_code runs a checkpoint's own code"),
     ({"num_layers": 1, "weights": "pretrained"}, "a depth cut (num_layers) keeps no checkpoint's weights"),
+    ({"sharding": "fsdp"}, "sharding fsdp is for several GPUs; set num_gpus to 2 or more"),
+    ({"only_rank": 0}, "only_rank 0 is for several GPUs"),
+    (RANKS | {"sharding": None}, "num_gpus 2 needs a sharding, which says how the ranks share the model: ddp, zero1"),
+    (RANKS | {"num_gpus": 961}, "num_gpus 961: at most 960 ranks can be run"),
+    (RANKS | {"only_rank": 2}, "only_rank 2 given; 2 ranks are numbered from 0 to 1"),
+    (RANKS | {"only_rank": -1}, "only_rank -1 given; 2 ranks are numbered from 0 to 1"),
+    (RANKS | {"device": "cpu"}, "num_gpus 2 needs device cuda: NVIDIA GPUs that are visible here, or emulated ones"),
+    (RANKS | {"weights": "pretrained"}, "several GPUs are given random weights alone"),
+    (RANKS | {"torch_compile": True}, "torch_compile is not run on several GPUs"),
+    (
+        RANKS | {"fused_linear_cross_entropy": True},
+        "fused_linear_cross_entropy reads the head's weight",
+    ),
+    (RANKS | {"dtype": "fp16"}, "fp16 on several GPUs is trained under a gradient scaler"),
+    (RANKS | {"optim": "adafactor"}, "fsdp hands the optimizer DTensors, which adafactor does not take"),
+    (RANKS | {"method": "qlora", "quant": "int8"}, "quant int8 under fsdp: FSDP takes away what bitsandbytes keeps"),
+    (RANKS | {"method": "qlora", "sharding": "fsdp1"}, "kbit_prep peft raises norms to fp32, which fsdp1 does not"),
     (LONG, "seq_len 1025 is longer than the 1024 learned positions of gpt2"),
     ({"model": "opt-125m", "seq_len": 2049}, "seq_len 2049 is longer than the 2048 learned positions of opt-125m"),
 ]
@@ -100,7 +118,7 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(words: dict[str, Any], co
 
 
 def test_every_rule_of_the_spec_is_in_this_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = (spec._method_rules, spec._precision_rules, spec._device_rules)
+    groups = (spec._method_rules, spec._precision_rules, spec._device_rules, spec._rank_rules)
     seen: set[tuple[str, int]] = set()
     num_rules = 0
 
@@ -112,6 +130,7 @@ def test_every_rule_of_the_spec_is_in_this_list(monkeypatch: pytest.MonkeyPatch)
         return []
 
     monkeypatch.setattr(spec, "_impossible", watch)
+    monkeypatch.setattr(spec, "_rank_rules", lambda cell: [])
     for words, _ in IMPOSSIBLE:
         make_spec(**words)
     assert len(seen) == num_rules > 10
@@ -258,6 +277,9 @@ OTHER_VALUES: dict[str, Any] = {
     "padding": True,
     "torch_compile": True,
     "fused_linear_cross_entropy": True,
+    "num_gpus": 2,
+    "sharding": "fsdp",
+    "only_rank": 0,
     "device": "cpu",
     "alloc_conf": "expandable_segments:True",
     "limit_vram": "24GiB",

@@ -83,6 +83,11 @@ def measure(
             "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
             "or draw what it would do there with `vramprobe simulate --timeline FILE.html`"
         )
+    if snapshot is not None and one.num_gpus > 1:
+        raise SpecError(
+            f"a snapshot is one card's, and num_gpus is {one.num_gpus}: measure without it, or draw the ranks of a "
+            "training command with `vramprobe profile --timeline FILE.html`"
+        )
     if verify:
         _require_emulated()
     if save is not None:
@@ -141,6 +146,11 @@ def simulate(
         raise SpecError(f"a simulation for {gpu} is one for device cuda, and cpu was given; drop one of them")
     card = catalog.find_gpu(gpu) if gpu is not None else None
     one = cell(device="cuda" if device == "auto" else device, **options)
+    if one.num_gpus > 1:
+        raise SpecError(
+            f"num_gpus {one.num_gpus}: a simulation is of one GPU; predict one rank with predict --sharding, or run it "
+            "with measure --emulate"
+        )
     if timeline is not None:
         timeline_file.require_writable(timeline)
     if save is not None:

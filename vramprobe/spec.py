@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from vramprobe import catalog
 from vramprobe.choices import (
+    FSDP1,
+    FSDP2,
     RECIPES,
     Attention,
     Autocast,
@@ -27,6 +29,7 @@ from vramprobe.choices import (
     Method,
     Optim,
     Quant,
+    Sharding,
     Weights,
 )
 from vramprobe.errors import SpecError, UnknownName
@@ -54,6 +57,10 @@ _NO_FLASH = ("bloom", "gpt_oss", "llama4_text")
 _NO_FUSED_LOSS = ("bloom", "falcon", "gpt2", "gpt_neox", "opt", "t5")
 _SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
+#: As many as the emulated NCCL has room for.
+MAX_RANKS = 960
+#: The optimizers that stepped on fully_shard's DTensors here (torch 2.13); adafactor and bitsandbytes' own raised.
+DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -91,6 +98,10 @@ class CellSpec(BaseModel):
     torch_compile: bool = False
     fused_linear_cross_entropy: bool = False  # Liger's head and loss in one, which never holds all logits
 
+    num_gpus: int = 1  # a rank each, with the cell's batch
+    sharding: Sharding | None = None  # of the ranks; null for one GPU
+    only_rank: int | None = None  # this one alone is run, answered as if the others were like it; emulated only
+
     device: Device
     alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF for the cell's process; cuda only
     limit_vram: str | None = None  # the rest of the card is held, as if it had only this much: "24GiB"; cuda only
@@ -98,7 +109,7 @@ class CellSpec(BaseModel):
     timing_steps: int = 2
     seed: int = 0
 
-    @field_validator("batch_size", "seq_len", "grad_accum")
+    @field_validator("batch_size", "seq_len", "grad_accum", "num_gpus")
     @classmethod
     def _positive(cls, value: int) -> int:
         if value < 1:
@@ -153,7 +164,7 @@ class CellSpec(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if reasons := _impossible(self):
+        if reasons := _impossible(self) + [reason for broken, reason in _rank_rules(self) if broken]:
             raise ValueError("; ".join(reasons))
         return self
 
@@ -196,6 +207,11 @@ class CellSpec(BaseModel):
         return None if self.limit_vram is None else parse_bytes(self.limit_vram)
 
     @property
+    def is_divided(self) -> bool:
+        """Whether ranks hold shards of the weights, which 4-bit ones must then be stored as floats for."""
+        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2")
+
+    @property
     def cell_id(self) -> str:
         """A readable name; two different cells of one sweep may share it only if their fingerprints differ too."""
         method = self.method if self.method != "qlora" else f"qlora-{self.quant}-{self.kbit_prep}"
@@ -217,6 +233,8 @@ class CellSpec(BaseModel):
         parts += ["compiled"] if self.torch_compile else []
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
+        parts += [f"{self.sharding}-x{self.num_gpus}"] if self.sharding else []
+        parts += [f"rank{self.only_rank}"] if self.only_rank is not None else []
         return "_".join(parts)
 
     @property
@@ -427,6 +445,52 @@ def _device_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.num_layers is not None and spec.weights == "pretrained",
          "a depth cut (num_layers) keeps no checkpoint's weights; use weights random"),
     ]  # fmt: skip
+
+
+def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
+    """What cannot be of several GPUs. Not the calculator's, which predicts ranks that nobody runs."""
+    several, given, alone = spec.num_gpus > 1, f"num_gpus {spec.num_gpus}", "is for several GPUs; set num_gpus to 2 or"
+    rules = [
+        (spec.sharding is None,
+         f"{given} needs a sharding, which says how the ranks share the model: {', '.join(get_args(Sharding))}"),
+        (spec.num_gpus > MAX_RANKS, f"{given}: at most {MAX_RANKS} ranks can be run"),
+        (spec.only_rank is not None and not 0 <= spec.only_rank < spec.num_gpus,
+         f"only_rank {spec.only_rank} given; {spec.num_gpus} ranks are numbered from 0 to {spec.num_gpus - 1}"),
+        (spec.device == "cpu",
+         f"{given} needs device cuda: NVIDIA GPUs that are visible here, or emulated ones, as by "
+         f"--emulate 'H100-SXM x{min(spec.num_gpus, 16)}'"),
+        (spec.weights == "pretrained",
+         "several GPUs are given random weights alone: memory does not depend on the values; use weights random"),
+        (spec.torch_compile, "torch_compile is not run on several GPUs; leave it out"),
+        (spec.fused_linear_cross_entropy,
+         "fused_linear_cross_entropy reads the head's weight past the module that would gather it, and is not run on "
+         "several GPUs; leave it out"),
+        ("fp16" in (spec.dtype, spec.autocast),
+         "fp16 on several GPUs is trained under a gradient scaler, which is not run here; use bf16"),
+        (spec.sharding in FSDP1 and spec.kbit_prep != "none",
+         f"kbit_prep {spec.kbit_prep} raises norms to fp32, which {spec.sharding} does not flatten with {spec.dtype} "
+         "weights in one unit; use kbit_prep none, or sharding fsdp"),
+        (spec.sharding in FSDP2 and spec.optim not in DTENSOR_OPTIMIZERS,
+         f"{spec.sharding} hands the optimizer DTensors, which {spec.optim} does not take; use "
+         f"{', '.join(DTENSOR_OPTIMIZERS)}, or fsdp1"),
+        (spec.sharding is not None and cannot_shard(spec, spec.sharding) is not None,
+         cannot_shard(spec, spec.sharding or "") or ""),
+    ]  # fmt: skip
+    return [
+        (not several and spec.sharding is not None, f"sharding {spec.sharding} {alone} more, or leave it out"),
+        (not several and spec.only_rank is not None, f"only_rank {spec.only_rank} {alone} more, or leave it out"),
+        *((several and broken, reason) for broken, reason in rules),
+    ]
+
+
+def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
+    """Why the libraries cannot run the cell so at all, and what to do; None where they can, or nobody knows."""
+    if spec.quant == "int8" and sharding.startswith("fsdp"):
+        return (
+            f"quant int8 under {sharding}: FSDP takes away what bitsandbytes keeps on an int8 weight, and the first "
+            "forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
+        )
+    return None
 
 
 def _architecture_reasons(spec: CellSpec) -> list[str]:

@@ -39,7 +39,6 @@ def test_the_file_says_every_key(a_card, tmp_path: Path) -> None:
         (0, {}, {}, "0 cards: an emulated machine has 1 to 16"),
         (17, {}, {}, "17 cards"),
         (1, {"fill": "noise"}, {}, "fill is 'noise': zeros, ones, random, keep are allowed"),
-        (1, {"collectives": "some"}, {}, "collectives is 'some': processes, alone are allowed"),
         (1, {"copy_max_bytes": -1}, {}, "policy's copy_max_bytes is -1: a whole number from 0 is allowed"),
         (
             1,

@@ -24,7 +24,7 @@ from vramprobe.measure import forkserver, machine, nvml, selftest
 from vramprobe.measure.worker import outcome_of, run_cell
 from vramprobe.records.record import RunRecord
 from vramprobe.units import GIB, MIB
-from vramprobe.workload import training
+from vramprobe.workload import stepper, training
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries, at each other
 
@@ -110,7 +110,7 @@ def test_a_card_is_limited_around_the_cell() -> None:
 
 def test_garbage_that_goes_between_phases_costs_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a collection of cycles may have it; what is allocated there would mean that two clocks disagree."""
-    forward, gradients = training._forward, training.gradient_storages
+    forward, gradients = training._forward, stepper.gradient_storages
     kept: list[torch.Tensor] = []
 
     def littering(work: Any) -> torch.Tensor:
@@ -127,7 +127,7 @@ def test_garbage_that_goes_between_phases_costs_no_composition(monkeypatch: pyte
 
     monkeypatch.setattr(training, "_forward", littering)
     for between, is_known in ((collecting, True), (allocating, False)):
-        monkeypatch.setattr(training, "gradient_storages", between)
+        monkeypatch.setattr(stepper, "gradient_storages", between)
         with fake_cuda():
             record = measured(method="full")
         assert record.outcome.kind == "ok", record.outcome

@@ -16,6 +16,7 @@ from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment, moments
 from vramprobe.terms.ranks import Sharding, rank_moments
+from vramprobe.terms.zero_ranks import BUCKET_ELEMENTS
 
 #: By hand, of the tiny llama: embedding and head; one layer: q, o 64², k, v 64·32, MLP 3·64·176, norms 2·64.
 EMBEDDING = 256 * 64
@@ -42,8 +43,7 @@ def test_the_hand_counts_are_the_models() -> None:
 @pytest.mark.parametrize(
     ("sharding", "weights", "gradients", "state"),
     [
-        ("ddp", 2 * P, 2 * P, 4 * P), ("zero1", 2 * P, 2 * P, P), ("zero2", 2 * P, P // 2, P),
-        ("zero3", P // 2, P // 2, P),
+        ("ddp", 2 * P, 2 * P, 4 * P),
         ("fsdp", P // 2, P // 2, P), ("fsdp-shard-grad-op", P // 2, P // 2, P),
     ],
 )  # fmt: skip
@@ -55,36 +55,70 @@ def test_states_of_the_optimizers_step_by_hand(sharding: Sharding, weights: int,
                                "optimizer_state": state + COUNTERS, "batch": 2 * 8 * 2 * 16}  # fmt: skip
 
 
+@pytest.mark.parametrize("recipe", ["all-bf16", "mixed"])
+@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+def test_zero_1_and_2_at_the_optimizers_step_by_hand(sharding: Sharding, recipe: str) -> None:
+    """Over 4 GPUs, whose first has the embedding and, of the last layer's tensors, q to gate in part or whole.
+
+    A 16-bit model that DeepSpeed is not told of is averaged in fp32, ZeRO-1's in the bucket, which then stays; else
+    what is kept are those tensors in bf16, joined and raised to fp32 for the step. The norm is taken in double.
+    """
+    of_first = EMBEDDING + 2 * 64 * 64 + 2 * 64 * 32 + 176 * 64  # 31,312 of them are the first quarter
+    assert of_first - 176 * 64 < P // 4 < of_first
+    told = recipe == "mixed"
+    terms = at(sharding, "optimizer_step", recipe=recipe).terms
+    buckets = {"gradient_buckets": 4 * BUCKET_ELEMENTS} if sharding == "zero1" and not told else {}
+    assert terms == buckets | {
+        "weights": 2 * P + P + BUFFERS, "gradients": 2 * of_first if told else P, "optimizer_state": 2 * P + 4,
+        "optimizer_temporaries": 6 * P // 4 if told else 8 * EMBEDDING, "batch": 2 * 8 * 2 * 16,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["all-bf16", "mixed"])
+def test_zero_3_at_the_optimizers_step_by_hand(recipe: str) -> None:
+    """Over 4 GPUs: every tensor of this model is so small that each rank keeps it whole beside its part. A 16-bit model
+    that DeepSpeed is not told of is made in fp32."""
+    width = 2 if recipe == "mixed" else 4
+    assert at("zero3", "optimizer_step", recipe=recipe).terms == {
+        "weights": width * P // 4 + width * P + P + BUFFERS, "gradients": width * P // 4, "optimizer_state": 2 * P + 4,
+        "gradient_buckets": width * BUCKET_ELEMENTS, "optimizer_temporaries": (6 if width == 2 else 4) * P // 4,
+        "batch": 2 * 8 * 2 * 16,
+    }  # fmt: skip
+
+
 def test_the_divisors_are_the_zero_papers() -> None:
     """What each stage divides, held against the paper's own formula, in its bytes per parameter."""
-    for stage, sharding in ((1, "zero1"), (2, "zero2"), (3, "zero3")):
-        paper, terms = zero_bytes(P, stage, 4), at(sharding, "optimizer_step").terms
-        for cause, ours, its in (("weights", 2, 2), ("gradients", 2, 2), ("optimizer_state", 4, 12)):
-            exact = terms[cause] - {"weights": BUFFERS, "optimizer_state": COUNTERS}.get(cause, 0)
-            assert exact / (ours * P) == paper[cause] / (its * P)
+    paper, terms = zero_bytes(P, 3, 4), at("zero3", "optimizer_step", recipe="mixed").terms
+    divided = terms["weights"] - 2 * P - BUFFERS + terms["gradients"] + terms["optimizer_state"] - 4
+    assert divided == sum(paper.values())
+    for stage, sharding in ((1, "zero1"), (2, "zero2")):  # the paper's state includes the copy in fp32
+        paper, terms = zero_bytes(P, stage, 4), at(sharding, "optimizer_step", recipe="mixed").terms
+        assert terms["weights"] - BUFFERS + terms["optimizer_state"] - 4 == paper["weights"] + paper["optimizer_state"]
 
 
 def test_uneven_shapes_are_rounded_up_where_each_library_cuts() -> None:
     """FSDP cuts rows: 256 over 3 GPUs are 86, so 5,504 elements. ZeRO cuts elements: 16,384 over 3 are 5,462."""
-    fsdp, zero = (at(sharding, "optimizer_step", 3).terms["weights"] - BUFFERS for sharding in ("fsdp", "zero3"))
+    fsdp = at("fsdp", "optimizer_step", 3).terms["weights"] - BUFFERS
+    zero = at("zero3", "optimizer_step", 3, recipe="mixed").terms["weights"] - BUFFERS - 2 * P
     rows = 2 * 86 * 64 + 22 + 2 * (2 * 22 * 64 + 2 * 11 * 64 + 2 * 59 * 64 + 22 * 176 + 2 * 22)
     elements = 2 * 5462 + 22 + 2 * (2 * 1366 + 2 * 683 + 3 * 3755 + 2 * 22)
-    assert (fsdp, zero) == (2 * rows, 2 * elements)
+    assert (fsdp, zero) == (2 * rows, 2 * elements + 4 * elements)
 
 
 def test_what_is_gathered_and_reduced_by_hand() -> None:
-    """ZeRO-3: the larger of a layer and the embedding. FSDP: a layer, and the flat buffer it came in (forward) or the
-    next one is coming in (backward); with the root as one unit, that beside; without resharding, all of it."""
-    assert max(LAYER, EMBEDDING) == LAYER
-    assert at("zero3", "backward").terms["gathered_weights"] == 2 * LAYER
+    """ZeRO-3: all but what is kept whole anyhow, at most 1e9 elements. FSDP: a layer, and the flat
+    buffer it came in (forward) or the next one is coming in (backward); with the root as one unit, that beside; without
+    resharding, all of it."""
+    assert "gathered_weights" not in at("zero3", "backward").terms
+    for name, gathered in (("llama-3.2-1b", 2 * 10**9), ("smollm2-135m", 2 * (134_515_008 - 61 * 576))):
+        one = resolve(model=name, method="full", recipe="mixed", device="cuda", batch_size=1, seq_len=512)
+        assert predict_rank(one, 4, "zero3").terms["gathered_weights"] == gathered
     for phase in ("forward", "backward"):
         assert at("fsdp", phase).terms["gathered_weights"] == 2 * (LAYER + LAYER)
         assert at("fsdp", phase, all_buffers=True).terms["gathered_weights"] == 2 * (ROOT + LAYER + LAYER)
     assert at("fsdp-shard-grad-op", "backward").terms["gathered_weights"] == 2 * P
-    assert at("zero3", "backward", all_buffers=True).terms["gathered_weights"] == 2 * P
     assert "gathered_weights" not in at("zero2", "backward").terms
-    last = [one for one in rank_moments(tiny(), 4, "zero2", all_buffers=False) if one.phase == "backward"][-1]
-    assert last.terms["gradient_buckets"] == 2 * LAYER
+    assert at("zero2", "backward", recipe="mixed").terms["gradient_buckets"] == 2 * (BUCKET_ELEMENTS + P)
     assert not {"gathered_weights", "gradient_buckets"} & set(at("fsdp", "forward", num_gpus=1).terms)
 
 
@@ -98,12 +132,36 @@ def test_gradients_of_fsdp_are_whole_in_a_layer_and_shards_behind_it_by_hand() -
     assert found["last layer"]["gradients"] - 2 * head_and_norm // 4 <= 2 * LAYER
 
 
+def test_flat_parameters_are_gathered_once_and_the_next_one_beside_by_hand() -> None:
+    """FSDP1: the root's stays, a layer's is no copy; in backward the next layer's comes before this one's is freed,
+    which waits for its gradients, and for these joined to one."""
+    for sharding, forward in (("fsdp1", ROOT + LAYER), ("fsdp1-shard-grad-op", P)):
+        found = rank_moments(tiny(), 4, sharding, all_buffers=False)
+        highest = {phase: max(one.terms["gathered_weights"] for one in found if one.phase == phase)
+                   for phase in ("forward", "backward")}  # fmt: skip
+        assert highest == {"forward": 2 * forward, "backward": 2 * P}
+    joined = {one.label: one.terms.get("gradient_buckets", 0) for one in found if one.phase == "backward"}
+    assert (joined["last layer"], joined["loss"]) == (2 * LAYER, 0)
+    assert rank_moments(tiny(), 4, "fsdp1", all_buffers=False)[-1].terms["gradients"] == P // 2
+
+
+def test_each_adapter_of_fsdp1_saves_its_own_copy_of_its_input() -> None:
+    """Of q, k and v, and of gate and up, two and one more than those of FSDP2, which share; and o's, which attention
+    saves anyhow: 4 of 64 elements in bf16, for 128 tokens and two layers."""
+    flat, own = (
+        next(one for one in rank_moments(tiny(method="lora", seq_len=64), 4, sharding, all_buffers=False)
+             if (one.phase, one.label) == ("forward", "loss")).terms["saved_activations"]
+        for sharding in ("fsdp1", "fsdp")
+    )  # fmt: skip
+    assert flat - own == 2 * 128 * 4 * 64 * 2
+
+
 def test_ddp_holds_the_gradients_twice() -> None:
     for plain, one in zip(moments(tiny()), rank_moments(tiny(), 2, "ddp", all_buffers=False), strict=True):
         assert one.terms == plain.terms | {"gradient_buckets": 2 * P}
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-shard-grad-op", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-shard-grad-op"])
 def test_mixed_precision_computes_in_16_bit_and_keeps_a_divided_fp32_copy(sharding: Sharding) -> None:
     """fp32 weights under bf16 autocast, 4 GPUs: no copies by autocast, activations of 16-bit weights, 16 B/param."""
     mixed, plain = (
@@ -113,18 +171,19 @@ def test_mixed_precision_computes_in_16_bit_and_keeps_a_divided_fp32_copy(shardi
     assert all("cast_copies" not in terms for terms in mixed.values())
     assert mixed["lossforward"]["saved_activations"] == plain["lossforward"]["saved_activations"]
     step = mixed["optimizeroptimizer_step"]
-    weights = {"zero1": 2 * P + P, "zero2": 2 * P + P, "zero3": P // 2 + P}.get(sharding, P)
-    gradients = {"zero1": 2 * P, "zero2": P // 2, "zero3": P // 2}.get(sharding, P)
-    assert (step["weights"], step["gradients"]) == (weights + BUFFERS, gradients)
+    assert (step["weights"], step["gradients"]) == (P + BUFFERS, P)
     assert step["optimizer_state"] == 2 * P + COUNTERS
 
 
 @pytest.mark.parametrize("sharding", get_args(Sharding))
 def test_activations_are_not_divided(sharding: Sharding) -> None:
     in_one_unit = sharding.startswith("fsdp")  # else a rank's loss may be highest where its head is gathered
-    whole, ranks = moments(tiny()), rank_moments(tiny(), 8, sharding, all_buffers=in_one_unit)
+    spec = tiny(recipe="fp32") if sharding == "zero3" else tiny()  # which else makes a 16-bit model in fp32
+    whole, ranks = moments(spec), rank_moments(spec, 8, sharding, all_buffers=in_one_unit)
     assert [(one.phase, one.label) for one in ranks] == [(one.phase, one.label) for one in whole]
     for before, after in zip(whole, ranks, strict=True):
+        if sharding.startswith("zero") and after.phase == "backward":
+            continue  # the highest moment of the loss's backward is where the bucket has been taken
         if (after.phase, after.label) == ("forward", "loss") or not in_one_unit:
             for cause in ("saved_activations", "logits", "temporaries", "batch"):
                 assert after.terms.get(cause) == before.terms.get(cause)
@@ -145,10 +204,12 @@ def test_adapters_leave_the_frozen_weights_whole_under_zero2_and_divide_all_but_
     buffers = 2 * 64 * 4
     assert scales - buffers == pytest.approx(linear * (1 / 64 + 4 / (64 * 256)), rel=5e-3)  # and code books
     assert predict_rank(spec, 8, "zero2").terms["weights"] == packed + scales + rest + 4 * adapters // 8
-    for sharding in ("zero3", "fsdp"):
-        one = predict_rank(spec, 8, sharding)
-        divided = packed + (rest + 4 * adapters if sharding == "zero3" else rest + 2 * adapters)
-        assert one.terms["weights"] == divided // 8 + scales
+    assert predict_rank(spec, 8, "fsdp").terms["weights"] == (packed + rest + 2 * adapters) // 8 + scales
+    # Kept whole: norms, and fp32 adapters of fewer than 100,000 elements: all but gate's and up's B, down's A.
+    small = 2 * 65 * 4096 + 4 * 32 * (6 * 65_536 + 3 * 65_536 + 2 * 16_384)
+    in_fp32 = 4 * adapters + 4 * adapters  # the adapters, and the copy that is stepped
+    divided = packed + 2 * (num_params - linear) + in_fp32
+    assert predict_rank(spec, 8, "zero3").terms["weights"] == divided // 8 + scales + small
     assert "nf4 weights under zero3 is not checked" in " ".join(predict_rank(spec, 8, "zero3").warnings)
 
 

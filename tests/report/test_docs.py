@@ -94,6 +94,11 @@ HOW = {
     "python benchmarks/reports.py --check": Way(elsewhere="tests/report/test_published.py"),
     "python benchmarks/planned.py --check": Way(elsewhere="tests/report/test_published.py"),
     "python benchmarks/sharding.py": Way(elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"),
+    "python benchmarks/ranks.py": Way(more="--check", why="its 39 cells take minutes, and DeepSpeed"),
+    "vramprobe emulate setup --package deepspeed==0.19.8 --package hjson==3.1.0 --package msgpack==1.2.4 "
+    "--package ninja==1.13.2 --package einops==0.8.2 --package py-cpuinfo==9.0.0": Way(
+        elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
+    ),
     "python benchmarks/published.py": Way(elsewhere="tests/literature/test_published_figures.py", why="it needs peers"),
     "python benchmarks/reproduce.py": Way(more="--check", why="its environments take minutes, its rows more"),
     "python benchmarks/reproduce.py --line 22": Way(

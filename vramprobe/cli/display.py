@@ -96,12 +96,28 @@ def print_record(record: RunRecord) -> None:
     last_step = max(phase.step or 0 for phase in record.phases)
     steady = {phase.name: phase.allocated_peak_bytes for phase in record.phases if phase.step == last_step}
     print_bars(console, steady, shares=False)
+    if record.ranks:
+        _print_ranks(console, record)
     console.print(f"\nload peak {format_bytes(peak.load_allocated_bytes)}", end="")
     if record.timing and record.timing.step_seconds:
         console.print(f", step {statistics.median(record.timing.step_seconds):.2f} s untraced", end="")
     console.print()
     if record.emulation is not None:
         print_values(console, record.emulation)
+
+
+def _print_ranks(console: Console, record: RunRecord) -> None:
+    """Each rank's peaks, and its part of the model on the host where it has one there."""
+    several = f"{record.spec.num_gpus} ranks under {record.spec.sharding}"
+    alone = record.spec.only_rank is not None
+    console.print(f"\none of {several}, alone:" if alone else f"\n{several}, the highest above:")
+    for rank in record.ranks:
+        if rank.peak is None:
+            continue
+        said = f"{format_bytes(rank.peak.allocated_bytes)} in {rank.peak.phase}, "
+        said += f"load {format_bytes(rank.peak.load_allocated_bytes)}"
+        said += f", {format_bytes(rank.host_tensors_bytes)} of tensors on the host" if rank.host_tensors_bytes else ""
+        console.print(f"  rank {rank.rank:<4} {said}")
 
 
 def print_values(console: Console, emulation: Emulation) -> None:

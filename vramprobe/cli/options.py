@@ -51,6 +51,9 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "num_layers": (int, "Cut the architecture to its first layers; the record says so."),
     "weights": (str, f"{_words(choices.Weights)} (random: memory does not depend on the values)."),
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
+    "num_gpus": (int, "A rank on each, with the batch of the cell (1)."),
+    "sharding": (str, f"How the ranks share the model: {_words(choices.Sharding)}."),
+    "only_rank": (int, "Run this rank alone, as one of --num-gpus (emulated; from 0)."),
     "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
     "limit_vram": (str, "Hold the rest of the card: a size such as 24GiB, or a GPU such as RTX-4090."),
@@ -58,6 +61,8 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "timing_steps": (int, "Further steps, timed and not traced (2)."),
     "seed": (int, "Of weights and tokens (0)."),
 }
+#: Those of several ranks, for verbs that say so in words of their own, or run one GPU alone.
+RANK_OPTIONS = ("num_gpus", "sharding", "only_rank")
 _REQUIRED = ("model", "method", "batch_size", "seq_len")
 
 #: Option → (type, default, its flags where they are not its name, help); in the words of api.plan and api.run.
@@ -92,15 +97,15 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
 
 def takes_a_cell(
     command: Callable[..., None] | None = None, *, asks: Mapping[str, str] = MappingProxyType({}),
-    optional: Collection[str] = (),
+    optional: Collection[str] = (), without: Collection[str] = (),
 ) -> Callable[..., Any]:  # fmt: skip
     """Give ``command(cell, …)`` every option of a cell, as ``--batch-size`` and so on.
 
     ``asks``: flag of the command → the option that it asks for, which cannot be given with it. ``optional``: options
-    that the command does without.
+    that the command does without; ``without``: those that it does not have.
     """
     if command is None:
-        return functools.partial(takes_a_cell, asks=asks, optional=optional)
+        return functools.partial(takes_a_cell, asks=asks, optional=optional, without=without)
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
         flags = (f"{_flag(name)}/--no-{_flag(name)[2:]}",) if kind is bool else (_flag(name),)
@@ -115,7 +120,8 @@ def takes_a_cell(
         _require_one_question(given, [name for name in asks if others[name]], asks)
         return {name: value for name, value in given.items() if value is not None}
 
-    return _with_options(command, "cell", [parameter(name, *what) for name, what in CELL_OPTIONS.items()], gather)
+    own = [parameter(name, *what) for name, what in CELL_OPTIONS.items() if name not in without]
+    return _with_options(command, "cell", own, gather)
 
 
 def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:

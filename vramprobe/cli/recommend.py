@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import Json, takes_a_cell
+from vramprobe.cli.options import RANK_OPTIONS, Json, takes_a_cell
 
 
-@takes_a_cell(optional=("model", "method", "batch_size", "seq_len"))
+@takes_a_cell(optional=("model", "method", "batch_size", "seq_len"), without=RANK_OPTIONS)
 def recommend(
     cell: dict[str, Any],
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, all epochs together: 50M, 1.5B.")] = None,

@@ -16,16 +16,17 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
+from vramprobe.choices import Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
-from vramprobe.cli.options import Json, takes_a_cell, takes_a_sweep
+from vramprobe.cli.options import RANK_OPTIONS, Json, takes_a_cell, takes_a_sweep
 from vramprobe.emulate.enter import enter, leaving
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.sweep.signals import signals_that_end
@@ -142,7 +143,7 @@ def measure(
     from vramprobe import api
     from vramprobe.cli import display
 
-    _enter(emulate, cell.get("device"))
+    _enter(emulate, cell.get("device"), num_cards=cell.get("num_gpus", 1) if "only_rank" not in cell else 1)
     with display.working("measuring in a worker process"):
         record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, verify=verify, **cell)
     if json_output:
@@ -154,7 +155,7 @@ def measure(
 
 
 @app.command()
-@takes_a_cell
+@takes_a_cell(without=RANK_OPTIONS)
 def simulate(
     cell: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit it?")] = None,
@@ -294,7 +295,9 @@ def fit(
 
 
 @app.command()
-@takes_a_cell(asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"})
+@takes_a_cell(
+    asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"}, without=RANK_OPTIONS
+)
 def predict(
     cell: dict[str, Any],
     fit: PredictFit = None,
@@ -305,7 +308,7 @@ def predict(
     min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
     sharding: Annotated[
         str | None,
-        typer.Option(help="ddp | zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op: one rank, by arithmetic."),
+        typer.Option(help=f"{' | '.join(get_args(Sharding))}: one rank, by arithmetic."),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     changes: Annotated[
@@ -397,7 +400,7 @@ def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple
 def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
     """For one kind of sharding, or for each that the libraries can do with this cell."""
     from vramprobe import api
-    from vramprobe.predict.sharding import cannot_shard
+    from vramprobe.spec import cannot_shard
     from vramprobe.terms.ranks import DIVIDING
 
     if engine == "trace":
@@ -548,12 +551,17 @@ def _leave_stdout() -> None:
     sys.exit(1)
 
 
-def _enter(cards: str | None, device: str | None) -> None:
-    """With ``--emulate``, go on in a process that sees these cards; it comes here again."""
+def _enter(cards: str | None, device: str | None, *, num_cards: int = 1) -> None:
+    """With ``--emulate``, go on in a process that sees these cards; it comes here again.
+
+    ``num_cards``: where ``cards`` says no number of them.
+    """
     if cards is not None:
         if device == "cpu":
             raise SpecError(f"--emulate {cards} is for device cuda, and cpu was given; drop one of them")
-        enter(cards, sys.argv[1:], emulate_verbs.say)
+        from vramprobe.emulate.cards import with_count
+
+        enter(with_count(cards, max(num_cards, 1)), sys.argv[1:], emulate_verbs.say)
 
 
 def _open_what_is_closed() -> None:

@@ -90,6 +90,11 @@ def parse_cards(text: str) -> tuple[CardProperties, int]:
     return card_properties(name), num_cards
 
 
+def with_count(text: str, count: int) -> str:
+    """``GPU`` as ``GPU xN``; what says a number already stays as it is."""
+    return text if count == 1 or re.search(r"\s[x×]\s*\d+\s*$", text, re.I) else f"{text} x{count}"
+
+
 def card_properties(name: str) -> CardProperties:
     """The properties of the card called ``name``. Raises UnknownName, or SpecError for a card that is not NVIDIA's."""
     gpu = find_gpu(name)

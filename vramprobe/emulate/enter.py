@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vramprobe.emulate import MACHINE_VARIABLE, machine_folder
 from vramprobe.errors import SpecError
-
-if TYPE_CHECKING:
-    from vramprobe.emulate.machine import Collectives
 
 #: The process that made the machine's folder, and takes it away when it ends.
 OWNER_VARIABLE = "VRAMPROBE_EMULATED_BY"
@@ -69,39 +66,36 @@ def entrance_for_command(
     policy: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
     also: Iterable[tuple[str, str, str]] = (),
-    collectives: Collectives = "processes",
 ) -> Entrance:
     """As :func:`entrance`, for somebody else's command under the interpreter ``python`` and what that starts.
 
     Each of its processes that imports torch leaves ``values-<pid>.json`` in the machine's folder (values/hook.py). What
     the command imports from is left as it is, but for one folder before all else, with the hooks ``also`` in it
-    (values/hook.py, site_folder). ``collectives``: alone where one process stands for a whole world. Raises
-    NotEmulatable for ``python``.
+    (values/hook.py, site_folder). Raises NotEmulatable for ``python``.
     """
     from vramprobe.emulate.values import hook
 
-    python, machine, environment = _new_machine(cards, python, policy, say, collectives)
+    python, machine, environment = _new_machine(cards, python, policy, say)
     searched = [hook.site_folder(machine, also=also), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(searched)
     return Entrance(python=python, environment=environment, machine=machine)
 
 
 def _new_machine(
-    cards: str, python: Path | None, policy: Mapping[str, Any] | None, say: Callable[[str], None],
-    collectives: Collectives = "processes",
-) -> tuple[Path, Path, dict[str, str]]:  # fmt: skip
+    cards: str, python: Path | None, policy: Mapping[str, Any] | None, say: Callable[[str], None]
+) -> tuple[Path, Path, dict[str, str]]:
     """An interpreter (None: the one to use), a machine's folder, this process's environment changed so as to see it."""
     from vramprobe.emulate.activate import emulated_environment
     from vramprobe.emulate.build import cache_folder, ensure_build
     from vramprobe.emulate.cards import parse_cards
     from vramprobe.emulate.installation import find_installation
-    from vramprobe.emulate.machine import Policy, write_machine
+    from vramprobe.emulate.machine import write_machine
 
     card, count = parse_cards(cards)
     installation = installation_to_use() if python is None else find_installation(python)
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")
-    machine = write_machine(folder, [card] * count, Policy(collectives=collectives))
+    machine = write_machine(folder, [card] * count)
     return installation.python, machine, emulated_environment(build, machine) | {
         OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, VALUES_VARIABLE: json.dumps(dict(policy or {})),
     }  # fmt: skip

@@ -25,7 +25,6 @@ MAX_DEVICES = 16
 #: (benchmarks/reproduce.md: 511 to 523 MiB under torch 2.3 and 2.4); elsewhere an assumption, as the records say.
 ASSUMED_CONTEXT_BYTES = 519 * MIB
 Fill = Literal["zeros", "ones", "random", "keep"]
-Collectives = Literal["processes", "alone"]
 
 # driver/shared.c asserts these offsets
 _HEAD = struct.Struct("<8s4IQ")  # magic, format, num_devices, max_devices, max_processes, num_joined
@@ -50,7 +49,6 @@ class Policy:
     fill: Fill = "zeros"  # what the host reads where nobody computed
     fill_seed: int = 0
     copy_max_bytes: int = 4 * MIB  # larger copies to a device move nothing
-    collectives: Collectives = "processes"  # alone: one process stands for a whole world
     collective_max_bytes: int = 256 * 1024  # larger payloads are not moved
     collective_timeout_seconds: int = 600
     trace: int = 0
@@ -126,10 +124,9 @@ def write_machine(
 def _check(cards: Sequence[CardProperties], policy: Policy) -> None:
     if not 1 <= len(cards) <= MAX_DEVICES:
         raise SpecError(f"{len(cards)} cards: an emulated machine has 1 to {MAX_DEVICES}")
-    for key, kinds in (("fill", get_args(Fill)), ("collectives", get_args(Collectives))):
-        if getattr(policy, key) not in kinds:
-            raise SpecError(f"{key} is {getattr(policy, key)!r}: {', '.join(kinds)} are allowed")
-    numbers = [(f"policy's {key}", value) for key, value in vars(policy).items() if key not in ("fill", "collectives")]
+    if policy.fill not in get_args(Fill):
+        raise SpecError(f"fill is {policy.fill!r}: {', '.join(get_args(Fill))} are allowed")
+    numbers = [(f"policy's {key}", value) for key, value in vars(policy).items() if key != "fill"]
     for card in cards:
         if "\n" in card.name or not card.name.strip() or len(card.name) > 95:
             raise SpecError(f"a card's name is {card.name!r}: one line of 1 to 95 characters is allowed")

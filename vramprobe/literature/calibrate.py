@@ -127,6 +127,8 @@ def _rows(records: Sequence[RunRecord], model: MemoryModel | None) -> tuple[list
             left_out[f"outcome {record.outcome.kind}"] += 1
         elif not record.was_run:
             left_out["simulated, so predicted and not measured"] += 1
+        elif record.spec.num_gpus > 1:
+            left_out["of several GPUs, where the formulas are for one"] += 1
         elif record.peak is None or record.peak.allocated_bytes <= 0 or record.ledger is None:
             left_out["no peak or no ledger"] += 1
         else:

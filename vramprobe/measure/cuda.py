@@ -29,20 +29,22 @@ from vramprobe.workload.storages import Storages
 _TIERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "requested": "requested_bytes",
           "active": "active_bytes"}  # fmt: skip
 _SIGNS = {"alloc": 1, "free_completed": -1}  # the history also tells of segments, snapshots and frees requested
+#: By then NCCL's watchdog has come round, which it does each tenth of a second.
+_WATCHDOG_SECONDS = 0.3
 _MAX_HISTORY = 2_000_000  # allocations and frees of one step; a 70B QLoRA step makes well under a million
 
 
 class CudaInstrument:
-    """Watches GPU 0 of the visible ones, between ``start`` and ``finish``; made before the CUDA context exists.
+    """Watches one of the visible GPUs, between ``start`` and ``finish``; made before the CUDA context exists.
 
     With ``limit_vram_bytes``, the cell finds what it would find on an empty card of that size (ballast.py).
     """
 
     name = "cuda"
 
-    def __init__(self, limit_vram_bytes: int | None = None) -> None:
+    def __init__(self, limit_vram_bytes: int | None = None, ordinal: int = 0) -> None:
         self.warnings: list[str] = []  # for the record: what a reader must know about this cell's conditions
-        self._limit_bytes = limit_vram_bytes
+        self._limit_bytes, self._ordinal = limit_vram_bytes, ordinal
         self._process = psutil.Process(os.getpid())
         self._phases: list[PhaseMemory] = []
         self._spans_ns: list[tuple[int, int]] = []
@@ -50,7 +52,7 @@ class CudaInstrument:
         self._held: list[tuple[str, int | None, Storages]] = []
         self.oom_seen: dict[str, int] | None = None  # filled by the allocator at the moment of an OOM
         # Before anything makes a context (importing bitsandbytes does); get_device_properties makes none.
-        self._nvml = open_device(str(torch.cuda.get_device_properties(0).uuid))
+        self._nvml = open_device(str(torch.cuda.get_device_properties(ordinal).uuid))
         self._baseline_bytes = self._nvml.used_bytes() if self._nvml else None
 
     def start(self) -> None:
@@ -58,6 +60,8 @@ class CudaInstrument:
 
         Raises VramprobeError where this GPU cannot be limited to that size.
         """
+        if self._ordinal:  # torch's own choice is the first
+            torch.cuda.set_device(self._ordinal)
         torch.zeros((), device="cuda")
         if self._limit_bytes is not None:
             torch.cuda.synchronize()
@@ -73,8 +77,8 @@ class CudaInstrument:
         start_ns = time.time_ns()
         yield
         torch.cuda.synchronize()
-        self._spans_ns.append((start_ns, time.time_ns()))
         self._phases.append(self._read(name, step, micro_step))
+        self._spans_ns.append((start_ns, time.time_ns()))
 
     def holds(self, cause: str, storages: Storages, step: int | None = None) -> None:
         """These storages, standing now, have this cause."""
@@ -88,6 +92,15 @@ class CudaInstrument:
         """Between load and training: give back the segments that loading left, so that reserved is training's own."""
         gc.collect()
         torch.cuda.empty_cache()
+
+    def rest(self) -> None:
+        """Wait until nothing is freed any more: NCCL's watchdog lets go of what it sent in its own time."""
+        torch.cuda.synchronize()
+        before_bytes, since = torch.cuda.memory_allocated(), time.monotonic()
+        while time.monotonic() - since < _WATCHDOG_SECONDS:
+            time.sleep(_WATCHDOG_SECONDS / 10)
+            if (now_bytes := torch.cuda.memory_allocated()) != before_bytes:
+                before_bytes, since = now_bytes, time.monotonic()
 
     def finish(self) -> Observation:
         """The counters as they stand; no more phases after this."""
@@ -110,7 +123,7 @@ class CudaInstrument:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_MAX_HISTORY)
         try:
             step()
-            history = torch.cuda.memory._snapshot()["device_traces"][0]
+            history = torch.cuda.memory._snapshot()["device_traces"][self._ordinal]
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)
         events = [
@@ -194,11 +207,15 @@ class CudaInstrument:
         torch.cuda.reset_peak_memory_stats()
 
     def _read(self, name: PhaseName, step: int | None, micro_step: int | None) -> PhaseMemory:
-        stats = torch.cuda.memory_stats()
+        at_peak = at_end = torch.cuda.memory_stats()
+        if at_end["active_bytes.all.current"] > at_end["allocated_bytes.all.current"]:
+            # Freed, and used by another stream: that it has ended is seen as something is asked for, here as anywhere.
+            torch.empty(1, device="cuda")
+            at_end = torch.cuda.memory_stats()
         values = {
             f"{tier}_{moment}_bytes": stats[f"{key}.all.{counter}"]
             for tier, key in _TIERS.items()
-            for moment, counter in (("end", "current"), ("peak", "peak"))
+            for moment, stats, counter in (("end", at_end, "current"), ("peak", at_peak, "peak"))
         }
         return PhaseMemory(
             name=name,

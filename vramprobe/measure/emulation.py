@@ -28,8 +28,8 @@ class EmulatedInstrument(CudaInstrument):
 
     name = "emulated"
 
-    def __init__(self, limit_vram_bytes: int | None = None) -> None:
-        super().__init__(limit_vram_bytes)
+    def __init__(self, limit_vram_bytes: int | None = None, ordinal: int = 0) -> None:
+        super().__init__(limit_vram_bytes, ordinal)
         self._watch: Any = None
         self._verification: Verification | None = None
 

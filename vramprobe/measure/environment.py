@@ -98,6 +98,11 @@ def device_to_use(wanted: str) -> Literal["cuda", "cpu"]:
     return "cuda" if nvml.first_visible_gpu() else "cpu"
 
 
+def num_visible_gpus() -> int:
+    """GPUs that torch will see, by NVML; emulated ones where it is emulated."""
+    return len(nvml.gpus_in_torchs_order())
+
+
 def _cuda_properties() -> dict[str, object]:
     import torch
 

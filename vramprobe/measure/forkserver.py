@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vramprobe.measure import environment, nvml
-from vramprobe.measure.worker import PRELOADED, die_with, work
+from vramprobe.measure.lifeline import die_with
+from vramprobe.measure.worker import PRELOADED, work
 
 #: These import bitsandbytes, which asks for the device's capability as it loads, and that makes a context.
 _PRELOADED_WITH_CARE = ("peft", "bitsandbytes", "transformers.integrations.bitsandbytes")

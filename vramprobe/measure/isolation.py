@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-from vramprobe.errors import MissingDependency, StoreError
+from vramprobe.choices import ZERO
+from vramprobe.errors import MissingDependency, SpecError, StoreError
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import Launcher
 from vramprobe.records.record import (
@@ -37,6 +38,12 @@ from vramprobe.workload.fused_loss import require_kernels
 
 #: The kernel's counts of OOM kills: of this cgroup (version 2), else of the whole machine (Linux 4.13 and later).
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
+
+#: DeepSpeed with what it needs, as pip is told nothing of its other needs.
+DEEPSPEED_SETUP = "vramprobe emulate setup " + " ".join(
+    f"--package {name}" for name in ("deepspeed==0.19.8", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2",
+                                     "einops==0.8.2", "py-cpuinfo==9.0.0")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,8 @@ def run_isolated(
 ) -> RunRecord:
     """One attempt at a cell in its own process, which has what :func:`require_packages` asks for."""
     launcher.start()
-    device = nvml.open_first_visible() if spec.device == "cuda" else None
-    before_bytes = device.used_bytes() if device else None
+    devices = nvml.open_visible(spec.num_gpus) if spec.device == "cuda" else []
+    before = [(device, device.used_bytes()) for device in devices]
     kills_before = _oom_kills()
     request = {
         "spec": spec.model_dump_json(), "attempt_id": ticket.attempt_id, "isolation": launcher.isolation,
@@ -123,10 +130,11 @@ def run_isolated(
     if record is None:
         outcome = _death(status, timeout_seconds, kills_before, log, ticket)
         record = describe_death(spec, launcher, ticket, outcome)
-    after_bytes = device.use_that_stayed(before_bytes) if before_bytes is not None else None
-    if after_bytes is not None:
-        mark = Contaminated(baseline_before_bytes=before_bytes, baseline_after_bytes=after_bytes)
-        record = record.model_copy(update={"outcome": mark})
+    for device, before_bytes in before:
+        after_bytes = device.use_that_stayed(before_bytes) if before_bytes is not None else None
+        if after_bytes is not None:
+            mark = Contaminated(baseline_before_bytes=before_bytes, baseline_after_bytes=after_bytes)
+            return record.model_copy(update={"outcome": mark})
     return record
 
 
@@ -154,11 +162,18 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
     first_with: dict[str, CellSpec] = {}
     interprets = False
     for spec in specs:
+        if with_device and spec.num_gpus > 1:
+            _require_cards(spec)
         interprets = interprets or (spec.fused_linear_cross_entropy and spec.device == "cpu")
         for name in (*_needed_packages(spec), spec.device):
             first_with.setdefault(name, spec)
     devices = {name for name in ("cpu", "cuda") if first_with.pop(name, None)}
     missing = {name: spec for name, spec in first_with.items() if importlib.util.find_spec(name) is None}
+    if "deepspeed" in missing:
+        raise MissingDependency(
+            f"running {missing['deepspeed'].cell_id} needs deepspeed, not installed here: pip install deepspeed, or "
+            f"for an emulated GPU: {DEEPSPEED_SETUP}"
+        )
     if missing:
         extras = "measure,liger" if "liger_kernel" in missing else "measure"
         raise MissingDependency(
@@ -174,10 +189,26 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
         )
 
 
+def _require_cards(spec: CellSpec) -> None:
+    """Raise SpecError where there is no card for each rank, or none to run one rank on by itself."""
+    there, is_emulated = environment.num_visible_gpus(), environment.instrument_for(spec) == "emulated"
+    if spec.only_rank is None and there < spec.num_gpus:
+        way = f"--emulate 'H100-SXM x{spec.num_gpus}', up to 16, or one rank by itself with --only-rank 0"
+        raise SpecError(
+            f"num_gpus {spec.num_gpus} needs as many GPUs, and {there} are visible here; emulate them: {way}"
+        )
+    if spec.only_rank is not None and not is_emulated:
+        raise SpecError(
+            f"only_rank {spec.only_rank}: one rank runs by itself on an emulated GPU alone, whose collectives wait for "
+            "nobody; add --emulate H100-SXM, or drop it to run all ranks"
+        )
+
+
 def _needed_packages(spec: CellSpec) -> list[str]:
     needed = ["torch", "transformers", "accelerate"]
     needed += ["peft"] if spec.method != "full" else []
     needed += ["bitsandbytes"] if spec.needs_bitsandbytes else []
+    needed += ["deepspeed"] if spec.sharding in ZERO else []
     needed += ["liger_kernel"] if spec.fused_linear_cross_entropy else []
     return needed
 

@@ -119,8 +119,13 @@ def open_device(uuid: str) -> NvmlDevice | None:
 
 def open_first_visible() -> NvmlDevice | None:
     """The GPU that torch will call 0; None where there is none."""
-    gpu = first_visible_gpu()
-    return open_device(gpu[0]) if gpu else None
+    return next(iter(open_visible(1)), None)
+
+
+def open_visible(count: int) -> list[NvmlDevice]:
+    """The first so many GPUs in torch's order, as far as they are to be had."""
+    opened = [open_device(uuid) for uuid, _ in gpus_in_torchs_order()[:count]]
+    return [device for device in opened if device is not None]
 
 
 def compute_capability() -> tuple[int, int] | None:
@@ -162,18 +167,29 @@ def visible_gpus() -> list[tuple[str, str]]:
 
 
 def first_visible_gpu() -> tuple[str, str] | None:
-    """(uuid, name) of the GPU that torch will call 0, given CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """(uuid, name) of the GPU that torch will call 0; None where there is none."""
+    return next(iter(gpus_in_torchs_order()), None)
 
-    None where there is none. An entry that is neither an index nor a full UUID hides everything after it, as in CUDA.
+
+def gpus_in_torchs_order() -> list[tuple[str, str]]:
+    """(uuid, name) of each GPU as torch will number them, given CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    An entry that is neither an index nor the beginning of a UUID hides itself and everything after it, as in CUDA.
     """
     gpus = visible_gpus()
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
-        return gpus[0] if gpus else None
-    first = wanted.split(",")[0].strip()
-    if first.isdigit():
-        return gpus[int(first)] if int(first) < len(gpus) else None
-    return next(((uuid, name) for uuid, name in gpus if first and uuid.startswith(first)), None)
+        return gpus
+    found = []
+    for entry in map(str.strip, wanted.split(",")):
+        if entry.isdigit():
+            named = gpus[int(entry)] if int(entry) < len(gpus) else None
+        else:
+            named = next((gpu for gpu in gpus if entry and gpu[0].startswith(entry)), None)
+        if named is None:
+            break
+        found.append(named)
+    return found
 
 
 def _memory_info(handle: object, version: str) -> object:

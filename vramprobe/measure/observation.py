@@ -6,9 +6,11 @@ In: phases and holdings as the instrument saw them. Out: Peak, Ledger and the re
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Peak, PhaseMemory
+
+#: (tier, one that holds it).
+_ORDER = (("requested", "active"), ("allocated", "active"), ("active", "reserved"), ("allocated", "reserved"))
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,14 @@ def ledger_of(observation: Observation) -> Ledger:
     steady = [phase for phase in observation.phases if phase.step == last_step]
     idle_bytes = _exact(steady[-1], "end")
     first_forward = steady[0]
-    resident_bytes = held["weights"] + held.get("optimizer_state", 0) + held["batch"]
+    kept_bytes = held.get("kept_gradients", 0)
+    resident_bytes = held["weights"] + held.get("optimizer_state", 0) + held["batch"] + kept_bytes
     return Ledger(
         weights_bytes=held["weights"],
         gradients_bytes=held.get("gradients", 0),
         optimizer_state_bytes=held.get("optimizer_state", 0),
         batch_bytes=held["batch"],
-        saved_activations_bytes=_exact(first_forward, "end") - idle_bytes,
+        saved_activations_bytes=_exact(first_forward, "end") - (idle_bytes - kept_bytes),
         unaccounted_bytes=idle_bytes - resident_bytes,
         at_peak=observation.at_peak,
     )
@@ -86,19 +89,22 @@ def remarks_on(facts: ModelFacts | None, quant: str) -> list[str]:
 
 
 def order_of_tiers(phases: list[PhaseMemory]) -> list[str]:
-    """requested ≤ allocated ≤ active ≤ reserved, at the end and at the peak, wherever an instrument knows them."""
+    """requested and allocated ≤ active ≤ reserved, at the end and at the peak, wherever an instrument knows them.
+
+    What is freed while another stream uses it is no longer allocated, and requested until that has ended.
+    """
     reasons = []
     for phase in phases:
         for moment in ("end", "peak"):
-            tiers = [
-                (tier, getattr(phase, f"{tier}_{moment}_bytes"))
+            known = {
+                tier: value
                 for tier in ("requested", "allocated", "active", "reserved")
-            ]
-            known = [(tier, value) for tier, value in tiers if value is not None]
+                if (value := getattr(phase, f"{tier}_{moment}_bytes")) is not None
+            }
             reasons += [
-                f"{phase.name} (step {phase.step}) {moment}: {low} {low_bytes} B > {high} {high_bytes} B"
-                for (low, low_bytes), (high, high_bytes) in pairwise(known)
-                if low_bytes > high_bytes
+                f"{phase.name} (step {phase.step}) {moment}: {low} {known[low]} B > {high} {known[high]} B"
+                for low, high in _ORDER
+                if low in known and high in known and known[low] > known[high]
             ]
         if phase.allocated_end_bytes > phase.allocated_peak_bytes:
             reasons.append(f"{phase.name} (step {phase.step}): ends above its own peak")

@@ -8,24 +8,23 @@ outcome; when the process itself dies, the runner writes it, with the phase that
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.measure import environment
+from vramprobe.measure.lifeline import die_with, die_with_stdin
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
+from vramprobe.measure.ranks import Seat, rank_of, run_all, run_one_alone
 from vramprobe.records.record import (
     Error,
     Invalid,
@@ -42,6 +41,9 @@ from vramprobe.records.record import (
     new_attempt_id,
 )
 from vramprobe.spec import CellSpec
+
+if TYPE_CHECKING:
+    from vramprobe.workload.training import StackFacts, Workload
 
 #: What every cell needs, and what touches no device as it loads.
 PRELOADED = ("torch", "transformers", "accelerate", "vramprobe.workload.training",
@@ -67,8 +69,11 @@ def run_cell(
     status: Path | None = None,
     snapshot: Path | None = None,
     verify: bool = False,
+    seat: Seat | None = None,
 ) -> RunRecord:
     """Run one cell in this process and describe it. Never raises for what the cell does; failures are outcomes.
+
+    ``seat``: this process's own, where it is one rank of the cell.
 
     The running phase is written to ``status`` for whoever waits, the allocator's history of a further step to
     ``snapshot`` (cuda only). ``verify``: on an emulated GPU, steps under other values follow.
@@ -77,11 +82,11 @@ def run_cell(
     fields: dict[str, Any] = {}
     instrument = None
     try:
-        instrument = instrument_for(spec)
+        instrument = instrument_for(spec, 0 if seat is None else seat.ordinal)
         load_libraries(spec)
         gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
-        fields = _train(spec, instrument, status, snapshot, verify)
+        fields = _train(spec, instrument, status, snapshot, verify, seat)
         observation = fields.pop("observation")
         ledger = ledger_of(observation)
         doubts = reasons_not_to_believe(observation, ledger)
@@ -90,8 +95,8 @@ def run_cell(
     except Exception as error:
         fields["outcome"] = outcome_of(error, instrument)
         observation = instrument.finish() if instrument and instrument.last_phase() else Observation([], {})
-    timing = fields.pop("timing", {})
-    return RunRecord(
+    timing, on_host_bytes = fields.pop("timing", {}), fields.pop("host_tensors_bytes", None)
+    record = RunRecord(
         **attempt_fields(spec, attempt_id or new_attempt_id(), started_at, environment.instrument_for(spec)),
         spec=spec,
         environment=environment.capture(spec, isolation, isolation_reason, with_torch=True),
@@ -103,10 +108,11 @@ def run_cell(
         emulation=instrument.emulation() if hasattr(instrument, "emulation") else None,
         **fields,
     )
+    return record if seat is None else record.model_copy(update={"ranks": [rank_of(record, seat, on_host_bytes)]})
 
 
-def instrument_for(spec: CellSpec) -> Any:
-    """The instrument of the cell's device. Raises MissingDependency where the device is not there."""
+def instrument_for(spec: CellSpec, ordinal: int = 0) -> Any:
+    """The instrument of the cell's device, its GPU ``ordinal``. Raises MissingDependency where there is none."""
     import torch
 
     if spec.device == "cpu":
@@ -121,10 +127,10 @@ def instrument_for(spec: CellSpec) -> Any:
     if environment.instrument_for(spec) == "emulated":
         from vramprobe.measure.emulation import EmulatedInstrument
 
-        return EmulatedInstrument(spec.limit_vram_bytes)
+        return EmulatedInstrument(spec.limit_vram_bytes, ordinal)
     from vramprobe.measure.cuda import CudaInstrument
 
-    return CudaInstrument(spec.limit_vram_bytes)
+    return CudaInstrument(spec.limit_vram_bytes, ordinal)
 
 
 def outcome_of(error: BaseException, instrument: Any) -> Outcome:
@@ -151,18 +157,30 @@ def work(request: dict[str, str]) -> None:
     ``record``, ``status`` and ``log``, and ``snapshot`` and ``verify``, empty where neither is asked for.
     """
     _be_the_first_to_go()
-    record = run_cell(
-        CellSpec.model_validate_json(request["spec"]),
-        isolation=request["isolation"],
-        isolation_reason=request["isolation_reason"],
-        attempt_id=request["attempt_id"],
-        status=Path(request["status"]),
-        snapshot=Path(request["snapshot"]) if request["snapshot"] else None,
-        verify=bool(request["verify"]),
-    )
-    if isinstance(record.outcome, Error):  # on stderr, which is the cell's log
-        sys.stderr.write(f"{record.outcome.traceback or record.outcome.message}\n")
-    path = Path(request["record"])
+    spec, path = CellSpec.model_validate_json(request["spec"]), Path(request["record"])
+
+    def run(seat: Seat | None = None) -> RunRecord:
+        is_first = seat is None or spec.only_rank is not None or seat.index == 0
+        record = run_cell(
+            spec,
+            isolation=request["isolation"],
+            isolation_reason=request["isolation_reason"],
+            attempt_id=request["attempt_id"],
+            status=Path(request["status"]) if is_first else None,
+            snapshot=Path(request["snapshot"]) if request["snapshot"] else None,
+            verify=bool(request["verify"]),
+            seat=seat,
+        )
+        if isinstance(record.outcome, Error):  # on stderr, which is the cell's log
+            sys.stderr.write(f"{record.outcome.traceback or record.outcome.message}\n")
+        return record
+
+    if spec.num_gpus == 1:
+        record = run()
+    elif spec.only_rank is None:
+        record = run_all(spec, path.with_suffix(".ranks"), run)
+    else:
+        record = run_one_alone(spec, max(1, environment.num_visible_gpus()), run)
     partial = path.with_suffix(".partial")
     partial.write_text(record.to_json_line())
     partial.rename(path)
@@ -204,18 +222,22 @@ def load_libraries(spec: CellSpec) -> None:
         load_liger()
 
 
-def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None, verify: bool) -> dict[str, Any]:
+def _train(
+    spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None, verify: bool, seat: Seat | None
+) -> dict[str, Any]:
     """Load, train the traced steps, then the timed ones; what was seen, by the record's names."""
     from vramprobe.workload.training import NOBODY, set_up, train_step, watch_stack
 
     observer = instrument if status is None else _Announcing(instrument, status)
     began = time.perf_counter()
-    work = set_up(spec, observer)
+    work = set_up(spec, observer, None if seat is None else lambda: seat.join(spec))
     instrument.settle()
     loaded = time.perf_counter()
     with watch_stack(work.model) as stack:
         train_step(work, observer, 1)
     warm = time.perf_counter()
+    if seat is not None:
+        instrument.rest()
     has_speed = instrument.name != "emulated"  # there a step's time is that of launching nothing,
     last = spec.steps if has_speed else max(1, spec.steps - 1)  # and the step under the history is one of the traced
     for step in range(2, last + 1):
@@ -228,7 +250,7 @@ def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path 
     observation = instrument.finish()
     if at_peak is not None:
         observation = replace(observation, at_peak=at_peak)
-    facts = model_facts(work.model, stack)
+    facts = model_facts(work, stack)
     step_seconds = [_timed(lambda: train_step(work, NOBODY, 0), spec) for _ in range(spec.timing_steps * has_speed)]
     if verify and hasattr(instrument, "verify"):
         instrument.verify(lambda: train_step(work, NOBODY, 0))
@@ -238,21 +260,17 @@ def _train(spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path 
         "step_seconds": step_seconds, "load_seconds": loaded - began, "first_step_seconds": warm - loaded,
         "traced_seconds": traced - loaded, "history_seconds": told - traced if spec.device == "cuda" else None,
     }  # fmt: skip
-    return {"observation": observation, "facts": facts, "timing": timing}
+    work.stepper.leave()
+    return {
+        "observation": observation, "facts": facts, "timing": timing,
+        "host_tensors_bytes": work.stepper.host_tensors_bytes,
+    }  # fmt: skip
 
 
-def model_facts(model: Any, stack: Any) -> ModelFacts:
-    """What is seen on the live model, adapters apart."""
-    from vramprobe.workload.model import num_logical_params
-    from vramprobe.workload.storages import quantised_storages
-
-    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
-    total, quantised = num_logical_params(model)
+def model_facts(work: Workload, stack: StackFacts) -> ModelFacts:
+    """What is seen on the live model, adapters apart; of ranks, on the model before it was divided."""
     return ModelFacts(
-        num_params=total - adapters,
-        num_trainable_params=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        num_quantised_params=quantised,
-        quantised_weights_bytes=sum(quantised_storages(model).values()),
+        **work.stepper.counted(work.model),
         residual_dtype=stack.residual_dtype,
         attention_kernels=stack.attention_kernels,
     )
@@ -267,24 +285,6 @@ def _timed(step: Any, spec: CellSpec) -> float:
     step()
     wait()
     return time.perf_counter() - began
-
-
-def die_with(parent: int) -> None:
-    """Linux kills this process when its parent dies, however that comes about (prctl(2), PR_SET_PDEATHSIG = 1)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before we could ask for that
-        os._exit(137)
-
-
-def _die_with_the_runner() -> None:
-    """Exit when stdin closes: a runner killed outright must not leave a worker on the GPU."""
-
-    def watch() -> None:
-        while os.read(0, 4096):  # not sys.stdin: a daemon thread that holds its lock aborts the interpreter as it ends
-            pass
-        os._exit(137)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _spawned() -> None:
@@ -303,7 +303,7 @@ def _spawned() -> None:
     log = os.open(words["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for target in (1, 2):
         os.dup2(log, target)
-    _die_with_the_runner()
+    die_with_stdin()
     work(words)
 
 

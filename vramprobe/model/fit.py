@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Why a simulated record is left out.
 SIMULATED = "simulated: predicted, not measured"
+#: Why a rank of several is.
+RANKS = "of several GPUs, whose terms are no single GPU's"
 MIN_RECORDS = 4
 #: Of the tiers beyond allocated, whose spread is over the fitted records.
 INTERVAL_QUANTILES = (0.05, 0.95)
@@ -111,6 +113,8 @@ def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     outcome = record.outcome
     if not record.was_run:
         return None, False, SIMULATED
+    if record.spec.num_gpus > 1:
+        return None, False, RANKS
     if record.held_out:
         return None, False, "held out by its sweep"
     if outcome.kind == "ok" and record.peak is not None:

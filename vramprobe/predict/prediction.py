@@ -225,8 +225,10 @@ def predict_moments(
     allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
+    is_named = num_gpus == 1 or spec.sharding is not None
     prediction = Prediction(
-        cell_id=spec.cell_id, peak_allocated_bytes=allocated, peak_phase=moment.phase, peak_label=moment.label,
+        cell_id=spec.cell_id if is_named else f"{spec.cell_id}_{sharding}-x{num_gpus}",
+        peak_allocated_bytes=allocated, peak_phase=moment.phase, peak_label=moment.label,
         terms=moment.terms, constant_bytes=constant, reserved_bytes=reserved, device_bytes=device,
         fit=_provenance(model) if model else None, warnings=[*refusals, *warnings, *notes],
         num_gpus=num_gpus, sharding=sharding,

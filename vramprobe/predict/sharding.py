@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import (
@@ -22,7 +23,7 @@ from vramprobe.predict.prediction import (
     without_flash,
     workspaces_bytes,
 )  # fmt: skip
-from vramprobe.spec import CellSpec
+from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_shard
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
 from vramprobe.units import format_bytes
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 #: Beyond this many GPUs no answer is sought.
 MAX_GPUS = 4096
-#: The optimizers that stepped on fully_shard's DTensors here (torch 2.13); adafactor and bitsandbytes' own raised.
-DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
 
 class MinGpus(BaseModel):
@@ -108,6 +107,14 @@ def min_gpus(
     return MinGpus(sharding=sharding, num_gpus=many, verdict=found)
 
 
+def require_arithmetic(sharding: str) -> Sharding:
+    """The same name. Raises UnsupportedArchitecture for a sharding that is run and not counted."""
+    for counted in get_args(Sharding):
+        if sharding == counted:
+            return counted
+    raise UnsupportedArchitecture(f"there is no arithmetic for sharding {sharding}; it can be run: vramprobe measure")
+
+
 def _some(names: tuple[str, ...]) -> str:
     return ", ".join(names)
 
@@ -119,16 +126,6 @@ def _check(spec: CellSpec, num_gpus: int, sharding: str) -> None:
         raise SpecError(f"num_gpus: {num_gpus} given; must be at least 1")
     if num_gpus > 1 and (reason := cannot_shard(spec, sharding)):
         raise SpecError(reason)
-
-
-def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
-    """Why the libraries cannot run the cell so at all, and what to do; None where they can, or nobody knows."""
-    if spec.quant == "int8" and sharding in FSDP:
-        return (
-            f"quant int8 under {sharding}: fully_shard takes away what bitsandbytes keeps on an int8 weight, and the "
-            "first forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
-        )
-    return None
 
 
 def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) -> list[str]:

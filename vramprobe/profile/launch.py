@@ -22,10 +22,10 @@ from typing import IO, Any
 
 import vramprobe
 from vramprobe.emulate.values import hook as values_hook
+from vramprobe.emulate.values import one_rank
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.profile import stand_ins
 from vramprobe.profile.from_outside import seen_from_outside
-from vramprobe.profile.hook import one_rank
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
@@ -119,14 +119,7 @@ def _environment(
 
     python, path = _with_a_cuda_build(command, say)
     alone = options.one_rank
-    way = entrance_for_command(
-        python,
-        emulate,
-        policy=policy,
-        say=say,
-        also=[HOOK, stand_ins.HOOK],
-        collectives="alone" if alone else "processes",
-    )
+    way = entrance_for_command(python, emulate, policy=policy, say=say, also=[HOOK, stand_ins.HOOK])
     try:
         num_cards, machine = read_machine(way.machine)
         about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,

@@ -10,8 +10,8 @@ from vramprobe.catalog import Gpu
 from vramprobe.errors import OutOfRange
 from vramprobe.model.memory_model import shipped_fit
 from vramprobe.predict.prediction import Prediction, predict
-from vramprobe.predict.sharding import DTENSOR_OPTIMIZERS, cannot_shard, predict_rank
-from vramprobe.spec import CellSpec
+from vramprobe.predict.sharding import predict_rank
+from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_shard
 from vramprobe.terms.ranks import FSDP, Sharding
 
 

@@ -291,8 +291,24 @@ class Emulation(_Frozen):
     verification: Verification | None = None
 
 
+class RankRecord(_Frozen):
+    """What one of several ranks saw on its card and in its process; null where that is not known."""
+
+    rank: Amount
+    peak: Peak | None = None
+    ledger: Ledger | None = None
+    phases: list[PhaseMemory] = []
+    context_bytes: int | None = None
+    num_alloc_retries: int | None = None
+    host_peak_bytes: Amount | None = None  # resident at most, what processes share counted in each
+    host_tensors_bytes: Amount | None = None  # of the model and the optimizer's state in host memory, at most
+
+
 class RunRecord(_Frozen):
-    """One attempt at one cell. ``peak``, ``ledger`` and ``facts`` are null where the run did not get that far."""
+    """One attempt at one cell. ``peak``, ``ledger`` and ``facts`` are null where the run did not get that far.
+
+    Of several ranks, ``peak``, ``ledger``, ``phases`` and what else is one card's are those of the highest.
+    """
 
     format: Literal[1] = FORMAT
     attempt_id: str  # unique per attempt
@@ -313,6 +329,7 @@ class RunRecord(_Frozen):
     timing: Timing | None = None
     context_bytes: int | None = None  # device − reserved after a full step: CUDA context and what sits behind torch
     num_alloc_retries: int | None = None
+    ranks: list[RankRecord] = []  # of a cell with several, those that were run
     warnings: list[str] = []
 
     @property

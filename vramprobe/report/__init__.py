@@ -100,7 +100,13 @@ def gather(
     from vramprobe.report.columns import provenance
 
     contents = read_whole(results_path)
-    measured = [record for record in contents.records if record.was_run]
+    measured = [record for record in contents.records if record.was_run and record.spec.num_gpus == 1]
+    ranks = [record for record in contents.records if record.was_run and record.spec.num_gpus > 1]
+    if ranks and not measured:
+        raise StoreError(
+            f"the {len(ranks)} records in {results_path} are of several GPUs, and a report's tables are of one: name a "
+            "folder that has some of one, too; each rank stands in the records themselves"
+        )
     if not measured:
         raise StoreError(
             f"nothing was measured in {results_path}: its {len(contents.records)} records are simulated, and a report "
@@ -110,8 +116,9 @@ def gather(
     words = _words(results_path, out_dir)
     words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
     words += ["--claims", str(claims_path)] if claims_path is not None else []
-    num_simulated = len(contents.records) - len(measured)
+    num_simulated = len(contents.records) - len(measured) - len(ranks)
     origin = provenance(measured)
+    origin += [f"left out: {len(ranks)} records of several GPUs"] if ranks else []
     origin += [f"left out: {num_simulated} simulated records (predicted, not measured)"] if num_simulated else []
     origin += [contents.torn_tail] if contents.torn_tail else []
     cells = cells_of(contents.records, model)

@@ -150,7 +150,7 @@ def _run(spec: CellSpec, chip: Chip | None) -> _Run:
         with watch_stack(work.model) as stack:
             train_step(work, instrument, 1)
         train_step(work, instrument, 2)
-        facts = model_facts(work.model, stack)
+        facts = model_facts(work, stack)
     return _Run(instrument.finish(), facts, history_of(recorder.events, instrument.marks, instrument.held))
 
 

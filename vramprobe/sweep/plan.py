@@ -16,6 +16,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction, predict, verdict
+from vramprobe.predict.sharding import predict_rank, require_arithmetic
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, is_same_card
@@ -251,15 +252,22 @@ def _predictions(
     for_trace = []
     for spec in specs:
         try:
-            found[spec.fingerprint] = predict(spec, fit, gpu=card and card.gpu)
+            found[spec.fingerprint] = _predicted(spec, fit, card)
         except UnsupportedArchitecture as error:
             found[spec.fingerprint] = str(error)
-            for_trace.append(spec)
+            for_trace += [spec] if spec.num_gpus == 1 else []
         except VramprobeError as error:  # far outside the fit
             found[spec.fingerprint] = str(error)
     if trace is not None and for_trace:
         found |= dict(zip((spec.fingerprint for spec in for_trace), trace(for_trace, stop), strict=True))
     return found
+
+
+def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Prediction:
+    if spec.num_gpus == 1:
+        return predict(spec, fit, gpu=card and card.gpu)
+    assert spec.sharding is not None
+    return predict_rank(spec, spec.num_gpus, require_arithmetic(spec.sharding), fit, gpu=card and card.gpu)
 
 
 def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:

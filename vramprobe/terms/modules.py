@@ -104,7 +104,8 @@ class Model:
     ) -> Value:
         """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
         given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
-        return op.linear(given, self.autocasted(weight, is_cached=is_cached), bias, num_out)
+        cast = self.autocasted(weight, is_cached=is_cached)
+        return op.linear(given, cast, bias, num_out, self.setup.linears_save_inputs)
 
     def num_out(self, name: str) -> int:
         """Output width of a linear layer; GPT-2's Conv1D stores in × out unless it is quantised."""
@@ -169,7 +170,10 @@ class Model:
         converts = not quantised or setup.device == "cpu" or setup.autocast == "none"
         if quantised and setup.quant != "int8":
             result = op.elementwise(result)
-        given = op.cast(value, self.tensors[f"{name}.lora_A"].dtype) if converts else value
+        given = wide = value
+        if converts:
+            wide = op.cast(value, setup.adapter_input or self.tensors[f"{name}.lora_A"].dtype)
+            given = op.cast(wide, self.tensors[f"{name}.lora_A"].dtype)
         if setup.dora:
             result = self._with_dora(name, given, result)
             return op.cast(result, dtype) if converts or not quantised else result
@@ -179,7 +183,7 @@ class Model:
         if quantised and converts:
             out = op.cast(out, dtype)
         result = op.add(result, out)
-        del out
+        del out, wide
         return op.cast(result, dtype)
 
     def _with_dora(self, name: str, x: Value, result: Value) -> Value:

@@ -151,13 +151,16 @@ def mean_of_rows(value: Value, num_rows: int) -> Value:
     return out
 
 
-def linear(value: Value, weight: Value, bias: Value | None, num_out: int) -> Value:
-    """``x @ W.T + b``: saves the input if the weight is trained, and the weight if the input needs a gradient."""
+def linear(value: Value, weight: Value, bias: Value | None, num_out: int, saves_input: bool = False) -> Value:
+    """``x @ W.T + b``: saves the input if the weight is trained, and the weight if the input needs a gradient.
+
+    ``saves_input``: in any case.
+    """
     tape = value.tape
     num_in = weight.numel // num_out
     numel, needs, trained, weight_numel = value.numel, value.needs_grad, weight.needs_grad, weight.numel
     has_bias, trains_bias = bias is not None, bias is not None and bias.needs_grad
-    saved = ([value] if trained else []) + ([weight] if needs else [])
+    saved = ([value] if trained or saves_input else []) + ([weight] if needs else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
         dtype = grads[0].dtype

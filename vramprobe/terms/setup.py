@@ -42,6 +42,8 @@ class Setup:
     beyond_window: bool  # so long that a sliding window hides something
     loss_chunk: int | None  # tokens whose logits a fused loss makes at once; null: all of them, or no fused loss
     has_flash: bool = True  # whether the card runs flash attention, as those before Ampere do not
+    linears_save_inputs: bool = False  # also of frozen weights: ZeRO-3's own (deepspeed/runtime/zero/linear.py)
+    adapter_input: str | None = None  # a dtype that an adapter's input is raised to before FSDP1 lowers it again
     scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property
@@ -60,8 +62,16 @@ class Setup:
         return self.batch_size * self.seq_len
 
 
-def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...], has_flash: bool = True) -> Setup:
-    """The Setup of a cell; ``has_flash``: on a card that runs flash attention.
+def setup_of(
+    spec: CellSpec,
+    arch: Architecture,
+    tensors: tuple[Tensor, ...],
+    has_flash: bool = True,
+    adapter_input: str | None = None,
+    is_zero3: bool = False,
+) -> Setup:
+    """The Setup of a cell; ``has_flash``: on a card that runs flash attention; ``adapter_input``: see Setup;
+    ``is_zero3``: without autocast, in linear layers of DeepSpeed's.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model, some attention; and
     SpecError for flash_attention_2 on a card without.
@@ -84,11 +94,12 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...], ha
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
-        arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant, autocast=spec.autocast,
+        arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant,
+        autocast="none" if is_zero3 else spec.autocast, linears_save_inputs=is_zero3,
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, dora=spec.dora,
         gradient_checkpointing=spec.gradient_checkpointing, accumulates=spec.grad_accum > 1,
         fused_loss=spec.fused_linear_cross_entropy, beyond_window=beyond_window, loss_chunk=loss_chunk,
-        has_flash=has_flash,
+        has_flash=has_flash, adapter_input=adapter_input,
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,14 +20,17 @@ from transformers.initialization import no_init_weights
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.spec import CellSpec
+from vramprobe.workload.storages import quantised_storages
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TILE_ELEMENTS = 2**20
 _INIT_STD = 0.02  # transformers' usual initializer_range
 
 
-def build_model(spec: CellSpec) -> PreTrainedModel:
+def build_model(spec: CellSpec, *, on_host: Literal["filled", "empty"] | None = None) -> PreTrainedModel:
     """The base model in ``spec.dtype`` on ``spec.device``, quantised if the cell says so, without adapters.
+
+    ``on_host``: in host memory instead, with values or with pages that nobody touches; not of a quantised model.
 
     Raises MissingDependency where a package or a checkpoint that the cell needs is not there, SpecError where this
     version of transformers cannot build the architecture.
@@ -35,7 +38,7 @@ def build_model(spec: CellSpec) -> PreTrainedModel:
     if spec.weights == "pretrained":
         return _pretrained(spec)
     with no_init_weights():
-        model = _random_quantised(spec) if spec.quant != "none" else _random(spec)
+        model = _random_quantised(spec) if spec.quant != "none" else _random(spec, on_host)
     return model.train()
 
 
@@ -67,6 +70,7 @@ def quantization_config(spec: CellSpec) -> BitsAndBytesConfig:
         bnb_4bit_quant_type="fp4" if spec.quant == "fp4" else "nf4",
         bnb_4bit_use_double_quant=spec.quant == "nf4",
         bnb_4bit_compute_dtype=TORCH_DTYPES[spec.dtype],
+        **({"bnb_4bit_quant_storage": TORCH_DTYPES[spec.dtype]} if spec.is_divided else {}),
     )
 
 
@@ -100,10 +104,11 @@ def _move_into_the_allocator(model: PreTrainedModel) -> None:
         tensor.data = tensor.data.clone()
 
 
-def _random(spec: CellSpec) -> PreTrainedModel:
-    with torch.device(spec.device):
+def _random(spec: CellSpec, on_host: str | None) -> PreTrainedModel:
+    device = spec.device if on_host is None else "cpu"
+    with torch.device(device):
         model = _from_config(spec)
-        fill = _filler(spec.device)
+        fill = _filler(device) if on_host != "empty" else _leave
         kept = _kept_in_fp32(model, spec)
         for name, parameter in model.named_parameters():
             if _is_part_of(name, kept):
@@ -211,6 +216,22 @@ def _filler(device: str) -> Any:
         flat[whole:].copy_(tile[: flat.numel() - whole])
 
     return fill
+
+
+def _leave(name: str, tensor: torch.Tensor) -> None:
+    """Instead of filling it."""
+
+
+def counted(model: nn.Module) -> dict[str, int]:
+    """Parameters by kind, adapters apart, by the names of the record's ModelFacts; of a model that no rank divided."""
+    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
+    total, quantised = num_logical_params(model)
+    return {
+        "num_params": total - adapters,
+        "num_trainable_params": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "num_quantised_params": quantised,
+        "quantised_weights_bytes": sum(quantised_storages(model).values()),
+    }
 
 
 def num_logical_params(model: PreTrainedModel) -> tuple[int, int]:

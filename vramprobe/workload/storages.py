@@ -20,7 +20,7 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
     """Bytes of each distinct storage behind ``tensors``, by its address; empty ones are left out."""
     found: Storages = {}
     for tensor in tensors:
-        storage = tensor.untyped_storage()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # a DTensor has only this rank's part
         if storage.nbytes():
             found[_address(storage)] = storage.nbytes()
     return found
@@ -46,6 +46,11 @@ def gradient_storages(model: nn.Module) -> Storages:
     return storages_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
 
 
+def host_storages(tensors: Iterable[torch.Tensor]) -> Storages:
+    """Those of ``tensors`` that are on the host."""
+    return storages_of(tensor for tensor in tensors if tensor.device.type == "cpu")
+
+
 def optimizer_storages(optimizer: torch.optim.Optimizer) -> Storages:
     """Every tensor of the optimizer's state on its parameters' device; empty before its first step.
 
@@ -65,14 +70,19 @@ def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
 def _quantised(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module]]:
     for module in model.modules():
         for parameter in module._parameters.values():  # parameters(recurse=False) takes ten times as long
-            if type(parameter).__name__ in ("Params4bit", "Int8Params"):
+            if type(parameter).__name__ in ("Params4bit", "Int8Params") or _has_state(parameter, module):
                 yield parameter, module
+
+
+def _has_state(parameter: torch.Tensor, module: nn.Module) -> bool:
+    return module.__dict__.get("quant_state") is not None and parameter is module._parameters.get("weight")
 
 
 def _with_state(parameter: nn.Parameter, module: nn.Module) -> Iterator[torch.Tensor]:
     yield parameter
     # bitsandbytes: Params4bit.quant_state; Int8Params.CB/SCB until the first forward, Linear8bitLt.state afterwards.
-    for owner, names in ((parameter, ("quant_state", "CB", "SCB")), (module, ("state",))):
+    # A layer has the state of its 4-bit weight, too, which is all that knows it once the weight is a shard.
+    for owner, names in ((parameter, ("quant_state", "CB", "SCB")), (module, ("state", "quant_state"))):
         yield from _tensors_in([getattr(owner, name, None) for name in names])
 
 

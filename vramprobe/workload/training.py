@@ -6,7 +6,7 @@ outside autocast, optimizer step, gradients set to None. Never measures anything
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,11 +16,10 @@ from torch import nn
 
 from vramprobe.records.record import PhaseName
 from vramprobe.spec import CellSpec
-from vramprobe.workload.adapter import prepare_model
 from vramprobe.workload.fused_loss import fuse_loss
-from vramprobe.workload.model import TORCH_DTYPES, build_model
-from vramprobe.workload.optimizer import build_optimizer
-from vramprobe.workload.storages import Storages, gradient_storages, optimizer_storages, storages_of, weight_storages
+from vramprobe.workload.model import TORCH_DTYPES
+from vramprobe.workload.stepper import Stepper
+from vramprobe.workload.storages import Storages, storages_of
 
 #: One token in so many is padding, rounded up; and the label that the library's losses leave out.
 _PADDED_PART, _NO_LOSS = 8, -100
@@ -59,43 +58,46 @@ class Workload:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batch: dict[str, torch.Tensor]  # input_ids and labels, both (batch_size, seq_len) int64
+    stepper: Stepper
 
 
-def set_up(spec: CellSpec, observer: Observer) -> Workload:
-    """Load, prepare and place the batch, each a phase."""
+def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | None = None) -> Workload:
+    """Load, prepare and place the batch, each a phase; ``join`` makes this process a rank of several."""
     torch.manual_seed(spec.seed)
     with observer.phase("load"):
-        model = build_model(spec)
+        stepper = Stepper(spec) if join is None else join()
+        model = stepper.load()
     with observer.phase("prepare"):
-        model = prepare_model(spec, model)
-        optimizer = build_optimizer(spec, model)
+        model, optimizer = stepper.prepare(model)
         if spec.fused_linear_cross_entropy:
             fuse_loss(spec, model)
         if spec.torch_compile:
             model.compile()  # in place: names and parameters stay; the first forward compiles
     with observer.phase("batch"):
-        batch = _make_batch(spec, model)
+        batch = _make_batch(spec, getattr(model, "module", model))
     observer.holds("batch", storages_of(batch.values()))
-    return Workload(spec, model, optimizer, batch)
+    return Workload(spec, model, optimizer, batch, stepper)
 
 
 def train_step(work: Workload, observer: Observer, step: int) -> None:
     """One optimizer step over ``grad_accum`` micro-batches; ``step`` counts from 1."""
-    spec = work.spec
+    spec, stepper = work.spec, work.stepper
     for micro_step in range(1, spec.grad_accum + 1):
-        with observer.phase("forward", step, micro_step):
-            loss = _forward(work)
-        with observer.phase("backward", step, micro_step):
-            loss.backward()
-            del loss
-    observer.holds("gradients", gradient_storages(work.model), step)
+        with stepper.micro_step(work.model, is_last=micro_step == spec.grad_accum):
+            with observer.phase("forward", step, micro_step):
+                loss = _forward(work)
+            with observer.phase("backward", step, micro_step):
+                stepper.backward(work.model, loss)
+                del loss
+    observer.holds("gradients", stepper.gradients(work.model), step)
     with observer.phase("optimizer_step", step):
-        work.optimizer.step()
-    observer.holds("optimizer_state", optimizer_storages(work.optimizer), step)
+        stepper.step(work.model, work.optimizer)
+    observer.holds("optimizer_state", stepper.state(work.model, work.optimizer), step)
     # Not once after prepare: bitsandbytes casts its layers' biases and moves int8 scales in the first forward.
-    observer.holds("weights", weight_storages(work.model), step)
+    observer.holds("weights", stepper.weights(work.model), step)
     with observer.phase("zero_grad", step):
         work.optimizer.zero_grad(set_to_none=True)
+    observer.holds("kept_gradients", stepper.kept_gradients(work.model), step)
 
 
 @dataclass
@@ -149,7 +151,7 @@ def _forward(work: Workload) -> torch.Tensor:
     """The loss; the logits and the rest of the outputs are gone when this returns, as they are in a trainer."""
     spec = work.spec
     autocast: AbstractContextManager = nullcontext()
-    if spec.autocast != "none":
+    if spec.autocast != "none" and not work.stepper.autocasts:
         autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])
     with autocast:
         loss = work.model(**work.batch, use_cache=False).loss

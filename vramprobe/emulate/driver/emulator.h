@@ -74,7 +74,7 @@ struct machine {
   struct card card[MAX_DEVICES]; /* in NVML's order, by PCI bus */
   enum fill fill;
   uint64_t fill_seed, copy_max_bytes, collective_max_bytes;
-  int trace, driver_version, collectives_alone, collective_timeout_seconds;
+  int trace, driver_version, collective_timeout_seconds;
 };
 extern struct machine machine;
 bool machine_load(void); /* false, after one line on stderr, where there is none */

@@ -149,10 +149,6 @@ static void read_head_key(struct reading *r, const char *key, const char *value,
     machine.collective_max_bytes = number(r, key, value, 0, GIB);
   } else if (!strcmp(key, "collective_timeout_seconds")) {
     machine.collective_timeout_seconds = (int)number(r, key, value, 1, 1000000);
-  } else if (!strcmp(key, "collectives")) {
-    if (strcmp(value, "processes") != 0 && strcmp(value, "alone") != 0)
-      bad(r, "collectives is %s: processes and alone are allowed", value);
-    machine.collectives_alone = !strcmp(value, "alone");
   } else if (!strcmp(key, "trace")) {
     machine.trace = (int)number(r, key, value, 0, 2);
   } else if (!strcmp(key, "driver_version")) {

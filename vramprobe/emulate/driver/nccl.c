@@ -4,7 +4,7 @@
  * real sums, so flags, norms, sizes and token counts are true; the result is computed where every input was. A peer that
  * dies or does not come in collective_timeout_seconds is an error (6, ncclRemoteError), never silence. By rule, a larger
  * payload is not moved: its result is not computed, except where a rank keeps its own bytes in place (a broadcast's
- * root). `collectives alone` in machine.txt: this process stands for a whole world; a small payload is answered as
+ * root). VRAMPROBE_ONE_RANK in the environment: this process stands for a whole world; a small payload is answered as
  * if every rank had sent this one's, a broadcast from another leaves what is there, and a split is refused (nobody says
  * how many share its color). Left out: premultiplied sums count as sums; NCCL's own buffers are not charged. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
@@ -108,7 +108,7 @@ static int create(void **out, int num_ranks, const struct unique_id *id, int ran
   if (!c) return NCCL_SYSTEM_ERROR;
   *c = (struct communicator){.magic = COMMUNICATOR_MAGIC, .num_ranks = num_ranks, .rank = rank,
                              .ordinal = current_device, .max_bytes = (machine.collective_max_bytes + 63) / 64 * 64, .id = *id,
-                             .alone = num_ranks == 1 || machine.collectives_alone};
+                             .alone = num_ranks == 1 || getenv("VRAMPROBE_ONE_RANK")};
   *out = c;
   if (c->alone) return (c->mine = calloc(1, slot_bytes(c))) ? NCCL_SUCCESS : NCCL_SYSTEM_ERROR;
   char path[1200];

@@ -9,9 +9,9 @@ import atexit
 import json
 import os
 
+from vramprobe_values import one_rank
 from vramprobe_values.imports import when_imported
 
-from . import one_rank
 from .journal import FOLDER_VARIABLE, Journal, complain
 
 _is_installed = False

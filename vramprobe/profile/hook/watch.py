@@ -11,8 +11,9 @@ import time
 from importlib import metadata
 
 import torch
+from vramprobe_values import one_rank
 
-from . import held, one_rank
+from . import held
 from .counters import Counters
 from .journal import complain, hook_folders
 from .marks import Marks

@@ -91,7 +91,7 @@ function $blamed(reason, reasons, given, config) {
 // Why a cell cannot be, as spec.py and sharding.py say it.
 function $reasons(spec) {
   const reasons = [...$items($spec._impossible(spec))];
-  const rank = spec.num_gpus > 1 ? $predict$sharding.cannot_shard(spec, spec.sharding) : null;
+  const rank = spec.num_gpus > 1 ? $spec.cannot_shard(spec, spec.sharding) : null;
   return rank === null ? reasons : [...reasons, rank];
 }
 

@@ -37,7 +37,7 @@ _MODULES: dict[str, set[str] | None] = {
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
         "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
-        "_LEARNED_POSITIONS", "_SHORT_OPTIM",
+        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -76,8 +76,13 @@ _MODULES: dict[str, set[str] | None] = {
         "device_tier", "_provenance",
     },
     "terms.rank_tape": None,
+    "terms.flat_tape": None,
+    "terms.zero_tape": None,
+    "terms.rank_parts": None,
+    "terms.flat_ranks": None,
+    "terms.zero_ranks": None,
     "terms.ranks": None,
-    "predict.sharding": {"DTENSOR_OPTIMIZERS", "predict_rank", "_some", "_check", "cannot_shard", "_doubts"},
+    "predict.sharding": {"predict_rank", "_some", "_check", "_doubts"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
@@ -97,7 +102,7 @@ _MODULES: dict[str, set[str] | None] = {
 }  # fmt: skip
 #: Members of classes that the page does not ask for.
 _UNWANTED = {
-    "spec": frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params"}),
+    "spec": frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params", "is_divided"}),
     "recommend.prices": frozenset({"is_old"}),
 }
 #: What runtime.js and builtins.js have in place of what the modules import.

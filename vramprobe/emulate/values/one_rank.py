@@ -3,8 +3,8 @@
 In: ``VRAMPROBE_ONE_RANK``, ``RANK WORLD_SIZE CARDS``. Out: a process in that rank's environment, whatever its launcher
 said (the launcher's other ranks end at their start), under a torch.distributed that waits for nobody: a store in which
 the others have written what this rank wrote, gloo groups and object collectives that give each rank this one's
-contents. NCCL between cards is the emulated one's (driver/nccl.c, ``collectives alone``). What only another rank could
-say ends in one line instead of a wait.
+contents. NCCL between cards is the emulated one's, which asks for the same variable (driver/nccl.c). What only another
+rank could say ends in one line instead of a wait.
 """
 
 import atexit

@@ -1,0 +1,133 @@
+"""One rank of several, by arithmetic, against the real libraries on an emulated card: ``python benchmarks/ranks.py``.
+
+Each cell of benchmarks/ranks.yaml is rank 0 of a world that is not there, under DDP, accelerate's FSDP1 and FSDP2, or
+DeepSpeed, which must be in the emulated environment (docs/ranks.md). What has a record in out/ranks is not run again.
+Written: benchmarks/ranks.csv and .md, arithmetic beside emulated by phase; ``--compare`` runs nothing and takes the
+records that there are; ``--check`` counts the arithmetic anew beside what the table has of the runs, and fails where a
+table is stale.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from vramprobe.catalog import find_gpu
+from vramprobe.predict.prediction import workspaces_bytes
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
+from vramprobe.spec import CellSpec
+from vramprobe.sweep.definition import load_sweep
+from vramprobe.terms.ranks import rank_moments
+
+FOLDER = Path(__file__).resolve().parent
+SWEEP, RESULTS, GPU = FOLDER / "ranks.yaml", FOLDER.parent / "out" / "ranks", "H100-SXM"
+PHASES = ("forward", "backward", "optimizer_step")
+NUMBERS = ("requested_bytes", "allocated_bytes", "arithmetic_bytes")
+
+
+def counted(spec: CellSpec) -> dict[str, int]:
+    """By phase, the highest moment by arithmetic, with cuBLAS's workspaces."""
+    assert spec.sharding is not None
+    alone = spec.model_copy(update={"num_gpus": 1, "sharding": None, "only_rank": None})
+    moments = rank_moments(alone, spec.num_gpus, spec.sharding, all_buffers=False)
+    extra = workspaces_bytes(alone, find_gpu(GPU))
+    return {name: max(one.total_bytes for one in moments if one.phase == name) + extra for name in PHASES}
+
+
+def seen(record: RunRecord) -> list[dict[str, Any]]:
+    """A row for each phase of the steady step."""
+    last = max(phase.step or 0 for phase in record.phases)
+    return [
+        {"cell": record.cell_id, "sharding": record.spec.sharding, "phase": phase.name,
+         "requested_bytes": phase.requested_peak_bytes, "allocated_bytes": phase.allocated_peak_bytes}
+        for phase in record.phases if phase.step == last and phase.name in PHASES
+    ]  # fmt: skip
+
+
+def with_arithmetic(rows: Iterable[dict[str, Any]], cells: dict[str, CellSpec]) -> list[dict[str, Any]]:
+    """The same, each with what is counted for it."""
+    found = []
+    for cell, group in groupby(rows, lambda row: row["cell"]):
+        by_phase = counted(cells[cell])
+        found += [row | {"arithmetic_bytes": by_phase[row["phase"]]} for row in group]
+    return found
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    """The whole table."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def off_percent(row: dict[str, Any], tier: str) -> float:
+    """How far the arithmetic is off."""
+    return 100 * (row["arithmetic_bytes"] / row[tier] - 1)
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """How far off by kind of sharding, then cell by cell."""
+    cells = [(cell, list(group)) for cell, group in groupby(rows, lambda row: row["cell"])]
+    lines = [
+        "# One rank of several: arithmetic beside emulated",
+        "",
+        f"Rank 0 of {len(cells)} cells by the real libraries on an emulated {GPU}: the peak of each phase of the",
+        "steady step. *Requested* is what tensors asked for, which arithmetic counts; *allocated* has what the caching",
+        "allocator rounded up or did not split off a block, which it does not. Under FSDP1 requested has also what was",
+        "freed and is still used by another stream. Rebuild: `python benchmarks/ranks.py`.",
+        "",
+        "## By sharding",
+        "",
+        "| sharding | cells | of requested: mean, worst | of allocated: mean, worst |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for sharding in dict.fromkeys(row["sharding"] for row in rows):
+        own = [group for _, group in cells if group[0]["sharding"] == sharding]
+        tops = [max(group, key=lambda row: row["allocated_bytes"]) for group in own]
+        shown = []
+        for tier in ("requested_bytes", "allocated_bytes"):
+            off = [off_percent(row, tier) for row in tops]
+            shown.append(f"{statistics.fmean(map(abs, off)):.3f} %, {max(off, key=abs):+.3f} %")
+        lines.append(f"| {sharding} | {len(tops)} | {shown[0]} | {shown[1]} |")
+    lines += [
+        "", "## Cell by cell", "", "Emulated, requested bytes, with arithmetic less emulated behind them:", "",
+        "| cell | forward | backward | optimizer step |", "| --- | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    for cell, group in cells:
+        shown = [f"{row['requested_bytes']:,} ({off_percent(row, 'requested_bytes'):+.3f} %)" for row in group]
+        lines.append(f"| {cell} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    cells = {spec.cell_id: spec for spec in load_sweep(SWEEP, device="cuda").cells}
+    if "--check" in sys.argv:
+        text = (FOLDER / "ranks.csv").read_text()
+        rows = [row | {name: int(row[name]) for name in NUMBERS} for row in csv.DictReader(io.StringIO(text))]
+    else:
+        words = ["run", str(SWEEP), "--emulate", GPU, "--out", str(RESULTS), "--no-skip"]
+        if "--compare" not in sys.argv:
+            subprocess.run([sys.executable, "-m", "vramprobe", *words], check=True)
+        records = store.latest_by_fingerprint(store.read(RESULTS).records).values()
+        rows = [row for record in records if record.outcome.kind == "ok" for row in seen(record)]
+    rows = with_arithmetic(sorted(rows, key=lambda row: (row["sharding"], row["cell"])), cells)
+    made = {"ranks.csv": as_csv(rows), "ranks.md": as_markdown(rows)}
+    if "--check" in sys.argv:
+        stale = [name for name, text in made.items() if (FOLDER / name).read_text() != text]
+        sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/ranks.py" if stale else 0)
+    for name, text in made.items():
+        (FOLDER / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

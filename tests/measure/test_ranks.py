@@ -1,0 +1,121 @@
+"""The ranks of a cell: one process each, their records as one; a rank that fails or dies ends the others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_record, make_spec
+
+from vramprobe.errors import SpecError
+from vramprobe.measure import environment, isolation
+from vramprobe.measure.ranks import Seat, as_one, rank_of, run_all
+from vramprobe.records.record import Error, Invalid, RunRecord, record_from_json
+
+SPEC = make_spec(device="cuda", num_gpus=3, sharding="fsdp")
+
+
+def seen(seat: Seat, more_bytes: int = 0, **overrides: Any) -> RunRecord:
+    """A record as a rank leaves it, with a peak that is higher by so much."""
+    record = make_record(SPEC, **overrides)
+    if record.peak is not None:
+        peak = record.peak.model_copy(update={"allocated_bytes": record.peak.allocated_bytes + more_bytes})
+        record = record.model_copy(update={"peak": peak})
+    return record.model_copy(update={"ranks": [rank_of(record, seat, None)]})
+
+
+def failing(seat: Seat) -> RunRecord:
+    return seen(seat, outcome=Error(error_type="Broken", message=f"rank {seat.index} broke"))
+
+
+def led(folder: Path, run: Callable[[Seat], RunRecord]) -> tuple[int, RunRecord | None, float]:
+    """(exit status of the process that leads, what it made of the ranks, its seconds): it may die as they do."""
+
+    def lead() -> None:
+        (folder / "record.json").write_text(run_all(SPEC, folder / "ranks", run).to_json_line())
+
+    began = time.monotonic()
+    process = multiprocessing.get_context("fork").Process(target=lead)
+    process.start()
+    process.join(30)
+    path = folder / "record.json"
+    return process.exitcode, record_from_json(path.read_bytes()) if path.exists() else None, time.monotonic() - began
+
+
+def test_the_highest_rank_speaks_for_all_and_each_is_kept(tmp_path: Path) -> None:
+    status, record, _ = led(tmp_path, lambda seat: seen(seat, more_bytes=[0, 512, 256][seat.index]))
+    assert status == 0
+    assert [rank.rank for rank in record.ranks] == [0, 1, 2]
+    assert record.peak == record.ranks[1].peak
+    assert record.peak.allocated_bytes == record.ranks[0].peak.allocated_bytes + 512
+    assert all(rank.host_peak_bytes > 2**20 for rank in record.ranks)
+    assert not (tmp_path / "ranks").exists()
+
+
+def test_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
+    def run(seat: Seat) -> RunRecord:
+        told = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+        return seen(seat, warnings=[" ".join(told)] if seat.index == 2 else [], more_bytes=seat.index)
+
+    assert led(tmp_path, run)[1].warnings == ["2 3 2 3"]
+
+
+def test_a_rank_that_fails_ends_those_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vramprobe.measure.ranks._GRACE_SECONDS", 0.3)
+
+    def run(seat: Seat) -> RunRecord:
+        if seat.index == 1:
+            return failing(seat)
+        time.sleep(60)  # in a collective
+        return seen(seat)
+
+    status, record, seconds = led(tmp_path, run)
+    assert (status, record.outcome.kind, record.outcome.message) == (0, "error", "rank 1 broke")
+    assert seconds < 20
+
+
+def test_the_first_to_fail_is_the_cause_and_what_follows_is_not(tmp_path: Path) -> None:
+    def run(seat: Seat) -> RunRecord:
+        time.sleep(0.5 * (2 - seat.index))
+        return failing(seat)
+
+    assert led(tmp_path, run)[1].outcome.message == "rank 2 broke"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_rank_that_dies_takes_its_cell_with_it_in_the_same_way(tmp_path: Path, number: int) -> None:
+    def run(seat: Seat) -> RunRecord:
+        if seat.index == 2:
+            os.kill(os.getpid(), number)
+        time.sleep(60)
+        return seen(seat)
+
+    status, record, seconds = led(tmp_path, run)
+    assert (status, record) == (-number, None)
+    assert seconds < 20
+
+
+def test_doubts_name_their_rank() -> None:
+    seats = [Seat(index=index, num_ranks=2, num_cards=2, meeting_place="") for index in range(2)]
+    records = [seen(seats[0]), seen(seats[1]).model_copy(update={"outcome": Invalid(reasons=["step 3 differs"])})]
+    assert as_one(records).outcome == Invalid(reasons=["rank 1: step 3 differs"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({}, "num_gpus 3 needs as many GPUs, and 1 are visible here; emulate them: --emulate 'H100-SXM x3'"),
+        ({"only_rank": 0}, "only_rank 0: one rank runs by itself on an emulated GPU alone"),
+    ],
+)
+def test_cards_that_are_not_there(words: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "num_visible_gpus", lambda: 1)
+    monkeypatch.delenv("VRAMPROBE_EMULATED_MACHINE", raising=False)
+    with pytest.raises(SpecError, match=said):
+        isolation.require_packages([make_spec(device="cuda", num_gpus=3, sharding="fsdp", **words)])

@@ -1,0 +1,94 @@
+"""Ranks on emulated cards: each way of sharding, and one rank by itself against the same rank among all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import vramprobe
+from emulated import require_emulation
+from factories import TINY_LLAMA_PATH
+
+from vramprobe.records import store
+from vramprobe.records.record import RankRecord, RunRecord
+
+SWEEP = f"""
+name: ranks
+defaults: {{model: {TINY_LLAMA_PATH}, batch_size: 2, seq_len: 32, device: cuda}}
+cells:
+  - {{method: full, num_gpus: 2, sharding: [ddp, fsdp, fsdp1]}}
+  - {{method: full, num_gpus: 2, sharding: [ddp, fsdp, fsdp1], only_rank: 1}}
+  - {{method: lora, num_gpus: 2, sharding: [fsdp, fsdp1]}}
+  - {{method: lora, num_gpus: 2, sharding: [fsdp, fsdp1], only_rank: 0}}
+  - {{method: full, num_gpus: 4, sharding: [fsdp, fsdp1]}}
+  - {{method: full, num_gpus: 4, sharding: [fsdp, fsdp1], only_rank: 3}}
+  - {{method: qlora, kbit_prep: none, num_gpus: 2, sharding: [fsdp, fsdp1]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
+    require_emulation()
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "ranks.yaml").write_text(SWEEP)
+    done = vramprobe("run", "ranks.yaml", "--emulate", "H100-SXM x4", "--out", "out", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return store.read(folder / "out").records
+
+
+def counted(rank: RankRecord) -> list[dict]:
+    """What the allocator counted, phase by phase; the host's and the whole card's are not one rank's alone."""
+    return [phase.model_dump(exclude={"rss_end_bytes", "device_used_bytes"}) for phase in rank.phases]
+
+
+def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) -> None:
+    assert len(records) == 16
+    for record in records:
+        assert record.outcome.kind == "ok", (record.cell_id, record.outcome)
+        ranks = list(range(record.spec.num_gpus)) if record.spec.only_rank is None else [record.spec.only_rank]
+        assert [rank.rank for rank in record.ranks] == ranks
+        assert record.ledger.at_peak is not None
+
+
+def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
+    together = {record.cell_id: record for record in records if record.spec.only_rank is None}
+    alone = [record for record in records if record.spec.only_rank is not None]
+    assert len(alone) == 7
+    for record in alone:
+        (rank,) = record.ranks
+        same = together[record.cell_id.removesuffix(f"_rank{rank.rank}")].ranks[rank.rank]
+        assert counted(rank) == counted(same), record.cell_id
+        assert (rank.ledger, rank.host_tensors_bytes) == (same.ledger, same.host_tensors_bytes), record.cell_id
+
+
+def test_shards_are_smaller_than_replicas_and_rank_0_loads_for_all(records: list[RunRecord]) -> None:
+    full = {
+        record.spec.sharding: record for record in records
+        if (record.spec.method, record.spec.num_gpus, record.spec.only_rank) == ("full", 2, None)
+    }  # fmt: skip
+    for sharding in ("fsdp", "fsdp1"):
+        assert full[sharding].ledger.weights_bytes < 0.51 * full["ddp"].ledger.weights_bytes
+        first, second = full[sharding].ranks
+        assert first.host_tensors_bytes == pytest.approx(full["ddp"].ledger.weights_bytes, rel=0.01)
+        assert second.host_tensors_bytes == 0
+
+
+def test_a_single_cell_on_as_many_cards_as_it_needs_and_64_ranks_on_one(tmp_path: Path) -> None:
+    require_emulation()
+    words = ["--model", str(TINY_LLAMA_PATH), "--method", "full", "--batch-size", "2", "--seq-len", "32", "--json"]
+    words += ["--num-gpus", "64", "--sharding", "fsdp", "--only-rank", "0"]
+    done = vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path)
+    record = json.loads(done.stdout)
+    assert record["outcome"]["kind"] == "ok", record["outcome"]
+    assert (record["emulation"]["num_cards"], len(record["ranks"])) == (1, 1)
+
+
+def test_out_of_memory_of_a_rank_is_the_cells(tmp_path: Path) -> None:
+    require_emulation()
+    words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--batch-size", "2", "--seq-len", "64"]
+    words += ["--num-gpus", "2", "--sharding", "ddp", "--limit-vram", "700MiB", "--json"]
+    done = vramprobe("measure", "--emulate", "RTX-4090", *words, cwd=tmp_path)
+    record = json.loads(done.stdout)
+    assert record["outcome"]["kind"] == "oom", record["outcome"]
+    assert (done.returncode, record["emulation"]["num_cards"]) == (0, 2)

@@ -1,0 +1,193 @@
+"""A cell's ranks: one process each, forked from the cell's own before CUDA is there; their records as one.
+
+In: a spec with several ranks, what runs one of them. Out: the record of the cell, whose peak, ledger and phases are
+those of the rank that holds the most, with every rank beside it. A rank that fails ends the others. ``only_rank`` has
+no other processes: the others' answers are made up (emulate/values/one_rank.py). Imports no torch until it runs a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vramprobe.choices import ZERO
+from vramprobe.measure import environment
+from vramprobe.measure.lifeline import die_with
+from vramprobe.records.record import Invalid, RankRecord, RunRecord, record_from_json
+from vramprobe.spec import CellSpec
+
+if TYPE_CHECKING:
+    from vramprobe.workload.ranks import Rank
+
+#: What the others may take to end by themselves once one has failed: a card's driver, a record on a slow disk.
+_GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A rank's place: its number of so many, its card, and the file where the ranks of this world meet."""
+
+    index: int
+    num_ranks: int
+    num_cards: int  # of one machine
+    meeting_place: str
+
+    @property
+    def ordinal(self) -> int:
+        """The card, as this machine's processes number them."""
+        return self.index % self.num_cards
+
+    def take(self) -> None:
+        """Tell this process's libraries which rank they are, in a launcher's words."""
+        os.environ.update({
+            "RANK": str(self.index), "WORLD_SIZE": str(self.num_ranks), "LOCAL_RANK": str(self.ordinal),
+            "LOCAL_WORLD_SIZE": str(min(self.num_cards, self.num_ranks)), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",  # nobody listens there: the ranks meet in a file
+        })  # fmt: skip
+
+    def join(self, spec: CellSpec) -> Rank:
+        """This process as a rank among the others, on its card."""
+        is_emulated = environment.instrument_for(spec) == "emulated"
+        if spec.sharding in ZERO:
+            from vramprobe.workload.zero_ranks import ZeroRank as kind
+        else:
+            from vramprobe.workload.ranks import Rank as kind
+        return kind(spec, meeting_place=self.meeting_place, host_is_filled=not is_emulated)
+
+
+def run_one_alone(spec: CellSpec, num_cards: int, run: Callable[[Seat], RunRecord]) -> RunRecord:
+    """The record of ``only_rank``, in this process."""
+    import torch
+
+    from vramprobe.emulate.values import one_rank
+
+    assert spec.only_rank is not None
+    seat = Seat(index=spec.only_rank, num_ranks=spec.num_gpus, num_cards=num_cards, meeting_place="alone")
+    os.environ.update(one_rank.environment(seat.index, seat.num_ranks, num_cards))
+    one_rank.install(torch, seat.index, seat.num_ranks)
+    record = run(seat)
+    return record.model_copy(update={"warnings": [*record.warnings, *one_rank.remarks]})
+
+
+def run_all(spec: CellSpec, folder: Path, run: Callable[[Seat], RunRecord]) -> RunRecord:
+    """The record of a cell, each of whose ranks ``run`` runs in a child of its own; call it before CUDA is there.
+
+    Where a rank dies without a record, so does this process, in the same way.
+    """
+    folder.mkdir()
+    try:
+        children = {}
+        for index in range(spec.num_gpus):
+            seat = Seat(index=index, num_ranks=spec.num_gpus, num_cards=spec.num_gpus,
+                        meeting_place=str(folder / "meeting-place"))  # fmt: skip
+            children[_fork(seat, run, folder)] = index
+        return as_one([_record_of(folder, index) for index in _wait(children, folder)])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_one(records: Sequence[RunRecord]) -> RunRecord:
+    """The records of all ranks in order as one; or, where some did not end well, the first of these to have ended."""
+    failed = [record for record in records if record.outcome.kind not in ("ok", "invalid")]
+    if failed:
+        return failed[0]
+    highest = max(records, key=lambda record: record.peak.allocated_bytes if record.peak else 0)
+    doubts = [f"rank {record.ranks[0].rank}: {reason}" for record in records
+              if isinstance(record.outcome, Invalid) for reason in record.outcome.reasons]  # fmt: skip
+    ranks = sorted((rank for record in records for rank in record.ranks), key=lambda rank: rank.rank)
+    outcome = Invalid(reasons=doubts) if doubts else highest.outcome
+    return highest.model_copy(update={"ranks": ranks, "outcome": outcome})
+
+
+def rank_of(record: RunRecord, seat: Seat, host_tensors_bytes: int | None) -> RankRecord:
+    """What a rank's own record says of it."""
+    return RankRecord(
+        rank=seat.index, peak=record.peak, ledger=record.ledger, phases=record.phases,
+        context_bytes=record.context_bytes, num_alloc_retries=record.num_alloc_retries,
+        host_peak_bytes=_resident_peak_bytes(), host_tensors_bytes=host_tensors_bytes,
+    )  # fmt: skip
+
+
+def _resident_peak_bytes() -> int | None:
+    """The most host memory that this process had resident, what it shares with others counted whole."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    return None
+
+
+def _fork(seat: Seat, run: Callable[[Seat], RunRecord], folder: Path) -> int:
+    leader = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        if sys.platform == "linux":
+            die_with(leader)
+        seat.take()
+        partial = folder / f"{seat.index}.partial"
+        partial.write_text(run(seat).to_json_line())
+        partial.rename(folder / f"{seat.index}.json")
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _wait(children: dict[int, int], folder: Path) -> list[int]:
+    """The ranks that left a record, in the order in which they ended; one that failed ends the others."""
+    left, ended, deadline = dict(children), [], None
+    while left:
+        pid, status = os.waitpid(-1, os.WNOHANG if deadline else 0)
+        if not pid:
+            if time.monotonic() > deadline:
+                for late in left:
+                    os.kill(late, signal.SIGKILL)
+                deadline = float("inf")
+            time.sleep(0.02)
+            continue
+        index = left.pop(pid, None)
+        if index is None:
+            continue
+        if (folder / f"{index}.json").exists():
+            ended.append(index)
+            is_well = _record_of(folder, index).outcome.kind in ("ok", "invalid")
+        elif not ended or all(_record_of(folder, one).outcome.kind in ("ok", "invalid") for one in ended):
+            _die_like(os.waitstatus_to_exitcode(status), index, left)
+        else:
+            is_well = False
+        if not is_well and deadline is None:
+            deadline = time.monotonic() + _GRACE_SECONDS
+    return ended
+
+
+def _record_of(folder: Path, index: int) -> RunRecord:
+    return record_from_json((folder / f"{index}.json").read_bytes())
+
+
+def _die_like(status: int, index: int, others: dict[int, int]) -> None:
+    """End as a rank did that left no record, and its like with it: whoever waits for this process reads its status."""
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+    sys.stderr.write(f"rank {index} {how} without a record\n")
+    sys.stderr.flush()
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(status if status > 0 else 1)

@@ -1,0 +1,80 @@
+"""One rank under FSDP1: flat parameters -> the course of the rank that holds the most, by arithmetic.
+
+In: a spec and N. Out: a RankCourse, of which ranks.py makes moments; what is counted is said there. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vramprobe.architecture import architecture
+from vramprobe.spec import CellSpec
+from vramprobe.terms import optimizer, parameters
+from vramprobe.terms.flat_tape import flat_walk
+from vramprobe.terms.graph import ITEMSIZE_BYTES
+from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.rank_parts import RankCourse, computed_tensors, quantised_parts, stored_tensors
+from vramprobe.terms.rank_tape import Unit, Units, rank_units
+from vramprobe.terms.setup import setup_of
+
+#: A tensor in a flat parameter begins at a multiple of so many bytes (_flat_param.py, ``_get_aligned_numel``).
+_ALIGNED_BYTES = 16
+
+
+def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: bool) -> RankCourse:
+    """Units are the layers and, as the root's, all outside them; an adapter is a unit of its own (peft's policy)."""
+    arch, stored = architecture(spec.architecture), stored_tensors(spec)
+    computed = computed_tensors(spec, stored)
+    in_layer, outside, held, trained = [], [], 0, []
+    for per_layer in (True, False):
+        for group in _flat_groups(stored, computed, per_layer=per_layer):
+            unit, shard = _flat_unit(spec, group, num_gpus)
+            copies = group[0][0].num_copies if per_layer else 1
+            (in_layer if per_layer else outside).append(unit)
+            held += shard * copies
+            held += sum(quantised_parts(spec, one)[1] for one, _ in group if one.quantised) * copies
+            if unit.reduced:
+                first = group[0][0]
+                width = ITEMSIZE_BYTES[first.dtype]
+                trained.append(first._replace(shape=(shard // width,), num_copies=copies))
+    units = Units(rank_units(in_layer), rank_units(outside), reshards=reshards)
+    # peft asks an adapter for its dtype before its unit is gathered, and FSDP casts what comes to the gathered one's.
+    raised = spec.lora_dtype if spec.autocast != "none" and spec.method != "full" else None
+    walk = flat_walk(setup_of(spec, arch, computed, has_flash, raised), units)
+    idle = {
+        "weights": parameters.buffers_bytes(arch, spec.dtype) + held,
+        "optimizer_state": optimizer.allocated_state_bytes(spec, trained),
+    }
+    at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),
+               "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
+    return RankCourse(walk, idle, at_step, {}, {}, 0)
+
+
+_Pair = tuple[Tensor, Tensor]  # as stored, as computed with
+
+
+def _flat_groups(stored: Sequence[Tensor], computed: Sequence[Tensor], *, per_layer: bool) -> list[list[_Pair]]:
+    """The tensors of each flat parameter: an adapter's alone, all others of a layer or outside the layers together."""
+    pairs = [pair for pair in zip(stored, computed, strict=True) if pair[0].per_layer == per_layer]
+    has_frozen = any(not one.trained for one in stored)
+    together = [pair for pair in pairs if not (has_frozen and pair[0].trained)]
+    return [group for group in (together, *([pair] for pair in pairs if pair not in together)) if group]
+
+
+def _flat_unit(spec: CellSpec, group: Sequence[_Pair], num_gpus: int) -> tuple[Unit, int]:
+    """(what is gathered and reduced, this rank's bytes of it) of one flat parameter."""
+    stored_bytes, computed_bytes = ITEMSIZE_BYTES[group[0][0].dtype], ITEMSIZE_BYTES[group[0][1].dtype]
+    aligned = _ALIGNED_BYTES // computed_bytes
+    elements = 0
+    for stored, _ in group:
+        numel = stored.numel
+        if stored.quantised:
+            computed_bytes = stored_bytes = ITEMSIZE_BYTES[spec.dtype]
+            numel = -(-quantised_parts(spec, stored)[0] // stored_bytes)
+        elements += -(-numel // aligned) * aligned
+    share = -(-elements // num_gpus)
+    sent, shard = share * computed_bytes, share * stored_bytes
+    cast = sent if stored_bytes != computed_bytes else 0
+    if not group[0][0].trained:
+        return Unit(sent * num_gpus, cast), shard
+    return Unit(sent * num_gpus, cast, sent * num_gpus, sent, shard), shard

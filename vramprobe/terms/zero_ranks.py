@@ -1,0 +1,120 @@
+"""One rank under DeepSpeed's ZeRO -> the course of the rank that holds the most, by arithmetic.
+
+In: a spec, the stage and N. Out: a RankCourse, of which ranks.py makes moments; what is counted is said there. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vramprobe.architecture import architecture
+from vramprobe.spec import CellSpec
+from vramprobe.terms import optimizer, parameters
+from vramprobe.terms.graph import ITEMSIZE_BYTES
+from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.rank_parts import RankCourse, computed_tensors, share_of, stored_tensors
+from vramprobe.terms.setup import setup_of
+from vramprobe.terms.zero_tape import Bucket, zero_walk
+
+#: DeepSpeed's defaults in elements: reduce_bucket_size and allgather_bucket_size (two are alive with overlap_comm), and
+#: stage3_max_live_parameters (deepspeed/runtime/zero/config.py).
+BUCKET_ELEMENTS = 500_000_000
+MAX_LIVE_ELEMENTS = 1_000_000_000
+#: Of ZeRO-3: so many are stepped at once (``sub_group_size``); a tensor below so many is kept whole, too.
+SUB_GROUP_ELEMENTS = 1_000_000_000
+PERSISTENT_ELEMENTS = 100_000
+#: Of an element, while its gradient's norm is taken (stage_1_and_2.py, ``get_norm_dtype``: double).
+_NORM_BYTES = 8
+
+
+def bucket_course(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_flash: bool) -> RankCourse:
+    """Weights whole, an fp32 copy of the trained ones and its state divided; gradients in a bucket, then divided.
+
+    Of the rank with the first part of the flat parameters, which has the largest pieces where an embedding comes first.
+    """
+    arch, stored = architecture(spec.architecture), stored_tensors(spec)
+    computed = computed_tensors(spec, stored)
+    trained = [tensor for tensor in computed if tensor.trained]
+    elements = sum(tensor.numel * tensor.num_copies for tensor in trained)
+    width = ITEMSIZE_BYTES[trained[0].dtype]
+    part = -(-elements // num_gpus)
+    master = trained[0]._replace(dtype="fp32", role="linear", shape=(part,), num_copies=1)
+    pieces = _first_pieces(trained, part)
+    is_filled, sent = elements > BUCKET_ELEMENTS, min(elements, BUCKET_ELEMENTS)
+    if spec.autocast == "none" and width == 2:  # a 16-bit model that DeepSpeed is not told of: averaged in fp32
+        kept, raised = 4 * part, 0
+        buffered = 4 if is_first_stage else width
+        bucket = Bucket(BUCKET_ELEMENTS * buffered, sent * (buffered + (4 if buffered == 2 else 0)) + kept, kept,
+                        is_filled=is_filled, stays=is_first_stage)  # fmt: skip
+    else:  # kept are whole tensors of which this rank has any part, joined and raised to fp32 for the step
+        kept, raised = width * sum(size for size, _ in pieces), part * (width + (4 if width == 2 else 0))
+        bucket = Bucket(BUCKET_ELEMENTS * width, sent * width, kept, is_filled=is_filled, stays=False)
+    walk = zero_walk(setup_of(spec, arch, computed, has_flash), bucket)
+    idle = {
+        "weights": parameters.weights_bytes(computed, spec.quant)
+        + master.num_bytes
+        + parameters.buffers_bytes(arch, spec.dtype),
+        "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
+    }
+    norm = _NORM_BYTES * max(piece for _, piece in pieces)
+    at_step = {"gradients": kept,
+               "gradient_buckets": bucket.whole if bucket.stays else 0,
+               "optimizer_temporaries": max(norm, raised, optimizer.temporaries_bytes(spec, [master]))}  # fmt: skip
+    return RankCourse(walk, idle, at_step, {}, {}, 0)
+
+
+def _first_pieces(trained: Sequence[Tensor], part: int) -> list[tuple[int, int]]:
+    """(elements, of them on the rank) of each tensor in the first part; what stands in front of the layers first."""
+    outside = [tensor for tensor in trained if not tensor.per_layer]
+    front = [tensor for tensor in outside if tensor.role == "embedding"]
+    behind = [tensor for tensor in outside if tensor.role != "embedding"]
+    layers = [tensor for tensor in trained if tensor.per_layer]
+    found, left = [], part
+    depth = max((tensor.num_copies for tensor in layers), default=0)
+    for tensor in [*front, *[tensor for _ in range(depth) for tensor in layers], *behind]:
+        if left <= 0:
+            break
+        found.append((tensor.numel, min(tensor.numel, left)))
+        left -= tensor.numel
+    return found
+
+
+def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCourse:
+    """Each tensor divided, in bf16 where DeepSpeed is told of it, else in fp32; with an fp32 copy, state and gradients.
+
+    Buckets and gradients are there all along (stage3.py, ``__ipg_bucket_flat_buffer``).
+    A small tensor is whole beside its part (``persistence_threshold``), and adapters, which are made after ZeRO's init,
+    keep their dtype; nothing runs under autocast. What was gathered stays for as long as it is used again within
+    MAX_LIVE_ELEMENTS (partitioned_param_coordinator.py, ``release_sub_module``): in a smaller model all of it, from its
+    first use on, and here to the end of backward.
+    """
+    arch, stored = architecture(spec.architecture), stored_tensors(spec)
+    dtype = "fp32" if spec.autocast == "none" else spec.autocast
+    is_kept = [tensor.quantised or tensor.role == "adapter" for tensor in stored]
+    computed = tuple([tensor if kept else tensor._replace(dtype=dtype)
+                      for tensor, kept in zip(stored, is_kept, strict=True)])  # fmt: skip
+    small = sum(tensor.num_bytes * tensor.num_copies for tensor in computed
+                if not tensor.quantised and tensor.numel < PERSISTENT_ELEMENTS)  # fmt: skip
+    shares = [share_of(spec, tensor, num_gpus, by_rows=False) for tensor in computed]
+    width = ITEMSIZE_BYTES[dtype]
+    parts = [share.elements * tensor.num_copies for tensor, share in zip(computed, shares, strict=True)
+             if tensor.trained]  # fmt: skip
+    part, whole = sum(parts), sum(tensor.numel * tensor.num_copies for tensor in computed if tensor.trained)
+    master = next(tensor for tensor in computed if tensor.trained)._replace(
+        dtype="fp32", role="linear", shape=(part,), num_copies=1
+    )
+    held = {
+        "weights": sum((share.weights + share.scales) * tensor.num_copies
+                       for tensor, share in zip(computed, shares, strict=True))
+                   + small + master.num_bytes + parameters.buffers_bytes(arch, spec.dtype),
+        "gradients": part * width,
+        "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
+        "gradient_buckets": BUCKET_ELEMENTS * width,
+    }  # fmt: skip
+    gathered = min(parameters.weights_bytes(computed, spec.quant) - small, MAX_LIVE_ELEMENTS * width)
+    largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
+    raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
+    temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
+    bucket = Bucket(0, min(whole, BUCKET_ELEMENTS) * width, 0, is_filled=False, stays=False)
+    walk = zero_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
+    return RankCourse(walk, {}, {"optimizer_temporaries": temporaries}, held, {"gathered_weights": gathered}, 0)

@@ -56,6 +56,11 @@ class Gpu:
         return cublas_workspace_bytes(int(major)) if dot else 0
 
     @property
+    def prefers_cudnn(self) -> bool:
+        """Whether torch gives attention to cuDNN before flash (transformers/cuda/sdp_utils.cpp, with cuDNN 9.15)."""
+        return self.compute_capability in ("9.0", "10.0", "10.3")
+
+    @property
     def has_flash(self) -> bool:
         """Whether torch's flash attention runs on it: on AMD's, and on NVIDIA's from Ampere on."""
         major, dot, _ = self.compute_capability.partition(".")

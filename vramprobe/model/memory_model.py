@@ -21,12 +21,16 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError, UnknownName
 from vramprobe.spec import Method
 from vramprobe.terms import CAUSES, Moment
+from vramprobe.units import KIB, MIB
 
 #: 2: ``interval``, from noise and from what the coefficients are unsure of, and a constant for each method; 1 had a
 #: half-width that was a share of the peak, and one constant.
 FORMAT = 2
 #: An interval grows no further: it says nothing by then, and stays in the range of floats.
 LARGEST_HALF_WIDTH = 1e6
+#: cuBLAS's workspace for one thread where no card is named, as on an A100 (catalog.Gpu.blas_workspace_bytes); the
+#: forward's thread has one, and the backward's.
+BLAS_WORKSPACE_BYTES = 8 * MIB + 128 * KIB
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = (
     "method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing",

@@ -33,6 +33,7 @@ from vramprobe.predict.prediction import (
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
 from vramprobe.terms.graph import Place
+from vramprobe.terms.setup import MAX_UNSORTED_TOKENS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,8 +143,11 @@ def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, le
 
     beyond_window = length >= (arch.sliding_window or 0)
     alike = beyond_window == beyond_window[one]
+    num_tokens = batch * length
+    if spec.device == "cuda" and spec.method == "full":  # what an embedding's gradient sorts
+        steps = (num_tokens > MAX_UNSORTED_TOKENS).astype(np.int64) + (num_tokens > max(arch.vocab_size, MAX_UNSORTED_TOKENS))
+        alike &= steps == steps[one]
     if spec.fused_linear_cross_entropy:
-        num_tokens = batch * length
         share = -(-num_tokens // -(-arch.vocab_size // arch.head_width))
         _, exponent = np.frexp(share - 1)  # the number of bits, as long as floats are exact
         chunk = np.left_shift(1, exponent)

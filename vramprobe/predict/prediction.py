@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import architecture
 from vramprobe.choices import PhaseName
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.model.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
+from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, CHOICES, MemoryModel, Spread, half_width, peak_moment
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
-from vramprobe.units import GIB, KIB, MIB, format_bytes
+from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
@@ -44,9 +44,6 @@ LIMIT_NAMES = ("num_params", "num_tokens")
 WIDENING = 0.02
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
-#: cuBLAS's workspace for one thread where no card is named, as on an A100 (catalog.Gpu.blas_workspace_bytes); the
-#: forward's thread has one, and the backward's.
-BLAS_WORKSPACE_BYTES = 8 * MIB + 128 * KIB
 #: NCCL's buffers on each rank of several: some MiB per channel, neighbour and protocol. An allowance, not measured.
 NCCL_ALLOWANCE_BYTES = GIB // 2
 #: Beyond this the intervals leave the range of floats, and nobody's computer is near it.

@@ -50,6 +50,11 @@ class Gpu:
         return (joined or self.pcie_gb_s) / 2 * 1e9
 
     @property
+    def is_nvidia(self) -> bool:
+        """Whether it is NVIDIA's, whose compute capability has a dot."""
+        return "." in self.compute_capability
+
+    @property
     def blas_workspace_bytes(self) -> int:
         """What cuBLAS takes for each thread that calls it; 0 where the card is not NVIDIA's."""
         major, dot, _ = self.compute_capability.partition(".")

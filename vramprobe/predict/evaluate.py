@@ -212,7 +212,8 @@ def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
 
 def _predict(record: RunRecord, model: MemoryModel) -> tuple[Prediction, bool]:
     try:
-        return predict(record.spec, model, gpu=catalog.gpu_seen(record.environment.device_name)), False
+        gpu = catalog.gpu_seen(record.environment.device_name)
+        return predict(record.spec, model, gpu=gpu, replays=True), False
     except OutOfRange as error:
         return error.prediction, True
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.architecture import Architecture
 from vramprobe.errors import VramprobeError
-from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, noise_share, unsure_share
+from vramprobe.model.memory_model import (
+    LARGEST_HALF_WIDTH,
+    MemoryModel,
+    constant_name,
+    noise_share,
+    unsure_share,
+    workspaces_bytes,
+)
 from vramprobe.predict.grid_moments import MomentMatrices
 from vramprobe.predict.prediction import (
     ARITHMETIC_SPREAD,
@@ -28,7 +35,6 @@ from vramprobe.predict.prediction import (
     unseen_choices,
     usable_bytes,
     widening_of,
-    workspaces_bytes,
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
@@ -178,8 +184,13 @@ def _predict_course(
     for start in range(0, batch.size, _CHUNK):
         chunk = slice(start, start + _CHUNK)
         moments.highest(batch[chunk], length[chunk], total[chunk], place[chunk], terms[:, chunk])
-    constant = model.constant_of(spec.method) if model else workspaces_bytes(spec, gpu)
-    value = total + constant
+    constant = model.constant_of(spec.method) if model else 0
+    # As predict has them: with their coefficient, in whole bytes.
+    workspaces = round((model.coefficients if model else {}).get("workspaces", 1.0) * workspaces_bytes(spec, gpu))
+    value = total + (constant + workspaces)
+    scaled = dict(zip(moments.causes, terms, strict=True))
+    if workspaces:
+        scaled["workspaces"] = np.full(batch.size, workspaces, float)
     doublings, widening, is_far = _outside(spec, course, batch, length, model)
     half = None
     if model:
@@ -189,7 +200,7 @@ def _predict_course(
             half[chunk] = _half_width(
                 model,
                 value[chunk],
-                dict(zip(moments.causes, terms[:, chunk], strict=True)),
+                {cause: row[chunk] for cause, row in scaled.items()},
                 spec.method,
                 doublings[chunk],
             )
@@ -198,7 +209,7 @@ def _predict_course(
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
         batch_size=batch, seq_len=length, peak_allocated_bytes=allocated, places=moments.places, peak_place=place,
-        terms={cause: _whole(row) for cause, row in zip(moments.causes, terms, strict=True)},
+        terms={cause: _whole(row) for cause, row in scaled.items()},
         constant_bytes=np.full(batch.size, constant, np.int64),
         reserved_bytes=reserved, device_bytes=device, is_far=is_far,
     )  # fmt: skip

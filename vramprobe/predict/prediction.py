@@ -16,7 +16,15 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import architecture
 from vramprobe.choices import PhaseName
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, CHOICES, MemoryModel, Spread, half_width, peak_moment
+from vramprobe.model.memory_model import (
+    CHOICES,
+    MemoryModel,
+    Spread,
+    half_width,
+    peak_moment,
+    with_workspaces,
+    workspaces_bytes,
+)
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
 from vramprobe.units import GIB, format_bytes
@@ -83,7 +91,7 @@ class FitProvenance(_Frozen):
 class Prediction(_Frozen):
     """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value.
 
-    ``constant_bytes``: what the fit found beside the terms; without one, cuBLAS's workspaces.
+    ``constant_bytes``: what the fit found beside the terms.
     """
 
     cell_id: str
@@ -121,6 +129,9 @@ class HasKernels(Protocol):
     def has_flash(self) -> bool: ...
 
     @property
+    def prefers_cudnn(self) -> bool: ...
+
+    @property
     def blas_workspace_bytes(self) -> int: ...
 
 
@@ -140,25 +151,41 @@ def predict(
     *,
     allow_extrapolation: bool = False,
     gpu: HasKernels | None = None,
+    replays: bool = False,
 ) -> Prediction:
     """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
 
-    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention.
+    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention. ``replays``: reserved
+    memory by the allocator's replay where the fit knows how far that is off (0.1 s for an 8B, 0.6 s for a 70B), else a
+    share of the allocated one.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
     found, notes = moments(spec, gpu is None or gpu.has_flash), [*_not_quantised(spec), *without_flash(spec, gpu)]
-    return predict_moments(
-        spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes, workspaces=workspaces_bytes(spec, gpu)
-    )
+    try:
+        prediction = predict_moments(
+            spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes,
+            workspaces=workspaces_bytes(spec, gpu),
+        )  # fmt: skip
+    except OutOfRange as error:
+        error.prediction = _with_replay(error.prediction, spec, model, gpu, replays=replays)
+        raise
+    return _with_replay(prediction, spec, model, gpu, replays=replays)
 
 
-def workspaces_bytes(spec: CellSpec, gpu: HasKernels | None) -> int:
-    """What cuBLAS takes for the forward's thread and the backward's, from the first product of each on."""
-    if spec.device != "cuda":
-        return 0
-    return 2 * (BLAS_WORKSPACE_BYTES if gpu is None else gpu.blas_workspace_bytes)
+def _with_replay(
+    prediction: Prediction, spec: CellSpec, model: MemoryModel | None, gpu: HasKernels | None, *, replays: bool
+) -> Prediction:
+    """The prediction with reserved memory by the allocator's replay."""
+    if not replays or spec.device != "cuda" or model is None or model.reserved_over_replayed is None:
+        return prediction
+    from vramprobe.model.replayed import replayed
+
+    ratio, value = model.reserved_over_replayed, replayed(spec, gpu).reserved_bytes
+    reserved = Interval(value=round(value * ratio.value), low=round(value * ratio.low), high=round(value * ratio.high))
+    device = device_tier(reserved, model.device_over_reserved_bytes)
+    return prediction.model_copy(update={"reserved_bytes": reserved, "device_bytes": device})
 
 
 def _not_quantised(spec: CellSpec) -> list[str]:
@@ -203,7 +230,7 @@ def predict_moments(
 ) -> Prediction:
     """The same from moments that were counted elsewhere; the interval reaches up to what ``at_most`` comes to.
 
-    ``workspaces``: bytes of cuBLAS's, which a fit has in its constants.
+    ``workspaces``: bytes of cuBLAS's.
     """
     if max(moment.total_bytes for moment in found) > LARGEST_BYTES:
         raise VramprobeError(
@@ -211,9 +238,10 @@ def predict_moments(
             "that a machine could hold"
         )
     coefficients = model.coefficients if model else {}
+    found, at_most = with_workspaces(found, workspaces), with_workspaces(at_most, workspaces)
     moment = peak_moment(found, coefficients)
     room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
-    constant = model.constant_of(spec.method) if model else workspaces
+    constant = model.constant_of(spec.method) if model else 0
     value = moment.total_bytes + constant
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
@@ -324,7 +352,7 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
             (refusals if factor > FAR and name in LIMIT_NAMES else warnings).append(text)
             doublings += math.log2(factor)
     if model.is_emulated:
-        warnings.append(f"fitted to emulated runs: {model.device_name} itself was not measured")
+        warnings.append(f"fitted to emulated runs{_basis(model)}")
     unseen, refused = unseen_choices(spec, model)
     for name, text in unseen.items():
         (refusals if refused and name == "method" else warnings).append(text)
@@ -333,6 +361,10 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
         warnings.append(f"the fit comes from {model.device} ({model.device_name}), the cell is for {spec.device}")
         widening += ARITHMETIC_SPREAD[spec.device][1] - 1
     return warnings, refusals, doublings, widening
+
+
+def _basis(model: MemoryModel) -> str:
+    return f", {model.basis}" if model.basis else f": {model.device_name} itself was not measured"
 
 
 def widening_of(choice: str, model: MemoryModel) -> float:

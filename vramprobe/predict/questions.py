@@ -68,7 +68,7 @@ def predict(
     if fit is None and sharding is None:
         model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu is not None else None)
     try:
-        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation, replays=True)(spec)
     except OutOfRange as error:
         if fit is not None:
             raise
@@ -124,9 +124,12 @@ def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
 
 def _engine(
     model: MemoryModel | None, engine: str, gpu: str | None, sharding: Sharding | None, num_gpus: int | None,
-    allow_extrapolation: bool,
+    allow_extrapolation: bool, *, replays: bool = False,
 ) -> Callable[[spec.CellSpec], Prediction]:  # fmt: skip
-    """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation."""
+    """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation.
+
+    ``replays``: the arithmetic's reserved memory by the allocator's replay, for one answer and not for dozens.
+    """
     from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.predict.prediction import Engine
     from vramprobe.predict.prediction import predict as predict_cell
@@ -147,7 +150,7 @@ def _engine(
                     from vramprobe.predict.sharding import predict_rank
 
                     return predict_rank(one, num_gpus, sharding, model, **extra)
-                return predict_cell(one, model, **extra)
+                return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:
                     raise

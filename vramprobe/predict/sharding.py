@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.errors import SpecError
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
 from vramprobe.predict.prediction import (
     HasKernels,
     Prediction,
@@ -20,7 +20,6 @@ from vramprobe.predict.prediction import (
     predict_moments,
     verdict,
     without_flash,
-    workspaces_bytes,
 )  # fmt: skip
 from vramprobe.spec import CellSpec
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes

@@ -145,8 +145,10 @@ function $courseOf(spec, has_flash) {
       ["optimizer_temporaries", $terms$optimizer.temporaries_bytes(spec, trained)],
     ]));
     const walk = $const($terms$walk.walk_of($terms$setup.setup_of(spec, arch, tensors, has_flash)));
+    const on_cuda = spec.device === "cuda";
+    const left = on_cuda ? $terms$remainders.of_what_stands(spec, tensors) : 0, of_gradients = on_cuda ? $terms$remainders.of_gradients(trained) : 0;
     if ($courses.size >= 256) $courses.clear();
-    $courses.set(key, {idle, step, walk});
+    $courses.set(key, {idle, step, walk, left, of_gradients});
   }
   return $courses.get(key);
 }
@@ -169,21 +171,26 @@ function $plain(it) {
 
 // As terms.moments: the moments of a steady step that can be its peak.
 function $moments(spec, has_flash = true) {
-  const {idle, step, walk} = $courseOf(spec, has_flash);
+  const {idle, step, walk, left, of_gradients} = $courseOf(spec, has_flash);
+  const all = Math.max(new Map($entries(step)).get("gradients"), 1);
+  const remainders = (terms) => left + Number(BigInt(of_gradients) * BigInt(new Map($entries(terms)).get("gradients") ?? 0) / BigInt(all));
   const now = $const($union(idle, $dict([["batch", $terms.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
   const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, step]];
   return $const($list(places.map(([[phase, place], terms]) =>
-    new $terms.Moment(phase, place, $const($terms._in_order($union(now, terms)))))));
+    new $terms.Moment(phase, place, $const($terms._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));
 }
 
-// The fit that ships for the cell's device: of the CPU any will do, of GPUs only the card's own; none of a rank.
+// The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else that of several of NVIDIA's
+// cards; none of a rank.
 function $fitOf(spec, gpu) {
   if (spec.num_gpus > 1) return null;
   const fits = $fits.filter((one) => one.model.device === spec.device);
-  return (spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug))?.model ?? null;
+  const own = spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug);
+  const several = () => fits.find((one) => one.model.cards.length > 1 && (gpu?.is_nvidia ?? true));
+  return (own ?? several())?.model ?? null;
 }
 function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
-function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $predict$prediction.BLAS_WORKSPACE_BYTES; }
+function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $model$memory_model.BLAS_WORKSPACE_BYTES; }
 function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
@@ -191,7 +198,7 @@ function $predicted(spec, gpu) {
   const card = gpu?.card ?? null;
   if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
   const fit = $fitOf(spec, gpu), moments = $moments(spec, $hasFlash(gpu));
-  const workspaces = $predict$prediction.workspaces_bytes(spec, card);
+  const workspaces = $model$memory_model.workspaces_bytes(spec, card);
   const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
     return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);

@@ -32,6 +32,7 @@ from vramprobe.predict.prediction import (
     HasKernels,
     HasMemory,
     bounds,
+    least_half_width,
     unseen_choices,
     usable_bytes,
     widening_of,
@@ -204,7 +205,7 @@ def _predict_course(
                 spec.method,
                 doublings[chunk],
             )
-    low, high = bounds(spec.device, half, widening, np.maximum)
+    low, high = bounds(spec.device, half, widening, least_half_width(spec.device, model), np.maximum)
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(

@@ -246,7 +246,7 @@ def predict_moments(
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
     half = half_width(model.interval, value, moment.terms, spec.method, doublings) if model else None
-    low, high = bounds(spec.device, half, widening)
+    low, high = bounds(spec.device, half, widening, least_half_width(spec.device, model))
     allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
@@ -382,14 +382,21 @@ def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], 
     return found, "method" in found
 
 
-def bounds(device: str, half_width: Any, widening: float, larger: Callable[..., Any] = max) -> tuple[Any, Any]:
+def least_half_width(device: str, model: MemoryModel | None) -> float:
+    """What no fit is trusted beyond; one of several emulated cards, whose records are many, has learnt its own."""
+    return 0.0 if model is not None and len(model.cards) > 1 else MIN_HALF_WIDTH[device]
+
+
+def bounds(
+    device: str, half_width: Any, widening: float, least: float, larger: Callable[..., Any] = max
+) -> tuple[Any, Any]:
     """(low, high) of measured / predicted; of arrays with ``larger`` NumPy's maximum. Without a fit ``half_width`` is
-    None, and ARITHMETIC_SPREAD holds; ``widening`` is a share of the value.
+    None, and ARITHMETIC_SPREAD holds; ``widening`` and ``least`` are shares of the value.
     """
     if half_width is None:
         low, high = ARITHMETIC_SPREAD[device]
         return low - widening, high + widening
-    half = larger(half_width, MIN_HALF_WIDTH[device]) + widening
+    half = larger(half_width, least) + widening
     return 1 - half, 1 + half
 
 

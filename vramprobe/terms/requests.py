@@ -52,7 +52,7 @@ class Run:
     ) -> None:
         """``workspace_bytes``: cuBLAS's for one thread. Raises UnsupportedArchitecture, as terms.moments does."""
         self.spec, self.allocator = spec, allocator
-        arch = architecture(spec.architecture)
+        self.arch = arch = architecture(spec.architecture)
         tensors = parameters.tensors(spec, arch)
         setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=_Given(spec.batch_size, spec.seq_len))
         self._tape = _AllocatingTape(allocator, workspace_bytes)

@@ -1,8 +1,8 @@
-"""Verdicts at a card's end: ``python benchmarks/emulated_edges.py`` (rebuilds emulated_edges.csv and emulated_edges.md).
+"""Verdicts at a card's end: ``python benchmarks/emulated_edges.py`` (rebuilds emulated_edges.csv and its .md).
 
 Cells that are predicted to need between 95 and 105 % of a card, run on the emulated card: does each fit? ``--write``
-chooses the cells by arithmetic, lengths in multiples of 64, into vramprobe/data/sweeps/emulated-edges-*.yaml, to be run
-by ``vramprobe run emulated-edges-l4 --emulate L4 --no-skip --out FOLDER/l4``; ``--records FOLDER`` judges what ran there.
+chooses the cells by arithmetic, lengths in multiples of 64, into data/sweeps/emulated-edges-*.yaml, to be run by
+ ``vramprobe run emulated-edges-l4 --emulate L4 --no-skip --out FOLDER/l4``; ``--records FOLDER`` judges what ran there.
 Without it the table is made from the csv; ``--check`` says whether it is so. Emulated, not measured on a GPU.
 """
 
@@ -77,8 +77,9 @@ def write_sweep(card: str) -> None:
     """The sweep of one card's end."""
     blocks = cells_of(catalog.find_gpu(card))
     head = (
-        f"# At the end of one card, chosen by arithmetic: vramprobe run emulated-edges-{card.lower()} --emulate {card}\n"
-        "# --no-skip. Written by python benchmarks/emulated_edges.py --write, which judges what ran.\n"
+        "# At the end of one card, chosen by arithmetic:\n"
+        f"# vramprobe run emulated-edges-{card.lower()} --emulate {card} --no-skip\n"
+        "# Written by python benchmarks/emulated_edges.py --write, which judges what ran.\n"
     )
     content = {
         "name": f"emulated-edges-{card.lower()}", "description": f"Cells that need 95 to 105 % of a {card}.",

@@ -1,10 +1,11 @@
 """The fit for CUDA that ships: ``python benchmarks/emulated_fit.py`` (some minutes; torch is not needed).
 
 From results/emulated/records.jsonl.xz, the emulated cells of the sweeps emulated-*.yaml, it makes
-vramprobe/data/fits/emulated.json of the cells below 10B, and emulated_fit.csv and emulated_fit.md: what that fit says of
-the cells above, which it has never seen. ``--collect FOLDER`` makes the records' file from the folders of ``vramprobe
-run`` under it, without each record's phases and reads; ``--check`` says whether emulated_fit.md is what emulated_fit.csv
-says, whether the fit is of these records, and whether it says of published runs what reproduce.csv does.
+vramprobe/data/fits/emulated.json of the cells below 10B, and emulated_fit.csv and emulated_fit.md: what that fit says
+of the cells above, which it has never seen. ``--collect FOLDER`` makes the records' file from the folders of
+``vramprobe run`` under it, without each record's phases and reads; ``--check`` says whether emulated_fit.md is what
+emulated_fit.csv says, whether the fit is of these records, and whether it says of published runs what reproduce.csv
+does.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WIDE = 1.0  # percent: differences from here on are listed with a cause
 
 
 def collect(folder: Path) -> list[RunRecord]:
-    """The latest record of each cell on each card, without what no table is made of, in the order of cards and cells."""
+    """The latest record of each cell on each card, without what no table is made of, by card and cell."""
     found: dict[tuple[str, str], RunRecord] = {}
     for path in sorted(folder.rglob("records.jsonl")):
         for record in store.latest_by_fingerprint(store.read(path.parent, allow_empty=True).records).values():
@@ -126,7 +127,8 @@ def summary(rows: list[Row], model: MemoryModel) -> str:
         "# The fit for CUDA on cells that it has not seen\n",
         f"Fitted to {model.num_records} emulated cells of {len(model.models)} models below 10B on {cards};",
         "held out are models above 10B. Emulated: the real CUDA software over a driver that launches nothing;",
-        "no GPU was measured, but published A100 runs come out on it as they were measured ([reproduce.md](reproduce.md)).",
+        "no GPU was measured, but published A100 runs come out on it as they were measured",
+        "([reproduce.md](reproduce.md)).",
         "Errors in percent of the emulated run; intervals are of 90 %. By `python benchmarks/emulated_fit.py`.\n",
         "| held out | cells | allocated: mean | worst | inside, % | reserved: mean | worst | inside, % |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -136,7 +138,9 @@ def summary(rows: list[Row], model: MemoryModel) -> str:
         lambda row: row["method"], lambda row: row["gpu"], lambda row: row["family"],
     )  # fmt: skip
     for key in groupings:
-        lines += [_group(name, [row for row in rows if key(row) == name]) for name in sorted({key(row) for row in rows})]
+        lines += [
+            _group(name, [row for row in rows if key(row) == name]) for name in sorted({key(row) for row in rows})
+        ]
     wide = [row for row in rows if max(abs(float(row[f"{tier}_error_percent"])) for tier in _TIERS) >= _WIDE]
     if wide:
         lines += [f"\n| off by {_WIDE:g} % or more | card | allocated, % | reserved, % | why |",

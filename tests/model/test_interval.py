@@ -22,7 +22,7 @@ from vramprobe.model.interval import (
 )
 from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
 from vramprobe.model.regression import Estimate, Solution
-from vramprobe.predict.prediction import MIN_HALF_WIDTH, bounds, least_half_width, predict_moments
+from vramprobe.predict.prediction import MIN_HALF_WIDTH, bounds, predict_moments
 from vramprobe.records.record import Peak, RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import CAUSES, Moment, moments
@@ -183,10 +183,9 @@ def test_what_the_coefficients_are_unsure_of_adds_to_it(model: MemoryModel) -> N
 def test_a_half_width_stays_a_number_and_on_cuda_above_the_floor(model: MemoryModel) -> None:
     assert half_width(model.interval, 10**300, {}, "full", 3000.0) == LARGEST_HALF_WIDTH
     assert MIN_HALF_WIDTH["cuda"] == 0.005
-    least = least_half_width("cuda", None)
-    assert bounds("cuda", 1e-9, 0.0, least) == (0.995, 1.005)
-    assert bounds("cuda", 0.02, 0.0, least) == (0.98, 1.02)
-    assert bounds("cpu", 0.001, 0.02, least_half_width("cpu", None)) == pytest.approx((0.979, 1.021))
+    assert bounds("cuda", 1e-9, 0.0) == (0.995, 1.005)
+    assert bounds("cuda", 0.02, 0.0) == (0.98, 1.02)
+    assert bounds("cpu", 0.001, 0.02) == pytest.approx((0.979, 1.021))
 
 
 # -- coverage beyond the fitted sizes ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A cell's requests by arithmetic through the allocator, against the same workload on fake tensors; remainders; fits."""
+"""A cell's requests by arithmetic through the allocator, against the same workload on fake tensors; remainders."""
 
 from __future__ import annotations
 

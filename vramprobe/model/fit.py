@@ -27,8 +27,8 @@ from vramprobe.model.memory_model import (
     with_workspaces,
     workspaces_bytes,
 )
-from vramprobe.model.replayed import replayed
 from vramprobe.model.regression import NUM_DIGITS, Observation, design_of, relative_errors, solution_of
+from vramprobe.model.replayed import replayed
 from vramprobe.records.record import TRAINING_PHASES, RunRecord
 from vramprobe.records.table import require_comparable
 from vramprobe.terms import course_of, moments_of
@@ -66,6 +66,7 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
     residuals = _residuals(observations, relative_errors(design, estimate))
     models = leave_out(observations, design, lambda spec: spec.model)
     first = exact[0].record
+    over_replay = _replayed_gaps([one.record for one in exact])
     names = sorted({one.record.environment.device_name for one in exact})
     return MemoryModel(
         instrument=first.instrument,
@@ -91,7 +92,8 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
             worst_residual=residuals["overall"].worst_absolute,
         ),
         reserved_over_allocated=_reserved_gap([one.record for one in exact]),
-        reserved_over_replayed=_replayed_gap([one.record for one in exact]),
+        allocated_over_replayed=over_replay[0],
+        reserved_over_replayed=over_replay[1],
         device_over_reserved_bytes=_device_gap([one.record for one in exact]),
         versions=first.environment.versions,
         vramprobe_version=vramprobe.__version__,
@@ -196,11 +198,16 @@ def _reserved_gap(records: Sequence[RunRecord]) -> Spread | None:
     return _spread(ratios, NUM_DIGITS)
 
 
-def _replayed_gap(records: Sequence[RunRecord]) -> Spread | None:
-    """Reserved over what the allocator's replay of the arithmetic has in reserve."""
-    ratios = [record.peak.reserved_bytes / replayed(record.spec, gpu_seen(record.environment.device_name)).reserved_bytes
-              for record in records if record.peak and record.peak.reserved_bytes is not None]  # fmt: skip
-    return _spread(ratios, NUM_DIGITS)
+def _replayed_gaps(records: Sequence[RunRecord]) -> tuple[Spread | None, Spread | None]:
+    """Allocated and reserved memory over what the allocator's replay of the arithmetic has."""
+    ratios: tuple[list[float], list[float]] = ([], [])
+    for record in records:
+        peak = record.peak
+        if peak is not None and peak.reserved_bytes is not None:
+            expected = replayed(record.spec, gpu_seen(record.environment.device_name))
+            ratios[0].append(peak.allocated_bytes / expected.allocated_bytes)
+            ratios[1].append(peak.reserved_bytes / expected.reserved_bytes)
+    return _spread(ratios[0], NUM_DIGITS), _spread(ratios[1], NUM_DIGITS)
 
 
 def _cards(records: Sequence[RunRecord]) -> list[str]:

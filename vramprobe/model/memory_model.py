@@ -214,7 +214,8 @@ class MemoryModel(_Frozen):
     leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
     interval: IntervalWidth  # learnt from what was left out
     reserved_over_allocated: Spread | None = None  # a ratio, so positive
-    reserved_over_replayed: Spread | None = None  # the same to what the allocator's replay has (replayed.py)
+    allocated_over_replayed: Spread | None = None  # to what the allocator's replay of the arithmetic has (replayed.py)
+    reserved_over_replayed: Spread | None = None
     device_over_reserved_bytes: Spread | None = None
     versions: dict[str, str | None]
     vramprobe_version: str
@@ -235,7 +236,7 @@ class MemoryModel(_Frozen):
             raise ValueError(f"coefficients of unknown causes: {', '.join(unknown)}; known: {', '.join(CAUSES)}")
         if "overall" not in self.residuals:
             raise ValueError("residuals have no 'overall'")
-        for name in ("reserved_over_allocated", "reserved_over_replayed"):
+        for name in ("reserved_over_allocated", "allocated_over_replayed", "reserved_over_replayed"):
             ratio = getattr(self, name)
             if ratio is not None and ratio.low <= 0:
                 raise ValueError(f"{name} must be above 0")
@@ -285,18 +286,20 @@ def load_fit(path: str | Path) -> MemoryModel:
         raise FitError(f"{path} is damaged{at}: {what}; fit the records again") from None
 
 
-def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
+def shipped_fit(device: str, gpu: Gpu | None = None, *, of_one_card: bool = False) -> MemoryModel | None:
     """The fit that ships for this device: of the CPU any will do, of GPUs one of ``gpu`` itself, else one of several
     emulated cards, which counts what tells NVIDIA's cards apart by arithmetic; None without.
 
-    One of runs on an emulated GPU comes after those of a real one, and predictions by it say so.
+    One of runs on an emulated GPU comes after those of a real one, and predictions by it say so. ``of_one_card``: for
+    dozens of answers at once, where reserved memory cannot be replayed; arithmetic's own margin serves these better
+    than the spread of that tier over all cells.
     """
     found = [model for model in shipped_fits() if model.device == device]
     if device == "cpu":
         return next(iter(found), None)
     own = (model for model in found if gpu is not None and is_same_gpu(model, gpu))
     several = (model for model in found if len(model.cards) > 1 and (gpu is None or gpu.is_nvidia))
-    return next(own, None) or next(several, None)
+    return next(own, None) or (None if of_one_card else next(several, None))
 
 
 def shipped_fits() -> Iterator[MemoryModel]:

@@ -1,7 +1,8 @@
 """Replayed: a cell's requests, by arithmetic, through CUDA's caching allocator: what it would hold in reserve.
 
-In: a spec, and what its card decides. Out: peaks in both tiers. Where two accounts meet that know nothing of each other:
-the arithmetic's order of requests (terms/requests.py) and the allocator's own rules (simulate/allocator.py). No torch.
+In: a spec, and what its card decides. Out: peaks in both tiers. Where two accounts meet that know nothing of each
+other: the arithmetic's order of requests (terms/requests.py), the allocator's own rules (simulate/allocator.py). No
+torch.
 """
 
 from __future__ import annotations

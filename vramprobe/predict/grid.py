@@ -32,7 +32,6 @@ from vramprobe.predict.prediction import (
     HasKernels,
     HasMemory,
     bounds,
-    least_half_width,
     unseen_choices,
     usable_bytes,
     widening_of,
@@ -152,7 +151,9 @@ def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, le
     alike = beyond_window == beyond_window[one]
     num_tokens = batch * length
     if spec.device == "cuda" and spec.method == "full":  # what an embedding's gradient sorts
-        steps = (num_tokens > MAX_UNSORTED_TOKENS).astype(np.int64) + (num_tokens > max(arch.vocab_size, MAX_UNSORTED_TOKENS))
+        steps = (num_tokens > MAX_UNSORTED_TOKENS).astype(np.int64) + (
+            num_tokens > max(arch.vocab_size, MAX_UNSORTED_TOKENS)
+        )
         alike &= steps == steps[one]
     if spec.fused_linear_cross_entropy:
         share = -(-num_tokens // -(-arch.vocab_size // arch.head_width))
@@ -205,7 +206,7 @@ def _predict_course(
                 spec.method,
                 doublings[chunk],
             )
-    low, high = bounds(spec.device, half, widening, least_half_width(spec.device, model), np.maximum)
+    low, high = bounds(spec.device, half, widening, np.maximum)
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(

@@ -155,9 +155,9 @@ def predict(
 ) -> Prediction:
     """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
 
-    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention. ``replays``: reserved
-    memory by the allocator's replay where the fit knows how far that is off (0.1 s for an 8B, 0.6 s for a 70B), else a
-    share of the allocated one.
+    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention. ``replays``: both tiers by
+    the allocator's replay, where the fit knows how far that is off (0.1 s for an 8B, 0.6 s for a 70B); without it
+    reserved memory is a share of the allocated one.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
@@ -169,23 +169,40 @@ def predict(
             workspaces=workspaces_bytes(spec, gpu),
         )  # fmt: skip
     except OutOfRange as error:
-        error.prediction = _with_replay(error.prediction, spec, model, gpu, replays=replays)
+        if replays and model is not None:
+            error.prediction = _with_replay(error.prediction, spec, found, model, gpu)
         raise
-    return _with_replay(prediction, spec, model, gpu, replays=replays)
+    return _with_replay(prediction, spec, found, model, gpu) if replays and model is not None else prediction
 
 
 def _with_replay(
-    prediction: Prediction, spec: CellSpec, model: MemoryModel | None, gpu: HasKernels | None, *, replays: bool
+    prediction: Prediction, spec: CellSpec, found: Sequence[Moment], model: MemoryModel, gpu: HasKernels | None
 ) -> Prediction:
-    """The prediction with reserved memory by the allocator's replay."""
-    if not replays or spec.device != "cuda" or model is None or model.reserved_over_replayed is None:
+    """The prediction with both tiers by the allocator's replay; the terms are then the arithmetic's own, and what is
+    left over is the blocks'.
+    """
+    ratios = model.allocated_over_replayed, model.reserved_over_replayed
+    if spec.device != "cuda" or ratios[0] is None or ratios[1] is None:
         return prediction
     from vramprobe.model.replayed import replayed
 
-    ratio, value = model.reserved_over_replayed, replayed(spec, gpu).reserved_bytes
-    reserved = Interval(value=round(value * ratio.value), low=round(value * ratio.low), high=round(value * ratio.high))
-    device = device_tier(reserved, model.device_over_reserved_bytes)
-    return prediction.model_copy(update={"reserved_bytes": reserved, "device_bytes": device})
+    *_, widening = _outside(spec, model)
+    allocated, reserved = (
+        _times(value, ratio, widening) for value, ratio in zip(replayed(spec, gpu), ratios, strict=True)
+    )
+    moment = peak_moment(with_workspaces(found, workspaces_bytes(spec, gpu)), {})
+    left = allocated.value - moment.total_bytes + moment.terms.get("block_remainders", 0)
+    terms = {cause: size for cause, size in (moment.terms | {"block_remainders": max(left, 0)}).items() if size}
+    return prediction.model_copy(update={
+        "peak_allocated_bytes": allocated, "peak_phase": moment.phase, "peak_label": moment.label, "terms": terms,
+        "constant_bytes": min(left, 0), "reserved_bytes": reserved,
+        "device_bytes": device_tier(reserved, model.device_over_reserved_bytes),
+    })  # fmt: skip
+
+
+def _times(value: int, ratio: Spread, widening: float) -> Interval:
+    low, high = ratio.low - widening, ratio.high + widening
+    return Interval(value=round(value * ratio.value), low=round(value * max(low, 0.0)), high=round(value * high))
 
 
 def _not_quantised(spec: CellSpec) -> list[str]:
@@ -246,7 +263,7 @@ def predict_moments(
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
     half = half_width(model.interval, value, moment.terms, spec.method, doublings) if model else None
-    low, high = bounds(spec.device, half, widening, least_half_width(spec.device, model))
+    low, high = bounds(spec.device, half, widening)
     allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     allocated = allocated.model_copy(update={"high": allocated.high + max(room, 0)})
     reserved, device = _other_tiers(model, allocated)
@@ -382,21 +399,14 @@ def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], 
     return found, "method" in found
 
 
-def least_half_width(device: str, model: MemoryModel | None) -> float:
-    """What no fit is trusted beyond; one of several emulated cards, whose records are many, has learnt its own."""
-    return 0.0 if model is not None and len(model.cards) > 1 else MIN_HALF_WIDTH[device]
-
-
-def bounds(
-    device: str, half_width: Any, widening: float, least: float, larger: Callable[..., Any] = max
-) -> tuple[Any, Any]:
+def bounds(device: str, half_width: Any, widening: float, larger: Callable[..., Any] = max) -> tuple[Any, Any]:
     """(low, high) of measured / predicted; of arrays with ``larger`` NumPy's maximum. Without a fit ``half_width`` is
-    None, and ARITHMETIC_SPREAD holds; ``widening`` and ``least`` are shares of the value.
+    None, and ARITHMETIC_SPREAD holds; ``widening`` is a share of the value.
     """
     if half_width is None:
         low, high = ARITHMETIC_SPREAD[device]
         return low - widening, high + widening
-    half = larger(half_width, least) + widening
+    half = larger(half_width, MIN_HALF_WIDTH[device]) + widening
     return 1 - half, 1 + half
 
 

@@ -243,7 +243,7 @@ def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel 
     fit = words.pop("fit", None)
     model = given_fit(None if str(fit) == "none" else fit)
     if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
-        model = shipped_fit("cuda", card)
+        model = shipped_fit("cuda", card, of_one_card=True)
     words.pop("engine", None)
     predict_one = _engine(
         model, engine, gpu, words.pop("sharding", None), words.pop("num_gpus", None),

@@ -82,7 +82,7 @@ def _run(kitchen: Kitchen, words: Words, option: Option, tokens: int) -> tuple[V
         spec = resolve(**_cell(words))
         if is_refused(spec, sharding):
             return None
-        fit = shipped_fit("cuda", gpu) if sharding is None else None
+        fit = shipped_fit("cuda", gpu, of_one_card=True) if sharding is None else None
         judged = verdict(predicted(spec, gpu, num_gpus, sharding, fit), gpu)
         rate = kitchen.estimate(spec, gpu, num_gpus, sharding).tokens_per_second.value
     except VramprobeError:

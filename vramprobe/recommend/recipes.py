@@ -132,7 +132,7 @@ class Kitchen:
         return self._works[id(spec)][1]
 
     def _prediction(self, spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Prediction:
-        fit = shipped_fit("cuda", gpu) if sharding is None else None
+        fit = shipped_fit("cuda", gpu, of_one_card=True) if sharding is None else None
         key = id(spec), num_gpus, sharding, gpu.has_flash, gpu.blas_workspace_bytes, gpu.name if fit else ""
         if key not in self._predictions:
             self._predictions[key] = predicted(spec, gpu, num_gpus, sharding, fit)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.errors import VramprobeError
+from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
@@ -251,7 +251,7 @@ def _predictions(
     for_trace = []
     for spec in specs:
         try:
-            found[spec.fingerprint] = predict(spec, fit, gpu=card and card.gpu)
+            found[spec.fingerprint] = _predicted(spec, card, fit)
         except UnsupportedArchitecture as error:
             found[spec.fingerprint] = str(error)
             for_trace.append(spec)
@@ -260,6 +260,19 @@ def _predictions(
     if trace is not None and for_trace:
         found |= dict(zip((spec.fingerprint for spec in for_trace), trace(for_trace, stop), strict=True))
     return found
+
+
+def _predicted(spec: CellSpec, card: Card | None, fit: MemoryModel | None) -> Prediction:
+    """With reserved memory by the allocator's replay where the spread of that tier leaves the verdict open."""
+    try:
+        found = predict(spec, fit, gpu=card and card.gpu)
+    except OutOfRange:
+        if fit is None or len(fit.cards) < 2:
+            raise
+        return predict(spec, gpu=card and card.gpu)  # the fit that ships does not reach so far
+    if _verdict(found, card, _card_bytes(spec, card)) != "risky":
+        return found
+    return predict(spec, fit, gpu=card and card.gpu, replays=True)
 
 
 def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:

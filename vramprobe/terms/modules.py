@@ -261,7 +261,8 @@ class Model:
         """The rows of a table; ``ids`` where they are made in forward. Adapters under checkpointing make the tokens'
         rows need a gradient (peft's enable_input_require_grads)."""
         tensor = self.tensors[name]
-        num_sorted = {"none": 0, "tokens": num_ids, "words": tensor.shape[0]}[self.setup.sorted_ids if ids is None else "none"]
+        of_tokens = self.setup.sorted_ids if ids is None else "none"
+        num_sorted = {"none": 0, "tokens": num_ids, "words": tensor.shape[0]}[of_tokens]
         out = op.embedding(num_ids, self.weight(name), tensor.shape[1], ids, num_sorted)
         if self.arch.scales_embedding:
             out = op.elementwise(out)

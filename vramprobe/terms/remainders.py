@@ -37,7 +37,7 @@ def of_what_stands(spec: CellSpec, tensors: Sequence[Tensor]) -> int:
         parts = parameters.quantised_parts(tensor, spec.quant) if tensor.quantised else [tensor.num_bytes]
         if tensor.trained:
             parts = parts + optimizer.allocated_state_parts(spec, tensor)
-        total += tensor.num_copies * sum(map(remainder, parts))
+        total += tensor.num_copies * sum(remainder(part) for part in parts)
     return total
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import families, optimizer, parameters
-from vramprobe.terms.graph import ITEMSIZE_BYTES, Leaf, Place, Storage, Value
+from vramprobe.terms.graph import ITEMSIZE_BYTES, Place, Storage, Value
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.setup import setup_of

@@ -94,8 +94,8 @@ def setup_of(spec: CellSpec, arch: Architecture, tensors: tuple[Tensor, ...], ha
         arch=arch, tensors=tensors, sizes=sizes, device=spec.device, quant=spec.quant, autocast=spec.autocast,
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, dora=spec.dora,
         gradient_checkpointing=spec.gradient_checkpointing, accumulates=spec.grad_accum > 1,
-        fused_loss=spec.fused_linear_cross_entropy, beyond_window=beyond_window, loss_chunk=loss_chunk, sorted_ids=sorted_ids,
-        has_flash=has_flash,
+        fused_loss=spec.fused_linear_cross_entropy, beyond_window=beyond_window, loss_chunk=loss_chunk,
+        sorted_ids=sorted_ids, has_flash=has_flash,
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 

@@ -182,22 +182,22 @@ function $moments(spec, has_flash = true) {
 
 // The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else that of several of NVIDIA's
 // cards; none of a rank.
-function $fitOf(spec, gpu) {
+function $fitOf(spec, gpu, of_one_card = false) {
   if (spec.num_gpus > 1) return null;
   const fits = $fits.filter((one) => one.model.device === spec.device);
   const own = spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug);
   const several = () => fits.find((one) => one.model.cards.length > 1 && (gpu?.is_nvidia ?? true));
-  return (own ?? several())?.model ?? null;
+  return (own ?? (of_one_card ? null : several()))?.model ?? null;
 }
 function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
 function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $model$memory_model.BLAS_WORKSPACE_BYTES; }
-function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
+function hasFit(spec, gpu) { return $fitOf(spec, gpu, true) !== null; }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
-function $predicted(spec, gpu) {
+function $predicted(spec, gpu, of_one_card = false) {
   const card = gpu?.card ?? null;
   if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
-  const fit = $fitOf(spec, gpu), moments = $moments(spec, $hasFlash(gpu));
+  const fit = $fitOf(spec, gpu, of_one_card), moments = $moments(spec, $hasFlash(gpu));
   const workspaces = $model$memory_model.workspaces_bytes(spec, card);
   const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
@@ -251,9 +251,9 @@ function verdict(prediction, gpu) {
 
 // The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does.
 function largest(spec, config, gpu) {
-  const fit = $fitOf(spec, gpu);
+  const fit = $fitOf(spec, gpu, true);
   const judge = (one) => {
-    const prediction = $predicted(one, gpu);
+    const prediction = $predicted(one, gpu, true);
     return new $predict$largest.Judged(prediction, $predict$prediction.verdict(prediction, gpu.card), null);
   };
   const count = (question) => {

@@ -67,7 +67,7 @@ _MODULES: dict[str, set[str] | None] = {
         "Interval", "FitProvenance",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
         "usable_bytes", "_outside", "_basis",
-        "widening_of", "unseen_choices", "least_half_width", "bounds", "_other_tiers",
+        "widening_of", "unseen_choices", "bounds", "_other_tiers",
         "device_tier", "_provenance",
     },
     "terms.rank_tape": None,

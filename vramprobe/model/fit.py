@@ -17,7 +17,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError
 from vramprobe.model.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
-from vramprobe.model.interval import interval_width
+from vramprobe.model.interval import conformal_quantile, interval_width
 from vramprobe.model.memory_model import (
     CHOICES,
     ErrorSummary,
@@ -207,7 +207,19 @@ def _replayed_gaps(records: Sequence[RunRecord]) -> tuple[Spread | None, Spread 
             expected = replayed(record.spec, gpu_seen(record.environment.device_name))
             ratios[0].append(peak.allocated_bytes / expected.allocated_bytes)
             ratios[1].append(peak.reserved_bytes / expected.reserved_bytes)
-    return _spread(ratios[0], NUM_DIGITS), _spread(ratios[1], NUM_DIGITS)
+    return _conformal(ratios[0]), _conformal(ratios[1])
+
+
+def _conformal(ratios: Sequence[float]) -> Spread | None:
+    """The median, and on both sides of it what a further record stays within (interval.conformal_quantile)."""
+    if not ratios:
+        return None
+    import numpy as np
+
+    value = float(np.median(np.array(ratios)))
+    half = conformal_quantile(abs(ratio / value - 1) for ratio in ratios)
+    low, middle, high = (round(value * factor, NUM_DIGITS) for factor in (1 - half, 1, 1 + half))
+    return Spread(low=low, value=middle, high=high)
 
 
 def _cards(records: Sequence[RunRecord]) -> list[str]:

@@ -60,8 +60,12 @@ def temporary_parts(spec: CellSpec, trained: Sequence[Tensor]) -> list[int]:
     """What a step on CUDA holds at its highest moment, tensor by tensor; ``trained`` has each copy."""
     if spec.optim in ("adamw_torch", "adagrad", "rmsprop"):
         return [tensor.num_bytes for tensor in trained] * (2 if spec.optim == "adagrad" else 1)
-    size_bytes = temporaries_bytes(spec, trained)
-    return [size_bytes] if size_bytes else []
+    total = temporaries_bytes(spec, trained)
+    if not total:
+        return []
+    # Adafactor's, of one tensor after the other: copies of it in fp32, and what is smaller.
+    copy = max(4 * tensor.numel for tensor in trained)
+    return [copy] * (total // copy) + ([total % copy] if total % copy else [])
 
 
 def _paged_bytes(spec: CellSpec, tensor: Tensor) -> int:

@@ -186,10 +186,10 @@ def _with_replay(
         return prediction
     from vramprobe.model.replayed import replayed
 
-    *_, widening = _outside(spec, model)
-    allocated, reserved = (
-        _times(value, ratio, widening) for value, ratio in zip(replayed(spec, gpu), ratios, strict=True)
-    )
+    *_, doublings, widening = _outside(spec, model)
+    growth, played = 1 + model.interval.growth_per_doubling * doublings, replayed(spec, gpu)
+    allocated = _times(played.allocated_bytes, ratios[0], growth, widening)
+    reserved = _times(played.reserved_bytes, ratios[1], growth, widening)
     moment = peak_moment(with_workspaces(found, workspaces_bytes(spec, gpu)), {})
     left = allocated.value - moment.total_bytes + moment.terms.get("block_remainders", 0)
     terms = {cause: size for cause, size in (moment.terms | {"block_remainders": max(left, 0)}).items() if size}
@@ -200,8 +200,9 @@ def _with_replay(
     })  # fmt: skip
 
 
-def _times(value: int, ratio: Spread, widening: float) -> Interval:
-    low, high = ratio.low - widening, ratio.high + widening
+def _times(value: int, ratio: Spread, growth: float, widening: float) -> Interval:
+    low = ratio.value - (ratio.value - ratio.low) * growth - widening
+    high = ratio.value + (ratio.high - ratio.value) * growth + widening
     return Interval(value=round(value * ratio.value), low=round(value * max(low, 0.0)), high=round(value * high))
 
 

@@ -53,13 +53,15 @@ def predict(
     sharding: Sharding | None = None,
     num_gpus: int | None = None,
     allow_extrapolation: bool = False,
+    replays: bool = True,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
 
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
-    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's.
+    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's. ``replays``: on
+    CUDA by the allocator's replay, where the fit knows how far off that is; the page counts without.
     """
     from vramprobe.model.memory_model import shipped_fit
 
@@ -68,7 +70,7 @@ def predict(
     if fit is None and sharding is None:
         model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu is not None else None)
     try:
-        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation, replays=True)(spec)
+        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation, replays=replays)(spec)
     except OutOfRange as error:
         if fit is not None:
             raise
@@ -96,7 +98,9 @@ def changes(
     from vramprobe.predict.changes import candidates, what_would_save
 
     words = _without_recipe(options) | {"device": device, "sharding": sharding, "num_gpus": num_gpus}
-    own = {"fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation}
+    own = {
+        "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation, "replays": False,
+    }  # fmt: skip
 
     def predicted(others: Options) -> Prediction:
         asked = words | others

@@ -144,7 +144,7 @@ def main() -> None:
             write_sweep(card)
         return
     if words.records:
-        folders = sorted(path.parent for path in words.records.glob("*/records.jsonl"))
+        folders = sorted(path.parent for path in words.records.rglob("records.jsonl"))
         rows = [judged(record) for folder in folders
                 for record in store.latest_by_fingerprint(store.read(folder).records).values()]  # fmt: skip
         with TABLE.open("w", newline="") as file:

@@ -84,7 +84,7 @@ class FitProvenance(_Frozen):
     models: list[str]
     instrument: str
     device_name: str
-    mean_absolute_error: float | None  # on models left out of the fit; null where there was only one
+    mean_absolute_error: float | None  # on models left out of the fit; null where there was only one, and by a replay
     vramprobe_version: str
 
 
@@ -197,6 +197,7 @@ def _with_replay(
         "peak_allocated_bytes": allocated, "peak_phase": moment.phase, "peak_label": moment.label, "terms": terms,
         "constant_bytes": min(left, 0), "reserved_bytes": reserved,
         "device_bytes": device_tier(reserved, model.device_over_reserved_bytes),
+        "fit": _provenance(model).model_copy(update={"mean_absolute_error": None}),  # it is of the terms alone
     })  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vramprobe.model.memory_model import peak_moment
+from vramprobe.catalog import gpu_seen
+from vramprobe.model.memory_model import peak_moment, with_workspaces, workspaces_bytes
 from vramprobe.records.record import (
     Composition,
     Contaminated,
@@ -179,7 +180,9 @@ def synthetic(
     spec: CellSpec, coefficients: dict[str, float], constant: int = 0, noise: float = 0.0, **overrides: Any
 ) -> RunRecord:
     """A record whose peak is what these coefficients make of the arithmetic."""
-    moment = peak_moment(moments(spec), coefficients)
+    machine = overrides.get("environment")
+    workspaces = workspaces_bytes(spec, gpu_seen(machine.device_name) if machine else None)
+    moment = peak_moment(with_workspaces(moments(spec), workspaces), coefficients)
     size = round((moment.total_bytes + constant) * (1 + noise))
     values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": size, "load_allocated_bytes": 1}
     return make_record(spec, **({"peak": Peak(**(values | overrides.pop("peak", {})))} | overrides))

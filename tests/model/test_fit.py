@@ -14,7 +14,7 @@ from factories import CONSTANT_BYTES, MODELS, TRUE, make_environment, make_recor
 
 from vramprobe.errors import FitError, IncomparableRecords
 from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit
+from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit, workspaces_bytes
 from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
@@ -87,7 +87,7 @@ def test_ranges_and_provenance(model: MemoryModel) -> None:
 
 def test_reserved_and_device_tiers_are_learnt_where_the_records_have_them() -> None:
     def on_gpu(spec: CellSpec) -> RunRecord:
-        size = max(moment.total_bytes for moment in moments(spec))
+        size = max(moment.total_bytes for moment in moments(spec)) + workspaces_bytes(spec, None)
         tiers = {"reserved_bytes": round(size * 1.08), "device_bytes": round(size * 1.08) + 600_000_000}
         return synthetic(spec, {}, peak=tiers, instrument="cuda")
 

@@ -210,7 +210,10 @@ def test_without_a_fit_the_one_that_ships_for_the_device_predicts_and_says_so() 
     assert shipped.fit.instrument == "cpu"
     assert shipped.fit.num_records > 40
     assert api.predict(**words, device="cpu", fit="none").fit is None
-    assert api.predict(**words).fit is None  # for cuda none ships: no GPU has been measured
+    on_a_gpu = api.predict(**words)
+    assert on_a_gpu.fit.instrument == "emulated"  # no GPU has been measured
+    assert any("fitted to emulated runs, which reproduce published A100 runs" in note for note in on_a_gpu.warnings)
+    assert api.predict(**words, fit="none").fit is None
     assert api.predict(**words, gpu="H100-SXM").fit is None
 
 

@@ -128,6 +128,8 @@ HOW = {
     "python benchmarks/cell_overhead.py": HOURS,
     "python benchmarks/scale.py": HOURS,
     "python benchmarks/emulated_speed.py": HOURS,
+    "python benchmarks/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
+    "python benchmarks/emulated_edges.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/profile_overhead.py": HOURS,
 }  # fmt: skip
 #: Named in the pages, and made by whoever follows them.

@@ -64,6 +64,7 @@ def test_what_a_fit_knows_beside_tensors_is_part_of_the_bar_and_of_the_verdict(o
     path = written(tmp_path, content(engine=engine_data(fits=fits)))
     one = opened("#gc=1&g=H100-SXM,RTX-4090", path=path)
     predicted = api.predict(
+        replays=False,
         model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True,
         engine="formula", fit=model, gpu="RTX-4090",
     )  # fmt: skip
@@ -82,6 +83,7 @@ def test_what_a_fit_knows_beside_tensors_is_part_of_the_bar_and_of_the_verdict(o
     judged = one.text("#verdicts [data-gpu=RTX-4090] .reason")
     assert judged.startswith(f"{format_bytes(device)} (up to {format_bytes(predicted.device_bytes.high)}) of")
     alone = api.predict(
+        replays=False,
         model="llama-3.1-8b",
         method="qlora",
         batch_size=1,
@@ -137,6 +139,7 @@ def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
 def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> None:
     one = opened("#m=llama-3.1-70b&gc=1&n=8&sh=zero3&g=RTX-A6000")
     predicted = api.predict(
+        replays=False,
         model="llama-3.1-70b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=8,
         sharding="zero3", gpu="RTX-A6000",
     )  # fmt: skip
@@ -163,7 +166,7 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
     one.tab.wait_for_selector("#changes[data-done]")
     rows = [row.replace("\t", "\n").split("\n") for row in one.tab.locator("#changes li").all_inner_texts()]
     cell = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
-    peak = api.predict(**cell).peak_allocated_bytes.value
+    peak = api.predict(replays=False, **cell).peak_allocated_bytes.value
     for label, change in (
         ("Gradient checkpointing", {"gradient_checkpointing": True}),
         ("Length, tokens: 1,024", {"seq_len": 1024}),
@@ -171,7 +174,7 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
         ("Optimizer: adamw_bnb_8bit", {"optim": "adamw_bnb_8bit"}),
         ("GPUs: 8", {"num_gpus": 8, "sharding": "fsdp"}),
     ):
-        less = api.predict(**(cell | change)).peak_allocated_bytes.value
+        less = api.predict(replays=False, **(cell | change)).peak_allocated_bytes.value
         assert [label, f"{format_bytes(less)}, {format_bytes(peak - less)} less", "✕ does not fit"] in rows
     assert rows[0][0].startswith("Gradient checkpointing; ")
     assert rows[0][-1] == "✓ fits"
@@ -222,7 +225,7 @@ def test_a_card_without_flash_attention_is_judged_by_its_own_kernels(opened: Any
     one = opened("#m=llama-3.2-1b&s=4096&fl=1&g=T4,RTX-A6000")
     cell = {"model": "llama-3.2-1b", "method": "qlora", "batch_size": 1, "seq_len": 4096}
     for gpu in ("T4", "RTX-A6000"):
-        predicted = api.predict(gpu=gpu, fused_linear_cross_entropy=True, **cell)
+        predicted = api.predict(gpu=gpu, replays=False, fused_linear_cross_entropy=True, **cell)
         judged = verdict(predicted, catalog.find_gpu(gpu))
         assert one.text(f"#verdicts [data-gpu={gpu}] .verdict")[2:] == judged.verdict
         assert format_bytes(judged.needed_bytes.value) in one.text(f"#verdicts [data-gpu={gpu}] .reason")

@@ -133,7 +133,10 @@ def test_each_phase_equals_the_simulated_one_on_the_cpu(family: str, options: di
     widened = 4 * spec.num_tokens * architecture(spec.architecture).experts.per_token
     phases = {phase.name: phase.allocated_peak_bytes for phase in simulated(spec).phases if phase.step == 2}
     for name in ("forward", "backward", "optimizer_step"):
-        counted = max(moment.total_bytes for moment in moments(spec) if moment.phase == name)
+        counted = max(
+            moment.total_bytes - moment.terms.get("block_remainders", 0)
+            for moment in moments(spec) if moment.phase == name
+        )  # fmt: skip
         assert -2400 - widened * spec.gradient_checkpointing <= counted - phases[name] <= 300, name
 
 

@@ -50,10 +50,20 @@ class Gpu:
         return (joined or self.pcie_gb_s) / 2 * 1e9
 
     @property
+    def is_nvidia(self) -> bool:
+        """Whether it is NVIDIA's, whose compute capability has a dot."""
+        return "." in self.compute_capability
+
+    @property
     def blas_workspace_bytes(self) -> int:
         """What cuBLAS takes for each thread that calls it; 0 where the card is not NVIDIA's."""
         major, dot, _ = self.compute_capability.partition(".")
         return cublas_workspace_bytes(int(major)) if dot else 0
+
+    @property
+    def prefers_cudnn(self) -> bool:
+        """Whether torch gives attention to cuDNN before flash (transformers/cuda/sdp_utils.cpp, with cuDNN 9.15)."""
+        return self.compute_capability in ("9.0", "10.0", "10.3")
 
     @property
     def has_flash(self) -> bool:

@@ -184,7 +184,7 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         if tier is not None:
             low, high = format_bytes(tier.low), format_bytes(tier.high)
             console.print(f"     {format_bytes(tier.value)} {name.removesuffix('_bytes')} ({low} to {high})")
-    rest = {"constant" if prediction.fit else "workspaces": prediction.constant_bytes}
+    rest = {"constant": prediction.constant_bytes}
     print_bars(console, prediction.terms | ({} if prediction.constant_bytes <= 0 else rest))
     if (fit := prediction.fit) is not None:
         mean = fit.mean_absolute_error

@@ -17,9 +17,18 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError
 from vramprobe.model.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
-from vramprobe.model.interval import interval_width
-from vramprobe.model.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
+from vramprobe.model.interval import conformal_quantile, interval_width
+from vramprobe.model.memory_model import (
+    CHOICES,
+    ErrorSummary,
+    MemoryModel,
+    Ranges,
+    Spread,
+    with_workspaces,
+    workspaces_bytes,
+)
 from vramprobe.model.regression import NUM_DIGITS, Observation, design_of, relative_errors, solution_of
+from vramprobe.model.replayed import replayed
 from vramprobe.records.record import TRAINING_PHASES, RunRecord
 from vramprobe.records.table import require_comparable
 from vramprobe.terms import course_of, moments_of
@@ -52,17 +61,20 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
             f"a fit needs at least {MIN_RECORDS} usable records; of {len(records)} given, {len(exact)} are"
             f"{''.join(f'; {reason}' for reason in reasons)}. Measure more cells: vramprobe run SWEEP --out RESULTS"
         )
-    require_comparable([one.record for one in observations])
+    require_comparable([one.record for one in observations], across_cards=True)
     design = design_of(observations)
     solution = solution_of(design)
     estimate = solution.estimate
     residuals = _residuals(observations, relative_errors(design, estimate))
     models = leave_out(observations, design, lambda spec: spec.model)
     first = exact[0].record
+    over_replay = _replayed_gaps([one.record for one in exact])
+    names = sorted({one.record.environment.device_name for one in exact})
     return MemoryModel(
         instrument=first.instrument,
         device=first.spec.device,
-        device_name=first.environment.device_name,
+        device_name=names[0] if len(names) == 1 else f"{len(names)} cards",
+        cards=_cards([one.record for one in exact]),
         data_fingerprint=_data_fingerprint(observations),
         fingerprints=sorted(one.record.fingerprint for one in observations),
         num_records=len(exact),
@@ -82,6 +94,8 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
             worst_residual=residuals["overall"].worst_absolute,
         ),
         reserved_over_allocated=_reserved_gap([one.record for one in exact]),
+        allocated_over_replayed=over_replay[0],
+        reserved_over_replayed=over_replay[1],
         device_over_reserved_bytes=_device_gap([one.record for one in exact]),
         versions=first.environment.versions,
         vramprobe_version=vramprobe.__version__,
@@ -102,7 +116,8 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
         try:
             gpu = gpu_seen(record.environment.device_name)
             course = course_of(record.spec, gpu is None or gpu.has_flash)
-            found.append(Observation(record, moments_of(course, record.spec), size, censored, course.arch.num_params))
+            moments = with_workspaces(moments_of(course, record.spec), workspaces_bytes(record.spec, gpu))
+            found.append(Observation(record, moments, size, censored, course.arch.num_params))
         except UnsupportedArchitecture as error:
             left_out[str(error)] += 1
     return found, dict(left_out)
@@ -187,8 +202,42 @@ def _reserved_gap(records: Sequence[RunRecord]) -> Spread | None:
     return _spread(ratios, NUM_DIGITS)
 
 
+def _replayed_gaps(records: Sequence[RunRecord]) -> tuple[Spread | None, Spread | None]:
+    """Allocated and reserved memory over what the allocator's replay of the arithmetic has."""
+    ratios: tuple[list[float], list[float]] = ([], [])
+    for record in records:
+        peak = record.peak
+        if peak is not None and peak.reserved_bytes is not None:
+            expected = replayed(record.spec, gpu_seen(record.environment.device_name))
+            ratios[0].append(peak.allocated_bytes / expected.allocated_bytes)
+            ratios[1].append(peak.reserved_bytes / expected.reserved_bytes)
+    return _conformal(ratios[0]), _conformal(ratios[1])
+
+
+def _conformal(ratios: Sequence[float]) -> Spread | None:
+    """The median, and on both sides of it what a further record stays within (interval.conformal_quantile)."""
+    if not ratios:
+        return None
+    import numpy as np
+
+    value = float(np.median(np.array(ratios)))
+    half = conformal_quantile(abs(ratio / value - 1) for ratio in ratios)
+    low, middle, high = (round(value * factor, NUM_DIGITS) for factor in (1 - half, 1, 1 + half))
+    return Spread(low=low, value=middle, high=high)
+
+
+def _cards(records: Sequence[RunRecord]) -> list[str]:
+    """The GPUs by their short names, as far as the catalog knows them."""
+    found = {gpu_seen(record.environment.device_name) for record in records}
+    return sorted(gpu.short_name for gpu in found if gpu is not None)
+
+
 def _device_gap(records: Sequence[RunRecord]) -> Spread | None:
-    """Device less reserved in whole bytes: the CUDA context and what libraries take behind torch."""
+    """Device less reserved in whole bytes: the CUDA context and what libraries take behind torch.
+
+    None of emulated records, whose context is assumed.
+    """
+    records = [record for record in records if record.instrument != "emulated"]
     peaks = [record.peak for record in records if record.peak and record.peak.reserved_bytes is not None]
     return _spread([peak.device_bytes - peak.reserved_bytes for peak in peaks if peak.device_bytes is not None], 0)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Protocol, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -20,14 +20,18 @@ from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError, UnknownName
-from vramprobe.spec import Method
+from vramprobe.spec import CellSpec, Method
 from vramprobe.terms import CAUSES, Moment
+from vramprobe.units import KIB, MIB
 
 #: 2: ``interval``, from noise and from what the coefficients are unsure of, and a constant for each method; 1 had a
 #: half-width that was a share of the peak, and one constant.
 FORMAT = 2
 #: An interval grows no further: it says nothing by then, and stays in the range of floats.
 LARGEST_HALF_WIDTH = 1e6
+#: cuBLAS's workspace for one thread where no card is named, as on an A100 (catalog.Gpu.blas_workspace_bytes); the
+#: forward's thread has one, and the backward's.
+BLAS_WORKSPACE_BYTES = 8 * MIB + 128 * KIB
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = (
     "method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing",
@@ -77,6 +81,27 @@ class LeaveOneModelOut(_Frozen):
 
     overall: ErrorSummary
     by_model: dict[str, ErrorSummary]
+
+
+class HasWorkspaces(Protocol):
+    """A GPU, as far as cuBLAS asks."""
+
+    @property
+    def blas_workspace_bytes(self) -> int: ...
+
+
+def workspaces_bytes(spec: CellSpec, gpu: HasWorkspaces | None) -> int:
+    """What cuBLAS takes for the forward's thread and the backward's, from the first product of each on."""
+    if spec.device != "cuda":
+        return 0
+    return 2 * (BLAS_WORKSPACE_BYTES if gpu is None else gpu.blas_workspace_bytes)
+
+
+def with_workspaces(found: Sequence[Moment], workspaces: int) -> list[Moment]:
+    """The moments with cuBLAS's workspaces, which stand in each of them."""
+    if not workspaces:
+        return list(found)
+    return [Moment(one.phase, one.label, one.terms | {"workspaces": workspaces}) for one in found]
 
 
 def constant_name(method: str) -> str:
@@ -174,7 +199,9 @@ class MemoryModel(_Frozen):
     format: Literal[2] = FORMAT
     instrument: str
     device: str
-    device_name: str
+    device_name: str  # of several cards, how many
+    cards: list[str] = []  # the GPUs' short names
+    basis: str | None = None  # of emulated records: what says that such runs are as those on a card
     data_fingerprint: str  # over the records' fingerprints and peaks
     fingerprints: list[str] = []  # of the cells it was fitted on; the report shows these apart from the others
     num_records: Size
@@ -188,6 +215,8 @@ class MemoryModel(_Frozen):
     leave_one_model_out: LeaveOneModelOut | None  # null with records of one model only
     interval: IntervalWidth  # learnt from what was left out
     reserved_over_allocated: Spread | None = None  # a ratio, so positive
+    allocated_over_replayed: Spread | None = None  # to what the allocator's replay of the arithmetic has (replayed.py)
+    reserved_over_replayed: Spread | None = None
     device_over_reserved_bytes: Spread | None = None
     versions: dict[str, str | None]
     vramprobe_version: str
@@ -208,8 +237,10 @@ class MemoryModel(_Frozen):
             raise ValueError(f"coefficients of unknown causes: {', '.join(unknown)}; known: {', '.join(CAUSES)}")
         if "overall" not in self.residuals:
             raise ValueError("residuals have no 'overall'")
-        if self.reserved_over_allocated is not None and self.reserved_over_allocated.low <= 0:
-            raise ValueError("reserved_over_allocated must be above 0")
+        for name in ("reserved_over_allocated", "allocated_over_replayed", "reserved_over_replayed"):
+            ratio = getattr(self, name)
+            if ratio is not None and ratio.low <= 0:
+                raise ValueError(f"{name} must be above 0")
         return self
 
 
@@ -256,17 +287,20 @@ def load_fit(path: str | Path) -> MemoryModel:
         raise FitError(f"{path} is damaged{at}: {what}; fit the records again") from None
 
 
-def shipped_fit(device: str, gpu: Gpu | None = None) -> MemoryModel | None:
-    """The fit that ships for this device: of the CPU any will do, of GPUs only one of ``gpu`` itself; None without.
+def shipped_fit(device: str, gpu: Gpu | None = None, *, of_one_card: bool = False) -> MemoryModel | None:
+    """The fit that ships for this device: of the CPU any will do, of GPUs one of ``gpu`` itself, else one of several
+    emulated cards, which counts what tells NVIDIA's cards apart by arithmetic; None without.
 
-    One of runs on an emulated GPU comes after those of a real one, and predictions by it say so.
+    One of runs on an emulated GPU comes after those of a real one, and predictions by it say so. ``of_one_card``: for
+    dozens of answers at once, where reserved memory cannot be replayed; arithmetic's own margin serves these better
+    than the spread of that tier over all cells.
     """
-    if device == "cuda" and gpu is None:  # the usual question, which need not read what can only be refused
-        return None
-    for model in shipped_fits():
-        if model.device == device and (device == "cpu" or (gpu is not None and is_same_gpu(model, gpu))):
-            return model
-    return None
+    found = [model for model in shipped_fits() if model.device == device]
+    if device == "cpu":
+        return next(iter(found), None)
+    own = (model for model in found if gpu is not None and is_same_gpu(model, gpu))
+    several = (model for model in found if len(model.cards) > 1 and (gpu is None or gpu.is_nvidia))
+    return next(own, None) or (None if of_one_card else next(several, None))
 
 
 @cache

@@ -139,7 +139,7 @@ def evaluate(
     for fold in folds:
         for record in fold.records:
             try:
-                prediction, is_extrapolated = _predict(record, fold.model)
+                prediction, is_extrapolated = predicted(record, fold.model)
             except VramprobeError as error:
                 left_out[str(error)] += 1
                 continue
@@ -212,9 +212,11 @@ def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def _predict(record: RunRecord, model: MemoryModel) -> tuple[Prediction, bool]:
+def predicted(record: RunRecord, model: MemoryModel) -> tuple[Prediction, bool]:
+    """What the fit says of a cell, and whether that is far outside of what it has seen."""
     try:
-        return predict(record.spec, model, gpu=catalog.gpu_seen(record.environment.device_name)), False
+        gpu = catalog.gpu_seen(record.environment.device_name)
+        return predict(record.spec, model, gpu=gpu, replays=True), False
     except OutOfRange as error:
         return error.prediction, True
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.architecture import Architecture
 from vramprobe.errors import VramprobeError
-from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, noise_share, unsure_share
+from vramprobe.model.memory_model import (
+    LARGEST_HALF_WIDTH,
+    MemoryModel,
+    constant_name,
+    noise_share,
+    unsure_share,
+    workspaces_bytes,
+)
 from vramprobe.predict.grid_moments import MomentMatrices
 from vramprobe.predict.prediction import (
     ARITHMETIC_SPREAD,
@@ -28,11 +35,11 @@ from vramprobe.predict.prediction import (
     unseen_choices,
     usable_bytes,
     widening_of,
-    workspaces_bytes,
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
 from vramprobe.terms.graph import Place
+from vramprobe.terms.setup import MAX_UNSORTED_TOKENS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,8 +149,13 @@ def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, le
 
     beyond_window = length >= (arch.sliding_window or 0)
     alike = beyond_window == beyond_window[one]
+    num_tokens = batch * length
+    if spec.device == "cuda" and spec.method == "full":  # what an embedding's gradient sorts
+        steps = (num_tokens > MAX_UNSORTED_TOKENS).astype(np.int64) + (
+            num_tokens > max(arch.vocab_size, MAX_UNSORTED_TOKENS)
+        )
+        alike &= steps == steps[one]
     if spec.fused_linear_cross_entropy:
-        num_tokens = batch * length
         share = -(-num_tokens // -(-arch.vocab_size // arch.head_width))
         _, exponent = np.frexp(share - 1)  # the number of bits, as long as floats are exact
         chunk = np.left_shift(1, exponent)
@@ -174,8 +186,13 @@ def _predict_course(
     for start in range(0, batch.size, _CHUNK):
         chunk = slice(start, start + _CHUNK)
         moments.highest(batch[chunk], length[chunk], total[chunk], place[chunk], terms[:, chunk])
-    constant = model.constant_of(spec.method) if model else workspaces_bytes(spec, gpu)
-    value = total + constant
+    constant = model.constant_of(spec.method) if model else 0
+    # As predict has them: with their coefficient, in whole bytes.
+    workspaces = round((model.coefficients if model else {}).get("workspaces", 1.0) * workspaces_bytes(spec, gpu))
+    value = total + (constant + workspaces)
+    scaled = dict(zip(moments.causes, terms, strict=True))
+    if workspaces:
+        scaled["workspaces"] = np.full(batch.size, workspaces, float)
     doublings, widening, is_far = _outside(spec, course, batch, length, model)
     half = None
     if model:
@@ -185,7 +202,7 @@ def _predict_course(
             half[chunk] = _half_width(
                 model,
                 value[chunk],
-                dict(zip(moments.causes, terms[:, chunk], strict=True)),
+                {cause: row[chunk] for cause, row in scaled.items()},
                 spec.method,
                 doublings[chunk],
             )
@@ -194,7 +211,7 @@ def _predict_course(
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
         batch_size=batch, seq_len=length, peak_allocated_bytes=allocated, places=moments.places, peak_place=place,
-        terms={cause: _whole(row) for cause, row in zip(moments.causes, terms, strict=True)},
+        terms={cause: _whole(row) for cause, row in scaled.items()},
         constant_bytes=np.full(batch.size, constant, np.int64),
         reserved_bytes=reserved, device_bytes=device, is_far=is_far,
     )  # fmt: skip

@@ -16,10 +16,18 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import architecture
 from vramprobe.choices import PhaseName
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.model.memory_model import CHOICES, MemoryModel, Spread, half_width, peak_moment
+from vramprobe.model.memory_model import (
+    CHOICES,
+    MemoryModel,
+    Spread,
+    half_width,
+    peak_moment,
+    with_workspaces,
+    workspaces_bytes,
+)
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
-from vramprobe.units import GIB, KIB, MIB, format_bytes
+from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
@@ -44,9 +52,6 @@ LIMIT_NAMES = ("num_params", "num_tokens")
 WIDENING = 0.02
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
-#: cuBLAS's workspace for one thread where no card is named, as on an A100 (catalog.Gpu.blas_workspace_bytes); the
-#: forward's thread has one, and the backward's.
-BLAS_WORKSPACE_BYTES = 8 * MIB + 128 * KIB
 #: NCCL's buffers on each rank of several: some MiB per channel, neighbour and protocol. An allowance, not measured.
 NCCL_ALLOWANCE_BYTES = GIB // 2
 #: Beyond this the intervals leave the range of floats, and nobody's computer is near it.
@@ -79,14 +84,14 @@ class FitProvenance(_Frozen):
     models: list[str]
     instrument: str
     device_name: str
-    mean_absolute_error: float | None  # on models left out of the fit; null where there was only one
+    mean_absolute_error: float | None  # on models left out of the fit; null where there was only one, and by a replay
     vramprobe_version: str
 
 
 class Prediction(_Frozen):
     """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value.
 
-    ``constant_bytes``: what the fit found beside the terms; without one, cuBLAS's workspaces.
+    ``constant_bytes``: what the fit found beside the terms.
     """
 
     cell_id: str
@@ -124,6 +129,9 @@ class HasKernels(Protocol):
     def has_flash(self) -> bool: ...
 
     @property
+    def prefers_cudnn(self) -> bool: ...
+
+    @property
     def blas_workspace_bytes(self) -> int: ...
 
 
@@ -143,25 +151,60 @@ def predict(
     *,
     allow_extrapolation: bool = False,
     gpu: HasKernels | None = None,
+    replays: bool = False,
 ) -> Prediction:
     """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
 
-    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention.
+    With attention's kernels of ``gpu``; without one, as on a card that runs flash attention. ``replays``: both tiers by
+    the allocator's replay, where the fit knows how far that is off (0.1 s for an 8B, 0.6 s for a 70B); without it
+    reserved memory is a share of the allocated one.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond
     LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless ``allow_extrapolation``.
     """
     found, notes = moments(spec, gpu is None or gpu.has_flash), [*_not_quantised(spec), *without_flash(spec, gpu)]
-    return predict_moments(
-        spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes, workspaces=workspaces_bytes(spec, gpu)
-    )
+    try:
+        prediction = predict_moments(
+            spec, found, model, allow_extrapolation=allow_extrapolation, notes=notes,
+            workspaces=workspaces_bytes(spec, gpu),
+        )  # fmt: skip
+    except OutOfRange as error:
+        if replays and model is not None:
+            error.prediction = _with_replay(error.prediction, spec, found, model, gpu)
+        raise
+    return _with_replay(prediction, spec, found, model, gpu) if replays and model is not None else prediction
 
 
-def workspaces_bytes(spec: CellSpec, gpu: HasKernels | None) -> int:
-    """What cuBLAS takes for the forward's thread and the backward's, from the first product of each on."""
-    if spec.device != "cuda":
-        return 0
-    return 2 * (BLAS_WORKSPACE_BYTES if gpu is None else gpu.blas_workspace_bytes)
+def _with_replay(
+    prediction: Prediction, spec: CellSpec, found: Sequence[Moment], model: MemoryModel, gpu: HasKernels | None
+) -> Prediction:
+    """The prediction with both tiers by the allocator's replay; the terms are then the arithmetic's own, and what is
+    left over is the blocks'.
+    """
+    ratios = model.allocated_over_replayed, model.reserved_over_replayed
+    if spec.device != "cuda" or ratios[0] is None or ratios[1] is None:
+        return prediction
+    from vramprobe.model.replayed import replayed
+
+    *_, doublings, widening = _outside(spec, model)
+    growth, played = 1 + model.interval.growth_per_doubling * doublings, replayed(spec, gpu)
+    allocated = _times(played.allocated_bytes, ratios[0], growth, widening)
+    reserved = _times(played.reserved_bytes, ratios[1], growth, widening)
+    moment = peak_moment(with_workspaces(found, workspaces_bytes(spec, gpu)), {})
+    left = allocated.value - moment.total_bytes + moment.terms.get("block_remainders", 0)
+    terms = {cause: size for cause, size in (moment.terms | {"block_remainders": max(left, 0)}).items() if size}
+    return prediction.model_copy(update={
+        "peak_allocated_bytes": allocated, "peak_phase": moment.phase, "peak_label": moment.label, "terms": terms,
+        "constant_bytes": min(left, 0), "reserved_bytes": reserved,
+        "device_bytes": device_tier(reserved, model.device_over_reserved_bytes),
+        "fit": _provenance(model).model_copy(update={"mean_absolute_error": None}),  # it is of the terms alone
+    })  # fmt: skip
+
+
+def _times(value: int, ratio: Spread, growth: float, widening: float) -> Interval:
+    low = ratio.value - (ratio.value - ratio.low) * growth - widening
+    high = ratio.value + (ratio.high - ratio.value) * growth + widening
+    return Interval(value=round(value * ratio.value), low=round(value * max(low, 0.0)), high=round(value * high))
 
 
 def _not_quantised(spec: CellSpec) -> list[str]:
@@ -206,7 +249,7 @@ def predict_moments(
 ) -> Prediction:
     """The same from moments that were counted elsewhere; the interval reaches up to what ``at_most`` comes to.
 
-    ``workspaces``: bytes of cuBLAS's, which a fit has in its constants.
+    ``workspaces``: bytes of cuBLAS's.
     """
     if max(moment.total_bytes for moment in found) > LARGEST_BYTES:
         raise VramprobeError(
@@ -214,9 +257,10 @@ def predict_moments(
             "that a machine could hold"
         )
     coefficients = model.coefficients if model else {}
+    found, at_most = with_workspaces(found, workspaces), with_workspaces(at_most, workspaces)
     moment = peak_moment(found, coefficients)
     room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
-    constant = model.constant_of(spec.method) if model else workspaces
+    constant = model.constant_of(spec.method) if model else 0
     value = moment.total_bytes + constant
     alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
@@ -329,7 +373,7 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
             (refusals if factor > FAR and name in LIMIT_NAMES else warnings).append(text)
             doublings += math.log2(factor)
     if model.is_emulated:
-        warnings.append(f"fitted to emulated runs: {model.device_name} itself was not measured")
+        warnings.append(f"fitted to emulated runs{_basis(model)}")
     unseen, refused = unseen_choices(spec, model)
     for name, text in unseen.items():
         (refusals if refused and name == "method" else warnings).append(text)
@@ -338,6 +382,10 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
         warnings.append(f"the fit comes from {model.device} ({model.device_name}), the cell is for {spec.device}")
         widening += ARITHMETIC_SPREAD[spec.device][1] - 1
     return warnings, refusals, doublings, widening
+
+
+def _basis(model: MemoryModel) -> str:
+    return f", {model.basis}" if model.basis else f": {model.device_name} itself was not measured"
 
 
 def widening_of(choice: str, model: MemoryModel) -> float:

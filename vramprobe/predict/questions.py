@@ -53,13 +53,15 @@ def predict(
     sharding: Sharding | None = None,
     num_gpus: int | None = None,
     allow_extrapolation: bool = False,
+    replays: bool = True,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
 
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
-    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's.
+    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's. ``replays``: on
+    CUDA by the allocator's replay, where the fit knows how far off that is; the page counts without.
     """
     from vramprobe.model.memory_model import shipped_fit
 
@@ -68,7 +70,7 @@ def predict(
     if fit is None and sharding is None:
         model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu is not None else None)
     try:
-        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation, replays=replays)(spec)
     except OutOfRange as error:
         if fit is not None:
             raise
@@ -96,7 +98,9 @@ def changes(
     from vramprobe.predict.changes import candidates, what_would_save
 
     words = _without_recipe(options) | {"device": device, "sharding": sharding, "num_gpus": num_gpus}
-    own = {"fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation}
+    own = {
+        "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation, "replays": False,
+    }  # fmt: skip
 
     def predicted(others: Options) -> Prediction:
         asked = words | others
@@ -124,9 +128,12 @@ def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
 
 def _engine(
     model: MemoryModel | None, engine: str, gpu: str | None, sharding: Sharding | None, num_gpus: int | None,
-    allow_extrapolation: bool,
+    allow_extrapolation: bool, *, replays: bool = False,
 ) -> Callable[[spec.CellSpec], Prediction]:  # fmt: skip
-    """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation."""
+    """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation.
+
+    ``replays``: the arithmetic's reserved memory by the allocator's replay, for one answer and not for dozens.
+    """
     from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.predict.prediction import Engine
     from vramprobe.predict.prediction import predict as predict_cell
@@ -147,7 +154,7 @@ def _engine(
                     from vramprobe.predict.sharding import predict_rank
 
                     return predict_rank(one, num_gpus, sharding, model, **extra)
-                return predict_cell(one, model, **extra)
+                return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:
                     raise
@@ -240,7 +247,7 @@ def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel 
     fit = words.pop("fit", None)
     model = given_fit(None if str(fit) == "none" else fit)
     if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
-        model = shipped_fit("cuda", card)
+        model = shipped_fit("cuda", card, of_one_card=True)
     words.pop("engine", None)
     predict_one = _engine(
         model, engine, gpu, words.pop("sharding", None), words.pop("num_gpus", None),

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
 from vramprobe.predict.prediction import (
     HasKernels,
     Prediction,
@@ -21,7 +21,6 @@ from vramprobe.predict.prediction import (
     predict_moments,
     verdict,
     without_flash,
-    workspaces_bytes,
 )  # fmt: skip
 from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_shard
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes

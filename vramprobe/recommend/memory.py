@@ -19,7 +19,7 @@ def predict_on(spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | Non
     """What one of ``num_gpus`` holds; ``sharding`` is null on one. Raises what predict raises."""
     if sharding is not None:
         return predict_rank(spec, num_gpus, sharding, gpu=gpu)
-    fit = shipped_fit("cuda", gpu)
+    fit = shipped_fit("cuda", gpu, of_one_card=True)
     try:
         return predict(spec, fit, gpu=gpu)
     except OutOfRange:
@@ -28,7 +28,7 @@ def predict_on(spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | Non
 
 def fit_name(gpu: Gpu, sharding: Sharding | None) -> str:
     """What tells cards apart that have a fit of their own; empty for all others."""
-    return gpu.short_name if sharding is None and shipped_fit("cuda", gpu) else ""
+    return gpu.short_name if sharding is None and shipped_fit("cuda", gpu, of_one_card=True) else ""
 
 
 def is_refused(spec: CellSpec, sharding: Sharding | None) -> bool:

@@ -59,15 +59,19 @@ def to_row(record: rec.RunRecord) -> dict[str, Any]:
     }
 
 
-def require_comparable(records: Iterable[rec.RunRecord]) -> None:
+def require_comparable(records: Iterable[rec.RunRecord], *, across_cards: bool = False) -> None:
     """Raise IncomparableRecords, naming the key, both values and both cells, unless all were measured in one way.
 
     One way is: the same instrument, on the same kind of device, with the same minor release of torch (allocators and
-    kernels change between them): the keys of ``COMPARABLE``.
+    kernels change between them): the keys of ``COMPARABLE``. ``across_cards``: emulated GPUs may be several, for what
+    counts each card's own share by arithmetic.
     """
     records = list(records)
+    across_cards = across_cards and all(record.instrument == "emulated" for record in records)
     for record in records[1:]:
         for key, value_of in COMPARABLE.items():
+            if key == "device_name" and across_cards:
+                continue
             here, there = value_of(record), value_of(records[0])
             if here != there:
                 raise IncomparableRecords(

@@ -93,7 +93,7 @@ def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
     held_out = record.fingerprint not in model.fingerprints
     remark = ""
     try:
-        prediction = predict(record.spec, model, gpu=gpu_seen(record.environment.device_name))
+        prediction = predict(record.spec, model, gpu=gpu_seen(record.environment.device_name), replays=True)
     except OutOfRange as error:
         prediction, remark = error.prediction, str(error)
     except VramprobeError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError
+from vramprobe.model.memory_model import shipped_fit
 from vramprobe.predict.questions import given_fit
 
 if TYPE_CHECKING:
@@ -62,9 +63,17 @@ def job_of(
     )
     card = card_named(gpu) if gpu is not None else _card_here(chosen)
     folder = Path(out) if out is not None else default_results(chosen.name, device, card)
+    return Job(chosen, folder, card, _fit_of(fit, folder, card), hourly_rate(card, usd_per_hour, provider))
+
+
+def _fit_of(fit: str | Path | MemoryModel | None, folder: Path, card: Card | None) -> MemoryModel | None:
+    """The fit that is given, or lies beside the results, or ships for the card; ``none``: arithmetic alone."""
+    if fit is not None:
+        return None if str(fit) == "none" else given_fit(fit)
     beside = folder / "fit.json"
-    model = given_fit(beside if fit is None and beside.exists() else fit)
-    return Job(chosen, folder, card, model, hourly_rate(card, usd_per_hour, provider))
+    if beside.exists():
+        return given_fit(beside)
+    return shipped_fit("cuda", card.gpu) if card is not None and card.gpu is not None else None
 
 
 def _card_here(chosen: definition.Sweep) -> Card | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.errors import VramprobeError
+from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.predict.sharding import predict_rank, require_arithmetic
@@ -264,10 +264,20 @@ def _predictions(
 
 
 def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Prediction:
-    if spec.num_gpus == 1:
-        return predict(spec, fit, gpu=card and card.gpu)
-    assert spec.sharding is not None
-    return predict_rank(spec, spec.num_gpus, require_arithmetic(spec.sharding), fit, gpu=card and card.gpu)
+    """With reserved memory by the allocator's replay where the spread of that tier leaves the verdict open."""
+    gpu = card and card.gpu
+    if spec.num_gpus > 1:
+        assert spec.sharding is not None
+        return predict_rank(spec, spec.num_gpus, require_arithmetic(spec.sharding), fit, gpu=gpu)
+    try:
+        found = predict(spec, fit, gpu=gpu)
+    except OutOfRange:
+        if fit is None or len(fit.cards) < 2:
+            raise
+        return predict(spec, gpu=gpu)  # the fit that ships does not reach so far
+    if _verdict(found, card, _card_bytes(spec, card)) != "risky":
+        return found
+    return predict(spec, fit, gpu=gpu, replays=True)
 
 
 def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:

@@ -14,7 +14,7 @@ from typing import Any
 
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.spec import CellSpec
-from vramprobe.terms import optimizer, parameters
+from vramprobe.terms import optimizer, parameters, remainders
 from vramprobe.terms.graph import CAUSES, Place
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.setup import Branch, Setup, branch_of, setup_of
@@ -72,6 +72,7 @@ class Course:
     idle: dict[str, int]  # alive between two steps, but for the batch
     at_step: dict[str, int]
     setup: Setup
+    gradient_remainders: int = 0  # of all gradients' blocks; as many of them are counted as there are gradients
     ranks: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # the same on several GPUs, kept (ranks.py)
 
     @cached_property
@@ -86,9 +87,19 @@ class Course:
         idle = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.idle.items()}
         idle["batch"] = (0, 0, 0, BATCH_BYTES_PER_TOKEN, 0, 0)
         step = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.at_step.items()}
-        found = [(place, [(total, idle | by_cause) for total, by_cause in peaks])
+
+        def whole(terms: dict[str, Digits]) -> dict[str, Digits]:
+            left = self.remainders(terms.get("gradients", (0,))[0])
+            return idle | terms | ({"block_remainders": (left, 0, 0, 0, 0, 0)} if left else {})
+
+        found = [(place, [(total, whole(by_cause)) for total, by_cause in peaks])
                  for place, peaks in self.walk.open_peaks.items()]  # fmt: skip
-        return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), idle | step)])]
+        return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), whole(step))])]
+
+    def remainders(self, gradient_bytes: int) -> int:
+        """What blocks have over while so many bytes of gradients stand."""
+        share = self.gradient_remainders * gradient_bytes // max(self.at_step["gradients"], 1)
+        return self.idle.get("block_remainders", 0) + share
 
 
 _courses: dict[tuple[str, bool, bool, bool, bool], dict[Branch, Course]] = {}
@@ -114,7 +125,10 @@ def course_of(spec: CellSpec, has_flash: bool = True) -> Course:
     del idle["batch"]
     step = {"gradients": _gradients_bytes(trained),
             "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    course = Course(arch, idle, step, setup_of(spec, arch, tensors, has_flash))
+    left = 0
+    if spec.device == "cuda":
+        idle["block_remainders"], left = remainders.of_what_stands(spec, tensors), remainders.of_gradients(trained)
+    course = Course(arch, idle, step, setup_of(spec, arch, tensors, has_flash), left)
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
     _courses.setdefault(key, {})[branch_of(spec, arch)] = course
@@ -134,7 +148,13 @@ def moments_of(course: Course, spec: CellSpec) -> list[Moment]:
     """The same of a cell whose course is at hand."""
     idle = course.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens}
     places = course.walk.highest(spec.batch_size, spec.seq_len) | {_OPTIMIZER: course.at_step}
-    return [Moment(phase, place, _in_order(idle | terms)) for (phase, place), terms in places.items()]
+    return [
+        Moment(
+            phase, place,
+            _in_order(idle | terms | {"block_remainders": course.remainders(terms.get("gradients", 0))}),
+        )
+        for (phase, place), terms in places.items()
+    ]  # fmt: skip
 
 
 def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], state_bytes: int) -> dict[str, int]:

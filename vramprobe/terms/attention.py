@@ -59,7 +59,9 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     if kernel(setup, query.dtype, masked=mask is not None) == "math":
         return _math(setup, query, key, value, bias), None
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
-    out = op.fused_attention(query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, bias)
+    out = op.fused_attention(
+        query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias
+    )
     if setup.device == "cuda" and (bias is not None or query.dtype == "fp32" or not setup.has_flash):
         out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
     return layout.contiguous(out), None

@@ -28,7 +28,7 @@ ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool"
 #: Every cause a moment's bytes may have, in the order they are shown.
 CAUSES = (
     "weights", "gradients", "optimizer_state", "batch", "saved_activations", "checkpoint_store", "recomputed_layer",
-    "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries",
+    "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries", "block_remainders", "workspaces",
 )  # fmt: skip
 
 #: The cause of a value until something more telling is known about it.

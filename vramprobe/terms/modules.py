@@ -7,7 +7,7 @@ rules, the plain one's and the quantised and the adapted one's, work on one set 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import norms
@@ -122,11 +122,13 @@ class Model:
         out_dtype = autocast if autocast != "none" else given.dtype
         narrow = self._cast_operands(name, numel, tensor.numel, given.dtype, out_dtype)
         out = tape.new(numel // (tensor.numel // num_out) * num_out, out_dtype)
+        tape.multiplied()
         del whole, narrow
 
         def backward(grads: list[Value]) -> list[Value | None]:
             weight = self._dequantised(tensor, grads[0].dtype)[0]  # here the scales go before the product
             made = tape.new(numel, grads[0].dtype)
+            tape.multiplied()
             del weight
             return [op.cast(made, before)]
 
@@ -263,7 +265,9 @@ class Model:
         """The rows of a table; ``ids`` where they are made in forward. Adapters under checkpointing make the tokens'
         rows need a gradient (peft's enable_input_require_grads)."""
         tensor = self.tensors[name]
-        out = op.embedding(num_ids, self.weight(name), tensor.shape[1], ids)
+        of_tokens = self.setup.sorted_ids if ids is None else "none"
+        num_sorted = {"none": 0, "tokens": num_ids, "words": tensor.shape[0]}[of_tokens]
+        out = op.embedding(num_ids, self.weight(name), tensor.shape[1], ids, num_sorted)
         if self.arch.scales_embedding:
             out = op.elementwise(out)
         if self.setup.gradient_checkpointing and not tensor.trained and ids is None:
@@ -330,6 +334,14 @@ class Model:
         self._masks.clear()
         self.held.clear()
         self.returned = None
+
+    def end_of_step(self) -> None:
+        """The graph goes, and with it what it holds."""
+        self._inputs.clear()
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Where gradients end, of the trained weights that were used."""
+        return (weight.node for weight in self._weights.values() if isinstance(weight.node, Leaf))
 
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""

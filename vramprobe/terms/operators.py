@@ -166,21 +166,35 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int, saves_
         dtype = grads[0].dtype
         sums = [tape.new(num_out, dtype) if trains_bias else None] if has_bias else []
         grad_weight = as_view(tape.new(weight_numel, dtype)) if trained else None
+        tape.multiplied()
         return [as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
 
     # What it saves is saved before it runs: the last product of a recomputed layer is never made again.
     edge = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
     out = tape.new(value.numel // num_in * num_out, value.dtype)
+    tape.multiplied()
     out.edge = edge
     return out
 
 
-def embedding(num_ids: int, weight: Value, width: int, ids: Value | None = None) -> Value:
-    """A table's rows: saves only the ids (those of the batch are counted there); backward makes a dense gradient."""
+def embedding(num_ids: int, weight: Value, width: int, ids: Value | None = None, num_sorted: int = 0) -> Value:
+    """A table's rows: saves only the ids (those of the batch are counted there); backward makes a dense gradient.
+
+    ``num_sorted``: as many ids as are told apart where they are sorted to be summed, as CUDA does with many: copies of
+    all, and sums in fp32 of each id's rows by ten (EmbeddingBackwardKernel.cu).
+    """
     tape, table = weight.tape, weight.numel
     out = tape.new(num_ids * width, weight.dtype)
     saved = [ids] if ids is not None else []
-    tape.record([weight], [out], saved, lambda grads: [tape.new(table, grads[0].dtype)])
+
+    def backward(grads: list[Value]) -> list[Value | None]:
+        made = tape.new(table, grads[0].dtype)
+        if num_sorted:
+            taken = tape.new(4 * num_ids, "int64"), tape.new(4 * width * num_sorted + 4 * width // 10 * num_ids, "int8")
+            del taken
+        return [made]
+
+    tape.record([weight], [out], saved, backward)
     return out
 
 
@@ -209,9 +223,13 @@ def dropout(value: Value, rate: float, device: str) -> Value:
 
 
 def fused_attention(
-    query: Value, key: Value, value: Value, num_out: int, num_stats: int, bias: Value | None = None
+    query: Value, key: Value, value: Value, num_out: int, num_stats: int, device: str, bias: Value | None = None
 ) -> Value:
-    """Flash or memory-efficient attention: saves q, k, v, its output, ``num_stats`` fp32 log-sum-exps, and a mask."""
+    """Flash or memory-efficient attention: saves q, k, v, its output, ``num_stats`` fp32 log-sum-exps, and a mask.
+
+    On CUDA its backward sums the query's gradient in fp32, with a number for each row, and flash's makes the gradients
+    of grouped heads as wide as the query's before it sums them (simulate/scratch.py has each kernel's own).
+    """
     tape = query.tape
     out = tape.new(num_out, query.dtype)
     # Flash: empty_like(query), in the query's layout. The memory-efficient kernel, which takes values of another size,
@@ -221,7 +239,12 @@ def fused_attention(
     sizes = (query.numel, key.numel, value.numel)
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        return [tape.new(size, grads[0].dtype) for size in sizes]
+        made = [tape.new(size, grads[0].dtype) for size in sizes]
+        if device == "cuda":
+            sums = tape.new(sizes[0] + num_stats, "fp32")
+            wide = [tape.new(sizes[0], grads[0].dtype) for size in sizes[1:] if tape.widens_heads and size != sizes[0]]
+            del sums, wide
+        return made
 
     masks = [bias] if bias is not None else []
     tape.record([query, key, value], [out], [query, key, value, out, stats, *masks], backward)

@@ -38,6 +38,36 @@ def allocated_state_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
     return state - sum(_paged_bytes(spec, tensor) * tensor.num_copies for tensor in large)
 
 
+def allocated_state_parts(spec: CellSpec, tensor: Tensor) -> list[int]:
+    """The state of one copy of a tensor as CUDA's allocator is asked for it, tensor by tensor."""
+    match spec.optim:
+        case "adamw_torch_fused":
+            return [STEP_BYTES, tensor.num_bytes, tensor.num_bytes]
+        case "adamw_torch":  # whose counters are in the host's memory
+            return [tensor.num_bytes, tensor.num_bytes]
+        case "adagrad" | "rmsprop" | "sgd" | "adafactor":
+            size_bytes = _state_bytes(spec, tensor)
+            return [size_bytes] if size_bytes else []
+    if spec.optim.startswith("paged_") and tensor.numel >= MIN_PAGED_ELEMENTS:
+        scales = _state_bytes(spec, tensor) - _paged_bytes(spec, tensor)
+        return [scales // _num_states(spec)] * _num_states(spec) if scales else []
+    if _is_8bit(spec, tensor):
+        return [tensor.numel, 4 * -(-tensor.numel // BLOCK_8BIT)] * _num_states(spec)
+    return [4 * tensor.numel] * _num_states(spec)
+
+
+def temporary_parts(spec: CellSpec, trained: Sequence[Tensor]) -> list[int]:
+    """What a step on CUDA holds at its highest moment, tensor by tensor; ``trained`` has each copy."""
+    if spec.optim in ("adamw_torch", "adagrad", "rmsprop"):
+        return [tensor.num_bytes for tensor in trained] * (2 if spec.optim == "adagrad" else 1)
+    total = temporaries_bytes(spec, trained)
+    if not total:
+        return []
+    # Adafactor's, of one tensor after the other: copies of it in fp32, and what is smaller.
+    copy = max(4 * tensor.numel for tensor in trained)
+    return [copy] * (total // copy) + ([total % copy] if total % copy else [])
+
+
 def _paged_bytes(spec: CellSpec, tensor: Tensor) -> int:
     return tensor.numel * _num_states(spec) * (1 if _is_8bit(spec, tensor) else 4)
 

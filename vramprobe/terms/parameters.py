@@ -181,11 +181,16 @@ def buffers_bytes(arch: Architecture, dtype: str) -> int:
 
 def quantised_bytes(tensor: Tensor, quant: str) -> int:
     """Bytes of one quantised weight with its state, as bitsandbytes stores it (``QuantState``, ``Int8Params``)."""
+    return sum(quantised_parts(tensor, quant))
+
+
+def quantised_parts(tensor: Tensor, quant: str) -> list[int]:
+    """The same, tensor by tensor."""
     if quant == "int8":
-        return tensor.numel + 4 * tensor.shape[0]  # SCB: fp32 per output row
+        return [tensor.numel, 4 * tensor.shape[0]]  # SCB: fp32 per output row
     blocks = -(-tensor.numel // NF4_BLOCK)
-    packed = -(-tensor.numel // 2) + CODE_4BIT_BYTES
+    packed = [-(-tensor.numel // 2), CODE_4BIT_BYTES]
     if quant not in DOUBLE_QUANTISED:
-        return packed + 4 * blocks
-    second = 4 * -(-blocks // NESTED_BLOCK) + CODE_8BIT_BYTES + 4  # absmax of the absmax, its code, the offset
-    return packed + blocks + second
+        return [*packed, 4 * blocks]
+    # Each block's absmax in 8 bits; absmax of the absmax, its code, the offset.
+    return [*packed, blocks, 4 * -(-blocks // NESTED_BLOCK), CODE_8BIT_BYTES, 4]

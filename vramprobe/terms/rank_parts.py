@@ -1,6 +1,7 @@
 """What every kind of sharding asks of a rank: its tensors as they are stored and computed with, and its course.
 
-In: a spec, its tensors. Out: shares, a RankCourse and its Moments, for ranks.py, flat_ranks.py and zero_ranks.py. No torch here.
+In: a spec, its tensors. Out: shares, a RankCourse and its Moments, for ranks.py, flat_ranks.py and zero_ranks.py. No
+torch here.
 """
 
 from __future__ import annotations

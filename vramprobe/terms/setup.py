@@ -7,6 +7,7 @@ sequence length are left open. The walk sees nothing of the spec but this: no op
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture
 from vramprobe.errors import SpecError
@@ -19,8 +20,13 @@ from vramprobe.terms.sizes import OpenSizes, open_sizes
 _ROOM_BITS = 64
 
 
-#: Whether the length is beyond a sliding window, and a fused loss's chunk: all that batch and length decide but sizes.
-Branch = tuple[bool, int | None]
+#: How many ids an embedding's gradient is made from by sorting: none, all tokens, or as many as there are words.
+Sorted = Literal["none", "tokens", "words"]
+#: More tokens than this are sorted on CUDA (aten/src/ATen/native/cuda/Embedding.cu).
+MAX_UNSORTED_TOKENS = 3072
+#: Whether the length is beyond a sliding window, a fused loss's chunk, and what an embedding's gradient sorts: all that
+#: batch and length decide but sizes.
+Branch = tuple[bool, int | None, Sorted]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,7 @@ class Setup:
     accumulates: bool  # more than one micro-step per step
     fused_loss: bool
     beyond_window: bool  # so long that a sliding window hides something
+    sorted_ids: Sorted
     loss_chunk: int | None  # tokens whose logits a fused loss makes at once; null: all of them, or no fused loss
     has_flash: bool = True  # whether the card runs flash attention, as those before Ampere do not
     linears_save_inputs: bool = False  # also of frozen weights: ZeRO-3's own (deepspeed/runtime/zero/linear.py)
@@ -90,7 +97,7 @@ def setup_of(
             f"the formula engine has no arithmetic for attn flash_attention_2 of a {arch.model_type}; use sdpa or "
             "eager, or the trace engine"
         )
-    beyond_window, loss_chunk = branch_of(spec, arch)
+    beyond_window, loss_chunk, sorted_ids = branch_of(spec, arch)
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
@@ -99,7 +106,7 @@ def setup_of(
         attn=spec.attn, lora_dropout=spec.lora_dropout or 0.0, dora=spec.dora,
         gradient_checkpointing=spec.gradient_checkpointing, accumulates=spec.grad_accum > 1,
         fused_loss=spec.fused_linear_cross_entropy, beyond_window=beyond_window, loss_chunk=loss_chunk,
-        has_flash=has_flash, adapter_input=adapter_input,
+        sorted_ids=sorted_ids, has_flash=has_flash, adapter_input=adapter_input,
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )  # fmt: skip
 
@@ -108,10 +115,18 @@ def branch_of(spec: CellSpec, arch: Architecture) -> Branch:
     """What batch and length decide beside the sizes.
 
     Whether transformers makes a mask for the sliding window: from its own length on, though that hides nothing yet
-    (masking_utils._ignore_causal_mask_sdpa). And a fused loss's chunk of tokens, as in :attr:`Setup.loss_chunk`.
+    (masking_utils._ignore_causal_mask_sdpa). A fused loss's chunk of tokens, as in :attr:`Setup.loss_chunk`, and what
+    the gradient of a trained embedding sorts.
     """
     beyond_window = arch.sliding_window is not None and spec.seq_len >= arch.sliding_window
-    return beyond_window, _loss_chunk(arch, spec.num_tokens) if spec.fused_linear_cross_entropy else None
+    loss_chunk = _loss_chunk(arch, spec.num_tokens) if spec.fused_linear_cross_entropy else None
+    return beyond_window, loss_chunk, _sorted_ids(spec, arch)
+
+
+def _sorted_ids(spec: CellSpec, arch: Architecture) -> Sorted:
+    if spec.device != "cuda" or spec.method != "full" or spec.num_tokens <= MAX_UNSORTED_TOKENS:
+        return "none"
+    return "tokens" if spec.num_tokens <= arch.vocab_size else "words"
 
 
 def _loss_chunk(arch: Architecture, num_tokens: int) -> int | None:

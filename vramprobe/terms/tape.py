@@ -52,6 +52,7 @@ class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
     causes = CAUSES
+    widens_heads = False  # whether attention's backward makes gradients of grouped heads as wide as the query's
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:
@@ -152,6 +153,9 @@ class Tape:
         if num_bytes:
             self._rising = True
         return Value(self, numel, dtype, Storage(num_bytes, cause, middle_layer_bytes))
+
+    def multiplied(self) -> None:
+        """A product has its result: from the first one on cuBLAS keeps a workspace for the thread (requests.py)."""
 
     def new_like(self, value: Value, dtype: str | None = None) -> Value:
         """Allocate as many elements as ``value`` has, in its layout."""

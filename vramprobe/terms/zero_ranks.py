@@ -1,6 +1,7 @@
 """One rank under DeepSpeed's ZeRO -> the course of the rank that holds the most, by arithmetic.
 
-In: a spec, the stage and N. Out: a RankCourse, of which ranks.py makes moments; what is counted is said there. No torch here.
+In: a spec, the stage and N. Out: a RankCourse, of which ranks.py makes moments; what is counted is said there. No torch
+here.
 """
 
 from __future__ import annotations

@@ -149,8 +149,10 @@ function $courseOf(spec, has_flash) {
       ["optimizer_temporaries", $terms$optimizer.temporaries_bytes(spec, trained)],
     ]));
     const setup = $const($terms$setup.setup_of(spec, arch, tensors, has_flash));
+    const on_cuda = spec.device === "cuda";
+    const left = on_cuda ? $terms$remainders.of_what_stands(spec, tensors) : 0, of_gradients = on_cuda ? $terms$remainders.of_gradients(trained) : 0;
     if ($courses.size >= 256) $courses.clear();
-    $courses.set(key, {idle, at_step, ranks: $const($dict([])), get walk() { return $const($terms$walk.walk_of(setup)); }});
+    $courses.set(key, {idle, at_step, left, of_gradients, ranks: $const($dict([])), get walk() { return $const($terms$walk.walk_of(setup)); }});
   }
   return $courses.get(key);
 }
@@ -173,29 +175,34 @@ function $plain(it) {
 
 // As terms.moments: the moments of a steady step that can be its peak.
 function $moments(spec, has_flash = true) {
-  const {idle, at_step, walk} = $courseOf(spec, has_flash);
+  const {idle, at_step, walk, left, of_gradients} = $courseOf(spec, has_flash);
+  const all = Math.max(new Map($entries(at_step)).get("gradients"), 1);
+  const remainders = (terms) => left + Number(BigInt(of_gradients) * BigInt(new Map($entries(terms)).get("gradients") ?? 0) / BigInt(all));
   const now = $const($union(idle, $dict([["batch", $terms.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
   const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, at_step]];
   return $const($list(places.map(([[phase, place], terms]) =>
-    new $terms.Moment(phase, place, $const($terms._in_order($union(now, terms)))))));
+    new $terms.Moment(phase, place, $const($terms._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));
 }
 
-// The fit that ships for the cell's device: of the CPU any will do, of GPUs only the card's own; none of a rank.
-function $fitOf(spec, gpu) {
+// The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else that of several of NVIDIA's
+// cards; none of a rank.
+function $fitOf(spec, gpu, of_one_card = false) {
   if (spec.num_gpus > 1) return null;
   const fits = $fits.filter((one) => one.model.device === spec.device);
-  return (spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug))?.model ?? null;
+  const own = spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug);
+  const several = () => fits.find((one) => one.model.cards.length > 1 && (gpu?.is_nvidia ?? true));
+  return (own ?? (of_one_card ? null : several()))?.model ?? null;
 }
 function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
-function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $predict$prediction.BLAS_WORKSPACE_BYTES; }
-function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
+function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $model$memory_model.BLAS_WORKSPACE_BYTES; }
+function hasFit(spec, gpu) { return $fitOf(spec, gpu, true) !== null; }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone.
-function $predicted(spec, gpu) {
+function $predicted(spec, gpu, of_one_card = false) {
   const card = gpu?.card ?? null;
   if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
-  const fit = $fitOf(spec, gpu), moments = $moments(spec, $hasFlash(gpu));
-  const workspaces = $predict$prediction.workspaces_bytes(spec, card);
+  const fit = $fitOf(spec, gpu, of_one_card), moments = $moments(spec, $hasFlash(gpu));
+  const workspaces = $model$memory_model.workspaces_bytes(spec, card);
   const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
     return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
@@ -248,9 +255,9 @@ function verdict(prediction, gpu) {
 
 // The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does.
 function largest(spec, config, gpu) {
-  const fit = $fitOf(spec, gpu);
+  const fit = $fitOf(spec, gpu, true);
   const judge = (one) => {
-    const prediction = $predicted(one, gpu);
+    const prediction = $predicted(one, gpu, true);
     return new $predict$largest.Judged(prediction, $predict$prediction.verdict(prediction, gpu.card), null);
   };
   const count = (question) => {

@@ -46,7 +46,7 @@ const chart = (() => {
     const allocated = prediction.peak_allocated_bytes.value;
     const found = prediction.terms.filter(([, size]) => size > 0);
     const rest = allocated - found.reduce((sum, [, size]) => sum + size, 0);
-    if (rest > 0) found.push([prediction.fit ? "constant" : "workspaces", rest]);
+    if (rest > 0) found.push(["constant", rest]);
     const reserved = prediction.reserved_bytes?.value, device = prediction.device_bytes?.value;
     if (reserved > allocated) found.push(["allocator", reserved - allocated]);
     if (device > (reserved ?? allocated)) found.push(["context", device - (reserved ?? allocated)]);

@@ -59,19 +59,21 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.fused_loss": None,
     "terms.families": None,
     "terms.walk": None,
+    "terms.remainders": None,
     "terms": {
         "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
     "model.memory_model": {
-        "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "constant_name", "half_width",
-        "noise_share", "peak_moment", "unsure_share",
+        "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "BLAS_WORKSPACE_BYTES",
+        "constant_name", "half_width", "noise_share", "peak_moment", "unsure_share", "workspaces_bytes",
+        "with_workspaces",
     },
     "predict.prediction": {
         "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
-        "CONTEXT_ALLOWANCE_BYTES", "BLAS_WORKSPACE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
-        "Interval", "FitProvenance", "workspaces_bytes",
+        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
+        "Interval", "FitProvenance",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
-        "usable_bytes", "_outside",
+        "usable_bytes", "_outside", "_basis",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
         "device_tier", "_provenance",
     },
@@ -197,7 +199,8 @@ def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
         "usd_per_hour": cheapest.usd_per_gpu_hour, "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}"
     }  # fmt: skip
     card = {name: value for name, value in asdict(gpu).items() if name not in ("aliases", "source")}
-    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "card": card, "price": price}
+    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "is_nvidia": gpu.is_nvidia,
+            "card": card, "price": price}  # fmt: skip
 
 
 def _fit(model: memory_model.MemoryModel) -> dict[str, Any]:
@@ -205,4 +208,4 @@ def _fit(model: memory_model.MemoryModel) -> dict[str, Any]:
         gpu = catalog.find_gpu(model.device_name).short_name
     except UnknownName:
         gpu = None
-    return {"gpu": gpu, "model": model.model_dump(mode="json")}
+    return {"gpu": gpu, "model": model.model_dump(mode="json", exclude={"fingerprints"})}

@@ -14,7 +14,7 @@ const result = (() => {
     temporaries: "live within their phase only", optimizer_temporaries: "within the optimizer's step",
     gathered_weights: "other ranks' shards, while they are used", gradient_buckets: "on their way to the other ranks",
     allocator: "reserved by torch, not handed out", context: "CUDA context and libraries", constant: "what the fit found beside the terms",
-    workspaces: "cuBLAS's, one for each thread that calls it",
+    workspaces: "cuBLAS's, one for each thread that calls it", block_remainders: "what the allocator rounds up",
   };
   let drawn = null; // what was drawn last, to draw it again at another width
 

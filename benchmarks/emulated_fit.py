@@ -1,0 +1,195 @@
+"""The fit for CUDA that ships: ``python benchmarks/emulated_fit.py`` (some minutes; torch is not needed).
+
+From results/emulated/records.jsonl.xz, the emulated cells of the sweeps emulated-*.yaml, it makes
+vramprobe/data/fits/emulated.json of the cells below 10B, and emulated_fit.csv and emulated_fit.md: what that fit says
+of the cells above, which it has never seen. ``--collect FOLDER`` makes the records' file from the folders of
+``vramprobe run`` under it, without each record's phases and reads; ``--check`` says whether emulated_fit.md is what
+emulated_fit.csv says, whether the fit is of these records, and whether it says of published runs what reproduce.csv
+does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import lzma
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vramprobe import catalog
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit
+from vramprobe.predict.evaluate import predicted
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
+from vramprobe.units import published
+
+ROOT = Path(__file__).parents[1]
+TABLE = Path(__file__).with_suffix(".csv")
+RECORDS = ROOT / "results" / "emulated" / "records.jsonl.xz"
+FIT = ROOT / "vramprobe" / "data" / "fits" / "emulated.json"
+REPRODUCED = Path(__file__).with_name("reproduce.csv")
+Row = dict[str, Any]
+_TIERS = ("allocated", "reserved")
+_WIDE = 1.0  # percent: differences from here on are listed with a cause
+
+
+def collect(folder: Path) -> list[RunRecord]:
+    """The latest record of each cell on each card, without what no table is made of, by card and cell."""
+    found: dict[tuple[str, str], RunRecord] = {}
+    for path in sorted(folder.rglob("records.jsonl")):
+        for record in store.latest_by_fingerprint(store.read(path.parent, allow_empty=True).records).values():
+            found[record.environment.device_name, record.fingerprint] = record
+    kept = [
+        record.model_copy(update={
+            "phases": [], "ledger": None,
+            "emulation": record.emulation and record.emulation.model_copy(update={"reads": []}),
+        })
+        for record in found.values() if record.outcome.kind in ("ok", "oom")
+    ]  # fmt: skip
+    return sorted(kept, key=lambda record: (record.environment.device_name, record.cell_id, record.fingerprint))
+
+
+def write_records(records: list[RunRecord]) -> None:
+    """One line of JSON each, compressed."""
+    RECORDS.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(record.to_json_line() + "\n" for record in records)
+    RECORDS.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def read_records() -> list[RunRecord]:
+    """What write_records wrote."""
+    lines = lzma.decompress(RECORDS.read_bytes()).decode().splitlines()
+    return [RunRecord.model_validate_json(line) for line in lines]
+
+
+def basis() -> str:
+    """What the published runs that were repeated say of emulated ones, in one sentence."""
+    with REPRODUCED.open(newline="") as file:
+        errors = [abs(float(row["difference_percent"])) for row in csv.DictReader(file) if row["difference_percent"]]
+    return (
+        f"which reproduce published A100 runs within {math.ceil(10 * max(errors)) / 10:g} % (benchmarks/reproduce.md); "
+        "no GPU was measured"
+    )
+
+
+def row_of(record: RunRecord, model: MemoryModel) -> Row:
+    """One held-out cell: what the fit says, what was emulated, and whether it lies within the interval."""
+    prediction, is_far = predicted(record, model)
+    gpu = catalog.gpu_seen(record.environment.device_name)
+    assert record.peak is not None
+    row: Row = {
+        "gpu": gpu.short_name if gpu else record.environment.device_name, "cell": record.cell_id,
+        "method": record.spec.method, "family": record.spec.model_type,
+        "num_params": record.facts.num_params if record.facts else "", "phase": record.peak.phase,
+        "is_far": int(is_far),
+    }  # fmt: skip
+    pairs = (
+        (record.peak.allocated_bytes, prediction.peak_allocated_bytes),
+        (record.peak.reserved_bytes, prediction.reserved_bytes),
+    )
+    for tier, (was, said) in zip(_TIERS, pairs, strict=True):
+        assert was is not None
+        assert said is not None
+        row |= {
+            f"emulated_{tier}_bytes": was, f"predicted_{tier}_bytes": said.value,
+            f"{tier}_error_percent": published(round(100 * (said.value / was - 1), 4)),
+            f"{tier}_is_inside": int(said.low <= was <= said.high),
+        }  # fmt: skip
+    return row
+
+
+def _group(name: str, rows: list[Row]) -> str:
+    cells = [name, str(len(rows))]
+    for tier in _TIERS:
+        errors = [abs(float(row[f"{tier}_error_percent"])) for row in rows]
+        inside = statistics.mean(int(row[f"{tier}_is_inside"]) for row in rows)
+        cells += [f"{statistics.mean(errors):.3f}", f"{max(errors):.2f}", f"{100 * inside:.0f}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+#: Why the reserved memory of a cell is further off than _WIDE: a part of its name, and the cause. First match wins.
+CAUSES: tuple[tuple[str, str], ...] = ()
+
+
+def cause_of(row: Row) -> str:
+    """The named cause of a difference."""
+    return next((why for part, why in CAUSES if part in row["cell"]), "unexplained")
+
+
+def summary(rows: list[Row], model: MemoryModel) -> str:
+    """The errors by card, method and family, then each large one with its cause."""
+    cards = ", ".join(model.cards)
+    lines = [
+        "# The fit for CUDA on cells that it has not seen\n",
+        f"Fitted to {model.num_records} emulated cells of {len(model.models)} models below 10B on {cards};",
+        "held out are models above 10B. Emulated: the real CUDA software over a driver that launches nothing;",
+        "no GPU was measured, but published A100 runs come out on it as they were measured",
+        "([reproduce.md](reproduce.md)).",
+        "Errors in percent of the emulated run; intervals are of 90 %. By `python benchmarks/emulated_fit.py`.\n",
+        "| held out | cells | allocated: mean | worst | inside, % | reserved: mean | worst | inside, % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        _group("all", rows),
+    ]
+    groupings: tuple[Callable[[Row], str], ...] = (
+        lambda row: row["method"], lambda row: row["gpu"], lambda row: row["family"],
+    )  # fmt: skip
+    for key in groupings:
+        lines += [
+            _group(name, [row for row in rows if key(row) == name]) for name in sorted({key(row) for row in rows})
+        ]
+    wide = [row for row in rows if max(abs(float(row[f"{tier}_error_percent"])) for tier in _TIERS) >= _WIDE]
+    if wide:
+        lines += [f"\n| off by {_WIDE:g} % or more | card | allocated, % | reserved, % | why |",
+                  "| --- | --- | ---: | ---: | --- |"]  # fmt: skip
+        lines += [f"| {row['cell']} | {row['gpu']} | {float(row['allocated_error_percent']):+.2f} | "
+                  f"{float(row['reserved_error_percent']):+.2f} | {cause_of(row)} |" for row in wide]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def read_rows() -> list[Row]:
+    with TABLE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def stale() -> list[str]:
+    """What is not as the records and tables say."""
+    model, records = load_fit(FIT), read_records()
+    found = []
+    if TABLE.with_suffix(".md").read_text() != summary(read_rows(), model):
+        found.append(f"{TABLE.stem}.md is not what {TABLE.name} says")
+    fitted = {record.fingerprint for record in records if not record.held_out}
+    if not set(model.fingerprints) <= fitted:
+        found.append(f"{FIT.name} is fitted to cells that are not in {RECORDS.name}")
+    if model.basis != basis():
+        found.append(f"{FIT.name} says {model.basis!r} where {REPRODUCED.name} says {basis()!r}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--collect", type=Path)
+    parser.add_argument("--check", action="store_true")
+    words = parser.parse_args()
+    if words.check:
+        complaints = stale()
+        raise SystemExit("; ".join([*complaints, "run python benchmarks/emulated_fit.py"]) if complaints else 0)
+    if words.collect:
+        write_records(collect(words.collect))
+    records = read_records()
+    model = fit(records).model_copy(update={"basis": basis()})
+    save_fit(model, FIT)
+    rows = [row_of(record, model) for record in records if record.held_out and record.outcome.kind == "ok"]
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    TABLE.with_suffix(".md").write_text(summary(read_rows(), model))
+    print(summary(read_rows(), model).split("\n| off")[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A cell's requests by arithmetic through the allocator, against the same workload on fake tensors; remainders."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+
+from vramprobe.catalog import find_gpu
+from vramprobe.model.replayed import Replayed, replayed
+from vramprobe.simulate.allocator import CachingAllocator
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms import parameters
+from vramprobe.terms.remainders import remainder
+from vramprobe.terms.requests import Run
+from vramprobe.units import MIB
+
+H100 = find_gpu("H100-SXM")
+CELLS: list[dict[str, Any]] = [
+    {"model": "llama-3.2-1b", "method": "full", "seq_len": 2048, "gradient_checkpointing": True},
+    {"model": "qwen2.5-0.5b", "method": "lora", "seq_len": 512},
+    {"model": "qwen3-0.6b", "method": "qlora", "seq_len": 512, "gradient_checkpointing": True},
+    {"model": "pythia-160m", "method": "full", "seq_len": 1024, "grad_accum": 2, "optim": "adamw_torch"},
+]
+
+
+def cell(words: dict[str, Any]) -> CellSpec:
+    return resolve(**({"device": "cuda", "batch_size": 1, "num_layers": 2} | words))
+
+
+class Account:
+    """An allocator that only counts."""
+
+    def __init__(self) -> None:
+        self.standing: dict[Hashable, int] = {}
+        self.most = self.total = 0
+
+    def allocate(self, name: Hashable, size_bytes: int) -> None:
+        assert name not in self.standing
+        self.standing[name] = size_bytes
+        self.total += size_bytes
+        self.most = max(self.most, self.total)
+
+    def free(self, name: Hashable) -> None:
+        self.total -= self.standing.pop(name)
+
+
+@pytest.mark.parametrize("words", CELLS, ids=lambda words: f"{words['model']} {words['method']}")
+def test_allocated_and_reserved_are_the_simulations(words: dict[str, Any]) -> None:
+    from vramprobe.simulate.run import simulate
+
+    spec = cell(words)
+    peak = simulate(spec, gpu=H100).record.peak
+    assert peak is not None
+    found = replayed(spec, H100)
+    assert found.allocated_bytes == pytest.approx(peak.allocated_bytes, rel=0.001)
+    assert found.reserved_bytes == pytest.approx(peak.reserved_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize("words", CELLS, ids=lambda words: f"{words['model']} {words['method']}")
+def test_a_step_leaves_what_it_found(words: dict[str, Any]) -> None:
+    """Weights alone after the load; after each step weights, batch, state and workspaces, and nothing of the step."""
+    spec, account = cell(words), Account()
+    run = Run(spec, account, has_flash=True, prefers_cudnn=True, workspace_bytes=32 * MIB)
+    run.load()
+    weights = parameters.weights_bytes(parameters.tensors(spec, run.arch), spec.quant)
+    assert account.total == weights + 2 * 8 * spec.num_tokens
+    totals = []
+    for _ in range(3):
+        run.step()
+        totals.append(account.total)
+    assert totals[0] == totals[1] == totals[2]
+    assert account.standing["workspace", "forward"] == account.standing["workspace", "backward"] == 32 * MIB
+
+
+def test_the_card_decides() -> None:
+    """cuBLAS's workspaces, and without flash attention the scores; the answer is kept for each by itself."""
+    spec = cell({"model": "llama-3.2-1b", "method": "lora", "seq_len": 2048})
+    hopper, ampere, turing = (replayed(spec, find_gpu(name)) for name in ("H100-SXM", "RTX-3090", "T4"))
+    assert hopper.allocated_bytes - ampere.allocated_bytes == pytest.approx(2 * (32 - 8.125) * MIB, rel=0.05)
+    assert turing.allocated_bytes > hopper.allocated_bytes
+    assert replayed(spec, find_gpu("H200")) == hopper
+    assert replayed(spec) == ampere == Replayed(*ampere)
+
+
+@pytest.mark.parametrize(
+    "size_bytes",
+    [1, 512, 513, 10 * MIB, 10 * MIB + 1, 11 * MIB, 11 * MIB - 1, 129 * MIB + MIB // 2, 128 * MIB + 3 * MIB // 4],
+)
+def test_a_remainder_is_the_allocators(size_bytes: int) -> None:
+    allocator = CachingAllocator()
+    allocator.allocate("block", size_bytes)
+    assert remainder(size_bytes) == allocator.ledger.allocated - size_bytes

@@ -1,0 +1,71 @@
+"""Replayed: a cell's requests, by arithmetic, through CUDA's caching allocator: what it would hold in reserve.
+
+In: a spec, and what its card decides. Out: peaks in both tiers. Where two accounts meet that know nothing of each
+other: the arithmetic's order of requests (terms/requests.py), the allocator's own rules (simulate/allocator.py). No
+torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
+from vramprobe.simulate.allocator import CachingAllocator
+from vramprobe.simulate.allocator_config import parse_alloc_conf
+from vramprobe.spec import CellSpec
+from vramprobe.terms.requests import Run
+
+#: The first step makes the optimizer's state, the second finds the segments that the first one left.
+_NUM_STEPS = 2
+_MAX_KEPT = 4096
+
+
+class HasKernels(Protocol):
+    """A GPU, as far as what it runs decides memory."""
+
+    @property
+    def has_flash(self) -> bool: ...
+
+    @property
+    def prefers_cudnn(self) -> bool: ...
+
+    @property
+    def blas_workspace_bytes(self) -> int: ...
+
+
+class Replayed(NamedTuple):
+    """The highest of the training steps."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+_kept: dict[tuple[str, bool, bool, int], Replayed] = {}
+
+
+def replayed(spec: CellSpec, gpu: HasKernels | None = None) -> Replayed:
+    """The peaks of ``spec`` on a card that is never full; without ``gpu`` on one as an A100.
+
+    Raises UnsupportedArchitecture for what there is no arithmetic for.
+    """
+    card = (True, False, BLAS_WORKSPACE_BYTES)
+    if gpu is not None:
+        card = (gpu.has_flash, gpu.prefers_cudnn, gpu.blas_workspace_bytes)
+    key = (spec.fingerprint, *card)
+    if key not in _kept:
+        if len(_kept) >= _MAX_KEPT:
+            _kept.clear()
+        _kept[key] = _replay(spec, *card)
+    return _kept[key]
+
+
+def _replay(spec: CellSpec, has_flash: bool, prefers_cudnn: bool, workspace_bytes: int) -> Replayed:
+    allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""))
+    run = Run(spec, allocator, has_flash=has_flash, prefers_cudnn=prefers_cudnn, workspace_bytes=workspace_bytes)
+    run.load()
+    allocator.empty_cache()
+    allocator.ledger.reset_peaks()
+    for _ in range(_NUM_STEPS):
+        run.step()
+    peak = allocator.ledger.peak()
+    return Replayed(peak.allocated_bytes, peak.reserved_bytes)

@@ -1,0 +1,156 @@
+"""Requests: what a run asks of its allocator, one after the other: weights, batch, steps, the optimizer's state.
+
+In: a spec, what its card decides, an allocator. Out: the allocator's own counts. At the cell's own sizes, with every
+layer in its turn, where walk.py counts one layer of each kind for every batch and length: what a caching allocator
+holds beside the tensors depends on the order of all of them. Never imports torch, the workload or an allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from vramprobe.architecture import architecture
+from vramprobe.spec import CellSpec
+from vramprobe.terms import families, optimizer, parameters
+from vramprobe.terms.graph import ITEMSIZE_BYTES, Place, Storage, Value
+from vramprobe.terms.modules import Model
+from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.setup import setup_of
+from vramprobe.terms.tape import Tape
+
+#: input_ids and labels.
+_BATCH = ("input_ids", "labels")
+
+
+class Allocator(Protocol):
+    """Whoever is asked."""
+
+    def allocate(self, name: Hashable, size_bytes: int) -> object: ...
+
+    def free(self, name: Hashable) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A cell's own batch size and length, where walk.py leaves both open."""
+
+    batch_size: int
+    seq_len: int
+
+    def covers(self, count: int, other: int) -> bool:
+        """Whether the first size is at least the second."""
+        return count >= other
+
+
+class Run:
+    """One cell, from its weights to as many steps as are asked for; each method asks for what it is called after."""
+
+    def __init__(
+        self, spec: CellSpec, allocator: Allocator, *, has_flash: bool, prefers_cudnn: bool, workspace_bytes: int
+    ) -> None:
+        """``workspace_bytes``: cuBLAS's for one thread. Raises UnsupportedArchitecture, as terms.moments does."""
+        self.spec, self.allocator = spec, allocator
+        self.arch = arch = architecture(spec.architecture)
+        tensors = parameters.tensors(spec, arch)
+        setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=_Given(spec.batch_size, spec.seq_len))
+        self._tape = _AllocatingTape(allocator, workspace_bytes)
+        self._tape.widens_heads = has_flash and not prefers_cudnn
+        self._model = Model(self._tape, setup, range(arch.num_layers))
+        self._tensors = list(_in_order(self._model, tensors))
+        self._num_steps = 0
+
+    def load(self) -> None:
+        """The weights, quantised one after the other, then the batch."""
+        for name, tensor in self._tensors:
+            if tensor.quantised:
+                self._quantise(name, tensor)
+            else:
+                self.allocator.allocate(("weight", name), tensor.num_bytes)
+        for name in _BATCH:
+            self.allocator.allocate(name, ITEMSIZE_BYTES["int64"] * self.spec.num_tokens)
+
+    def _quantise(self, name: str, tensor: Tensor) -> None:
+        """bitsandbytes' functional.quantize_4bit and Int8Params.cuda: the whole weight stands until its parts do."""
+        allocate, free = self.allocator.allocate, self.allocator.free
+        allocate("whole", tensor.num_bytes)
+        parts = parameters.quantised_parts(tensor, self.spec.quant)
+        for number, size_bytes in enumerate(parts):
+            allocate(("weight", name, number), size_bytes)
+        free("whole")
+
+    def step(self) -> None:
+        """One step: forward and backward of every micro-batch, the optimizer, the gradients' end."""
+        model, tape = self._model, self._tape
+        self._num_steps += 1
+        for _ in range(self.spec.grad_accum):
+            root = families.forward(model).node
+            tape.thread = "backward"
+            tape.backward(root, tape.new(1, "fp32"))
+            tape.thread = "forward"
+            del root
+            model.end_of_step()
+        self._optimize()
+        for leaf in model.leaves():
+            leaf.gradient = None
+
+    def _optimize(self) -> None:
+        """The state, made in the first step, and what a step takes for a moment."""
+        trained = [(name, tensor) for name, tensor in self._tensors if tensor.trained]
+        if self._num_steps == 1:
+            for name, tensor in trained:
+                for number, size_bytes in enumerate(optimizer.allocated_state_parts(self.spec, tensor)):
+                    self.allocator.allocate(("state", name, number), size_bytes)
+        taken = optimizer.temporary_parts(self.spec, [tensor for _, tensor in trained])
+        for number, size_bytes in enumerate(taken):
+            self.allocator.allocate(("temporary", number), size_bytes)
+        for number in range(len(taken)):
+            self.allocator.free(("temporary", number))
+
+
+def _in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Each copy of each tensor with its own name: the base model as it is made, then the adapters, layer by layer."""
+    for group in ([one for one in tensors if one.role != "adapter"], [one for one in tensors if one.role == "adapter"]):
+        of_layers = [tensor for tensor in group if tensor.per_layer]
+        first = next((at for at, tensor in enumerate(group) if tensor.per_layer), len(group))
+        yield from ((tensor.name, tensor) for tensor in group[:first] if not tensor.per_layer)
+        for layer in model.layers if of_layers else ():
+            model.layer = layer
+            for tensor in of_layers:
+                if model.has(tensor.name):
+                    yield tensor.name.replace("{layer}", str(layer)), tensor
+        yield from ((tensor.name, tensor) for tensor in group[first:] if not tensor.per_layer)
+
+
+class _AllocatingTape(Tape):
+    """A Tape that asks an allocator, and keeps no account of its own."""
+
+    def __init__(self, allocator: Allocator, workspace_bytes: int) -> None:
+        super().__init__()
+        self._allocator, self._workspace_bytes = allocator, workspace_bytes
+        self.thread = "forward"  # autograd's backward runs on one of its own
+        self._has_workspace: set[str] = set()
+
+    def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
+        """Allocate ``numel`` elements."""
+        storage = Storage(numel * ITEMSIZE_BYTES[dtype], cause or self._cause, None)
+        if storage.num_bytes:
+            self._allocator.allocate(storage, storage.num_bytes)
+        return Value(self, numel, dtype, storage)
+
+    def multiplied(self) -> None:
+        """cuBLAS's workspace, for a thread that has none."""
+        if self.thread not in self._has_workspace:
+            self._has_workspace.add(self.thread)
+            self._allocator.allocate(("workspace", self.thread), self._workspace_bytes)
+
+    def _free(self, storage: Storage) -> None:
+        if storage.num_bytes:
+            self._allocator.free(storage)
+
+    def _recause(self, storage: Storage, cause: str) -> None:
+        storage.cause = cause
+
+    def _go_to(self, place: Place) -> None:
+        self.place = place

@@ -6,7 +6,8 @@ const words = (() => {
 
   /** `7.32 GiB`, by vramprobe.units.format_bytes itself. */
   const bytes = (count) => vramprobe.formatBytes(count ?? null);
-  const gib = (count) => vramprobe.fixed(count / GIB, 2);
+  const fixed = (value, digits) => vramprobe.fixed(value, digits);
+  const gib = (count) => fixed(count / GIB, 2);
   const plain = (name) => name.replaceAll("_", " ");
   const count = (number) => number.toLocaleString("en-US");
   const percent = (share) => (share > 0 && share < 0.0005 ? "< 0.1%" : `${(100 * share).toFixed(1)}%`);
@@ -31,5 +32,5 @@ const words = (() => {
     return made;
   }
 
-  return { GIB, bytes, gib, fixed: vramprobe.fixed, plain, count, percent, params, basis, amounts, element };
+  return { GIB, bytes, gib, fixed, plain, count, percent, params, basis, amounts, element };
 })();

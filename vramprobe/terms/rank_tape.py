@@ -52,7 +52,7 @@ def rank_walk(setup: Setup, units: Units) -> Walk:
     """The Walk of one rank."""
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, accumulates=setup.accumulates))
+    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, setup.accumulates))
 
 
 class RankTape(Tape):
@@ -61,7 +61,7 @@ class RankTape(Tape):
     causes = (*CAUSES, *RANK_CAUSES)
     holds_whole_gradients = False
 
-    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], *, accumulates: bool) -> None:
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], accumulates: bool) -> None:
         super().__init__(covers)
         self._units = units
         self._by_name = {

@@ -27,14 +27,14 @@ def flat_walk(setup: Setup, units: Units) -> Walk:
     """The Walk of one rank."""
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-    return walk_layers(setup, layers, FlatTape(setup.sizes.covers, units, places, accumulates=setup.accumulates))
+    return walk_layers(setup, layers, FlatTape(setup.sizes.covers, units, places, setup.accumulates))
 
 
 class FlatTape(RankTape):
     """A RankTape whose units are flat parameters."""
 
-    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], *, accumulates: bool) -> None:
-        super().__init__(covers, units, layers, accumulates=accumulates)
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], accumulates: bool) -> None:
+        super().__init__(covers, units, layers, accumulates)
 
     def _enter(self, phase: str, name: str) -> None:
         if phase == "forward":
@@ -70,4 +70,5 @@ class FlatTape(RankTape):
             shard = self._bytes(unit.shard, "gradients")
         if not self._accumulates:
             self._shards.append(shard)
-        del shard, joined
+        del shard
+        del joined

@@ -92,8 +92,12 @@ def _open_walk(setup: Setup, units: Units, num_shares: int) -> Walk:
     sizes = setup.sizes.with_others(num_shares)
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
+<<<<<<< HEAD
     tape = RankTape(sizes.covers, units, places, accumulates=setup.accumulates)
     return walk_layers(replace(setup, sizes=sizes), layers, tape)
+=======
+    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, setup.accumulates))
+>>>>>>> helper-ranks
 
 
 class RankTape(Tape):
@@ -102,7 +106,7 @@ class RankTape(Tape):
     causes = (*CAUSES, *RANK_CAUSES)
     holds_whole_gradients = False
 
-    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], *, accumulates: bool) -> None:
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], accumulates: bool) -> None:
         super().__init__(covers)
         self._units = units
         self._by_name = {

@@ -92,12 +92,7 @@ def _open_walk(setup: Setup, units: Units, num_shares: int) -> Walk:
     sizes = setup.sizes.with_others(num_shares)
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-<<<<<<< HEAD
-    tape = RankTape(sizes.covers, units, places, accumulates=setup.accumulates)
-    return walk_layers(replace(setup, sizes=sizes), layers, tape)
-=======
-    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, setup.accumulates))
->>>>>>> helper-ranks
+    return walk_layers(replace(setup, sizes=sizes), layers, RankTape(sizes.covers, units, places, setup.accumulates))
 
 
 class RankTape(Tape):

@@ -63,14 +63,19 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
     return told | {
         "emulated_bytes": peak, "difference_bytes": peak - measured, "difference_percent": _percent(peak, measured),
         "settled_measured_bytes": row.settled_bytes, "settled_emulated_bytes": entry["settled_bytes"],
-        "reserved_emulated_bytes": round(
-            statistics.mean(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"]))
-        ),
+        "reserved_emulated_bytes": _reserved_bytes(entry),
         "nvidia_smi_bytes": devices.get(row.url_or_path),
         "cause": cause_of(row, recipe, peak / measured - 1), "num_steering_reads": entry["num_steering_reads"],
         "simulated_bytes": simulated.get(row.line), "simulated_percent": _percent(simulated.get(row.line), measured),
         "predicted_bytes": predicted, "predicted_percent": _percent(predicted, measured), "no_prediction": why,
     }  # fmt: skip
+
+
+def _reserved_bytes(entry: Entry) -> int | None:
+    """Mean over the ranks, after a step where blocks had to be given back; None of runs that did not say whether."""
+    if "rank_num_retries" not in entry:
+        return None
+    return round(statistics.mean(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"])))
 
 
 def cause_of(row: PublishedRow, recipe: Recipe, error: float) -> str:
@@ -158,7 +163,7 @@ def _line(row: Row) -> str:
         row["line"], f"{run}, {row['batch_size']} × {row['seq_len']}", row["stack"], row["num_gpus"],
         f"{int(row['measured_bytes']):,}", _less(row["emulated_bytes"], row["measured_bytes"]),
         f"{float(row['difference_percent']):+.4f}", _less(row["settled_emulated_bytes"], row["settled_measured_bytes"]),
-        f"{(int(device) - int(reserved)) / MIB:,.0f}" if device else "",
+        f"{(int(device) - int(reserved)) / MIB:,.0f}" if device and reserved else "",
         *(f"{float(row[key]):+.2f}" if row[key] else "" for key in ("simulated_percent", "predicted_percent")),
         row["cause"],
     ]  # fmt: skip

@@ -36,6 +36,7 @@ from vramprobe.terms.graph import CAUSES, ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_tape import RANK_CAUSES, Unit, Units, rank_units, rank_walk
 from vramprobe.terms.setup import setup_of
+from vramprobe.terms.sizes import share_of
 from vramprobe.terms.walk import Walk, walk_of
 
 #: DDP; DeepSpeed's stages; FSDP's FULL_SHARD and SHARD_GRAD_OP (accelerate's and torch's names).
@@ -263,7 +264,7 @@ def _with_buffers(moment: Moment, zero: _Zero) -> Moment:
     terms, in_step = dict(moment.terms), moment.phase == "optimizer_step"
     gradients = terms.get("gradients", 0)
     if zero.sharding != "zero1":
-        terms["gradients"] = -(-gradients * zero.divided // zero.gradients)
+        terms["gradients"] = share_of(gradients, zero.divided, zero.gradients)
     if zero.sharding == "zero3":
         terms["gathered_weights"] = 0 if in_step else zero.gathered
     elif in_step:

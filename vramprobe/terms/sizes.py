@@ -93,3 +93,8 @@ def open_sizes(batch_size: int, seq_len: int, digit_bits: int) -> OpenSizes:
 def monomials(batch_size: int, seq_len: int) -> Monomials:
     """The monomials of a cell."""
     return 1, batch_size, seq_len, batch_size * seq_len, seq_len**2, batch_size * seq_len**2
+
+
+def share_of(count: int, part: int, whole: int) -> int:
+    """``count`` × ``part`` / ``whole``, rounded up; the page has its own, whose plain numbers end at 2^53."""
+    return -(-count * part // whole)

@@ -151,4 +151,5 @@ class $OpenSizes extends $Frozen {
 const $sizes = {
   open_sizes: (batch_size, seq_len, digit_bits) => new $OpenSizes(batch_size, seq_len, digit_bits),
   monomials: (b, s) => [1, b, s, b * s, s * s, b * s * s],
+  share_of: (count, part, whole) => Number((BigInt(count) * BigInt(part) + BigInt(whole) - 1n) / BigInt(whole)),
 };

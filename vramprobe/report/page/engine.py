@@ -107,6 +107,7 @@ _GIVEN = {
     "vramprobe.errors.OutOfRange": "$OutOfRange",
     "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
     "vramprobe.terms.sizes.monomials": "$sizes.monomials",
+    "vramprobe.terms.sizes.share_of": "$sizes.share_of",
     "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor",
     "math.sqrt": "Math.sqrt", "math.hypot": "Math.hypot", "math.exp": "Math.exp",
     "typing.get_args": "(($values) => $values)",

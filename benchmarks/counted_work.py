@@ -50,10 +50,10 @@ attention's scores whole; below the diagonal, where a causal kernel computes, ar
 that is set beside the arithmetic's. Rebuild: `python benchmarks/counted_work.py`.
 
 What differs has a cause, and the arithmetic was left as it is: its rates are fitted with it. Adapters without
-checkpointing: the first layer's frozen projections hand no gradient further down, one layer of all (these cells
-have two). Checkpointing: torch's stops as soon as it has all that backward wants, so that a layer's last product is not
-repeated, unless it has an adapter. Eager attention computes the scores above the diagonal, too, and none again in
-backward.
+checkpointing: the first layer's frozen projections hand no gradient further down, which is one layer of all (these
+cells have two). Checkpointing: torch's stops as soon as it has all that backward wants, so that a layer's last product
+is not repeated, unless it has an adapter. Eager attention computes the scores above the diagonal, too, and none again
+in backward.
 
 | cell | products: arithmetic | counted | differs | attention: arithmetic | counted | differs |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |

@@ -91,11 +91,11 @@ class Kitchen:
                 continue
             judged = verdict(prediction, gpu)
             if judged.verdict == "fits":
-                return self._setting(recipe, gpu, num_gpus, judged)
-            tried.append((recipe, judged))
+                return self._setting(recipe, gpu, num_gpus, judged, prediction.warnings)
+            tried.append((recipe, judged, prediction.warnings))
         tight = [one for one in tried if one[1].verdict == "tight"]
         found = tight[0] if tight else min(tried, key=lambda one: one[1].needed_bytes.value, default=None)
-        return None if found is None else self._setting(found[0], gpu, num_gpus, found[1])
+        return None if found is None else self._setting(found[0], gpu, num_gpus, found[1], found[2])
 
     def fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Recipe]:
         """Of all tokens per second an interval's factor is the same, so that the best values decide."""
@@ -131,14 +131,16 @@ class Kitchen:
     def setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Setting | None:
         """The cell in this way on so many of the card; None where nothing is known of a rank of it."""
         prediction = self._prediction(recipe, gpu, num_gpus)
-        return None if prediction is None else self._setting(recipe, gpu, num_gpus, verdict(prediction, gpu))
+        if prediction is None:
+            return None
+        return self._setting(recipe, gpu, num_gpus, verdict(prediction, gpu), prediction.warnings)
 
-    def _setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int, judged: Verdict) -> Setting:
+    def _setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int, judged: Verdict, warnings: list[str]) -> Setting:
         return Setting(
             num_gpus=num_gpus, sharding=recipe.sharding, batch_size=recipe.batch_size, grad_accum=recipe.grad_accum,
             gradient_checkpointing=recipe.gradient_checkpointing, verdict=judged,
             estimate=self.estimate(self._work(recipe, gpu), recipe.grad_accum, gpu, num_gpus, recipe.sharding),
-            warnings=self._prediction(recipe, gpu, num_gpus).warnings,
+            warnings=warnings,
         )  # fmt: skip
 
     def estimate(self, work: Work, grad_accum: int, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Estimate:

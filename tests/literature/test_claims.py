@@ -101,8 +101,8 @@ def test_figures_by_hand() -> None:
     assert one["L1-06"].most.figure.value == 0.5625  # 4 B per block of 64 without double quantisation
     assert one["L2-01"].most.figure.value == pytest.approx(18, rel=1e-3)
     assert one["L2-01"].holds_under.startswith("bf16, fp32 moments and master weights: 16")
-    # ZeRO-3 over 8 ranks, told of no dtype, so in fp32: 20 B × 70,553,706,496 / 8 with the copy that is stepped, a bucket
-    # of 0.5e9, 1e9 gathered; the layers' inputs, and where the head's gradient is made, that and the logits'.
+    # ZeRO-3 over 8 ranks, told of no dtype, so in fp32: 20 B × 70,553,706,496 / 8 with the copy that is stepped, a
+    # bucket of 0.5e9, 1e9 gathered; the layers' inputs, and where the head's gradient is made, that and the logits'.
     cell = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 2048,
             "gradient_checkpointing": True, "recipe": "all-bf16"}  # fmt: skip
     usable = 81559 * 2**20 - 2**30 - 2**29

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Peak, PhaseMemory
 
 #: (tier, one that holds it).
-_ORDER = (("requested", "active"), ("allocated", "active"), ("active", "reserved"), ("allocated", "reserved"))
+_ORDER = (("requested", "active"), ("allocated", "active"), ("active", "reserved"))
 
 
 @dataclass(frozen=True)

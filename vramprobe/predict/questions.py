@@ -61,7 +61,7 @@ def predict(
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's. ``replays``: on
-    CUDA by the allocator's replay, where the fit knows how far off that is; without it by arithmetic alone, as the page.
+    CUDA by the allocator's replay, where the fit knows how far off that is; else by arithmetic alone, as on the page.
     """
     from vramprobe.model.memory_model import shipped_fit
 

@@ -35,11 +35,11 @@ def run(*words: str, columns: int = 80) -> str:
 @pytest.mark.parametrize("gpu", ["RTX-A6000", "T4", None])
 @pytest.mark.parametrize("cell", [LARGE, SMALL | {"dora": True, "lora_dropout": 0.1}, SMALL | {"method": "full"}])
 def test_every_change_is_what_predict_says_of_the_other_cell(cell: dict[str, Any], gpu: str | None) -> None:
-    now = api.predict(gpu=gpu, **cell).peak_allocated_bytes.value
+    now = api.predict(replays=False, gpu=gpu, **cell).peak_allocated_bytes.value
     found = api.changes(gpu=gpu, **cell)
     assert found
     for one in found:
-        other = api.predict(gpu=gpu, **(cell | one.options))
+        other = api.predict(replays=False, gpu=gpu, **(cell | one.options))
         assert one.from_bytes == now
         assert one.to_bytes == other.peak_allocated_bytes.value
         assert one.saved_bytes == now - one.to_bytes > LEAST_SHARE * now
@@ -63,7 +63,7 @@ def test_several_changes_that_are_together_enough_come_first_and_each_is_needed(
     assert "fits" not in {one.verdict for one in others}
     for name in first.options:
         fewer = {other: value for other, value in first.options.items() if other != name}
-        without = api.predict(gpu=gpu, **(cell | fewer))
+        without = api.predict(replays=False, gpu=gpu, **(cell | fewer))
         assert verdict(without, catalog.find_gpu(gpu)).verdict != "fits"
 
 

@@ -214,7 +214,7 @@ def test_without_a_fit_the_one_that_ships_for_the_device_predicts_and_says_so() 
     assert on_a_gpu.fit.instrument == "emulated"  # no GPU has been measured
     assert any("fitted to emulated runs, which reproduce published A100 runs" in note for note in on_a_gpu.warnings)
     assert api.predict(**words, fit="none").fit is None
-    assert api.predict(**words, gpu="H100-SXM").fit is None
+    assert api.predict(**words, gpu="MI300X").fit is None
 
 
 def test_beyond_the_fit_that_ships_arithmetic_alone_answers_and_says_why() -> None:

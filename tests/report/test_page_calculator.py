@@ -37,7 +37,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     peak = prediction["peak_allocated_bytes"]
     assert one.text("#peak") == format_bytes(peak["value"])
     assert one.text("#interval") == f"{format_bytes(peak['low'])} to {format_bytes(peak['high'])}"
-    assert one.tab.locator("#terms tbody tr").count() == len(prediction["terms"]) + 1  # cuBLAS's workspaces
+    assert one.tab.locator("#terms tbody tr").count() == len(prediction["terms"])
     assert [name.split("\n")[0] for name in tab.locator("#verdicts li").all_inner_texts()] == [
         "RTX A6000", "H100 SXM5 80GB", "H200 SXM", "B200 SXM",
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
 def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> None:
     one = opened("#m=llama-3.1-70b&gc=1&n=8&sh=zero3&g=RTX-A6000")
     predicted = api.predict(
-        replays=False,
+        fit="none",
         model="llama-3.1-70b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=8,
         sharding="zero3", gpu="RTX-A6000",
     )  # fmt: skip
@@ -155,7 +155,7 @@ def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> Non
     assert one.text("#command").startswith("vramprobe predict --model llama-3.1-70b")
     assert "cannot be measured" in one.text("#command-hint")
     names = [row.split("\n")[0] for row in one.tab.locator("#terms tbody tr").all_inner_texts()]
-    assert names == [*(name.replace("_", " ") for name in predicted.terms), "workspaces"]
+    assert names == [*(name.replace("_", " ") for name in predicted.terms)]
     assert one.tab.locator("#notes .note").all_inner_texts() == [
         f"Note: {note}" for note in predicted.warnings if not note.startswith("arithmetic alone")
     ]
@@ -166,7 +166,7 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
     one.tab.wait_for_selector("#changes[data-done]")
     rows = [row.replace("\t", "\n").split("\n") for row in one.tab.locator("#changes li").all_inner_texts()]
     cell = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
-    peak = api.predict(replays=False, **cell).peak_allocated_bytes.value
+    peak = api.predict(fit="none", **cell).peak_allocated_bytes.value
     for label, change in (
         ("Gradient checkpointing", {"gradient_checkpointing": True}),
         ("Length, tokens: 1,024", {"seq_len": 1024}),
@@ -174,7 +174,7 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
         ("Optimizer: adamw_bnb_8bit", {"optim": "adamw_bnb_8bit"}),
         ("GPUs: 8", {"num_gpus": 8, "sharding": "fsdp"}),
     ):
-        less = api.predict(replays=False, **(cell | change)).peak_allocated_bytes.value
+        less = api.predict(fit="none", **(cell | change)).peak_allocated_bytes.value
         assert [label, f"{format_bytes(less)}, {format_bytes(peak - less)} less", "✕ does not fit"] in rows
     assert rows[0][0].startswith("Gradient checkpointing; ")
     assert rows[0][-1] == "✓ fits"
@@ -225,7 +225,7 @@ def test_a_card_without_flash_attention_is_judged_by_its_own_kernels(opened: Any
     one = opened("#m=llama-3.2-1b&s=4096&fl=1&g=T4,RTX-A6000")
     cell = {"model": "llama-3.2-1b", "method": "qlora", "batch_size": 1, "seq_len": 4096}
     for gpu in ("T4", "RTX-A6000"):
-        predicted = api.predict(gpu=gpu, replays=False, fused_linear_cross_entropy=True, **cell)
+        predicted = api.predict(gpu=gpu, fit="none", fused_linear_cross_entropy=True, **cell)
         judged = verdict(predicted, catalog.find_gpu(gpu))
         assert one.text(f"#verdicts [data-gpu={gpu}] .verdict")[2:] == judged.verdict
         assert format_bytes(judged.needed_bytes.value) in one.text(f"#verdicts [data-gpu={gpu}] .reason")

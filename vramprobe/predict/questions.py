@@ -61,14 +61,15 @@ def predict(
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's. ``replays``: on
-    CUDA by the allocator's replay, where the fit knows how far off that is; the page counts without.
+    CUDA by the allocator's replay, where the fit knows how far off that is; else by arithmetic alone, as on the page.
     """
     from vramprobe.model.memory_model import shipped_fit
 
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if fit is None and sharding is None:
-        model = shipped_fit(spec.device, catalog.find_gpu(gpu) if gpu is not None else None)
+        card = catalog.find_gpu(gpu) if gpu is not None else None
+        model = shipped_fit(spec.device, card, of_one_card=not replays)
     try:
         return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation, replays=replays)(spec)
     except OutOfRange as error:

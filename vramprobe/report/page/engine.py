@@ -160,7 +160,7 @@ def javascript() -> str:
 
 def predictor() -> str:
     """What the page's predictions rest on, in a few words."""
-    fits = [model for model in memory_model.shipped_fits() if model.device == "cuda"]
+    fits = [model for model in _fits() if model.device == "cuda"]
     version = f"vramprobe {vramprobe.__version__}"
     if not fits:
         return f"arithmetic of {version} alone; no GPU has been measured yet"
@@ -177,10 +177,15 @@ def data() -> dict[str, Any]:
         "catalog": [_model(entry) for entry in catalog.list_models()],
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
         "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()},
-        "fits": [_fit(model) for model in memory_model.shipped_fits()],
+        "fits": [_fit(model) for model in _fits()],
         "speed": shipped_speed().model_dump(mode="json"),
         "offers": [offer.model_dump(mode="json", exclude={"source"}) for offer in shipped_offers()],
     }
+
+
+def _fits() -> list[memory_model.MemoryModel]:
+    """What ships, but for the fit of several cards: its reserved memory is replayed, which the page does not."""
+    return [model for model in memory_model.shipped_fits() if len(model.cards) < 2]
 
 
 def _source(name: str) -> str:

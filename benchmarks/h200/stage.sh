@@ -46,7 +46,7 @@ sweep() {
   rm -rf "$out/$1/logs"
   ln -s "$logs/logs" "$out/$1/logs"
   "$python" -m vramprobe run "$file" --out "$out/$1" --device "$device" \
-    --max-time "$limit" --timeout "${CELL_SECONDS:-240}" --replicate 5% || status=$?
+    --max-time "$limit" --timeout "${CELL_SECONDS:-240}" --no-skip --replicate 5% || status=$?
   rm -f "$out/$1/.lock" "$out/$1/logs"
   tar -czf "$out/$1.logs.tgz" -C "$logs" logs
   rm -rf "$logs"

@@ -81,7 +81,7 @@ def test_there_are_cells_enough_and_the_fit_sees_none_that_it_is_judged_by(sweep
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_is_planned_within_its_box(name: str, tmp_path: Path) -> None:
     plan = api.plan(SWEEPS / f"{name}.yaml", gpu="H200", out=tmp_path, engine="formula",
-                    policy=Policy(replicate_share=0.05))  # fmt: skip
+                    policy=Policy(skip=False, replicate_share=0.05))  # fmt: skip
     assert plan.seconds <= BOX_SECONDS
     assert 2 * max(row.seconds for row in plan.rows) <= CELL_SECONDS
     assert "skip" not in plan.actions()

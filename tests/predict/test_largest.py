@@ -224,7 +224,7 @@ def test_the_trace_engine_is_asked_few_times(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_sharded_ranks_hold_larger_batches() -> None:
     words = {"model": "llama-3.1-8b", "method": "full", "seq_len": 1024, "gradient_checkpointing": True}
-    few, many = (api.max_batch_size(gpu="A100-80GB", sharding="zero3", num_gpus=n, **words) for n in (2, 8))
+    few, many = (api.max_batch_size(gpu="A100-80GB", sharding="zero3", num_gpus=n, **words) for n in (4, 8))
     assert many.fits.value > few.fits.value
     assert many.fits.prediction.num_gpus == 8
 
@@ -245,7 +245,7 @@ def test_the_command_line_asks_and_answers() -> None:
 
 
 def test_a_verdict_of_does_not_fit_says_how_many_gpus_would_do() -> None:
-    words = ["predict", "--model", "llama-3.1-8b", "--method", "full", "--batch-size", "1", "--seq-len", "64", *CARD]
+    words = ["predict", "--model", "qwen2.5-14b", "--method", "full", "--batch-size", "1", "--seq-len", "64", *CARD]
     written = json.loads(vramprobe(*words, "--json").stdout)
     assert written["verdict"]["verdict"] == "does not fit"
     fewest = {one["sharding"]: one["num_gpus"] for one in written["min_gpus"]}

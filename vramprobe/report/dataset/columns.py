@@ -26,6 +26,7 @@ _INTEGERS = {
     "timing_steps",
     "seed",
     "peak_step",
+    "only_rank",
 }
 _NUMBERS = {"lora_alpha", "lora_dropout"}
 
@@ -59,6 +60,9 @@ _MEANINGS = {
     "grad_accum": "micro-batches per optimizer step",
     "gradient_checkpointing": "whether layers are recomputed in backward",
     "attn": "attention implementation asked for",
+    "num_gpus": "ranks that trained together, one on each GPU",
+    "sharding": "what they shared out, by the framework's name (ddp, fsdp, zero3, …); null on one GPU",
+    "only_rank": "the one rank that ran, its peers' messages made up; null where all ran",
     "device": "cuda or cpu",
     "alloc_conf": "PYTORCH_ALLOC_CONF of the process",
     "limit_vram": "the rest of the card was held, as if it had only this much",

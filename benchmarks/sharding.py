@@ -41,6 +41,7 @@ from vramprobe.workload import training
 from vramprobe.workload.adapter import prepare_model
 from vramprobe.workload.model import TORCH_DTYPES, build_model
 from vramprobe.workload.optimizer import build_optimizer
+from vramprobe.workload.stepper import Stepper
 
 FOLDER = Path(__file__).resolve().parent
 MODEL = FOLDER.parent / "tests" / "data" / "tiny-llama"
@@ -103,7 +104,7 @@ def _train(spec: CellSpec, wrapping: str, instrument: CpuInstrument) -> dict[str
         optimizer = build_optimizer(spec, model)
     with instrument.phase("batch"):
         batch = training._make_batch(spec, getattr(model, "module", model))
-    work, held = training.Workload(spec, model, optimizer, batch), {}
+    work, held = training.Workload(spec, model, optimizer, batch, Stepper(spec)), {}
     for step in (1, 2, 3):
         for micro_step in range(1, spec.grad_accum + 1):
             with instrument.phase("forward", step, micro_step):

@@ -173,7 +173,7 @@ def test_the_worker_hands_the_size_to_the_instrument(monkeypatch: pytest.MonkeyP
     from vramprobe.measure import cuda, worker
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "CudaInstrument", lambda limit_vram_bytes: limit_vram_bytes)
+    monkeypatch.setattr(cuda, "CudaInstrument", lambda limit_vram_bytes, device_index: limit_vram_bytes)
     assert worker.instrument_for(make_spec(device="cuda", limit_vram="24GiB")) == 24 * GIB
     assert worker.instrument_for(make_spec(device="cuda")) is None
 

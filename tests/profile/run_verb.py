@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,9 +53,10 @@ class Verb:
     ) -> None:  # fmt: skip
         self._folder, self.ready = folder, folder / "ready"
         (folder / "work").mkdir(exist_ok=True)
-        (folder / "tmp").mkdir(exist_ok=True)
+        # Beside the folder, whose own name may leave no room for those of sockets in it (108 characters).
+        self._tmp = Path(tempfile.mkdtemp(prefix="t", dir=folder.parent))
         self._before = _files(folder / "work")
-        told = {"TMPDIR": str(folder / "tmp"), "FAULT": str(folder), "OMP_NUM_THREADS": "1"}
+        told = {"TMPDIR": str(self._tmp), "FAULT": str(folder), "OMP_NUM_THREADS": "1"}
         self._files = [open(folder / name, "w+b") for name in ("stdout", "stderr")]  # noqa: SIM115
         self.process = subprocess.Popen(
             [*through, sys.executable, "-m", "vramprobe", "profile", *options, "--", *command], cwd=folder / "work",
@@ -92,7 +94,7 @@ class Verb:
             status=128 - status if status < 0 else status, out=out, err=err,
             said=[line for line in err.splitlines() if line.startswith("vramprobe: ")],
             stray=sorted(_files(self._folder / "work") - self._before),
-            kept=sorted((self._folder / "tmp").glob("vramprobe*")), running=running,
+            kept=sorted(self._tmp.glob("vramprobe*")), running=running,
         )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def answer(found: Recommendation, question: str) -> Option:
 def test_every_verdict_is_predicts(found: Recommendation) -> None:
     for one in found.options[:6]:
         words = {"model": "llama-3-8b", "seq_len": 2048, "method": one.method, **one.setting.words()}
-        predicted = api.predict(gpu=one.gpu, fit=None, **words)
+        predicted = api.predict(gpu=one.gpu, fit="none", **words)
         assert verdict(predicted, catalog.find_gpu(one.gpu)) == one.setting.verdict
 
 

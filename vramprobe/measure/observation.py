@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Peak, PhaseMemory
 
-#: (tier, one that holds it).
-_ORDER = (("requested", "active"), ("allocated", "active"), ("active", "reserved"))
+#: (tier, those that hold it, the nearest first).
+_HOLDERS = (("requested", ("active", "reserved")), ("allocated", ("active", "reserved")), ("active", ("reserved",)))
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ def order_of_tiers(phases: list[PhaseMemory]) -> list[str]:
                 for tier in ("requested", "allocated", "active", "reserved")
                 if (value := getattr(phase, f"{tier}_{moment}_bytes")) is not None
             }
-            reasons += [
-                f"{phase.name} (step {phase.step}) {moment}: {low} {known[low]} B > {high} {known[high]} B"
-                for low, high in _ORDER
-                if low in known and high in known and known[low] > known[high]
-            ]
+            for low, holders in _HOLDERS:
+                high = next((tier for tier in holders if tier in known), None)
+                if high is not None and known.get(low, 0) > known[high]:
+                    what = f"{low} {known[low]} B > {high} {known[high]} B"
+                    reasons.append(f"{phase.name} (step {phase.step}) {moment}: {what}")
         if phase.allocated_end_bytes > phase.allocated_peak_bytes:
             reasons.append(f"{phase.name} (step {phase.step}): ends above its own peak")
     return reasons

@@ -142,7 +142,7 @@ class Cells:
     def term(self, options: Options, name: str) -> Source:
         """Bytes of one term at the peak; 0 where it is not alive then."""
         value = self._predicted(options).terms.get(name, 0)
-        return Source(command=command_of("predict", options), reads=f"terms.{name}", value=value)
+        return Source(command=_predict_command(options), reads=f"terms.{name}", value=value)
 
     def beside_states(self, options: Options) -> Source:
         """The most bytes that a moment of the step holds beside the states: no one moment's number in predict."""
@@ -172,11 +172,16 @@ class Cells:
 
 def _peak_of(predicted: Prediction, options: Options, *, aside_bytes: int) -> Peak:
     interval = predicted.peak_allocated_bytes
-    source = Source(command=command_of("predict", options), reads="peak_allocated_bytes.value", value=interval.value)
+    source = Source(command=_predict_command(options), reads="peak_allocated_bytes.value", value=interval.value)
     # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
     counted = sum(predicted.terms.get(name, 0) for name in STATES)
     low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
     return Peak(source=source, low=low, high=interval.high + aside_bytes, engine="formula")
+
+
+def _predict_command(options: Options) -> str:
+    """What prints these numbers: a claim is about memory by arithmetic, so that no fit stands between."""
+    return command_of("predict", {**options, "fit": "none"})
 
 
 def command_of(verb: str, options: Options) -> str:

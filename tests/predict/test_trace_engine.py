@@ -58,7 +58,7 @@ def test_both_engines_agree_where_both_can() -> None:
     traced = engine.predict(spec)
     asked_bytes = sum(traced.terms.values())
     assert asked_bytes == pytest.approx(predict(spec).peak_allocated_bytes.value, rel=0.01)
-    assert predict(spec).constant_bytes == 2 * 8_519_680
+    assert predict(spec).terms["workspaces"] == 2 * 8_519_680
     assert 0 <= traced.constant_bytes < 0.05 * asked_bytes  # what the allocator did not split off
 
 
@@ -85,7 +85,15 @@ def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:
     assert third.cell_id == specs[2].cell_id
     assert last == "not simulated: stopped before its turn"
     assert engine.predict_many([]) == []
-    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+    assert not [child for child in psutil.Process().children() if is_spawned(child)]
+
+
+def is_spawned(child: psutil.Process) -> bool:
+    """Whether it still runs, a zombie of another test not."""
+    try:
+        return "spawn_main" in " ".join(child.cmdline())
+    except psutil.Error:
+        return False
 
 
 def test_a_plan_asks_for_what_has_no_arithmetic_only() -> None:
@@ -171,11 +179,11 @@ def test_every_question_and_the_plan_know_a_card_without_flash_attention() -> No
     words = {"model": "llama-3.2-1b", "method": "qlora", "device": "cuda", "gradient_checkpointing": True,
              "fused_linear_cross_entropy": True}  # fmt: skip
     long, card = words | {"batch_size": 1, "seq_len": 8192}, card_named("T4")
-    on_t4 = api.predict(gpu="T4", **long)
+    on_t4 = api.predict(gpu="T4", fit="none", **long)
     assert verdict(on_t4, card).verdict == "does not fit"
     assert verdict(api.predict(**long), card).verdict == "fits"  # what it was taken for
     batch = api.max_batch_size(gpu="T4", seq_len=1024, **words).fits
-    assert batch.prediction == api.predict(gpu="T4", batch_size=batch.value, seq_len=1024, **words)
+    assert batch.prediction == api.predict(gpu="T4", batch_size=batch.value, seq_len=1024, replays=False, **words)
     assert api.max_seq_len(gpu="T4", batch_size=1, **words).fits.value < 8192
     asked = {name: value for name, value in long.items() if name != "model"} | {"attn": "sdpa"}
     assert api.largest_model(gpu="V100-32GB", **asked).fits.value != api.largest_model(gpu="A10", **asked).fits.value

@@ -152,7 +152,7 @@ def test_the_page_evaluates_a_fit_of_a_gpu(tmp_path):
 
 def gpu_fit() -> MemoryModel:
     """A fit with coefficients and widths of its own, as records of a card might give it."""
-    model = next(shipped_fits())
+    model = shipped_fits()[0]
     interval = model.interval.model_copy(update={
         "half_width": {"full": 0.012, "lora": 0.02, "qlora": 0.031}, "power": 0.4, "growth_per_doubling": 0.25,
     })  # fmt: skip

@@ -8,6 +8,7 @@ from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ranks
 from vramprobe.terms.families import layer_place
+from vramprobe.terms.rank_parts import computed_tensors, share_of, stored_tensors
 from vramprobe.terms.rank_tape import RankTape, Units, _open_walk, rank_walk
 from vramprobe.terms.setup import Setup, setup_of
 from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
@@ -20,9 +21,9 @@ def cell(model: str, method: str, **options: object) -> CellSpec:
 
 def asked(spec: CellSpec, num_gpus: int, apart: bool) -> tuple[Setup, Units]:
     """What rank_walk is asked with."""
-    arch, stored = architecture(spec.architecture), ranks._stored(spec)
-    computed = ranks._computed(spec, stored)
-    shares = [ranks._share(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
+    arch, stored = architecture(spec.architecture), stored_tensors(spec)
+    computed = computed_tensors(spec, stored)
+    shares = [share_of(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
     return setup_of(spec, arch, computed), ranks._units(stored, computed, shares, num_gpus, reshards=True, apart=apart)
 
 

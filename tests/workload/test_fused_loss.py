@@ -106,10 +106,10 @@ def test_chunks_are_as_many_tokens_as_liger_says() -> None:
     """``BT = 4096*4, V = 32000, H = 4096 ==> inc_factor = 8, chunk_size = 2048``, as its comment has it."""
     cell = make_spec(model="llama-2-7b", batch_size=4, seq_len=4096, fused_linear_cross_entropy=True)
     arch = architecture(cell.architecture)
-    assert branch_of(cell, arch) == (False, 2048)
-    assert branch_of(cell.model_copy(update={"batch_size": 1, "seq_len": 3}), arch) == (False, 1)
-    assert branch_of(cell.model_copy(update={"batch_size": 1, "seq_len": 1}), arch) == (False, None)
-    assert branch_of(cell.model_copy(update={"fused_linear_cross_entropy": False}), arch) == (False, None)
+    assert branch_of(cell, arch) == (False, 2048, "none")
+    assert branch_of(cell.model_copy(update={"batch_size": 1, "seq_len": 3}), arch) == (False, 1, "none")
+    assert branch_of(cell.model_copy(update={"batch_size": 1, "seq_len": 1}), arch) == (False, None, "none")
+    assert branch_of(cell.model_copy(update={"fused_linear_cross_entropy": False}), arch) == (False, None, "none")
 
 
 def test_a_fused_loss_takes_most_of_what_the_logits_took() -> None:

@@ -98,6 +98,7 @@ def find_gpu(name: str) -> Gpu:
     raise UnknownName("GPU", name, [gpu.short_name for gpu in _gpus()], "`vramprobe gpus` lists them.")
 
 
+@cache
 def gpu_seen(name: str) -> Gpu | None:
     """The GPU that torch or NVML calls ``name``; None for one that the catalog does not know, and for a CPU."""
     try:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
-from vramprobe.errors import FitError, UnknownName
+from vramprobe.errors import FitError
 from vramprobe.spec import CellSpec, Method
 from vramprobe.terms import CAUSES, Moment
 from vramprobe.units import KIB, MIB
@@ -312,10 +312,7 @@ def shipped_fits() -> tuple[MemoryModel, ...]:
 
 def is_same_gpu(model: MemoryModel, gpu: Gpu) -> bool:
     """Whether the fit was measured on this model of GPU."""
-    try:
-        return catalog.find_gpu(model.device_name) == gpu
-    except UnknownName:
-        return False
+    return catalog.gpu_seen(model.device_name) == gpu
 
 
 def peak_moment(found: Sequence[Moment], coefficients: dict[str, float]) -> Moment:

@@ -34,12 +34,13 @@ NUMBERS = ("requested_bytes", "allocated_bytes", "arithmetic_bytes")
 
 
 def counted(spec: CellSpec) -> dict[str, int]:
-    """By phase, the highest moment by arithmetic, with cuBLAS's workspaces."""
+    """By phase, the highest moment by arithmetic of what tensors ask for, with cuBLAS's workspaces."""
     assert spec.sharding is not None
     alone = spec.model_copy(update={"num_gpus": 1, "sharding": None, "only_rank": None})
     moments = rank_moments(alone, spec.num_gpus, spec.sharding, all_buffers=False)
     extra = workspaces_bytes(alone, find_gpu(GPU))
-    return {name: max(one.total_bytes for one in moments if one.phase == name) + extra for name in PHASES}
+    asked = [(one.phase, one.total_bytes - one.terms.get("block_remainders", 0)) for one in moments]
+    return {name: max(size for phase, size in asked if phase == name) + extra for name in PHASES}
 
 
 def seen(record: RunRecord) -> list[dict[str, Any]]:

@@ -183,6 +183,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workshop")
     for name in ("configs", "benchmarks", "vramprobe", "docs", "Makefile", "pyproject.toml", "constraints.txt"):
         (folder / name).symlink_to(ROOT / name)
+    (folder / "results").mkdir()
+    (folder / "results" / "emulated").symlink_to(ROOT / "results" / "emulated")
     committed = ROOT / "results" / "cpu"
     shutil.copytree(committed / "quickstart", folder / "results" / "cpu" / "quickstart")
     shutil.copytree(committed / "quickstart", folder / "results" / "h100-sxm" / "80gb")

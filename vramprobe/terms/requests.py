@@ -8,17 +8,20 @@ holds beside the tensors depends on the order of all of them. Never imports torc
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import families, optimizer, parameters
-from vramprobe.terms.graph import ITEMSIZE_BYTES, Place, Storage, Value
+from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.tape import Tape
+from vramprobe.terms.tape import MIDDLE_LAYER, Tape
 
 #: input_ids and labels.
 _BATCH = ("input_ids", "labels")
@@ -55,10 +58,9 @@ class Run:
         self.arch = arch = architecture(spec.architecture)
         tensors = parameters.tensors(spec, arch)
         setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=_Given(spec.batch_size, spec.seq_len))
-        self._tape = _AllocatingTape(allocator, workspace_bytes)
-        self._tape.widens_heads = has_flash and not prefers_cudnn
-        self._model = Model(self._tape, setup, range(arch.num_layers))
-        self._tensors = list(_in_order(self._model, tensors))
+        self._widens_heads = has_flash and not prefers_cudnn
+        self._setup, self._workspace_bytes = setup, workspace_bytes
+        self._tensors = list(_in_order(Model(Tape(), setup, range(arch.num_layers)), tensors))
         self._num_steps = 0
 
     def load(self) -> None:
@@ -82,8 +84,33 @@ class Run:
 
     def step(self) -> None:
         """One step: forward and backward of every micro-batch, the optimizer, the gradients' end."""
-        model, tape = self._model, self._tape
         self._num_steps += 1
+        work, end = self._log
+        self._play(work, 0)
+        self._optimize()
+        self._play(end, sum(event > 0 for event in work))
+
+    @cached_property
+    def _log(self) -> tuple[list[int], list[int]]:
+        """Events until the optimizer's step, and after it. Every step asks for the same."""
+        arch, num_middle = self.arch, self.arch.num_layers - 2
+        chunks = None
+        if num_middle > SAMPLED and {families.layer_place(arch, layer) for layer in range(1, num_middle + 1)} == {
+            MIDDLE_LAYER
+        }:
+            with suppress(NotAlike):
+                chunks = unrolled(self._chunks([*range(SAMPLED + 1), arch.num_layers - 1]), num_middle)
+        made = chunks or self._chunks(range(arch.num_layers))
+        *work, _ = made
+        num_work = sum(len(chunk.tokens) for chunk in work)
+        found = events(made)
+        return found[:num_work], found[num_work:]
+
+    def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
+        """A step of a model of these layers; the last chunk is what follows the optimizer."""
+        tape = RecordingTape()
+        tape.widens_heads = self._widens_heads
+        model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
             root = families.forward(model).node
             tape.thread = "backward"
@@ -91,9 +118,22 @@ class Run:
             tape.thread = "forward"
             del root
             model.end_of_step()
-        self._optimize()
+        tape.come_to(("zero_grad", "end"))
         for leaf in model.leaves():
             leaf.gradient = None
+        return list(tape.chunks)
+
+    def _play(self, happened: Sequence[int], number: int) -> None:
+        """Ask for what a log says, from its request ``number`` on; a thread's workspace in the first step alone."""
+        allocate, free = self.allocator.allocate, self.allocator.free
+        for event in happened:
+            if event > 0:
+                allocate(number, event)
+                number += 1
+            elif event < 0:
+                free(~event)
+            elif self._num_steps == 1:
+                allocate(("workspace", number), self._workspace_bytes)
 
     def _optimize(self) -> None:
         """The state, made in the first step, and what a step takes for a moment."""
@@ -121,36 +161,3 @@ def _in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Te
                 if model.has(tensor.name):
                     yield tensor.name.replace("{layer}", str(layer)), tensor
         yield from ((tensor.name, tensor) for tensor in group[first:] if not tensor.per_layer)
-
-
-class _AllocatingTape(Tape):
-    """A Tape that asks an allocator, and keeps no account of its own."""
-
-    def __init__(self, allocator: Allocator, workspace_bytes: int) -> None:
-        super().__init__()
-        self._allocator, self._workspace_bytes = allocator, workspace_bytes
-        self.thread = "forward"  # autograd's backward runs on one of its own
-        self._has_workspace: set[str] = set()
-
-    def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
-        """Allocate ``numel`` elements."""
-        storage = Storage(numel * ITEMSIZE_BYTES[dtype], cause or self._cause, None)
-        if storage.num_bytes:
-            self._allocator.allocate(storage, storage.num_bytes)
-        return Value(self, numel, dtype, storage)
-
-    def multiplied(self) -> None:
-        """cuBLAS's workspace, for a thread that has none."""
-        if self.thread not in self._has_workspace:
-            self._has_workspace.add(self.thread)
-            self._allocator.allocate(("workspace", self.thread), self._workspace_bytes)
-
-    def _free(self, storage: Storage) -> None:
-        if storage.num_bytes:
-            self._allocator.free(storage)
-
-    def _recause(self, storage: Storage, cause: str) -> None:
-        storage.cause = cause
-
-    def _go_to(self, place: Place) -> None:
-        self.place = place

@@ -1,0 +1,204 @@
+"""The log of a step: what it asks of its allocator, in order, with the middle layers' part written out from a few.
+
+In: a tape that writes down each allocation and free in the chunk of its place. Out: events for an allocator: a size in
+bytes asks for as much under the next number, ``~number`` gives that back, 0 is cuBLAS's workspace. Layers in the middle
+of a model ask for the same, one after the other, so that ``unrolled`` repeats what SAMPLED of them asked for; where
+those differ from each other, or are named in another way than layer by layer, it says so and all layers have to be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from vramprobe.terms.graph import ITEMSIZE_BYTES, Place, Storage, Value
+from vramprobe.terms.tape import MIDDLE_LAYER, Tape
+
+#: Middle layers that are run. The outer three of each end stay as they are, the third stands for all between.
+SAMPLED = 6
+_END = SAMPLED // 2
+_TEMPLATE = _END - 1
+WORKSPACE = "workspace"
+
+Region = Literal["forward", "backward"]
+Freed = tuple[int, int]  # what is given back: in which chunk it was asked for, as which of its requests
+Token = int | str | Freed  # bytes asked for, WORKSPACE, or what is given back
+
+
+class Chunk:
+    """What is asked for at one place."""
+
+    __slots__ = ("num_requests", "place", "tokens")
+
+    def __init__(self, place: Place, tokens: list[Token] | None = None, num_requests: int = 0) -> None:
+        self.place, self.tokens, self.num_requests = place, tokens or [], num_requests
+
+
+class _Request(Storage):
+    __slots__ = ("at",)
+    at: Freed
+
+
+class RecordingTape(Tape):
+    """A Tape that writes down what is asked for, and keeps no account of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks = [Chunk(self.place)]
+        self.thread = "forward"  # autograd's backward runs on one of its own
+        self._has_workspace: set[str] = set()
+
+    def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
+        """Allocate ``numel`` elements."""
+        storage = _Request(numel * ITEMSIZE_BYTES[dtype], cause or self._cause, None)
+        if storage.num_bytes:
+            chunk = self.chunks[-1]
+            storage.at = (len(self.chunks) - 1, chunk.num_requests)
+            chunk.num_requests += 1
+            chunk.tokens.append(storage.num_bytes)
+        return Value(self, numel, dtype, storage)
+
+    def multiplied(self) -> None:
+        """cuBLAS's workspace, for a thread that has none."""
+        if self.thread not in self._has_workspace:
+            self._has_workspace.add(self.thread)
+            self.chunks[-1].tokens.append(WORKSPACE)
+
+    def come_to(self, place: Place) -> None:
+        """What follows is asked for at another place."""
+        self.place = place
+        self.chunks.append(Chunk(place))
+
+    def _free(self, storage: _Request) -> None:
+        if storage.num_bytes:
+            self.chunks[-1].tokens.append(storage.at)
+
+    def _recause(self, storage: Storage, cause: str) -> None:
+        storage.cause = cause
+
+    def _go_to(self, place: Place) -> None:
+        self.come_to(place)
+
+
+class NotAlike(Exception):
+    """The sampled layers do not tell what those between them ask for."""
+
+
+class _Inner(NamedTuple):
+    """What is given back of a middle layer: of its forward or backward, how many layers on, as which request."""
+
+    region: Region
+    offset: int
+    number: int
+
+
+def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
+    """The chunks of a step with ``num_middle`` middle layers, at least SAMPLED, from those of one with SAMPLED.
+
+    Raises NotAlike.
+    """
+    starts = {region: _start(chunks, region) for region in ("forward", "backward")}
+    more = num_middle - SAMPLED
+    owners = {starts["forward"] + layer: ("forward", layer) for layer in range(SAMPLED)}
+    owners |= {starts["backward"] + SAMPLED - 1 - layer: ("backward", layer) for layer in range(SAMPLED)}
+
+    def moved(index: int) -> int:
+        """Where a chunk outside the middle layers has come to."""
+        return index + more * sum(start < index for start in starts.values())
+
+    def of_layer(region: str, layer: int) -> int:
+        """Which chunk is a middle layer's."""
+        if region == "forward":
+            return starts["forward"] + layer
+        return starts["backward"] + more + num_middle - 1 - layer
+
+    def source(layer: int) -> int:
+        return layer if layer < _END else layer - more if layer >= num_middle - _END else _TEMPLATE
+
+    def relative(index: int, own: int) -> list[Token | _Inner]:
+        found: list[Token | _Inner] = []
+        for token in chunks[index].tokens:
+            owner = owners.get(token[0]) if isinstance(token, tuple) else None
+            found.append(token if owner is None else _Inner(owner[0], owner[1] - own, token[1]))
+        return found
+
+    inner = {owner: relative(index, owner[1]) for index, owner in owners.items()}
+    _require_alike(inner)
+
+    def layer_chunk(region: str, layer: int) -> Chunk:
+        old = chunks[next(at for at, owner in owners.items() if owner == (region, source(layer)))]
+        tokens: list[Token] = [
+            token if isinstance(token, int | str)
+            else (of_layer(token.region, layer + token.offset), token.number) if isinstance(token, _Inner)
+            else (moved(token[0]), token[1])
+            for token in inner[region, source(layer)]
+        ]  # fmt: skip
+        return Chunk(old.place, tokens, old.num_requests)
+
+    def outer_chunk(index: int) -> Chunk:
+        tokens: list[Token] = []
+        for region, group in groupby(relative(index, 0), lambda token: getattr(token, "region", None)):
+            if region is None:
+                tokens += [(moved(one[0]), one[1]) if isinstance(one, tuple) else one for one in group]
+            else:
+                tokens += [(of_layer(region, layer), number) for layer, number in _spread(list(group), num_middle)]
+        return Chunk(chunks[index].place, tokens, chunks[index].num_requests)
+
+    made: dict[int, Chunk] = {}
+    for index in range(len(chunks)):
+        if index not in owners:
+            made[moved(index)] = outer_chunk(index)
+    for region in starts:
+        for layer in range(num_middle):
+            made[of_layer(region, layer)] = layer_chunk(region, layer)
+    return [made[index] for index in range(len(made))]
+
+
+def _start(chunks: Sequence[Chunk], region: str) -> int:
+    """The first chunk of the middle layers', which follow each other."""
+    found = [index for index, chunk in enumerate(chunks) if chunk.place == (region, MIDDLE_LAYER)]
+    if found != list(range(found[0], found[0] + SAMPLED)) if found else True:
+        raise NotAlike
+    return found[0]
+
+
+def _require_alike(inner: dict[tuple[str, int], list[Token | _Inner]]) -> None:
+    """All but the outermost sampled layers ask for the same, and know no layer but the nearest."""
+    for region in ("forward", "backward"):
+        template = inner[region, _TEMPLATE]
+        if any(inner[region, layer] != template for layer in range(1, SAMPLED - 1)):
+            raise NotAlike
+        if any(token == WORKSPACE or (isinstance(token, _Inner) and abs(token.offset) > 1) for token in template):
+            raise NotAlike
+
+
+def _spread(freed: list[_Inner], num_middle: int) -> list[tuple[int, int]]:
+    """(layer, number) of what a chunk outside gives back one after the other: of a layer near an end, or of all."""
+    runs = [(layer, [one.number for one in group]) for layer, group in groupby(freed, lambda one: one.offset)]
+    order, more = [layer for layer, _ in runs], num_middle - SAMPLED
+    if order in (list(range(SAMPLED)), list(reversed(range(SAMPLED)))):
+        by_layer = dict(runs)
+        if any(by_layer[layer] != by_layer[_TEMPLATE] for layer in range(1, SAMPLED - 1)):
+            raise NotAlike
+        layers = range(num_middle) if order[0] == 0 else reversed(range(num_middle))
+        sources = [
+            (layer, layer if layer < _END else layer - more if layer >= num_middle - _END else _TEMPLATE)
+            for layer in layers
+        ]
+        return [(layer, number) for layer, old in sources for number in by_layer[old]]
+    if any(_TEMPLATE - 1 < layer < SAMPLED - _TEMPLATE for layer in order):
+        raise NotAlike
+    return [(one.offset if one.offset < _END else one.offset + more, one.number) for one in freed]
+
+
+def events(chunks: Sequence[Chunk]) -> list[int]:
+    """Sizes in bytes, ``~number`` of what is given back, 0 for a workspace."""
+    firsts, total = [], 0
+    for chunk in chunks:
+        firsts.append(total)
+        total += chunk.num_requests
+    return [
+        token if isinstance(token, int) else 0 if token == WORKSPACE else ~(firsts[token[0]] + token[1])
+        for chunk in chunks for token in chunk.tokens
+    ]  # fmt: skip

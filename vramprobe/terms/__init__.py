@@ -74,6 +74,7 @@ class Course:
     setup: Setup
     gradient_remainders: int = 0  # of all gradients' blocks; as many of them are counted as there are gradients
     ranks: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # the same on several GPUs, kept (ranks.py)
+    rank_moments: dict[tuple[Any, ...], list[Moment]] = field(default_factory=dict)  # of sizes that were asked for
 
     @cached_property
     def walk(self) -> Walk:

@@ -77,6 +77,18 @@ def rank_moments(
     """
     if num_gpus == 1:
         return moments(spec, has_flash)
+    made, key = (
+        course_of(spec, has_flash).rank_moments,
+        (num_gpus, sharding, all_buffers, spec.batch_size, spec.seq_len),
+    )
+    if sharding == "ddp":
+        key = (2, sharding, False, spec.batch_size, spec.seq_len)
+    if key not in made:
+        made[key] = _counted(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
+    return made[key]
+
+
+def _counted(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool) -> list[Moment]:
     if sharding == "ddp":  # its reducer makes its buckets, as large as the gradients, when it is built, and keeps them
         buckets = {"gradient_buckets": course_of(spec, has_flash).at_step["gradients"]}
         return [Moment(one.phase, one.label, one.terms | buckets) for one in moments(spec, has_flash)]

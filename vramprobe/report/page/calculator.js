@@ -152,7 +152,7 @@ function $courseOf(spec, has_flash) {
     const on_cuda = spec.device === "cuda";
     const left = on_cuda ? $terms$remainders.of_what_stands(spec, tensors) : 0, of_gradients = on_cuda ? $terms$remainders.of_gradients(trained) : 0;
     if ($courses.size >= 256) $courses.clear();
-    $courses.set(key, {idle, at_step, left, of_gradients, ranks: $const($dict([])), get walk() { return $const($terms$walk.walk_of(setup)); }});
+    $courses.set(key, {idle, at_step, left, of_gradients, ranks: $const($dict([])), rank_moments: $const($dict([])), get walk() { return $const($terms$walk.walk_of(setup)); }});
   }
   return $courses.get(key);
 }

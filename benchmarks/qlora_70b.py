@@ -2,8 +2,8 @@
 
 Guides give one figure for it: 19.5, 24, 41, 46 or 52 GB. Each command of qlora_70b/recipes.toml runs unmodified under
 ``vramprobe profile --empty-weights`` and says what it takes; what the journal (qlora_70b.jsonl) has is not run again.
-A recipe with ``layers`` runs with so few and so few layers, and its figure is the line through both at 80: ranks load
-more than this machine's memory holds. ``--only WORDS`` runs those whose names have them; ``--table`` runs none;
+A recipe with ``layers`` runs with so few and so few layers, and each phase's figure is the line through both at 80:
+several ranks of 80 take long on two cores. ``--only WORDS`` runs those whose names have them; ``--table`` runs none;
 ``--check`` says whether qlora_70b.md is what the journal says.
 """
 
@@ -94,39 +94,44 @@ def entry_of(recipe: Recipe, num_layers: int | None, entries: list[journal.Entry
     return next((one for one in reversed(same) if one["outcome"] == "ok"), same[-1] if same else None)
 
 
-def bytes_of(recipe: Recipe, tier: str, entries: list[journal.Entry]) -> int | None:
-    """A tier's peak of the whole model, or that of the line through two depths at the whole one's."""
+def phases_of(recipe: Recipe, entries: list[journal.Entry]) -> dict[str, int] | None:
+    """Phase → its highest allocated bytes, of the whole model: where it was cut, on the line through two depths."""
     found = [entry_of(recipe, num_layers, entries) for num_layers in recipe.layers or (None,)]
     if any(entry is None or entry["outcome"] != "ok" for entry in found):
         return None
-    sizes = [entry[tier] for entry in found if entry]
+    phases = [entry["phases"] for entry in found if entry]
     if not recipe.layers:
-        return sizes[0]
+        return phases[0]
     (few, more), depth = recipe.layers, find_model(recipe.model).config["num_hidden_layers"]
-    return sizes[0] + (sizes[1] - sizes[0]) * (depth - few) // (more - few)
+    return {
+        name: size + (phases[1][name] - size) * (depth - few) // (more - few)
+        for name, size in phases[0].items() if name in phases[1]
+    }  # fmt: skip
 
 
 def page(entries: list[journal.Entry]) -> str:
     """The table, and the commands."""
     lines = [
-        *_HEAD.splitlines(), "", "| recipe | card | allocated, GB | reserved, GB | the peak is in |",
-        "| --- | --- | ---: | ---: | --- |",
+        *_HEAD.splitlines(), "", "| recipe | card | steps, GB allocated | reserved, GB | loading, GB allocated |",
+        "| --- | --- | ---: | ---: | ---: |",
     ]  # fmt: skip
-    for recipe in recipes():
-        entry = entry_of(recipe, recipe.layers[-1] if recipe.layers else None, entries)
-        if entry is None:
-            continue
-        sizes = [bytes_of(recipe, tier, entries) for tier in ("peak_bytes", "reserved_bytes")]
-        shown = [entry["outcome"] if size is None else f"{size / GB:.1f}" for size in sizes]
-        cut = f" (line through {' and '.join(map(str, recipe.layers))} layers)" if recipe.layers else ""
-        lines.append(f"| {recipe.name}{cut} | {recipe.cards} | {' | '.join(shown)} | {entry.get('phase', '')} |")
+    done = [(recipe, phases) for recipe in recipes() if (phases := phases_of(recipe, entries)) is not None]
+    for recipe, phases in done:
+        steps = max(size for name, size in phases.items() if name != "load")
+        whole = None if recipe.layers else entry_of(recipe, None, entries)
+        cut = f" (lines through {' and '.join(map(str, recipe.layers))} layers)" if recipe.layers else ""
+        shown = [
+            f"{steps / GB:.1f}",
+            f"{whole['reserved_bytes'] / GB:.1f}" if whole else "",
+            f"{phases['load'] / GB:.1f}",
+        ]
+        lines.append(f"| {recipe.name}{cut} | {recipe.cards} | {' | '.join(shown)} |")
     lines += ["", *_ANSWERS.splitlines(), "", "## Commands", ""]
-    for recipe in recipes():
-        if entry_of(recipe, recipe.layers[-1] if recipe.layers else None, entries):
-            where = f" (environment `frameworks/{recipe.environment}.txt`)" if recipe.environment else ""
-            command = recipe.command.format(model=recipe.model)
-            lines.append(f"- {recipe.name}{where}: `vramprobe profile --emulate '{recipe.cards}' --empty-weights "
-                         f"--seq-len {_MOST_SEQ_LEN} -- {command}`")  # fmt: skip
+    for recipe, _ in done:
+        where = f" (environment `frameworks/{recipe.environment}.txt`)" if recipe.environment else ""
+        command = recipe.command.format(model=recipe.model)
+        lines.append(f"- {recipe.name}{where}: `vramprobe profile --emulate '{recipe.cards}' --empty-weights "
+                     f"--seq-len {_MOST_SEQ_LEN} -- {command}`")  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
@@ -164,7 +169,24 @@ _HEAD = """\
 Guides give one figure for it, 19.5, 24, 41, 46 or 52 GB, and no recipe. These are recipes as their users type them,
 each run unmodified on an emulated card with empty weights (`python benchmarks/qlora_70b.py`): *emulated*, not measured
 on a GPU. GB are 10⁹ bytes, of the card that takes most."""
-_ANSWERS = ""
+_ANSWERS = """\
+## Which figure is which
+
+No guide gives its recipe whole, so which one it means is inferred from what it does say.
+
+- **19.5 GB** (claim G4-20: rank 8, batch 2, flash attention, one RTX 4090) is on no one card: the 4-bit weights alone
+  take 36.4 GB. PEFT's documentation of FSDP has 19.6 GB for these very words (vramprobe/data/published.csv, line 803),
+  *a card of two*, with what is not used on the host, and 35.6 GB without that (line 804). Under today's libraries a
+  step takes less and loading more: all 4-bit weights are on each card before they are divided.
+- **24 GB** (G4-17, a minimum) is such a card of two. One holds not even the 4-bit weights; two, under today's libraries,
+  neither the loading nor, with 2 × 2,048 tokens and nothing on the host, a step.
+- **41 GB** (L1-11, Unsloth's) is in GiB, which Unsloth prints as GB: a script like its notebook's reserves 40.2 GiB
+  here, 43.2 GB; the notebook itself says 42.8 GiB on an A100 with rows of up to 2,048 tokens (line 769). TRL's command
+  with double quantisation and short rows comes to 41 GB of 10⁹ bytes.
+- **52 GB** (O5-12: rank 64, batch 1, 512 tokens) is a sum by hand of 35 + 1.5 + 1.5 + 5.6 + 8. `vramprobe predict`
+  gives 59.7 GB with PEFT's preparation, which raises embeddings, head and adapters to fp32, and 47.2 GB with TRL's.
+- **46 GB** stands in none of the guides that ship as claims. What comes near it: TRL's preparation with rank 64 and
+  short rows, or with a lower rank and longer ones."""
 
 
 if __name__ == "__main__":

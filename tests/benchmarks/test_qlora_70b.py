@@ -36,11 +36,12 @@ def test_two_depths_make_a_line_and_one_that_failed_makes_none() -> None:
     module = script("qlora_70b")
     recipe = module.Recipe(name="r", model="llama-2-70b", cards="c", command="x", layers=(8, 16))
     entries = [
-        {"fingerprint": recipe.fingerprint(layers), "outcome": "ok", "peak_bytes": 100 + 3 * layers} for layers in (8, 16)
+        {"fingerprint": recipe.fingerprint(layers), "outcome": "ok", "phases": {"load": 3 * layers, "forward": 9}}
+        for layers in (8, 16)
     ]
-    assert module.bytes_of(recipe, "peak_bytes", entries) == 100 + 3 * 80
+    assert module.phases_of(recipe, entries) == {"load": 3 * 80, "forward": 9}
     entries[1]["outcome"] = "oom"
-    assert module.bytes_of(recipe, "peak_bytes", entries) is None
+    assert module.phases_of(recipe, entries) is None
 
 
 def test_a_change_of_a_recipes_command_or_depth_is_another_run() -> None:

@@ -204,7 +204,7 @@ def _print_libraries(console: Console, versions: Mapping[str, str | None]) -> No
     """What a number holds for that was not measured."""
     from vramprobe.catalog.libraries import in_words
 
-    console.print(f"holds for {escape(in_words(versions))}; other versions: docs/versions.md", soft_wrap=True)
+    console.print(f"holds for {escape(in_words(versions))}; other versions: docs/versions.md")
 
 
 def _print_verdict(console: Console, verdict: Verdict | None) -> None:

@@ -178,8 +178,8 @@ No guide gives its recipe whole, so which one it means is inferred from what it 
   take 36.4 GB. PEFT's documentation of FSDP has 19.6 GB for these very words (vramprobe/data/published.csv, line 803),
   *a card of two*, with what is not used on the host, and 35.6 GB without that (line 804). Under today's libraries a
   step takes less and loading more: all 4-bit weights are on each card before they are divided.
-- **24 GB** (G4-17, a minimum) is such a card of two. One holds not even the 4-bit weights; two, under today's libraries,
-  neither the loading nor, with 2 × 2,048 tokens and nothing on the host, a step.
+- **24 GB** (G4-17, a minimum) is such a card of two. One holds not even the 4-bit weights; two of them, under today's
+  libraries, neither the loading nor, with 2 × 2,048 tokens and nothing on the host, a step.
 - **41 GB** (L1-11, Unsloth's) is in GiB, which Unsloth prints as GB: a script like its notebook's reserves 40.2 GiB
   here, 43.2 GB; the notebook itself says 42.8 GiB on an A100 with rows of up to 2,048 tokens (line 769). TRL's command
   with double quantisation and short rows comes to 41 GB of 10⁹ bytes.

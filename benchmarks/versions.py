@@ -5,7 +5,8 @@ card, on empty checkpoints. What the journal (versions.jsonl) has is not run aga
 was. Then it writes versions.csv, the page versions.md and the picture versions.svg. ``--run "qwen2.5-0.5b lora *"``
 and ``--stack hf-2025-06`` run these alone; ``--table`` runs none; ``--check`` says whether the table is what the
 journal says. ``--bisect RUN STACK STACK`` finds the release that makes the difference: the first stack with one package
-after the other as the second has it, then that package's releases between them.
+after the other as the second has it, then that package's releases between them. Where an older package does not run
+beside a newer one, the later stack comes first.
 """
 
 from __future__ import annotations

@@ -148,3 +148,17 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal() -> None:
             step = causes.step_of(cause, entries)
             assert step is not None, cause
             assert abs(step[2] / step[1] - 1) > 0.01, cause
+
+
+def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held() -> None:
+    from vramprobe.spec import resolve
+    from vramprobe.terms.versions import less_as_linears_bytes
+
+    versions, base = script("versions"), {}
+    for entry in versions.current(versions.JOURNAL):
+        if entry["run"] == "mixtral-8x7b:4 qlora trl" and entry["outcome"] == "ok" and "changed" not in entry:
+            alive = entry["at_peak"]
+            base[entry["stack"]] = alive["weights_bytes"] - alive["optimizer_state_bytes"] // 2  # without the adapters
+    cell = resolve(model="mixtral-8x7b", num_layers=4, method="qlora", kbit_prep="none", batch_size=4, seq_len=1024,
+                   device="cuda")  # fmt: skip
+    assert base["hf-2026-02"] - base["hf-2025-10"] == pytest.approx(less_as_linears_bytes(cell), rel=0.001)

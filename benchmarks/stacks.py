@@ -51,38 +51,65 @@ def resolve(name: str, *, uv: str = "uv") -> None:
     """Write a stack's pins: what its .in asks for, all else the newest of its day, without what is emulated."""
     asked = (PINS / f"{name}.in").read_text().splitlines()
     wanted = [line for line in asked if not line.startswith("#")]
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = Path(folder, "overrides.txt")  # the published runs had packages that did not ask for each other
-        overrides.write_text("\n".join(line for line in wanted if re.search("[<=>]", line)))
-        day, *others = asked[0].strip("# ").split()  # 2024-10-25 package=2025-01-10
-        days = ["--exclude-newer", day, *(word for other in others for word in ("--exclude-newer-package", other))]
-        here = ["--python-version", PYTHON, "--python-platform", PLATFORM, "--no-header", "--no-annotate", "--quiet"]
-        command = [uv, "pip", "compile", *here, *days, "--override", overrides, PINS / f"{name}.in"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    lines = [line for line in done.stdout.splitlines() if not _EMULATED.match(line)]
+    lines = compiled(wanted, asked[0].strip("# ").split(), uv=uv)
     (PINS / f"{name}.txt").write_text("\n".join([f"# python benchmarks/stacks.py --resolve {name}", *lines, ""]))
+
+
+def compiled(wanted: list[str], days: list[str], *, known: dict[str, str] | None = None, uv: str = "uv") -> list[str]:
+    """Every package that these need with its version, but for those that are emulated.
+
+    ``wanted``: as in an .in; one with a bound is taken whatever others ask for. ``days``: 2024-10-25, and
+    package=2025-01-10 for those of another day. ``known``: versions that are kept where they can be.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        asked, overrides, found = (Path(folder, name) for name in ("asked.in", "overrides.txt", "found.txt"))
+        asked.write_text("\n".join(wanted))
+        # the published runs had packages that did not ask for each other
+        overrides.write_text("\n".join(line for line in wanted if re.search("[<=>]", line)))
+        found.write_text("".join(f"{package}=={version}\n" for package, version in (known or {}).items()))
+        day, *others = days
+        limits = ["--exclude-newer", day, *(word for other in others for word in ("--exclude-newer-package", other))]
+        here = ["--python-version", PYTHON, "--python-platform", PLATFORM, "--no-header", "--no-annotate", "--quiet"]
+        command = [uv, "pip", "compile", *here, *limits, "--override", overrides, "--output-file", found, asked]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        return [line for line in found.read_text().splitlines() if not _EMULATED.match(line)]
 
 
 def python_of(name: str, *, uv: str = "uv") -> Path:
     """The interpreter of a stack; made where it is not there, made anew where its pins have changed."""
-    folder = home() / name
+    # Compiled once: a published run's process imports some 5,000 modules, which is half of its time otherwise.
+    return environment(home() / name, pins(name), is_compiled=True, uv=uv)
+
+
+def environment(folder: Path, told: dict[str, str], *, is_compiled: bool = False, uv: str = "uv") -> Path:
+    """The interpreter of an environment with these packages alone; made, or changed, where it has others."""
     python, mark = folder / "bin" / "python", folder / _MARK
-    if mark.is_file() and mark.read_text() == fingerprint(name):
+    if mark.is_file() and mark.read_text() == fingerprint_of(told):
         return python
     print(f"making {folder}", file=sys.stderr, flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([uv, "venv", "--quiet", "--python", PYTHON, folder], check=True)
-    # Compiled once: a published run's process imports some 5,000 modules, which is half of its time otherwise.
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode", "--python", python]
-    subprocess.run([*install, "--requirements", stacks()[name]], check=True)
-    mark.write_text(fingerprint(name))
+    if mark.is_file():
+        mark.unlink()  # it is whole until here, and half if this is killed
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([uv, "venv", "--quiet", "--python", PYTHON, folder], check=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as asked:
+        asked.writelines(f"{package}=={version}\n" for package, version in told.items())
+        asked.flush()
+        install = [uv, "pip", "sync", "--quiet", *(["--compile-bytecode"] if is_compiled else [])]
+        subprocess.run([*install, "--python", python, asked.name], check=True)
+    mark.write_text(fingerprint_of(told))
     return python
 
 
 def fingerprint(name: str) -> str:
     """What the pins of a stack are, in short."""
-    told = "\n".join(f"{package}=={version}" for package, version in pins(name).items())
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    return fingerprint_of(pins(name))
+
+
+def fingerprint_of(told: dict[str, str]) -> str:
+    """What these packages are, in short."""
+    lines = "\n".join(f"{package}=={version}" for package, version in told.items())
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What became of each attempt at a published row: JSON lines, appended and never changed.
+"""What became of each attempt at a published row, or at another run: JSON lines, appended and never changed.
 
-In and out: dictionaries with ``line``, ``fingerprint`` and ``outcome``. A line that was torn (a full disk, a kill) is
-passed over, and the next one starts on a line of its own.
+In and out: dictionaries with ``line`` (or another key that names what was run), ``fingerprint`` and ``outcome``. A line
+that was torn (a full disk, a kill) is passed over, and the next one starts on a line of its own.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def append(path: Path, entry: Entry) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path) -> list[Entry]:
-    """Every whole entry, in order."""
+def read(path: Path, key: str = "line") -> list[Entry]:
+    """Every whole entry, in order; ``key``: what names the run."""
     entries = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and {"line", "fingerprint", "outcome"} <= entry.keys():
+        if isinstance(entry, dict) and {key, "fingerprint", "outcome"} <= entry.keys():
             entries.append(entry)
     return entries
 

@@ -113,6 +113,14 @@ HOW = {
     "python benchmarks/stacks.py fms-2025-02": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"
     ),
+    "python benchmarks/stacks.py hf-2024-12": Way(
+        elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"
+    ),
+    "python benchmarks/versions.py": Way(more="--check", why="its environments take minutes, its runs hours"),
+    "python benchmarks/versions.py --bisect RUN STACK STACK": Way(
+        elsewhere="tests/benchmarks/test_versions.py", why="its environments take minutes, its runs more"
+    ),
+    "python benchmarks/qlora_70b.py": Way(more="--check", why="its environments take minutes, its runs more"),
     "python benchmarks/frameworks.py": Way(more="--check", why="its environments take minutes, its runs more"),
     "python benchmarks/published_ranks.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/allocator_speed.py": Way(more="2000", why="a million events take longer"),

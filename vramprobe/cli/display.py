@@ -8,7 +8,7 @@ Decides nothing and computes nothing that a stage should. Long because each kind
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -178,6 +178,7 @@ def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path 
     for warning in record.warnings:
         if not warning.startswith("simulated:"):  # said in the first line
             console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
+    _print_libraries(console, record.environment.versions)
     _print_verdict(console, verdict)
     if timeline is not None:
         console.print(f"timeline written to {escape(str(timeline))}", soft_wrap=True)
@@ -210,7 +211,15 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         )  # fmt: skip
     for warning in prediction.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}")
+    _print_libraries(console, prediction.libraries)
     _print_verdict(console, verdict)
+
+
+def _print_libraries(console: Console, versions: Mapping[str, str | None]) -> None:
+    """What a number holds for that was not measured."""
+    from vramprobe.catalog.libraries import in_words
+
+    console.print(f"holds for {escape(in_words(versions))}; other versions: docs/versions.md")
 
 
 def _print_verdict(console: Console, verdict: Verdict | None) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
+from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.choices import PhaseName
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import (
@@ -27,6 +28,7 @@ from vramprobe.model.memory_model import (
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
+from vramprobe.terms.versions import version_notes
 from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class Prediction(_Frozen):
     device_bytes: Interval | None = None  # null where the fit has not seen NVML
     fit: FitProvenance | None = None  # null: arithmetic alone
     warnings: list[str] = []
+    libraries: dict[str, str] = {}  # package → version: what it holds for
     num_gpus: int = 1  # more: of one rank, by arithmetic (sharding.py)
     sharding: str | None = None
 
@@ -218,7 +221,8 @@ def _not_quantised(spec: CellSpec) -> list[str]:
         return []
     return [
         f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
-        "alone, and neither embeddings nor experts in one tensor"
+        "alone, and neither embeddings nor experts in one tensor",
+        *version_notes(spec),
     ]
 
 
@@ -276,7 +280,7 @@ def predict_moments(
         peak_allocated_bytes=allocated, peak_phase=moment.phase, peak_label=moment.label,
         terms=moment.terms, constant_bytes=constant, reserved_bytes=reserved, device_bytes=device,
         fit=_provenance(model) if model else None, warnings=[*refusals, *warnings, *notes],
-        num_gpus=num_gpus, sharding=sharding,
+        libraries=dict(pinned_libraries()), num_gpus=num_gpus, sharding=sharding,
     )  # fmt: skip
     if refusals and not allow_extrapolation:
         raise OutOfRange(

@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from vramprobe.catalog import Gpu
+from vramprobe.catalog.libraries import DECIDING
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import ALLOCATED_SPREAD, RESERVED_SPREAD, Prediction, device_tier, simulated_interval
@@ -59,6 +60,7 @@ def prediction_of(record: RunRecord, spec: CellSpec, model: MemoryModel | None =
         constant_bytes=peak.allocated_bytes - sum(terms.values()),
         reserved_bytes=reserved, device_bytes=device_tier(reserved, gap),
         warnings=["no fit's coefficients are used", *record.warnings],
+        libraries={name: version for name in DECIDING if (version := record.environment.versions.get(name))},
     )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ from vramprobe.simulate.recorder import Recorder
 from vramprobe.simulate.reserved import reserve
 from vramprobe.simulate.scratch import MADE, cuda_scratch
 from vramprobe.spec import CellSpec
+from vramprobe.terms.versions import version_notes
 from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
@@ -101,7 +102,7 @@ def simulate(
             raise _refusal(spec, error) from error
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
-    remarks = remarks_on(run.facts, spec.quant)
+    remarks = [*remarks_on(run.facts, spec.quant), *version_notes(spec)]
     if chip is not None and run.history is not None:
         reserved = reserve(observation.phases, run.history, alloc_conf)
         observation = replace(observation, phases=reserved.phases, num_alloc_retries=reserved.num_alloc_retries)

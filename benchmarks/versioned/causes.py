@@ -1,0 +1,55 @@
+"""Why a run takes more or less under one stack than under the one before: causes.toml, and what a bisection found.
+
+In: causes.toml and the journal. Out: the causes of a jump. A jump without one is ``unexplained``, and stays so until
+somebody has found it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+UNEXPLAINED = "unexplained"
+FILE = Path(__file__).with_name("causes.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """``stacks``: the last before and the first after. ``runs``: names, with ``*``. ``release``: package and version.
+    ``bisected``: the run by which ``--bisect`` came to that release; empty where it was read in the source alone.
+    """
+
+    stacks: tuple[str, str]
+    runs: tuple[str, ...]
+    release: str
+    why: str
+    source: str
+    bisected: str = ""
+
+    def applies(self, run: str, before: str, after: str) -> bool:
+        return self.stacks == (before, after) and any(fnmatchcase(run, pattern) for pattern in self.runs)
+
+
+def list_causes() -> list[Cause]:
+    """In the file's order."""
+    found = tomllib.loads(FILE.read_text()).get("cause", [])
+    return [Cause(**entry | {"stacks": tuple(entry["stacks"]), "runs": tuple(entry["runs"])}) for entry in found]
+
+
+def step_of(cause: Cause, entries: list[dict[str, Any]]) -> tuple[str, int, int] | None:
+    """(the release before, peak with it, peak with the cause's own), from the journal's bisection; else None."""
+    package, version = cause.release.split()
+    sizes = {
+        entry["changed"][package]: entry["peak_bytes"] for entry in entries
+        if entry["run"] == cause.bisected and entry["outcome"] == "ok" and list(entry.get("changed", ())) == [package]
+    }  # fmt: skip
+    earlier = [one for one in sizes if Version(one) < Version(version)]
+    if version not in sizes or not earlier:
+        return None
+    before = max(earlier, key=Version)
+    return before, sizes[before], sizes[version]

@@ -1,0 +1,164 @@
+"""Memory by version: the journal survives, a bisection ends at its release, a jump has a cause or is unexplained."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scripts() -> Any:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def script(name: str) -> ModuleType:
+    import importlib
+
+    return importlib.import_module(name)
+
+
+def table_rows() -> list[dict[str, str]]:
+    with (BENCHMARKS / "versions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_runs_are_four_models_by_three_methods_by_two_trainers_and_a_whole_mixtral() -> None:
+    runs = script("versioned.runs").runs()
+    assert len(runs) == len({one.name for one in runs}) == 4 * 3 * 2 + 2
+    cut = next(one for one in runs if one.name == "llama-3-8b:8 lora trl")
+    assert cut.config["num_hidden_layers"] == 8
+    assert cut.command(Path("python"), Path("model"))[-3:] == ["model", "lora", "trl"]
+
+
+def test_an_unknown_run_or_stack_is_told_what_there_is() -> None:
+    for words, known in ((["--run", "gpt-9*"], "qwen2.5-0.5b full trainer"), (["--stack", "hf-1999"], "hf-2024-06")):
+        command = [sys.executable, str(BENCHMARKS / "versions.py"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert known in done.stderr
+
+
+def test_what_the_journal_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions, path, ran = script("versions"), tmp_path / "journal.jsonl", []
+    todo = [(stack, run) for run in script("versioned.runs").runs()[:2] for stack in versions.dated_stacks()[:2]]
+
+    def attempt(run: Any, python: Path, pins: dict[str, str], **_: Any) -> dict[str, Any]:
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        ran.append(run.name)
+        told = {"run": run.name, "fingerprint": run.fingerprint, "pins_fingerprint": versions.fingerprint_of(pins)}
+        return told | {"outcome": "error" if len(ran) == 2 else "ok", "peak_bytes": 1, "seconds": 1.0}
+
+    monkeypatch.setattr(versions, "attempt", attempt)
+    monkeypatch.setattr(versions, "environment", lambda *_, **__: Path("python"))
+    with pytest.raises(KeyboardInterrupt):
+        versions.campaign(todo, path=path, uv="uv", limit_seconds=1)
+    with path.open("ab") as file:
+        file.write(b'{"run": "torn')
+    entries = versions.journal.read(path, "run")
+    assert len(entries) == 3
+    done = [versions.is_done(stack, run, entries, errors_too=False) for stack, run in todo]
+    assert done == [True, True, True, False]
+    assert [versions.is_done(stack, run, entries, errors_too=True) for stack, run in todo] == [True, False, True, False]
+
+
+def releases(sizes: dict[str, int | None], asked: list[str]) -> Any:
+    def sized(changed: dict[str, str]) -> int | None:
+        asked.append(changed["trl"])
+        return sizes[changed["trl"]]
+
+    return sized
+
+
+def test_a_bisection_ends_at_the_release_that_moved_it() -> None:
+    bisected, asked = script("versioned.bisection").bisected, []
+    sizes = {f"0.{number}.0": 100 if number < 7 else 160 for number in range(1, 20)}
+    words = list(sizes)
+    found = bisected("trl", "0.1.0", "0.19.0", (100, 160), words, releases(sizes, asked), lambda line: None)
+    assert (found.before, found.after, found.before_bytes, found.after_bytes) == ("0.6.0", "0.7.0", 100, 160)
+    assert len(asked) <= 5
+    back = bisected("trl", "0.19.0", "0.1.0", (160, 100), words, releases(sizes, asked), lambda line: None)
+    assert (back.before, back.after) == ("0.7.0", "0.6.0")
+
+
+def test_a_release_that_does_not_run_is_passed_over() -> None:
+    sizes: dict[str, int | None] = {"1.0": 5, "1.1": None, "1.2": None, "1.3": 9, "1.4": 9}
+    found = script("versioned.bisection").bisected(
+        "trl", "1.0", "1.4", (5, 9), list(sizes), releases(sizes, []), lambda line: None
+    )
+    assert (found.before, found.after) == ("1.0", "1.3")
+
+
+def test_the_package_that_does_most_of_it_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    bisection = script("versioned.bisection")
+    sets = {"a": {"torch": "2.1", "trl": "0.1"}, "b": {"torch": "2.2", "trl": "0.3"}}
+    monkeypatch.setattr(bisection, "pins", sets.get)
+
+    def sized(changed: dict[str, str]) -> int:
+        return 200 if changed.get("trl", "0.1") >= "0.2" else 101 if changed else 100
+
+    told = {"versions": lambda package: ["0.1", "0.2", "0.3"], "say": lambda line: None}
+    found = bisection.traced("a", "b", sized, jump_bytes=101, **told)
+    assert (found.package, found.before, found.after) == ("trl", "0.1", "0.2")
+    assert bisection.traced("a", "b", sized, jump_bytes=101, package="torch", **told) is None
+
+
+def test_a_run_that_did_not_repeat_is_no_figure() -> None:
+    attempt = script("versioned.attempt")
+    rank = {"pid": 1, "device": 0, "phases": [], "peak": {"phase": "forward", "allocated_bytes": 5}, "num_steps": 3}
+    profile = {
+        "attempt_id": "a", "name": "n", "command": ["c"], "started_at": "2026-11-22T00:00:00Z",
+        "instrument": "emulated", "outcome": {"kind": "ok"}, "environment": {},
+    }  # fmt: skip
+    for repeats, outcome in ((True, "ok"), (False, "error"), (None, "error")):
+        line = json.dumps(profile | {"ranks": [rank | {"repeats": repeats}]})
+        assert attempt.entry_of(line, "said")["outcome"] == outcome
+
+
+def test_the_committed_table_is_what_the_committed_journal_says() -> None:
+    command = [sys.executable, str(BENCHMARKS / "versions.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_jump_has_a_cause_or_is_called_unexplained() -> None:
+    jumps = [row for row in table_rows() if row["change_percent"] and abs(float(row["change_percent"])) > 1]
+    assert jumps
+    assert all(row["cause"] for row in jumps)
+    assert not [row for row in table_rows() if row["cause"] and row not in jumps]
+
+
+def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal() -> None:
+    causes, versions = script("versioned.causes"), script("versions")
+    jumps, entries = [row for row in table_rows() if row["cause"]], versions.current(versions.JOURNAL)
+    for cause in causes.list_causes():
+        assert any(cause.applies(row["run"], row["since"], row["stack"]) for row in jumps), cause.release
+        if cause.bisected:
+            step = causes.step_of(cause, entries)
+            assert step is not None, cause
+            assert abs(step[2] / step[1] - 1) > 0.01, cause
+
+
+def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held() -> None:
+    from vramprobe.spec import resolve
+    from vramprobe.terms.versions import less_as_linears_bytes
+
+    versions, base = script("versions"), {}
+    for entry in versions.current(versions.JOURNAL):
+        if entry["run"] == "mixtral-8x7b:4 qlora trl" and entry["outcome"] == "ok" and "changed" not in entry:
+            alive = entry["at_peak"]
+            base[entry["stack"]] = alive["weights_bytes"] - alive["optimizer_state_bytes"] // 2  # without the adapters
+    cell = resolve(model="mixtral-8x7b", num_layers=4, method="qlora", kbit_prep="none", batch_size=4, seq_len=1024,
+                   device="cuda")  # fmt: skip
+    assert base["hf-2026-02"] - base["hf-2025-10"] == pytest.approx(less_as_linears_bytes(cell), rel=0.001)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -80,7 +79,7 @@ def run(recipe: Recipe, num_layers: int | None, *, environments: Path, uv: str, 
         words = shlex.split(recipe.command.format(model=recipe.model))
         told = profiled(
             [str(python.parent / words[0]), *words[1:]], work, recipe.cards, limit_seconds=limit_seconds,
-            seq_len=_MOST_SEQ_LEN, hidden={str(work): "", str(python.parents[1]): "", os.path.expanduser("~"): "~"},
+            seq_len=_MOST_SEQ_LEN, hidden={str(work): "", str(python.parents[1]): "", str(Path.home()): "~/"},
         )  # fmt: skip
     return {
         "run": recipe.name, "num_layers": num_layers, "fingerprint": recipe.fingerprint(num_layers),

@@ -38,7 +38,7 @@ def attempt(run: Run, python: Path, pins: dict[str, str], *, limit_seconds: floa
         model = work / run.model
         model.mkdir()
         (model / "config.json").write_text(json.dumps(run.config))
-        hidden = {str(work): "", str(python.parents[1]): ""}
+        hidden = {str(work): "", str(python.parents[1]): "", str(Path.home()): "~/"}
         told = profiled(run.command(python, model), work, CARD, limit_seconds=limit_seconds, hidden=hidden)
     after = psutil.Process().cpu_times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system

@@ -193,12 +193,12 @@ _HEAD = f"""\
 # What library versions change
 
 The same runs under Hugging Face's libraries of nine days, each by its own unmodified packages on an emulated {CARD}, on
-empty checkpoints: `python benchmarks/versions.py`. Peaks of allocated memory over the whole run, loading
-included, *emulated*, none measured on a GPU. Batch 4 × 1,024 tokens, bfloat16 weights, LoRA of rank 16 on all linear layers, QLoRA in NF4 with
-double quantisation; [versioned/train.py](versioned/train.py) is all of it. `llama-3-8b:8` is a model with 8 of its
-layers alone: what changes by layer counts for less there, what changes at the logits for more. `trainer`: transformers'
-Trainer with `bf16=True`, and for QLoRA PEFT's `prepare_model_for_kbit_training`. `trl`: SFTTrainer, with every default
-as its release has it: what a changed default does to memory is part of what is asked here.
+empty checkpoints: `python benchmarks/versions.py`. Peaks of allocated memory over the whole run, loading included:
+*emulated*, none measured on a GPU. Batch 4 × 1,024 tokens, bfloat16 weights, LoRA of rank 16 on all linear layers,
+QLoRA in NF4 with double quantisation; [versioned/train.py](versioned/train.py) is all of it. `mixtral-8x7b:4` is a
+model with 4 of its layers alone: what changes by layer counts for less there, what changes at the logits for more.
+`trainer`: transformers' Trainer with `bf16=True`, and for QLoRA PEFT's `prepare_model_for_kbit_training`. `trl`:
+SFTTrainer, with every default as its release has it: what a changed default does to memory is part of what is asked.
 
 A change of more than {JUMP_PERCENT:g} % since the stack before is a jump (bold). Its release is found by
 `python benchmarks/versions.py --bisect RUN STACK STACK`, its cause in that release's source; or it is called

@@ -256,6 +256,9 @@ def test_the_fewest_gpus_fit_and_one_fewer_does_not(sharding: Sharding) -> None:
     assert found.num_gpus > 2
     assert [answer(found.num_gpus - 1) == "fits", answer(found.num_gpus)] == [False, "fits"]
     assert found.verdict.verdict == "fits"
+    assert found.tight_num_gpus is not None
+    assert found.tight_num_gpus < found.num_gpus
+    assert [answer(found.tight_num_gpus - 1), answer(found.tight_num_gpus)] == ["does not fit", "tight"]
 
 
 def test_where_no_number_is_enough_the_rest_of_the_largest_is_told() -> None:

@@ -7,6 +7,8 @@ Nothing here was measured on a GPU; benchmarks/sharding.md holds it against torc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -34,12 +36,16 @@ MAX_GPUS = 4096
 
 
 class MinGpus(BaseModel):
-    """The fewest GPUs on which each rank fits; null where not even MAX_GPUS do, and ``verdict`` is then theirs."""
+    """The fewest GPUs on which each rank fits; null where not even MAX_GPUS do, and ``verdict`` is then theirs.
+
+    ``tight_num_gpus``: fewer, on which it is tight; null where there are none.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sharding: Sharding
     num_gpus: int | None
+    tight_num_gpus: int | None = None
     verdict: Verdict  # of one rank
 
 
@@ -86,24 +92,30 @@ def min_gpus(
     if sharding == "ddp":
         raise SpecError(f"sharding: ddp divides nothing, so no number of GPUs makes a cell fit; use {_some(DIVIDING)}")
 
+    @cache
     def judged(num_gpus: int) -> Verdict:
         one = predict_rank(spec, num_gpus, sharding, model, allow_extrapolation=allow_extrapolation, gpu=gpu)
         return verdict(one, gpu)
 
-    few, many, found = 0, 1, judged(1)
-    while found.verdict != "fits" and many < MAX_GPUS:
-        few, many = many, 2 * many
-        found = judged(many)
-    if found.verdict != "fits":
-        return MinGpus(sharding=sharding, num_gpus=None, verdict=found)
+    fewest = _first(lambda num_gpus: judged(num_gpus).verdict == "fits")
+    tight = _first(lambda num_gpus: judged(num_gpus).verdict != "does not fit")
+    return MinGpus(
+        sharding=sharding, num_gpus=fewest, tight_num_gpus=None if tight == fewest else tight,
+        verdict=judged(fewest or MAX_GPUS),
+    )  # fmt: skip
+
+
+def _first(holds: Callable[[int], bool]) -> int | None:
+    """The least number from 1 to MAX_GPUS of which that holds, and of all above it."""
+    few, many = 0, 1
+    while not holds(many):
+        if many == MAX_GPUS:
+            return None
+        few, many = many, min(2 * many, MAX_GPUS)
     while many - few > 1:
         middle = (few + many) // 2
-        at_middle = judged(middle)
-        if at_middle.verdict == "fits":
-            many, found = middle, at_middle
-        else:
-            few = middle
-    return MinGpus(sharding=sharding, num_gpus=many, verdict=found)
+        few, many = (few, middle) if holds(middle) else (middle, many)
+    return many
 
 
 def require_arithmetic(sharding: str) -> Sharding:

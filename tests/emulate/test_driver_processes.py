@@ -7,7 +7,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from ctypes import byref, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 
 import pytest
@@ -226,17 +226,29 @@ def rank(number: int, num_ranks: int, folder: Path) -> Callable[[Driver], list]:
         driver.memset(large, 0, 10 * MIB)
         count = c_size_t(10 * MIB // 4)
         driver.check("ncclAllReduce", c_void_p(large), c_void_p(large), count, 7, 0, communicator, c_void_p())
-        return [*seen, driver.is_computed(large, 1)]
+        return [*seen, driver.is_computed(large, 1), moved(driver)]
 
     return run
+
+
+class Moved(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("num_ranks", c_int), ("calls", c_uint64), ("bytes", c_uint64)]
+
+
+def moved(driver: Driver) -> list[tuple[int, ...]]:
+    lines = (Moved * 8)()
+    return [(one.kind, one.num_ranks, one.calls, one.bytes) for one in lines[: driver.call("control_moved", lines, 8)]]
 
 
 def test_small_collectives_are_true_and_large_ones_are_not_computed(make_machine, start_process, tmp_path) -> None:
     machine = make_machine(num_devices=1)
     children = [start_process(rank(number, 2, tmp_path), machine) for number in range(2)]
     results = [child.result() for child in children]
-    assert results[0] == [(4.0, -4.0, 2e6), 0, 0.2, True, False, False, False]
-    assert results[1] == [(4.0, -4.0, 2e6), 0, 65504.0, True, False, False, False]
+    counted = [  # all-reduces of 12 B, 2 B and 10 MiB; an all-gather of 2 B from each; a reduce-scatter of 2 B to each
+        (0, 2, 3, 14 + 10 * MIB), (3, 2, 1, 4), (4, 2, 1, 4),
+    ]  # fmt: skip
+    assert results[0] == [(4.0, -4.0, 2e6), 0, 0.2, True, False, False, False, counted]
+    assert results[1] == [(4.0, -4.0, 2e6), 0, 65504.0, True, False, False, False, counted]
 
 
 def test_a_peer_that_does_not_come_is_an_error(make_machine, in_process) -> None:

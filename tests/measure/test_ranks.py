@@ -15,6 +15,7 @@ from factories import make_record, make_spec
 
 from vramprobe.errors import SpecError
 from vramprobe.measure import environment, isolation
+from vramprobe.measure.observation import Observation
 from vramprobe.measure.ranks import Seat, as_one, rank_of, run_all
 from vramprobe.records.record import Error, Invalid, RunRecord, record_from_json
 
@@ -27,7 +28,7 @@ def seen(seat: Seat, more_bytes: int = 0, **overrides: Any) -> RunRecord:
     if record.peak is not None:
         peak = record.peak.model_copy(update={"allocated_bytes": record.peak.allocated_bytes + more_bytes})
         record = record.model_copy(update={"peak": peak})
-    return record.model_copy(update={"ranks": [rank_of(record, seat, None)]})
+    return record.model_copy(update={"ranks": [rank_of(record, seat, Observation([], {}), None)]})
 
 
 def failing(seat: Seat) -> RunRecord:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import vramprobe
 from emulated import require_emulation
-from factories import TINY_LLAMA_PATH
+from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 
 from vramprobe.records import store
 from vramprobe.records.record import RankRecord, RunRecord
@@ -60,6 +60,7 @@ def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[Ru
         same = together[record.cell_id.removesuffix(f"_rank{rank.rank}")].ranks[rank.rank]
         assert counted(rank) == counted(same), record.cell_id
         assert (rank.ledger, rank.host_tensors_bytes) == (same.ledger, same.host_tensors_bytes), record.cell_id
+        assert rank.traffic == same.traffic, record.cell_id
 
 
 def test_shards_are_smaller_than_replicas_and_rank_0_loads_for_all(records: list[RunRecord]) -> None:
@@ -72,6 +73,40 @@ def test_shards_are_smaller_than_replicas_and_rank_0_loads_for_all(records: list
         first, second = full[sharding].ranks
         assert first.host_tensors_bytes == pytest.approx(full["ddp"].ledger.weights_bytes, rel=0.01)
         assert second.host_tensors_bytes == 0
+
+
+def asked(rank: RankRecord) -> dict[tuple[str, str], int]:
+    """Payload bytes of a step by phase and kind, without flags of a few numbers."""
+    return {(one.phase, one.kind): one.payload_bytes for one in rank.traffic if one.payload_bytes > 4096}
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4])
+def test_what_a_step_moves(records: list[RunRecord], num_gpus: int) -> None:
+    """DDP all-reduces the gradients once; full shard gathers the weights twice and scatters the gradients once.
+
+    The root stays gathered from forward to backward: FSDP2's with the last norm and the head, FSDP1's with the
+    embedding, too.
+    """
+    weights = gradients = 2 * TINY_LLAMA_PARAMS  # bf16; no dimension needs padding
+    root = 2 * (64 + 256 * 64)  # norm and head
+    full = {
+        record.spec.sharding: record.ranks for record in records
+        if (record.spec.method, record.spec.num_gpus, record.spec.only_rank) == ("full", num_gpus, None)
+    }  # fmt: skip
+    for rank in full.get("ddp", []):
+        assert asked(rank) == {("backward", "all_reduce"): gradients}
+    for rank in full["fsdp"]:
+        assert asked(rank) == {
+            ("forward", "all_gather"): weights, ("backward", "all_gather"): weights - root,
+            ("backward", "reduce_scatter"): gradients,
+        }  # fmt: skip
+        link = sum(one.link_bytes for one in rank.traffic)
+        assert link == (3 * weights - root) * (num_gpus - 1) // num_gpus
+    for rank in full["fsdp1"]:
+        assert asked(rank) == {
+            ("forward", "all_gather"): weights, ("backward", "all_gather"): weights - root - 2 * 256 * 64,
+            ("backward", "reduce_scatter"): gradients,
+        }  # fmt: skip
 
 
 def test_a_single_cell_on_as_many_cards_as_it_needs_and_64_ranks_on_one(tmp_path: Path) -> None:
@@ -92,3 +127,29 @@ def test_out_of_memory_of_a_rank_is_the_cells(tmp_path: Path) -> None:
     record = json.loads(done.stdout)
     assert record["outcome"]["kind"] == "oom", record["outcome"]
     assert (done.returncode, record["emulation"]["num_cards"]) == (0, 2)
+
+
+#: smollm2-135m's first two layers, tied embedding: what ZeRO-3 divides (not the norms), and all, in elements.
+DIVIDED = 49152 * 576 + 2 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576)
+NORMS = 5 * 576
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None:
+    """ZeRO-2 all-reduces gradients and gathers the stepped weights; ZeRO-3 gathers in forward those that it divides,
+    which stay in a model so small, and the others as they are stepped.
+    """
+    if not list(require_emulation().parents[1].glob("lib/python3*/site-packages/deepspeed")):
+        pytest.skip("the emulated environment has no DeepSpeed; docs/ranks.md says how to add it")
+    words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--recipe", "mixed", "--seq-len", "64"]
+    words += ["--batch-size", "1", "--num-gpus", "2", "--sharding", sharding, "--json"]
+    done = vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path)
+    first, second = (RankRecord.model_validate(rank) for rank in json.loads(done.stdout)["ranks"])
+    all_of_them = 2 * (DIVIDED + NORMS)  # bf16
+    expected = {("backward", "all_reduce"): all_of_them, ("optimizer_step", "all_gather"): all_of_them}
+    if sharding == "zero3":
+        expected = {
+            ("forward", "all_gather"): 2 * DIVIDED, ("backward", "reduce_scatter"): all_of_them,
+            ("optimizer_step", "all_gather"): 2 * NORMS,
+        }  # fmt: skip
+    assert asked(first) == asked(second) == expected

@@ -317,6 +317,24 @@ def analysed_alone(folder: Path) -> ProfileRecord:
     return record
 
 
+def test_the_last_whole_step_s_traffic_is_told(tmp_path: Path) -> None:
+    script = training(rank=0)
+    for step in (1, 3, 4):  # the third is the last whole one
+        script.say("moved", phase="forward", step=step, counts=[[3, 4, 2, 400 * step]])
+        script.say("moved", phase="backward", step=step, counts=[[3, 4, 1, 100], [4, 4, 1, 800]])
+    script.say("moved", phase="backward", step=3, counts=[[4, 4, 1, 200]])
+    script.say("moved", phase="load", counts=[[1, 4, 9, 9000]])
+    traffic = only(analysed(tmp_path, script)).traffic
+    assert [(one.phase, one.kind, one.num_calls, one.payload_bytes, one.link_bytes) for one in traffic or ()] == [
+        ("forward", "all_gather", 2, 1200, 900), ("backward", "all_gather", 1, 100, 75),
+        ("backward", "reduce_scatter", 2, 1000, 750),
+    ]  # fmt: skip
+
+
+def test_a_real_card_s_traffic_is_not_known(tmp_path: Path) -> None:
+    assert only(analysed(tmp_path, training(emulated=False))).traffic is None
+
+
 def test_steady_steps_repeat_or_do_not(tmp_path: Path) -> None:
     assert only(analysed(tmp_path, training())).repeats is True
     assert only(analysed(tmp_path, training(num_steps=2))).repeats is None

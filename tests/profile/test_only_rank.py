@@ -25,7 +25,7 @@ def alone(folder: Path, rank: int, num_ranks: int, *words: str) -> Left:
 
 
 def phases(folder: Path) -> dict[int, list[dict[str, object]]]:
-    """By rank what the allocator counted, phase by phase."""
+    """By rank what the allocator counted, phase by phase, and what was asked of NCCL."""
     found = {}
     for path in (folder / "run").glob("*.jsonl"):
         process, *lines = map(json.loads, path.read_text().splitlines())
@@ -33,10 +33,10 @@ def phases(folder: Path) -> dict[int, list[dict[str, object]]]:
             {
                 name: value
                 for name, value in line.items()
-                if name in ("name", "step", "micro_step") or "peak" in name or "end_b" in name
+                if name in ("name", "step", "micro_step", "phase", "counts") or "peak" in name or "end_b" in name
             }
             for line in lines
-            if line["line"] == "phase"
+            if line["line"] in ("phase", "moved")
         ]
     return found
 

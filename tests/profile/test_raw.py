@@ -59,6 +59,8 @@ def test_every_piece_of_a_process_s_first_line_is_no_process(tmp_path: Path) -> 
     ("{torn in the middle", "100.jsonl, line 2 is no line"),
     ("[1]", "line 2 is no line"),
     ('{"line": "phase", "name": "load"}', "line 2 is not whole: missing 4 required"),
+    ('{"line": "moved", "phase": "backward", "step": 1, "counts": [[0, 2, 1]]}', r"line 2 counts \(0, 2, 1\)"),
+    ('{"line": "moved", "phase": "backward", "step": 1, "counts": [[9, 2, 1, 8]]}', "a kind below 8"),
 ])  # fmt: skip
 def test_a_damaged_line_within_is_named(line: str, said: str, tmp_path: Path) -> None:
     first = json.dumps(Script().lines[0])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vramprobe.predict.largest import Largest
     from vramprobe.predict.prediction import Prediction, Verdict
     from vramprobe.predict.sharding import MinGpus
-    from vramprobe.records.record import Emulation, RunRecord
+    from vramprobe.records.record import Emulation, Moved, RunRecord
     from vramprobe.report.definition import Table
 
 _BAR_WIDTH = 36
@@ -118,6 +118,21 @@ def _print_ranks(console: Console, record: RunRecord) -> None:
         said += f"load {format_bytes(rank.peak.load_allocated_bytes)}"
         said += f", {format_bytes(rank.host_tensors_bytes)} of tensors on the host" if rank.host_tensors_bytes else ""
         console.print(f"  rank {rank.rank:<4} {said}")
+    busiest = max(record.ranks, key=lambda rank: sum(one.link_bytes for one in rank.traffic or ()))
+    if busiest.traffic:
+        print_traffic(console, f"rank {busiest.rank}", busiest.traffic)
+
+
+def print_traffic(console: Console, whose: str, traffic: Sequence[Moved]) -> None:
+    """What a rank asks its collectives to move in a step, and what goes over its link for it."""
+    total = format_bytes(sum(one.link_bytes for one in traffic))
+    console.print(f"\n{whose} sends {total} a step over its link, by a ring:")
+    for one in traffic:
+        kind = one.kind.replace("_", "-")
+        console.print(
+            f"  {one.phase:<15}{kind:<15}{one.num_calls:>5} calls {format_bytes(one.payload_bytes):>11}, "
+            f"{format_bytes(one.link_bytes):>11} sent", soft_wrap=True,
+        )  # fmt: skip
 
 
 def print_values(console: Console, emulation: Emulation) -> None:

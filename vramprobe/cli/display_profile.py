@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from vramprobe.cli.display import print_bars, print_values
+from vramprobe.cli.display import print_bars, print_traffic, print_values
 from vramprobe.units import format_bytes, word_for
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
     if rank.phases:
         console.print("\nby phase, the highest:")
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
+    if rank.traffic:
+        print_traffic(console, _name(rank), rank.traffic)
     if rank.largest:
         console.print("\nlargest blocks then:")
         for one in rank.largest:

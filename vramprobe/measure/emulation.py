@@ -1,14 +1,17 @@
 """The emulated instrument's own part of a cell: values on while it runs, and what its record must say of them.
 
 In: the CudaInstrument of a process that sees an emulated GPU (emulate/). Out: the same instrument under another name,
-which also knows what was not computed and who read it. The counters are the allocator's, as on a real card.
+which also knows what was not computed and who read it, and what was asked of NCCL. The counters are the allocator's, as
+on a real card.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +23,9 @@ from vramprobe.emulate.machine import read_machine
 from vramprobe.emulate.values import allocations
 from vramprobe.measure.cuda import CudaInstrument
 from vramprobe.measure.environment import emulator_here
-from vramprobe.records.record import MAX_READS, Emulation, ValueRead, Verification
+from vramprobe.measure.observation import Observation
+from vramprobe.records.record import MAX_READS, Emulation, Moved, PhaseName, ValueRead, Verification
+from vramprobe.records.traffic import added_up, moved_since
 
 
 class EmulatedInstrument(CudaInstrument):
@@ -32,11 +37,27 @@ class EmulatedInstrument(CudaInstrument):
         super().__init__(limit_vram_bytes, ordinal)
         self._watch: Any = None
         self._verification: Verification | None = None
+        self._traffic: dict[int, list[Moved]] = {}  # by step
 
     def start(self) -> None:
         """As on a real card, with small values computed and the others known for what they are."""
         self._watch = values.enable(values.Policy(**json.loads(os.environ.get(VALUES_VARIABLE, "{}"))))
         super().start()
+
+    @contextmanager
+    def phase(self, name: PhaseName, step: int | None = None, micro_step: int | None = None) -> Iterator[None]:
+        """As on a real card, with what it asked NCCL to move."""
+        driver = self._watch.mode.driver
+        before = driver.moved()
+        with super().phase(name, step, micro_step):
+            yield
+        if step is not None:
+            self._traffic.setdefault(step, []).extend(moved_since(before, driver.moved(), name))
+
+    def finish(self) -> Observation:
+        """As on a real card, with the last step's traffic."""
+        last = max(self._traffic, default=None)
+        return replace(super().finish(), traffic=None if last is None else added_up(self._traffic[last]))
 
     def verify(self, step: Callable[[], None]) -> None:
         """Run ``step`` once under each content that uncomputed values may have, and compare what it allocates."""

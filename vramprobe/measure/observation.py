@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Peak, PhaseMemory
+from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Moved, Peak, PhaseMemory
 
 #: (tier, those that hold it, the nearest first).
 _HOLDERS = (("requested", ("active", "reserved")), ("allocated", ("active", "reserved")), ("active", ("reserved",)))
@@ -15,7 +15,10 @@ _HOLDERS = (("requested", ("active", "reserved")), ("allocated", ("active", "res
 
 @dataclass(frozen=True)
 class Observation:
-    """One watched run, complete or cut short. ``held_bytes``: the tensors' own account, by cause, in the last step."""
+    """One watched run, complete or cut short. ``held_bytes``: the tensors' own account, by cause, in the last step.
+
+    ``traffic``: of the last step; None where collectives are not counted.
+    """
 
     phases: list[PhaseMemory]
     held_bytes: dict[str, int]
@@ -23,6 +26,7 @@ class Observation:
     context_bytes: int | None = None
     num_alloc_retries: int | None = None
     inconsistencies: list[str] = field(default_factory=list)
+    traffic: list[Moved] | None = None
 
 
 def peak_of(observation: Observation) -> Peak:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from vramprobe.choices import ZERO
 from vramprobe.measure import environment
 from vramprobe.measure.lifeline import die_with
+from vramprobe.measure.observation import Observation
 from vramprobe.records.record import Invalid, RankRecord, RunRecord, record_from_json
 from vramprobe.spec import CellSpec
 
@@ -107,12 +108,13 @@ def as_one(records: Sequence[RunRecord]) -> RunRecord:
     return highest.model_copy(update={"ranks": ranks, "outcome": outcome})
 
 
-def rank_of(record: RunRecord, seat: Seat, host_tensors_bytes: int | None) -> RankRecord:
-    """What a rank's own record says of it."""
+def rank_of(record: RunRecord, seat: Seat, observation: Observation, host_tensors_bytes: int | None) -> RankRecord:
+    """What a rank's own record says of it, and what it saw beside."""
     return RankRecord(
         rank=seat.index, peak=record.peak, ledger=record.ledger, phases=record.phases,
         context_bytes=record.context_bytes, num_alloc_retries=record.num_alloc_retries,
         host_peak_bytes=_resident_peak_bytes(), host_tensors_bytes=host_tensors_bytes,
+        traffic=observation.traffic,
     )  # fmt: skip
 
 

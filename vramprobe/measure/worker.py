@@ -108,7 +108,9 @@ def run_cell(
         emulation=instrument.emulation() if hasattr(instrument, "emulation") else None,
         **fields,
     )
-    return record if seat is None else record.model_copy(update={"ranks": [rank_of(record, seat, on_host_bytes)]})
+    if seat is None:
+        return record
+    return record.model_copy(update={"ranks": [rank_of(record, seat, observation, on_host_bytes)]})
 
 
 def instrument_for(spec: CellSpec, ordinal: int = 0) -> Any:

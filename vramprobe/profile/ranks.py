@@ -18,7 +18,8 @@ from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
 from vramprobe.profile.places import Place, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
 from vramprobe.records.profile import BlocksAlike, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
-from vramprobe.records.record import Composition
+from vramprobe.records.record import Composition, Moved
+from vramprobe.records.traffic import added_up, moved_since
 from vramprobe.simulate.history import CAUSES
 from vramprobe.units import MIB, format_bytes
 
@@ -102,7 +103,15 @@ def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Seque
         at_peak=at_peak, at_peak_of=moment and said(moment.span.phase), largest=(alike or [])[:_NUM_LARGEST],
         by_module=by_module or [], by_line=by_line or [], fragmentation_bytes=fragmentation_bytes(raw.phases),
         num_alloc_retries=end.num_alloc_retries if end else None, num_ooms=end.num_ooms if end else None,
+        traffic=traffic_of(raw) if raw.process.emulated else None,
     )  # fmt: skip
+
+
+def traffic_of(raw: RawRank) -> list[Moved]:
+    """What the last whole step asked its collectives for; nothing where no step is whole."""
+    own = [one for one in raw.moved if one.step is not None and one.step == raw.num_steps]
+    counts = [(one.phase, {(kind, ranks): (calls, size) for kind, ranks, calls, size in one.counts}) for one in own]
+    return added_up(part for phase, counted in counts for part in moved_since({}, counted, phase))
 
 
 def _is_called(uuid: str | None, name: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from vramprobe.errors import StoreError
 from vramprobe.records.store import bytes_of, whole_lines
+from vramprobe.records.traffic import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,15 @@ class RawPhase:
     requested_end_bytes: int | None = None
     requested_peak_bytes: int | None = None
     device_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawMoved:
+    """What one phase asked NCCL for: (kind by the driver's number, ranks, calls, bytes) each."""
+
+    phase: str
+    step: int | None = None
+    counts: tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +132,7 @@ class RawRank:
 
     process: RawProcess
     phases: tuple[RawPhase, ...] = ()
+    moved: tuple[RawMoved, ...] = ()
     num_steps: int = 0
     ooms: tuple[RawOom, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -209,7 +220,8 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{where} is no line of a profiled process: {line[:60]!r}") from None
     if kind == "process":
-        found.append({"process": _made(RawProcess, content, where), "phases": [], "ooms": [], "warnings": []})
+        lists = {"phases": [], "moved": [], "ooms": [], "warnings": []}
+        found.append({"process": _made(RawProcess, content, where), **lists})
         return
     if not found:
         raise StoreError(f"{where} stands before the line that says which process this is")
@@ -217,6 +229,8 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
     match kind:
         case "phase":
             into["phases"].append(_made(RawPhase, content, where))
+        case "moved":
+            into["moved"].append(_moved(content, where))
         case "step":
             into["num_steps"] = max(into.get("num_steps", 0), int(content.get("step") or 0))
         case "oom":
@@ -239,9 +253,18 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         highest = max(phases, key=lambda one: one.allocated_peak_bytes).device
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
-    lists = {name: tuple(found[name]) for name in ("ooms", "warnings")}
+    lists = {name: tuple(found[name]) for name in ("moved", "ooms", "warnings")}
     others = {name: found[name] for name in ("num_steps", "values", "verification", "end") if name in found}
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
+
+
+def _moved(content: Mapping[str, Any], where: str) -> RawMoved:
+    made = _made(RawMoved, content, where)
+    for one in made.counts:
+        numbers = one if isinstance(one, tuple) and all(isinstance(number, int) for number in one) else ()
+        if len(numbers) != 4 or not 0 <= numbers[0] < len(KINDS):
+            raise StoreError(f"{where} counts {one!r}: a kind below {len(KINDS)}, ranks, calls and bytes are expected")
+    return made
 
 
 def _made(kind: Any, content: Mapping[str, Any], where: str) -> Any:

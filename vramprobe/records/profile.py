@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store
-from vramprobe.records.record import Amount, Composition, Emulation
+from vramprobe.records.record import Amount, Composition, Emulation, Moved
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
@@ -93,6 +93,7 @@ class RankProfile(_Frozen):
     fragmentation_bytes: int | None = None  # reserved − allocated peak, of the phase with the highest reserved
     num_alloc_retries: int | None = None
     num_ooms: int | None = None
+    traffic: list[Moved] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
 
 
 class ProfileOk(_Frozen):

@@ -291,6 +291,23 @@ class Emulation(_Frozen):
     verification: Verification | None = None
 
 
+#: As NCCL and torch.distributed name them.
+CollectiveKind = Literal[
+    "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "receive",
+]  # fmt: skip
+
+
+class Moved(_Frozen):
+    """Collectives of one kind that a rank issued in one phase of a step (traffic.py says which bytes these are)."""
+
+    phase: str
+    kind: CollectiveKind
+    num_ranks: Amount  # that share each of them
+    num_calls: Amount
+    payload_bytes: Amount  # as given to the calls
+    link_bytes: Amount  # that this rank sends over its link, by the ring's formula: predicted
+
+
 class RankRecord(_Frozen):
     """What one of several ranks saw on its card and in its process; null where that is not known."""
 
@@ -302,6 +319,7 @@ class RankRecord(_Frozen):
     num_alloc_retries: int | None = None
     host_peak_bytes: Amount | None = None  # resident at most, what processes share counted in each
     host_tensors_bytes: Amount | None = None  # of the model and the optimizer's state in host memory, at most
+    traffic: list[Moved] | None = None  # of the steady step, all micro-steps; null where nobody counts, as on real GPUs
 
 
 class RunRecord(_Frozen):

@@ -21,14 +21,13 @@
 
 #include "nccl.h"
 
-enum { NCCL_SUCCESS, NCCL_SYSTEM_ERROR = 2, NCCL_INTERNAL_ERROR = 3, NCCL_INVALID_ARGUMENT = 4, NCCL_REMOTE_ERROR = 6,
-       MAX_RANKS = 1024 };
+enum { NCCL_SUCCESS, NCCL_SYSTEM_ERROR = 2, NCCL_INTERNAL_ERROR = 3, NCCL_INVALID_ARGUMENT = 4, NCCL_REMOTE_ERROR = 6 };
 struct unique_id {
   char bytes[128];
 };
 struct header { /* at the start of the shared file; a page */
   uint32_t arrived, generation, num_ranks;
-  int32_t pids[MAX_RANKS - 64];
+  int32_t pids[NCCL_MAX_RANKS];
 };
 struct slot { /* one rank's input; the payload follows */
   uint64_t computed;
@@ -71,7 +70,7 @@ static bool wait_more(struct communicator *c, struct patience *p) { /* false: c-
   usleep(p->spins < 2000 ? 50 : 500);
   if (p->spins % 256) return true;
   const struct header *h = (const struct header *)(const void *)c->shared;
-  for (int r = 0; r < c->num_ranks && r < MAX_RANKS - 64; r++)
+  for (int r = 0; r < c->num_ranks && r < NCCL_MAX_RANKS; r++)
     if (h->pids[r] && kill(h->pids[r], 0) != 0 && errno == ESRCH) c->error = NCCL_REMOTE_ERROR;
   if (now_milliseconds() - p->since > machine.collective_timeout_seconds * 1e3) c->error = NCCL_REMOTE_ERROR;
   if (!c->error) return true;
@@ -103,7 +102,7 @@ static struct communicator *checked(void *communicator) {
 }
 static int create(void **out, int num_ranks, const struct unique_id *id, int rank) {
   if (context_enter()) return 1; /* ncclUnhandledCudaError */
-  if (num_ranks < 1 || rank < 0 || rank >= num_ranks || num_ranks > MAX_RANKS - 64) return NCCL_INVALID_ARGUMENT;
+  if (num_ranks < 1 || rank < 0 || rank >= num_ranks || num_ranks > NCCL_MAX_RANKS) return NCCL_INVALID_ARGUMENT;
   struct communicator *c = calloc(1, PAGE_BYTES); /* room for who looks into it */
   if (!c) return NCCL_SYSTEM_ERROR;
   *c = (struct communicator){.magic = COMMUNICATOR_MAGIC, .num_ranks = num_ranks, .rank = rank,
@@ -201,9 +200,8 @@ API int emu_ncclRedOpCreatePreMulSum(int *operation) {
 API int emu_ncclRedOpDestroy(void) { return NCCL_SUCCESS; }
 
 /* ---- operations ------------------------------------------------------------------------------------------------------------ */
-enum kind { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND, RECEIVE };
 struct operation {
-  enum kind kind;
+  enum nccl_kind kind;
   int type, reduction, root;
   const char *from;
   char *to;
@@ -263,7 +261,7 @@ static int collective(const struct operation *o) {
     mine->computed = computed_all(o->from, in);
   }
   if (!barrier(c)) return c->error;
-  const char *inputs[MAX_RANKS];
+  const char *inputs[NCCL_MAX_RANKS];
   bool all = true;
   for (int r = 0; r < c->num_ranks; r++) {
     inputs[r] = (const char *)(slot_of(c, buffer, r) + 1);
@@ -355,10 +353,11 @@ static int flush(void) {
   queued = 0;
   return error;
 }
-static int submit(enum kind kind, const void *from, void *to, size_t count, int type, int reduction, int root,
+static int submit(enum nccl_kind kind, const void *from, void *to, size_t count, int type, int reduction, int root,
                   void *communicator) {
   struct communicator *c = checked(communicator);
   if (!c || (kind > ALL_TO_ALL && (root < 0 || root >= c->num_ranks))) return NCCL_INVALID_ARGUMENT;
+  nccl_moved(kind, c->num_ranks, count, nccl_element_bytes(type));
   if (queued == queue_room) {
     queue_room = queue_room ? 2 * queue_room : 16;
     queue = realloc(queue, queue_room * sizeof *queue);

@@ -11,6 +11,13 @@ LIBRARY = "libvramprobe_driver.so"
 FILL_KINDS = {"zeros": 0, "ones": 1, "random": 2, "keep": 3}
 
 
+class _Moved(ctypes.Structure):
+    """One line of what nccl_traffic.c counts."""
+
+    _fields_ = [("kind", ctypes.c_int32), ("num_ranks", ctypes.c_int32), ("calls", ctypes.c_uint64),
+                ("bytes", ctypes.c_uint64)]  # fmt: skip
+
+
 class NoEmulatedDriver(RuntimeError):
     """Values were asked for where no emulated GPU is."""
 
@@ -55,6 +62,7 @@ class Driver:
         self.clear_counts = function("clear_counts", None)
         self.uncomputed_reads = function("uncomputed_reads", ctypes.c_uint64)
         self.launches = function("launches", ctypes.c_uint64)
+        self._moved = function("moved", ctypes.c_int, ctypes.POINTER(_Moved), ctypes.c_int)
         self._on_read = function("on_uncomputed_read", None, ctypes.c_void_p)
         self._set_fill = function("set_fill", None, ctypes.c_int, ctypes.c_uint64)
         try:  # see own_modes
@@ -73,6 +81,14 @@ class Driver:
         made = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t)(callback)
         self._on_read(ctypes.cast(made, ctypes.c_void_p))
         self._callback = made
+
+    def moved(self):
+        """What this process's collectives were asked to move so far: {(kind, ranks): (calls, bytes)}, the kind by the
+        driver's number (nccl.h)."""
+        room = self._moved(None, 0)
+        lines = (_Moved * room)()
+        self._moved(lines, room)
+        return {(one.kind, one.num_ranks): (one.calls, one.bytes) for one in lines}
 
     def own_modes(self, count):
         """Have torch's C++ not count ``count`` modes per thread when it asks whether any is on; -> whether the driver

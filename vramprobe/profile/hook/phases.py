@@ -1,7 +1,8 @@
 """Which phase a process is in, step by step: marks in, one line for each phase and card out.
 
-In: marks (:meth:`Phases.mark`, from marks.py), the counters. Out: the journal's ``phase`` and ``step`` lines. A phase's
-name is settled when it ends: what led to a backward was a forward, whoever announced it or not.
+In: marks (:meth:`Phases.mark`, from marks.py), the counters. Out: the journal's ``phase`` and ``step`` lines, and on an
+emulated card ``moved``, what NCCL was asked for. A phase's name is settled when it ends: what led to a backward was a
+forward, whoever announced it or not.
 """
 
 import os
@@ -14,8 +15,9 @@ import torch
 class Phases:
     """The phases of one process, from its first CUDA call on. ``steps`` counts the optimizer's whole steps."""
 
-    def __init__(self, journal, counters, used_bytes):
+    def __init__(self, journal, counters, used_bytes, moved=None):
         self._journal, self._counters, self._used_bytes = journal, counters, used_bytes
+        self._count_moved, self._moved = moved, {}  # Driver.moved, and what it said last
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
         self.steps = 0  # whole ones
@@ -79,18 +81,31 @@ class Phases:
 
     def _close(self, name):
         now_ns = time.time_ns()
+        step = self.steps + 1 if self.started and name != "load" else None
         micro_step = self._micro_step + (name == "forward") if name in ("forward", "backward") else None
         for device in self._counters.cards() if self._writes else ():
             found = self._counters.take(device)
             self.retries[device] = (found.pop("num_alloc_retries"), found.pop("num_ooms"))
             self._journal.write(
-                "phase", name=name, device=device, step=self.steps + 1 if self.started and name != "load" else None,
-                micro_step=micro_step, start_ns=self._start_ns, end_ns=now_ns,
-                device_used_bytes=self._used_bytes(device), **found,
+                "phase", name=name, device=device, step=step, micro_step=micro_step, start_ns=self._start_ns,
+                end_ns=now_ns, device_used_bytes=self._used_bytes(device), **found,
             )  # fmt: skip
             highest, _ = self._highest.get(device, (0, 0))
             self._highest[device] = (max(highest, found["allocated_peak_bytes"]), found["allocated_end_bytes"])
+        if self._writes and self._count_moved is not None:
+            self._write_moved(name, step)
         self._start_ns = now_ns
+
+    def _write_moved(self, name, step):
+        now = self._count_moved()
+        since = []
+        for kind, (calls, num_bytes) in sorted(now.items()):
+            calls_before, bytes_before = self._moved.get(kind, (0, 0))
+            if calls > calls_before:
+                since.append([*kind, calls - calls_before, num_bytes - bytes_before])
+        if since:
+            self._journal.write("moved", phase=name, step=step, counts=since)
+        self._moved = now
 
     def _end_step(self):
         self._stepped, self._micro_step = False, 0

@@ -33,9 +33,10 @@ class Watch:
         self._journal, self._pid, self._ended = journal, os.getpid(), False
         self._modules, self._why, self._report = {}, "exit", None
         self.counters = Counters()
-        self.phases = Phases(journal, self.counters, used_bytes)
-        self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         self._values = _values_watch()
+        moved = self._values.mode.driver.moved if self._values is not None else None
+        self.phases = Phases(journal, self.counters, used_bytes, moved)
+        self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         journal.write("process", **_process(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)

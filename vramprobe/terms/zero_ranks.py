@@ -87,7 +87,8 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
     A small tensor is whole beside its part (``persistence_threshold``), and adapters, which are made after ZeRO's init,
     keep their dtype; nothing runs under autocast. What was gathered stays for as long as it is used again within
     MAX_LIVE_ELEMENTS (partitioned_param_coordinator.py, ``release_sub_module``): in a smaller model all of it, from its
-    first use on, and here to the end of backward.
+    first use on, and here to the end of backward. A larger tensor is gathered whole all the same. Not explained: 405B's
+    rank of 128 has 2.9 % more in backward, likely its head's gradient, kept whole for being larger than the bucket.
     """
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     dtype = "fp32" if spec.autocast == "none" else spec.autocast
@@ -112,7 +113,8 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
         "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
         "gradient_buckets": BUCKET_ELEMENTS * width,
     }  # fmt: skip
-    gathered = min(parameters.weights_bytes(computed, spec.quant) - small, MAX_LIVE_ELEMENTS * width)
+    live = max(MAX_LIVE_ELEMENTS, *(tensor.numel for tensor in computed))  # none is gathered in parts
+    gathered = min(parameters.weights_bytes(computed, spec.quant) - small, live * width)
     largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
     raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
     temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))

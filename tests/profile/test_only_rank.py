@@ -25,7 +25,10 @@ def alone(folder: Path, rank: int, num_ranks: int, *words: str) -> Left:
 
 
 def phases(folder: Path) -> dict[int, list[dict[str, object]]]:
-    """By rank what the allocator counted, phase by phase, and what was asked of NCCL."""
+    """By rank what the allocator counted, phase by phase, and what each step asked of NCCL.
+
+    In loading they talk in objects, which are answered without it to a rank that is alone.
+    """
     found = {}
     for path in (folder / "run").glob("*.jsonl"):
         process, *lines = map(json.loads, path.read_text().splitlines())
@@ -36,7 +39,7 @@ def phases(folder: Path) -> dict[int, list[dict[str, object]]]:
                 if name in ("name", "step", "micro_step", "phase", "counts") or "peak" in name or "end_b" in name
             }
             for line in lines
-            if line["line"] in ("phase", "moved")
+            if line["line"] == "phase" or (line["line"] == "moved" and line["step"] is not None)
         ]
     return found
 

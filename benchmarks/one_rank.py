@@ -75,9 +75,9 @@ def run(specs: Iterable[CellSpec], card: str, kept: Path, *, runs: bool = True) 
 
 
 def _ran(folder: Path) -> dict[str, RunRecord]:
-    if not folder.exists():
+    if not list(folder.glob("*.jsonl")):
         return {}
-    records = store.read(folder, allow_empty=True).records
+    records = store.read(folder).records
     return {key: one for key, one in store.latest_by_fingerprint(records).items() if one.outcome.kind in _RESULTS}
 
 

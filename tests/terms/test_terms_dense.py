@@ -11,7 +11,7 @@ from arithmetic import cell as any_cell
 from factories import TINY_LLAMA
 
 from vramprobe import catalog
-from vramprobe.architecture import RELATIVES, UnsupportedArchitecture, architecture
+from vramprobe.architecture import RELATIVES, VARIANTS, UnsupportedArchitecture, architecture
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.grid import predict_grid
 from vramprobe.predict.prediction import predict
@@ -30,8 +30,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA | {"model_type": "gemma3_text", "sliding_window_pattern": 2},
     "phi3": TINY_LLAMA | {"model_type": "phi3", "num_hidden_layers": 3, "pad_token_id": 0},
     "olmo2": TINY_LLAMA | {"model_type": "olmo2", "num_hidden_layers": 3},
+    "olmo3": TINY_LLAMA | {"model_type": "olmo3", "num_hidden_layers": 3, "sliding_window": 256, "pad_token_id": 0},
     "falcon": BARE | {"model_type": "falcon", "num_attention_heads": 4, "num_hidden_layers": 3},
     "bloom": BARE | {"model_type": "bloom", "n_head": 4, "n_layer": 3},
+    "gemma": TINY_LLAMA | {"model_type": "gemma", "head_dim": 16, "num_hidden_layers": 3, "pad_token_id": 0},
+    "granite": TINY_LLAMA | {"model_type": "granite", "num_hidden_layers": 3, "pad_token_id": 0},
+    "seed_oss": TINY_LLAMA | {"model_type": "seed_oss", "head_dim": 32, "num_hidden_layers": 3},
+    "hunyuan_v1_dense": TINY_LLAMA | {"model_type": "hunyuan_v1_dense", "head_dim": 16, "num_hidden_layers": 3},
+    "arcee": TINY_LLAMA | {"model_type": "arcee", "num_hidden_layers": 3, "hidden_act": "relu2"},
+    "ministral3": TINY_LLAMA | {"model_type": "ministral3", "head_dim": 16, "num_hidden_layers": 3, "pad_token_id": 0},
 }
 #: Layers that slide all, in turns, by sixes, and from the third on.
 WINDOWS: dict[str, dict[str, Any]] = {
@@ -40,6 +47,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "gemma2": FAMILIES["gemma2"] | {"num_hidden_layers": 7},
     "gemma3_text": FAMILIES["gemma3_text"] | {"num_hidden_layers": 9, "sliding_window_pattern": 3},
     "gemma3_by_sixes": FAMILIES["gemma3_text"] | {"num_hidden_layers": 14, "sliding_window_pattern": 6},
+    "olmo3": FAMILIES["olmo3"] | {"num_hidden_layers": 9},
     "qwen2": TINY_LLAMA | {"model_type": "qwen2", "num_hidden_layers": 6, "use_sliding_window": True,
                            "max_window_layers": 2},
 }  # fmt: skip
@@ -59,10 +67,11 @@ def cell(config: dict[str, Any], **options: Any) -> CellSpec:
 
 MEASURED: list[tuple[str, dict[str, Any]]] = [
     *[(family, {}) for family in FAMILIES],
-    *[(family, QLORA) for family in ("gemma3_text", "olmo2", "falcon", "bloom")],
-    *[(family, FP32 | CHECKPOINTED | LORA) for family in ("gemma2", "phi3", "falcon")],
+    *[(family, QLORA) for family in ("gemma3_text", "olmo2", "falcon", "bloom", "granite", "seed_oss", "arcee")],
+    *[(family, FP32 | CHECKPOINTED | LORA) for family in ("gemma2", "phi3", "falcon", *VARIANTS)],
     *[(family, MIXED | {"batch_size": 1}) for family in ("gemma3_text", "phi3", "falcon", "bloom")],
-    *[(family, FP32 | {"attn": "eager"}) for family in ("gemma3_text", "phi3", "olmo2", "falcon")],
+    *[(family, MIXED | {"batch_size": 1}) for family in ("granite", "ministral3")],
+    *[(family, FP32 | {"attn": "eager"}) for family in ("gemma3_text", "phi3", "olmo2", "falcon", "seed_oss", "gemma")],
     ("gemma2", QLORA | {"quant": "int8"} | CHECKPOINTED),
     ("gemma3_text", QLORA | {"kbit_prep": "trl", "lora_dtype": "bf16", "quant": "nf4-single"} | CHECKPOINTED),
     ("olmo2", QLORA | {"quant": "fp4", "autocast": "none"}),
@@ -101,6 +110,7 @@ SIMULATED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (FAMILIES["gemma3_text"], MIXED),
     (FAMILIES["phi3"], QLORA | CHECKPOINTED),
     (FAMILIES["olmo2"], LORA | CHECKPOINTED),
+    *[(FAMILIES[family], LORA | CHECKPOINTED) for family in ("olmo3", *VARIANTS)],
     (FAMILIES["falcon"], LORA),
     (FAMILIES["falcon"], QLORA | {"batch_size": 1}),
     (FAMILIES["bloom"], LORA),
@@ -191,9 +201,9 @@ def test_a_grid_has_both_sides_of_the_window(family: str) -> None:
 
 
 def test_every_family_is_tested_and_every_catalog_model_of_them_has_moments() -> None:
-    assert set(FAMILIES) == set(RELATIVES)
+    assert set(FAMILIES) == {*RELATIVES, *VARIANTS}
     for entry in catalog.list_models():
-        if entry.model_type in RELATIVES:
+        if entry.model_type in FAMILIES:
             for method in ("full", "lora", "qlora"):
                 spec = resolve(model=entry.name, method=method, device="cuda", batch_size=1, seq_len=4096)
                 assert min(min(moment.terms.values()) for moment in moments(spec)) > 0

@@ -22,16 +22,17 @@ from vramprobe.architecture.parts import (
     UnsupportedArchitecture,
     Wrapped,
 )
+from vramprobe.architecture.variants import VARIANTS, variant
 
 __all__ = [
-    "LLAMA_LIKE", "MIXTURES", "RELATIVES", "SUPPORTED_MODEL_TYPES", "Architecture", "Experts", "Linear", "Parameter",
-    "Role", "UnsupportedArchitecture", "Wrapped", "architecture",
+    "LLAMA_LIKE", "MIXTURES", "RELATIVES", "SUPPORTED_MODEL_TYPES", "VARIANTS", "Architecture", "Experts", "Linear",
+    "Parameter", "Role", "UnsupportedArchitecture", "Wrapped", "architecture",
 ]  # fmt: skip
 
 #: Dense families whose inventories are in relatives.py.
-RELATIVES = ("gemma2", "gemma3_text", "phi3", "olmo2", "falcon", "bloom")
+RELATIVES = ("gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "falcon", "bloom")
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
-SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, "gpt_neox", "gpt2", "opt", *RELATIVES, *MIXTURES)
+SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, *VARIANTS, "gpt_neox", "gpt2", "opt", *RELATIVES, *MIXTURES)
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -44,6 +45,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     checked = Config(config)
     if model_type in LLAMA_LIKE:
         return families.llama_like(checked)
+    if model_type in VARIANTS:
+        return variant(checked)
     if model_type in MIXTURES:
         return mixtures.mixture(checked)
     if model_type in RELATIVES:

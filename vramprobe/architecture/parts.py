@@ -98,6 +98,7 @@ class Architecture:
     sliding_layers: tuple[bool, ...] = ()
     own_linears: bool = False  # a linear class of its own, which bitsandbytes leaves alone
     scales_embedding: bool = False  # by a number that is kept in a buffer
+    scales_residuals: bool = False  # the embedding, each block's result and the logits, by numbers of the config
     num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
     caps_scores: bool = False  # tanh over the attention's scores, and over the logits
     caps_logits: bool = False

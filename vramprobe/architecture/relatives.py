@@ -2,7 +2,7 @@
 
 In: a checked config.json. Out: its Architecture. Names and shapes follow
 transformers 5 (``modeling_gemma2.py``, ``modeling_gemma3.py``, ``modeling_phi3.py``, ``modeling_olmo2.py``,
-``modeling_falcon.py``, ``modeling_bloom.py``). Never imports torch.
+``modeling_olmo3.py``, ``modeling_falcon.py``, ``modeling_bloom.py``). Never imports torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from vramprobe.architecture.parts import Architecture
 
 #: transformers' sliding_window_pattern where a Gemma 3 config has none: every sixth layer sees everything.
 _GEMMA3_PERIOD = 6
+_OLMO3_PERIOD = 4
 
 
 def of_family(config: Config) -> Architecture:
@@ -22,8 +23,8 @@ def of_family(config: Config) -> Architecture:
             return _gemma(config, inventory)
         case "phi3":
             return _phi3(config, inventory)
-        case "olmo2":
-            return _olmo2(config, inventory)
+        case "olmo2" | "olmo3":
+            return _olmo(config, inventory)
         case "falcon":
             return _falcon(config, inventory)
         case "bloom":
@@ -121,7 +122,9 @@ def _phi3(config: Config, inventory: Inventory) -> Architecture:
     )  # fmt: skip
 
 
-def _olmo2(config: Config, inventory: Inventory) -> Architecture:
+def _olmo(config: Config, inventory: Inventory) -> Architecture:
+    """OLMo 2, and OLMo 3, of whose layers all but every fourth look through a window."""
+    model_type, num_layers = config.values["model_type"], config.size("num_hidden_layers")
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     num_kv_heads, vocab_size = config.size("num_key_value_heads", num_heads), config.size("vocab_size")
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -143,11 +146,14 @@ def _olmo2(config: Config, inventory: Inventory) -> Architecture:
     inventory.add(f"{layer}.post_feedforward_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(vocab_size, hidden, tied)
+    sliding = sliding_layers(config, _OLMO3_PERIOD, num_layers) if model_type == "olmo3" else ()
     return Architecture(
-        model_type="olmo2", num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
+        model_type=model_type, num_layers=num_layers, num_heads=num_heads,
         num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=vocab_size, tied=tied,
         activation=config.text("hidden_act", "silu"), rotary_size=head_size,
-        attention_dropout=config.rate("attention_dropout", 0.0), parameters=tuple(inventory.parameters),
+        attention_dropout=config.rate("attention_dropout", 0.0),
+        sliding_window=window_of(config, sliding, 4096) if sliding else None, sliding_layers=sliding,
+        num_rotary_tables=max(len(set(sliding)), 1), parameters=tuple(inventory.parameters),
     )  # fmt: skip
 
 

@@ -11,8 +11,10 @@ from vramprobe.errors import SpecError
 
 #: Where families write their depth. The first that a config has is its depth; t5 counts each of its two stacks.
 _DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-#: Lists with one element per layer, and lists of layer indices: both must follow the depth.
-_PER_LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attention_layers")
+#: What has one element per layer (a list, or a letter of a pattern), and lists of layer indices: both must follow the
+#: depth. Some of these are one value for all layers in other families.
+_PER_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attention_layers",
+              "hybrid_override_pattern", "intermediate_size", "activation_sparsity_pattern")  # fmt: skip
 _LAYER_INDEX_LISTS = ("mlp_only_layers", "moe_layers")
 
 
@@ -34,9 +36,11 @@ def cut_depth(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     cut = {**config, depth_key: num_layers}
     if isinstance(config.get("num_decoder_layers"), int):
         cut["num_decoder_layers"] = min(num_layers, config["num_decoder_layers"])
-    for key in _PER_LAYER_LISTS:
-        if isinstance(config.get(key), list):
+    for key in _PER_LAYER:
+        if isinstance(config.get(key), list | str):
             cut[key] = config[key][:num_layers]
+    if config.get("num_kv_shared_layers"):  # the last ones, which take the keys and values of others
+        cut["num_kv_shared_layers"] = max(num_layers - depth + config["num_kv_shared_layers"], 0)
     for key in _LAYER_INDEX_LISTS:
         if isinstance(config.get(key), list):
             cut[key] = [index for index in config[key] if index < num_layers]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import lzma
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -83,6 +84,8 @@ def append(path: str | Path, entry: Entry) -> str | None:
 
 def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreContents:
     """Every record of a .jsonl file, or of all .jsonl files below a folder, sorted by path; each attempt once.
+
+    A .jsonl.xz that is named is read, too, and none is looked for.
 
     A half-written last line (a killed writer) is left out and reported; any other broken line is a StoreError with its
     file and number, and so is a format that this version does not know, and a place without records (but not a file
@@ -326,7 +329,10 @@ def whole_lines(file: Path) -> tuple[list[tuple[int, bytes]], bytes]:
 def bytes_of(file: Path) -> bytes:
     """What it holds. Raises StoreError where it cannot be read."""
     try:
-        return file.read_bytes()
+        content = file.read_bytes()
+        return lzma.decompress(content) if file.suffix == ".xz" else content
+    except lzma.LZMAError as error:
+        raise StoreError(f"cannot read {file}: {error}; restore the file from a copy") from error
     except OSError as error:
         raise cannot_read(file, error) from error
 

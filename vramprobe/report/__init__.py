@@ -60,6 +60,8 @@ def build(
     profiles = read_profiles(results_path)
     if profiles and not read_whole(results_path, allow_empty=True).records:
         return files_of(profiles_document(profiles, shlex.join(_words(results_path, out_dir))))
+    if several := _of_several_cards(results_path, out_dir, model, fit_path):
+        return several
     rows = read_claims(Path(claims_path)) if claims_path is not None else []
     material = gather(results_path, out_dir, model, fit_path, claims_path)
     drawn, made, word = drawings(material), documents(material), word_for(material.records[0].instrument)
@@ -71,6 +73,27 @@ def build(
     for images in drawn.values():
         files |= images
     return files
+
+
+def _of_several_cards(
+    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None, fit_path: str | Path | None
+) -> dict[str, bytes]:
+    """The pages of emulated records of several cards, which have no page of their own with a calculator; else none."""
+    from vramprobe.report.cards import are_of_several_cards, card_documents
+    from vramprobe.report.columns import provenance
+    from vramprobe.report.formats import files_of
+
+    records = [one for one in read_whole(results_path).records if one.was_run and one.spec.num_gpus == 1]
+    if not are_of_several_cards(records):
+        return {}
+    table.require_comparable(records, across_cards=True)
+    command = shlex.join(_with_fit(_words(results_path, out_dir), model, fit_path))
+    made = card_documents(records, model, provenance(records), command)
+    return {name: content for document in made for name, content in files_of(document).items()}
+
+
+def _with_fit(words: list[str], model: MemoryModel | None, fit_path: str | Path | None) -> list[str]:
+    return words if model is None else [*words, "--fit", str(fit_path or "FIT.json")]
 
 
 def _words(results_path: str | Path, out_dir: str | Path) -> list[str]:
@@ -113,8 +136,7 @@ def gather(
             "is of measurements; run the cells first"
         )
     table.require_comparable(measured)
-    words = _words(results_path, out_dir)
-    words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
+    words = _with_fit(_words(results_path, out_dir), model, fit_path)
     words += ["--claims", str(claims_path)] if claims_path is not None else []
     num_simulated = len(contents.records) - len(measured) - len(ranks)
     origin = provenance(measured)

@@ -116,7 +116,7 @@ class _Setting:
             Column("num_params", "parameters", lambda row: row.num_params, params_in_words, is_number=True),
             *(_column(way, headings[way], unit) for way in specs),
         ]
-        details = "; ".join(f"{headings[way]}: {_details(spec)}" for way, spec in specs.items())
+        details = "; ".join(f"{headings[way]}: {details_in_words(spec)}" for way, spec in specs.items())
         return Table(title=self.conditions.in_words(), columns=columns, rows=self.rows, note=f"{details}.")
 
     def _rows(self, model: MemoryModel | None) -> list[_Row]:
@@ -200,7 +200,7 @@ def _headings(specs: dict[_Way, CellSpec]) -> dict[_Way, str]:
     return found
 
 
-def _details(spec: CellSpec) -> str:
+def details_in_words(spec: CellSpec) -> str:
     """All that decides the method's memory, so that two columns with one heading differ here."""
     rest = method_in_words(spec).partition(" ")[2]
     parts = [*([rest] if rest else []), precision_in_words(spec), spec.optim]
@@ -230,7 +230,7 @@ _DATA_COLUMNS = [
     Column("model", None, lambda amount: amount.model),
     Column("num_params", None, lambda amount: amount.num_params),
     Column("method", None, lambda amount: amount.spec.method),
-    Column("method_details", None, lambda amount: _details(amount.spec)),
+    Column("method_details", None, lambda amount: details_in_words(amount.spec)),
     *(
         Column(name, None, lambda amount, name=name: getattr(amount.conditions, name))
         for name in ("batch_size", "seq_len", "grad_accum", "gradient_checkpointing")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramprobe.architecture import LLAMA_LIKE, Architecture
-from vramprobe.terms import falcon, gpt_oss, layout, llama, mla, relatives
+from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
+from vramprobe.terms import falcon, gpt_oss, layout, llama, mla, relatives, variants
 from vramprobe.terms import operators as op
 from vramprobe.terms.experts import mixture
 from vramprobe.terms.fused_loss import fused_linear_cross_entropy
@@ -101,6 +101,8 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
     """(embedding, one layer, what comes after the last layer) of a family."""
     if arch.model_type in LLAMA_LIKE:
         return llama.embed, llama.layer, llama.finish
+    if arch.model_type in VARIANTS:
+        return llama.embed, variants.layer, llama.finish
     match arch.model_type:
         case "mixtral" | "qwen3_moe":
             return llama.embed, _mixture_layer, llama.finish
@@ -118,7 +120,7 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
             return llama.embed, relatives.gemma_layer, llama.finish
         case "phi3":
             return llama.embed, relatives.phi3_layer, llama.finish
-        case "olmo2":
+        case "olmo2" | "olmo3":
             return llama.embed, relatives.olmo2_layer, llama.finish
         case "falcon":
             return falcon.falcon_embed, falcon.falcon_layer, falcon.finish

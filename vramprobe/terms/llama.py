@@ -28,6 +28,8 @@ def rotary_tables(model: Model, dtype: str) -> None:
 def embed(model: Model, name: str = "model.embed_tokens.weight", make_tables: Tables = rotary_tables) -> Value:
     """The tokens' rows, and what every layer is handed: position ids, masks, the family's rotary tables."""
     hidden = model.embed(name, model.num_tokens)
+    if model.arch.scales_residuals:
+        hidden = op.scaled(hidden)
     hidden = model.dropout(hidden, model.arch.embedding_dropout)
     model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
     make_tables(model, hidden.dtype)

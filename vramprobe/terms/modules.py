@@ -233,9 +233,9 @@ class Model:
         """The family's RMSNorm over rows as wide as its weight."""
         weight = self.weight(f"{name}.weight")
         match self.arch.model_type:
-            case "gemma2" | "gemma3_text":
+            case "gemma" | "gemma2" | "gemma3_text":
                 norm = norms.rms_norm_around_one
-            case "olmo2":
+            case "olmo2" | "olmo3":
                 norm = norms.rms_norm_weighted_in_fp32
             case _:
                 norm = norms.rms_norm
@@ -257,6 +257,8 @@ class Model:
                 return op.elementwise(value, saves="input")
             case "relu":
                 return op.elementwise(value, saves="output")
+            case "relu2":
+                return op.power(op.elementwise(value, saves="output"))
             case "gelu_new":
                 return op.gelu_new(value, fp32_power=self.device == "cuda" and self.setup.autocast != "none")
         raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
@@ -283,6 +285,8 @@ class Model:
     def logits(self, hidden: Value) -> Value:
         """The output head."""
         logits = self._matmul(hidden, self.head, None, self.arch.vocab_size)
+        if self.arch.scales_residuals:
+            logits = op.scaled(logits)
         if self.arch.caps_logits:
             logits = op.scaled(logits)
             logits = op.elementwise(logits, saves="output")
@@ -346,7 +350,7 @@ class Model:
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""
         numel = self.setup.seq_len * self.arch.rotary_size
-        if self.arch.model_type == "olmo2":  # which turns heads in fp32
+        if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"
         for _ in range(self.arch.num_rotary_tables):
             # cos, sin and their cast copies: computed in fp32 without a graph, then cast to the hidden states' dtype.
@@ -357,4 +361,4 @@ class Model:
     def rotary(self, value: Value) -> Value:
         """Queries or keys, rotated by the tables."""
         rotated = op.rotary(value, *self.tables, self.arch.rotary_size)
-        return op.cast(rotated, value.dtype) if self.arch.model_type == "olmo2" else rotated
+        return op.cast(rotated, value.dtype) if self.arch.model_type in ("olmo2", "olmo3") else rotated

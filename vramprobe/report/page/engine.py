@@ -32,6 +32,7 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture.config": None,
     "architecture.families": None,
     "architecture.relatives": None,
+    "architecture.variants": None,
     "architecture.mixtures": None,
     "architecture": None,
     "spec": {
@@ -51,6 +52,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.modules": None,
     "terms.llama": None,
     "terms.relatives": None,
+    "terms.variants": None,
     "terms.falcon": None,
     "terms.routing": None,
     "terms.experts": None,

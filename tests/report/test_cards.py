@@ -1,0 +1,159 @@
+"""The pages of several emulated cards: what ran stands as that, what is predicted has a mark, nothing says measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import lzma
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import CONSTANT_BYTES, TRUE, make_environment, specs, synthetic
+
+from vramprobe import api, catalog
+from vramprobe.errors import IncomparableRecords, StoreError, VramprobeError
+from vramprobe.model.fit import fit
+from vramprobe.records import store
+from vramprobe.records.record import Emulation, Oom, RunRecord
+from vramprobe.report import build, cards
+from vramprobe.report.cards import standard_cell
+from vramprobe.report.definition import EMULATED
+
+NAMES = {"H100-SXM": "NVIDIA H100 80GB HBM3", "RTX-4090": "NVIDIA GeForce RTX 4090", "T4": "Tesla T4"}
+MODELS = ("pythia-70m", "llama-3.1-8b")
+
+
+def emulated(spec: Any, card: str, **more: Any) -> RunRecord:
+    size = {"peak": {"reserved_bytes": 3 * 2**30}} if "outcome" not in more else {"peak": None}
+    made = synthetic(
+        spec, TRUE, CONSTANT_BYTES, instrument="emulated",
+        environment=make_environment(device_name=NAMES[card], emulator="abc", num_threads=None),
+        **({} if "outcome" in more else size),
+    )  # fmt: skip
+    emulation = Emulation(
+        card=card, num_cards=1, emulator_version="abc", torch_build="2.13.0+cu130", contents="zeros", routing="even",
+        context_bytes=1,
+    )  # fmt: skip
+    own = {"attempt_id": f"{card}-{made.fingerprint}", "emulation": emulation}
+    return made.model_copy(update=own | more | ({"peak": None} if "outcome" in more else {}))
+
+
+def records() -> list[RunRecord]:
+    """The standard cell of a small model on two cards, one out of memory of a larger, and others for a fit."""
+    oom = Oom(phase="backward", step=1, requested_bytes=1, allocated_bytes=2, message="out of memory")
+    found = [emulated(spec, "H100-SXM") for spec in specs("cuda", ("pythia-70m", "smollm2-135m"))]
+    found += [emulated(spec, "RTX-4090") for spec in specs("cuda", ("pythia-70m",))]
+    for card in ("H100-SXM", "RTX-4090"):
+        found.append(emulated(standard_cell("pythia-70m", "lora", catalog.find_gpu(card)), card))
+    large = standard_cell("llama-3.1-8b", "full", catalog.find_gpu("RTX-4090"))
+    return [*found, emulated(large, "RTX-4090", outcome=oom)]
+
+
+def packed(folder: Path, some: list[RunRecord]) -> Path:
+    """As the campaign's records are kept."""
+    path = folder / "records.jsonl.xz"
+    path.write_bytes(lzma.compress("".join(f"{record.to_json_line()}\n" for record in some).encode()))
+    return path
+
+
+def rows_of(files: dict[str, bytes], name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(files[name].decode())))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder, some = tmp_path_factory.mktemp("cards"), records()
+    few = [entry for entry in catalog.list_models() if entry.name in (*MODELS, "t5-small")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cards.catalog, "list_models", lambda: few)
+        patch.setattr(cards, "LARGEST_OF", MODELS)
+        return build(packed(folder, some), folder / "out", model=fit([r for r in some if r.outcome.kind == "ok"]))
+
+
+def test_three_pages_in_four_formats_and_each_says_emulated_first(files: dict[str, bytes]) -> None:
+    assert set(files) == {
+        f"{page}.{kind}" for page in ("memory", "fits", "largest") for kind in ("md", "csv", "tex", "html")
+    }
+    for page in ("memory", "fits", "largest"):
+        text = files[f"{page}.md"].decode()
+        assert EMULATED in " ".join(text.split())
+        assert not re.search(r"\bmeasured\b|\bmeasurement", text, re.IGNORECASE)
+        assert "vramprobe report" in text
+
+
+def test_memory_has_each_attempt_of_each_card(files: dict[str, bytes]) -> None:
+    rows, some = rows_of(files, "memory.csv"), records()
+    assert len(rows) == len({(one.environment.device_name, one.fingerprint) for one in some})
+    assert {row["instrument"] for row in rows} == {"emulated"}
+    exact = {(row["card"], row["fingerprint"]): row["allocated_bytes"] for row in rows}
+    for record in some:
+        card = record.emulation.card
+        assert exact[card, record.fingerprint] == (str(record.peak.allocated_bytes) if record.peak else "")
+    text = files["memory.md"].decode()
+    assert re.search(r"\| llama-3\.1-8b .*\| out of memory \| +– \|", text)
+
+
+def test_what_was_run_goes_before_what_is_predicted(files: dict[str, bytes]) -> None:
+    found = {(row["model"], row["method"], row["card"]): row for row in rows_of(files, "fits.csv")}
+    assert {model for model, _, _ in found} == set(MODELS)  # a model without arithmetic has no row
+    ran = {key for key, row in found.items() if row["basis"] == "emulated"}
+    assert ran == {("pythia-70m", "lora", "H100-SXM"), ("pythia-70m", "lora", "RTX-4090"),
+                   ("llama-3.1-8b", "full", "RTX-4090")}  # fmt: skip
+    assert found["pythia-70m", "lora", "RTX-4090"]["verdict"] == "fits"
+    assert found["llama-3.1-8b", "full", "RTX-4090"]["verdict"] == "no"
+    predicted = found["pythia-70m", "full", "RTX-4090"]
+    assert (predicted["verdict"], predicted["basis"]) == ("fits", "predicted")
+    text = files["fits.md"].decode()
+    assert re.search(r"\| pythia-70m \|[^\n]*\| fits \| fits \|", text)
+    assert "≈ fits" in text
+
+
+def test_the_largest_batch_fits_and_one_more_does_not(files: dict[str, bytes]) -> None:
+    from vramprobe.predict.prediction import predict, verdict
+
+    gpu, keys = catalog.find_gpu("RTX-4090"), ("model", "method", "card", "question")
+    found = {tuple(row[key] for key in keys): row["largest"] for row in rows_of(files, "largest.csv")}
+    count = int(found["llama-3.1-8b", "qlora", "RTX-4090", "batch_size"])
+    said = [
+        verdict(predict(standard_cell("llama-3.1-8b", "qlora", gpu, batch_size=size), gpu=gpu), gpu).verdict
+        for size in (count, count + 1)
+    ]
+    assert said[0] == "fits" != said[1]
+    none = [row for row in rows_of(files, "largest.csv") if row["largest"] == "0"]
+    assert {(row["model"], row["method"]) for row in none} == {("llama-3.1-8b", "full")}
+
+
+def test_a_card_without_bf16_gets_a_recipe_of_its_own() -> None:
+    t4, h100 = catalog.find_gpu("T4"), catalog.find_gpu("H100-SXM")
+    cells = [standard_cell("gpt2", method, t4) for method in ("full", "lora", "qlora")]
+    assert [(one.dtype, one.autocast) for one in cells] == [("fp32", "fp16"), ("fp16", "fp16"), ("fp16", "fp16")]
+    assert standard_cell("gpt2", "lora", h100).dtype == "bf16"
+    said = cards._conditions("lora", [t4, h100])
+    assert "On T4: r 16" in said
+    assert said.startswith("On H100-SXM: ")
+
+
+def test_without_a_fit_nothing_is_predicted(tmp_path: Path) -> None:
+    written = api.report(packed(tmp_path, records()), tmp_path / "out")
+    assert {path.stem for path in written} == {"memory"}
+    api.report(tmp_path / "records.jsonl.xz", tmp_path / "out", check=True)
+
+
+def test_one_card_keeps_the_page_of_one_card(tmp_path: Path) -> None:
+    one = [record for record in records() if record.emulation.card == "H100-SXM"]
+    assert not cards.are_of_several_cards(one)
+    mixed = [*records(), one[0].model_copy(update={"instrument": "cuda", "attempt_id": "x", "emulation": None})]
+    with pytest.raises(IncomparableRecords):
+        api.report(packed(tmp_path, mixed), tmp_path / "out")
+
+
+def test_a_packed_file_is_read_by_name_and_a_broken_one_says_so(tmp_path: Path) -> None:
+    path = packed(tmp_path, records())
+    assert len(store.read(path).records) == len(records())
+    with pytest.raises(StoreError, match=r"no \.jsonl file"):
+        store.read(tmp_path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(VramprobeError, match=r"cannot read .*restore the file from a copy"):
+        store.read(path)

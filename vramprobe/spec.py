@@ -46,6 +46,7 @@ Q_V_TARGETS: dict[str, tuple[str, ...]] = {
     "phi3": ("qkv_proj",),
     "t5": ("q", "v"),
     "deepseek_v2": ("q_proj", "kv_b_proj"),
+    "deepseek_v3": ("q_b_proj", "kv_b_proj"), "glm4_moe_lite": ("q_b_proj", "kv_b_proj"),
 }  # fmt: skip
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
@@ -54,7 +55,11 @@ _NO_SDPA = ("bloom", "gemma2", "gpt_oss")
 #: Families that transformers gives no flash_attention_2.
 _NO_FLASH = ("bloom", "gpt_oss", "llama4_text")
 #: Families that Liger has no fused loss for; the rest of the catalog it has (0.8.5).
-_NO_FUSED_LOSS = ("bloom", "falcon", "gpt2", "gpt_neox", "opt", "t5")
+_NO_FUSED_LOSS = (
+    "apertus", "arcee", "bloom", "cohere", "ernie4_5", "ernie4_5_moe", "falcon", "gemma3n_text", "glm",
+    "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoehybrid", "helium", "internlm3", "lfm2",
+    "minimax_m2", "ministral3", "nemotron_h", "olmoe", "opt", "seed_oss", "t5",
+)  # fmt: skip
 _SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
 #: As many as the emulated NCCL has room for.

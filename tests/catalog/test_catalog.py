@@ -26,7 +26,7 @@ def test_every_architecture_file_has_a_verified_row_and_the_reverse() -> None:
     files = {path.stem for path in (DATA / "models").glob("*.json")}
     models = catalog.list_models()
     assert {model.name for model in models} == files
-    assert len(models) == 69
+    assert len(models) == 163
     for model in models:
         assert model.n_params > model.n_embedding_params > 0
         assert model.origin == "catalog"

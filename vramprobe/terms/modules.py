@@ -250,6 +250,11 @@ class Model:
         """``nn.Dropout`` in training mode."""
         return op.dropout(value, rate, self.device)
 
+    @property
+    def powers_in_fp32(self) -> bool:
+        """Whether autocast computes powers in fp32: CUDA's does (autocast_mode.h)."""
+        return self.device == "cuda" and self.setup.autocast != "none"
+
     def activation(self, value: Value) -> Value:
         """The MLP's activation. Raises UnsupportedArchitecture for one that has no rule here."""
         match self.arch.activation:
@@ -258,9 +263,10 @@ class Model:
             case "relu":
                 return op.elementwise(value, saves="output")
             case "relu2":
-                return op.power(op.elementwise(value, saves="output"))
+                value = op.elementwise(value, saves="output")
+                return op.power(op.cast(value, "fp32") if self.powers_in_fp32 else value)
             case "gelu_new":
-                return op.gelu_new(value, fp32_power=self.device == "cuda" and self.setup.autocast != "none")
+                return op.gelu_new(value, fp32_power=self.powers_in_fp32)
         raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
 
     def embed(self, name: str, num_ids: int, ids: Value | None = None) -> Value:

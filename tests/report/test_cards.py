@@ -14,11 +14,11 @@ from factories import CONSTANT_BYTES, TRUE, make_environment, specs, synthetic
 
 from vramprobe import api, catalog
 from vramprobe.errors import IncomparableRecords, StoreError, VramprobeError
-from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import shipped_fit
 from vramprobe.records import store
 from vramprobe.records.record import Emulation, Oom, RunRecord
-from vramprobe.report import build, cards
-from vramprobe.report.cards import standard_cell
+from vramprobe.report import build, card_fits, card_largest, cards
+from vramprobe.report.card_fits import standard_cell
 from vramprobe.report.definition import EMULATED
 
 NAMES = {"H100-SXM": "NVIDIA H100 80GB HBM3", "RTX-4090": "NVIDIA GeForce RTX 4090", "T4": "Tesla T4"}
@@ -26,22 +26,19 @@ MODELS = ("pythia-70m", "llama-3.1-8b")
 
 
 def emulated(spec: Any, card: str, **more: Any) -> RunRecord:
-    size = {"peak": {"reserved_bytes": 3 * 2**30}} if "outcome" not in more else {"peak": None}
-    made = synthetic(
-        spec, TRUE, CONSTANT_BYTES, instrument="emulated",
-        environment=make_environment(device_name=NAMES[card], emulator="abc", num_threads=None),
-        **({} if "outcome" in more else size),
-    )  # fmt: skip
+    machine = make_environment(device_name=NAMES[card], emulator="abc", num_threads=None)
+    made = synthetic(spec, TRUE, CONSTANT_BYTES, instrument="emulated", environment=machine)
+    peak = made.peak.model_copy(update={"reserved_bytes": made.peak.allocated_bytes + 2**20})
     emulation = Emulation(
         card=card, num_cards=1, emulator_version="abc", torch_build="2.13.0+cu130", contents="zeros", routing="even",
         context_bytes=1,
     )  # fmt: skip
     own = {"attempt_id": f"{card}-{made.fingerprint}", "emulation": emulation}
-    return made.model_copy(update=own | more | ({"peak": None} if "outcome" in more else {}))
+    return made.model_copy(update=own | {"peak": None if more else peak} | more)
 
 
 def records() -> list[RunRecord]:
-    """The standard cell of a small model on two cards, one out of memory of a larger, and others for a fit."""
+    """The standard cell of a small model on two cards, one out of memory of a larger, and other cells."""
     oom = Oom(phase="backward", step=1, requested_bytes=1, allocated_bytes=2, message="out of memory")
     found = [emulated(spec, "H100-SXM") for spec in specs("cuda", ("pythia-70m", "smollm2-135m"))]
     found += [emulated(spec, "RTX-4090") for spec in specs("cuda", ("pythia-70m",))]
@@ -67,9 +64,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder, some = tmp_path_factory.mktemp("cards"), records()
     few = [entry for entry in catalog.list_models() if entry.name in (*MODELS, "t5-small")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cards.catalog, "list_models", lambda: few)
-        patch.setattr(cards, "LARGEST_OF", MODELS)
-        return build(packed(folder, some), folder / "out", model=fit([r for r in some if r.outcome.kind == "ok"]))
+        patch.setattr(card_fits.catalog, "list_models", lambda: few)
+        patch.setattr(card_largest, "MODELS", MODELS)
+        return build(packed(folder, some), folder / "out", model=shipped_fit("cuda"))
 
 
 def test_three_pages_in_four_formats_and_each_says_emulated_first(files: dict[str, bytes]) -> None:
@@ -127,10 +124,10 @@ def test_the_largest_batch_fits_and_one_more_does_not(files: dict[str, bytes]) -
 
 def test_a_card_without_bf16_gets_a_recipe_of_its_own() -> None:
     t4, h100 = catalog.find_gpu("T4"), catalog.find_gpu("H100-SXM")
-    cells = [standard_cell("gpt2", method, t4) for method in ("full", "lora", "qlora")]
+    cells = [standard_cell("pythia-70m", method, t4) for method in ("full", "lora", "qlora")]
     assert [(one.dtype, one.autocast) for one in cells] == [("fp32", "fp16"), ("fp16", "fp16"), ("fp16", "fp16")]
-    assert standard_cell("gpt2", "lora", h100).dtype == "bf16"
-    said = cards._conditions("lora", [t4, h100])
+    assert standard_cell("pythia-70m", "lora", h100).dtype == "bf16"
+    said = card_fits.conditions("lora", [t4, h100])
     assert "On T4: r 16" in said
     assert said.startswith("On H100-SXM: ")
 

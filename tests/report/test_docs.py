@@ -129,6 +129,7 @@ HOW = {
     "python benchmarks/scale.py": HOURS,
     "python benchmarks/emulated_speed.py": HOURS,
     "python benchmarks/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
+    "python benchmarks/catalog.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/emulated_edges.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/profile_overhead.py": HOURS,
 }  # fmt: skip

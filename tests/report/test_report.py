@@ -405,8 +405,8 @@ def test_columns_with_one_method_say_what_sets_them_apart() -> None:
 
 
 def test_params_are_written_as_guides_do() -> None:
-    counts = (TINY_LLAMA_PARAMS, 70_400_000, 1_235_814_400, 70_553_706_496)
-    assert [params_in_words(count) for count in counts] == ["125K", "70.4M", "1.24B", "70.6B"]
+    counts = (TINY_LLAMA_PARAMS, 70_400_000, 999_885_952, 1_235_814_400, 70_553_706_496)
+    assert [params_in_words(count) for count in counts] == ["125K", "70.4M", "1B", "1.24B", "70.6B"]
 
 
 # -- speed and cost ----------------------------------------------------------------------------------------------------

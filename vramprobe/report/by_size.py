@@ -172,8 +172,10 @@ class _Setting:
 
 
 def params_in_words(count: int) -> str:
-    """``119K``, ``162M``, ``1.24B``."""
-    size, letter = next(((size, letter) for size, letter in ((1e9, "B"), (1e6, "M")) if count >= size), (1e3, "K"))
+    """``119K``, ``162M``, ``1.24B``: three digits, and the next letter where they would be four."""
+    size, letter = next(
+        ((size, letter) for size, letter in ((1e9, "B"), (1e6, "M")) if count >= 0.9995 * size), (1e3, "K")
+    )
     return f"{count / size:.3g}{letter}"
 
 

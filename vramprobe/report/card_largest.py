@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
@@ -34,7 +34,7 @@ class _Most:
     counts: dict[str, int]
 
 
-def largest(cards: Sequence[Gpu], where: dict[str, Any]) -> Document:
+def largest(cards: Sequence[Gpu], command: str) -> Document:
     """largest: a table per question and method, a row per model, a column per card."""
     questions = {
         "batch_size": f"the largest batch of {SEQ_LEN:,} tokens", "seq_len": f"the largest length, batch {BATCH_SIZE}"
@@ -65,12 +65,14 @@ def largest(cards: Sequence[Gpu], where: dict[str, Any]) -> Document:
     return Document(
         name="largest", title="The largest batch and length on each card",
         about=[
-            "Predicted by arithmetic alone, checkpointing on, and nothing here was run: the most whose upper end of "
-            "the interval leaves room for the CUDA context and a margin (fits). vramprobe predict --max-batch and "
+            "Predicted, neither measured nor emulated: by arithmetic alone, checkpointing on, the most whose upper end "
+            "of the interval leaves room for the CUDA context and a margin (fits). vramprobe predict --max-batch and "
             f"--max-seq-len answer for any cell. {NO}: not even 1 fits so. A length may be more than a model was "
             "trained for.",
         ],
-        tables=tables, data=Table(title="The largest batch and length", columns=data, rows=pairs), **where,
+        tables=tables,
+        data=Table(title="The largest batch and length", columns=data, rows=pairs),
+        command=command,
     )  # fmt: skip
 
 

@@ -53,9 +53,10 @@ def card_documents(
     cards = _cards(records)
     where = {"origin": origin, "command": command}
     found = [_memory(records, cards, where)]
-    if model is not None:
-        found += [fits(_by_card(records), cards, model, where), largest(cards, where)]
-    return [document.of("emulated") for document in found]
+    if model is None:
+        return [document.of("emulated") for document in found]
+    found.append(fits(_by_card(records), cards, model, where))
+    return [*(document.of("emulated") for document in found), largest(cards, command)]
 
 
 def _names(records: Iterable[RunRecord]) -> set[str]:

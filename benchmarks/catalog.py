@@ -71,7 +71,7 @@ def simulated_bytes(cell: CellSpec) -> int | str:
     from vramprobe.simulate.run import simulate
 
     try:
-        record = simulate(cell).record
+        record = simulate(cell, gpu=catalog.find_gpu(CARD)).record
     except VramprobeError as error:
         return str(error)
     return record.peak.allocated_bytes if record.peak else record.outcome.kind

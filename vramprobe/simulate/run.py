@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -102,7 +102,9 @@ def simulate(
             raise _refusal(spec, error) from error
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
-    remarks = [*remarks_on(run.facts, spec.quant), *version_notes(spec)]
+    remarks = remarks_on(run.facts, spec.quant)
+    with suppress(VramprobeError):
+        remarks += version_notes(spec)
     if chip is not None and run.history is not None:
         reserved = reserve(observation.phases, run.history, alloc_conf)
         observation = replace(observation, phases=reserved.phases, num_alloc_retries=reserved.num_alloc_retries)

@@ -6,18 +6,15 @@ In: a spec. Out: bytes, and a line for whoever asks. Runs under older versions a
 from __future__ import annotations
 
 from vramprobe.architecture import architecture
-from vramprobe.errors import VramprobeError
 from vramprobe.spec import CellSpec
 from vramprobe.terms.parameters import quantised_bytes, tensors
 from vramprobe.units import format_bytes
 
 
 def version_notes(spec: CellSpec) -> list[str]:
-    """What is said of a cell that takes another size under transformers 4; empty for most."""
-    try:
-        less = less_as_linears_bytes(spec)
-    except VramprobeError:  # no arithmetic for it
-        return []
+    """What is said of a cell that takes another size under transformers 4; empty for most. Raises
+    UnsupportedArchitecture where nothing is counted."""
+    less = less_as_linears_bytes(spec)
     if not less:
         return []
     return [

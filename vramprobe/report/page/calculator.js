@@ -135,6 +135,8 @@ function command(spec) {
 
 // As terms.course_of: a step of a cell with batch and length left open, kept for the next that differs in these alone.
 const $courses = new Map();
+function $pinnedLibraries() { return $dict(Object.entries($data.libraries)); }
+
 function $courseOf(spec, has_flash) {
   const arch = $archOf(spec.architecture);
   const sides = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1, grad_accum: spec.grad_accum === 1};

@@ -65,6 +65,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms": {
         "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
+    "terms.versions": None,
     "model.memory_model": {
         "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "BLAS_WORKSPACE_BYTES",
         "constant_name", "half_width", "noise_share", "peak_moment", "unsure_share", "workspaces_bytes",
@@ -123,6 +124,7 @@ _GIVEN = {
     "vramprobe.terms.moments": "$moments",
     "vramprobe.terms.course_of": "$courseOf",
     "vramprobe.spec.resolve": "$resolved",
+    "vramprobe.catalog.libraries.pinned_libraries": "$pinnedLibraries",
     "vramprobe.recommend.memory.predict_on": "$predictOn",
     "vramprobe.recommend.memory.fit_name": "$fitName",
     "vramprobe.speed.rates.shipped_speed": "$shippedSpeed",
@@ -180,6 +182,7 @@ def data() -> dict[str, Any]:
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
         "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()},
         "fits": [_fit(model) for model in _fits()],
+        "libraries": dict(catalog.pinned_libraries()),
         "speed": shipped_speed().model_dump(mode="json"),
         "offers": [offer.model_dump(mode="json", exclude={"source"}) for offer in shipped_offers()],
     }

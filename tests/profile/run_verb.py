@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import psutil
 
@@ -54,7 +54,8 @@ class Verb:
         self._folder, self.ready = folder, folder / "ready"
         (folder / "work").mkdir(exist_ok=True)
         # Beside the folder, whose own name may leave no room for those of sockets in it (108 characters).
-        self._tmp = Path(tempfile.mkdtemp(prefix="t", dir=folder.parent))
+        self._tmp = folder.parent / f"t{crc32(folder.name.encode()):x}"
+        self._tmp.mkdir(exist_ok=True)
         self._before = _files(folder / "work")
         told = {"TMPDIR": str(self._tmp), "FAULT": str(folder), "OMP_NUM_THREADS": "1"}
         self._files = [open(folder / name, "w+b") for name in ("stdout", "stderr")]  # noqa: SIM115

@@ -83,6 +83,10 @@ HOW = {
     "vramprobe calibrate results/cpu/quickstart": AS_IT_IS,
     "vramprobe report results/cpu/quickstart --fit results/cpu/quickstart/fit.json -o out/report": AS_IT_IS,
     "vramprobe report results/cpu/quickstart --dataset out/dataset": AS_IT_IS,
+    "vramprobe report results/emulated/records.jsonl.xz -o results/emulated "
+    "--fit vramprobe/data/fits/emulated.json": Way(
+        more="--check", why="it would write what is committed"
+    ),
     "make demo": Way(instead="make -n demo", why="it sets up an environment; its four commands are above"),
     "make demo-here": Way(instead="make -n demo-here", why="its four commands are above"),
     "make test": Way(instead="make -n test", why="it would run this test"),

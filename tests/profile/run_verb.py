@@ -73,15 +73,16 @@ class Verb:
             time.sleep(0.02)
         return self.ready.read_text()
 
-    def left(self, seconds: float = PATIENCE_SECONDS) -> Left:
-        """Wait for its end, and for what it has others end."""
+    def left(self, seconds: float = PATIENCE_SECONDS, *, was_starting: bool = False) -> Left:
+        """Wait for its end, and for what it has others end; a keeper that has nothing to keep yet ends by itself."""
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.terminate()
             raise
         running = _running(self._folder)
-        until = time.monotonic() + (0 if status != -9 else 2 * PATIENCE_SECONDS)  # who was killed leaves it to others
+        leaves_it_to_others = status == -9 or was_starting
+        until = time.monotonic() + (2 * PATIENCE_SECONDS if leaves_it_to_others else 0)
         while running and time.monotonic() < until:
             time.sleep(0.05)
             running = _running(self._folder)

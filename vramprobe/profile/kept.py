@@ -51,13 +51,16 @@ class Kept:
             finally:
                 os.close(ours_on_stderr)
         self._lines = self._socket.makefile("rb")
-        told = {"command": words, "environment": environment, "folder": str(folder)}
-        with suppress(OSError):  # a keeper that was killed is heard of below
-            self._socket.sendall(json.dumps(told).encode() + b"\n")
-        heard = self._heard()
-        if "errno" in heard:
+        try:
+            told = {"command": words, "environment": environment, "folder": str(folder)}
+            with suppress(OSError):  # a keeper that was killed is heard of below
+                self._socket.sendall(json.dumps(told).encode() + b"\n")
+            heard = self._heard()
+            if "errno" in heard:
+                raise _cannot_start(words, os.strerror(heard["errno"]))
+        except BaseException:  # a signal may come at any moment
             self.close()
-            raise _cannot_start(words, os.strerror(heard["errno"]))
+            raise
 
     def end(self) -> None:
         """End it, kindly at first; ``wait`` goes on until it has."""

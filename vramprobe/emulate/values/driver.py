@@ -69,6 +69,8 @@ class Driver:
             self._own_modes = function("own_modes", None, ctypes.c_int)
         except NoEmulatedDriver:
             self._own_modes = None
+        # Without the GIL, which the threads that are waited for may be waiting for.
+        self._settle = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY).emu_control_settle
         self._callback = None  # kept alive for as long as the driver may call it
 
     def on_uncomputed_read(self, callback):
@@ -101,6 +103,10 @@ class Driver:
         if self._own_modes is not None:
             self._own_modes(count)
         return self._own_modes is not None
+
+    def settle(self):
+        """Wait until every other thread of this process is asleep, or busy for a second: at exit (threads.c)."""
+        return bool(self._settle(1000))
 
     def set_fill(self, contents, seed):
         """What bytes that nobody computed read as, where the driver itself hands them out."""

@@ -3,6 +3,7 @@
 In: a policy. Out: a ``Watch``. One at a time per process; it needs the emulated driver and never loads one.
 """
 
+import atexit
 import threading
 from contextlib import contextmanager
 
@@ -29,6 +30,7 @@ class Watch:
         self.mode.__enter__()
         self._undo = [compiled.keep_out(self.mode), _print_with(self.mode)]
         threading.Thread._bootstrap_inner = _on_new_threads(self.mode)
+        atexit.register(driver.settle)
 
     @property
     def policy(self):
@@ -68,6 +70,7 @@ class Watch:
         for undo in self._undo:
             undo()
         threading.Thread._bootstrap_inner = _bootstrap
+        atexit.unregister(self.mode.driver.settle)
         _current = None
 
 

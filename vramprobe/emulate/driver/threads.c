@@ -1,0 +1,43 @@
+/* A program's threads at its end. Autograd's own threads free gradients after backward() has returned; where the
+ * program ends within that moment, they wait for Python's lock when Python ends them, which C++ answers by an abort.
+ * With values on nearly every gradient has a Python object, so they are waited for: emu_control_settle is called at
+ * exit, without Python's lock. */
+#include "emulator.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Whether the thread waits for something: its state in /proc/self/task, the letter behind its name in parentheses. */
+static bool sleeps(const char *thread) {
+  char path[64], line[512];
+  snprintf(path, sizeof path, "/proc/self/task/%s/stat", thread);
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return true; /* it has ended */
+  ssize_t length = read(file, line, sizeof line - 1);
+  close(file);
+  line[length > 0 ? length : 0] = 0;
+  const char *name_end = strrchr(line, ')');
+  return !name_end || name_end[1] != ' ' || name_end[2] == 'S';
+}
+
+static bool all_others_sleep(void) {
+  DIR *threads = opendir("/proc/self/task");
+  bool all = true;
+  for (struct dirent *one; threads && all && (one = readdir(threads));)
+    if (one->d_name[0] != '.' && atoi(one->d_name) != gettid()) all = sleeps(one->d_name);
+  if (threads) closedir(threads);
+  return all;
+}
+
+/* Returns once every other thread was asleep twice, a millisecond apart, or after so many milliseconds; 0 then. */
+API int emu_control_settle(int max_milliseconds) {
+  const struct timespec millisecond = {.tv_nsec = 1000000};
+  int num_times = 0;
+  for (int i = 0; i <= max_milliseconds && num_times < 2; i++) {
+    if (i) nanosleep(&millisecond, NULL);
+    num_times = all_others_sleep() ? num_times + 1 : 0;
+  }
+  return num_times == 2;
+}

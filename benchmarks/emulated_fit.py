@@ -64,8 +64,7 @@ def write_records(records: list[RunRecord]) -> None:
 
 def read_records() -> list[RunRecord]:
     """What write_records wrote."""
-    lines = lzma.decompress(RECORDS.read_bytes()).decode().splitlines()
-    return [RunRecord.model_validate_json(line) for line in lines]
+    return list(store.read(RECORDS).records)
 
 
 def basis() -> str:

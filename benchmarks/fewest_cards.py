@@ -285,18 +285,13 @@ def so(claim: Any, rows: list[one_rank.Row]) -> str:
     return "holds" if by_count.get(high) == "ok" and by_count.get(low - 1) == "oom" else "not decided"
 
 
-def anew(row: one_rank.Row) -> one_rank.Row:
-    """What is predicted now of a run, in place of what was."""
-    words = {"lora_r": 64} if "-r64-" in row["cell"] else {}
-    spec = one_rank.cell_of(row["model"], row["recipe"], row["sharding"] or None, row["num_gpus"], **words)
-    return row | one_rank.said_of(one_rank.predicted(spec, row["card"]), row["card"])
-
-
 def main() -> None:
     if "--run" in sys.argv or "--kept" in sys.argv:
         found = all_runs(runs="--run" in sys.argv)
     else:
-        found = [anew(row) for row in one_rank.read(RUNS)]
+        found = [
+            one_rank.anew(row, **({"lora_r": 64} if "-r64-" in row["cell"] else {})) for row in one_rank.read(RUNS)
+        ]
     predicted = answers()
     text = io.StringIO()
     writer = csv.DictWriter(text, _FIELDS, lineterminator="\n")

@@ -116,6 +116,12 @@ def row_of(record: RunRecord, card: str, recipe: str) -> Row:
     return row
 
 
+def anew(row: Row, **more: Any) -> Row:
+    """A row with what is predicted now in place of what was; ``more`` is what its recipe does not say."""
+    spec = cell_of(row["model"], row["recipe"], row["sharding"] or None, row["num_gpus"], **more)
+    return row | said_of(predicted(spec, row["card"]), row["card"])
+
+
 def said_of(prediction: Prediction, card: str) -> Row:
     """What arithmetic says."""
     return {"said": verdict(prediction, find_gpu(card)).verdict,

@@ -41,12 +41,6 @@ def rows(*, runs: bool) -> list[one_rank.Row]:
     return [one_rank.row_of(record, CARD, recipes[record.fingerprint]) for record in records]
 
 
-def anew(row: one_rank.Row) -> one_rank.Row:
-    """What is predicted now, in place of what was."""
-    spec = one_rank.cell_of(MODEL, row["recipe"], row["sharding"], row["num_gpus"])
-    return row | one_rank.said_of(one_rank.predicted(spec, row["card"]), row["card"])
-
-
 def as_markdown(found: list[one_rank.Row]) -> str:
     """Emulated beside predicted, then what is alive at the peak by cause."""
     lines = [HEAD + f"| {' | '.join(COLUMNS)} |", "| ---: | --- | --- | --- | --- |" + " ---: |" * (len(COLUMNS) - 5)]
@@ -78,7 +72,7 @@ def _words(name: str) -> str:
 
 def main() -> None:
     check = "--check" in sys.argv
-    found = [anew(row) for row in one_rank.read(TABLE)] if check else rows(runs="--kept" not in sys.argv)
+    found = [one_rank.anew(row) for row in one_rank.read(TABLE)] if check else rows(runs="--kept" not in sys.argv)
     made = {TABLE: one_rank.as_csv(found), TABLE.with_suffix(".md"): as_markdown(found)}
     if check:
         stale = [path.name for path, text in made.items() if path.read_text() != text]

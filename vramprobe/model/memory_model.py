@@ -83,14 +83,20 @@ class LeaveOneModelOut(_Frozen):
     by_model: dict[str, ErrorSummary]
 
 
-class HasWorkspaces(Protocol):
-    """A GPU, as far as cuBLAS asks."""
+class DecidesMemory(Protocol):
+    """A GPU, as far as what it runs decides memory."""
+
+    @property
+    def has_flash(self) -> bool: ...
+
+    @property
+    def prefers_cudnn(self) -> bool: ...
 
     @property
     def blas_workspace_bytes(self) -> int: ...
 
 
-def workspaces_bytes(spec: CellSpec, gpu: HasWorkspaces | None) -> int:
+def workspaces_bytes(spec: CellSpec, gpu: DecidesMemory | None) -> int:
     """What cuBLAS takes for the forward's thread and the backward's, from the first product of each on."""
     if spec.device != "cuda":
         return 0

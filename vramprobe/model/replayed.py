@@ -7,9 +7,9 @@ torch.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
+from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, DecidesMemory
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import parse_alloc_conf
 from vramprobe.spec import CellSpec
@@ -18,19 +18,6 @@ from vramprobe.terms.requests import Run
 #: The first step makes the optimizer's state, the second finds the segments that the first one left.
 _NUM_STEPS = 2
 _MAX_KEPT = 4096
-
-
-class HasKernels(Protocol):
-    """A GPU, as far as what it runs decides memory."""
-
-    @property
-    def has_flash(self) -> bool: ...
-
-    @property
-    def prefers_cudnn(self) -> bool: ...
-
-    @property
-    def blas_workspace_bytes(self) -> int: ...
 
 
 class Replayed(NamedTuple):
@@ -43,7 +30,7 @@ class Replayed(NamedTuple):
 _kept: dict[tuple[str, bool, bool, int], Replayed] = {}
 
 
-def replayed(spec: CellSpec, gpu: HasKernels | None = None) -> Replayed:
+def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
     """The peaks of ``spec`` on a card that is never full; without ``gpu`` on one as an A100.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.

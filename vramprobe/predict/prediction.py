@@ -19,6 +19,7 @@ from vramprobe.choices import PhaseName
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import (
     CHOICES,
+    DecidesMemory,
     MemoryModel,
     Spread,
     half_width,
@@ -123,20 +124,11 @@ class HasMemory(Protocol):
     def total_bytes(self) -> int | None: ...
 
 
-class HasKernels(Protocol):
-    """A GPU, as far as attention's kernels depend on it."""
+class HasKernels(DecidesMemory, Protocol):
+    """A GPU, as far as attention's kernels depend on it, and its name."""
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def has_flash(self) -> bool: ...
-
-    @property
-    def prefers_cudnn(self) -> bool: ...
-
-    @property
-    def blas_workspace_bytes(self) -> int: ...
 
 
 class Verdict(_Frozen):
@@ -160,7 +152,7 @@ def predict(
     """The allocated peak of a steady step of ``spec``, and the other tiers where the fit knows them.
 
     With attention's kernels of ``gpu``; without one, as on a card that runs flash attention. ``replays``: both tiers by
-    the allocator's replay, where the fit knows how far that is off (0.1 s for an 8B, 0.6 s for a 70B); without it
+    the allocator's replay, where the fit knows how far that is off (0.1 s for an 8B, 0.3 s for a 70B); without it
     reserved memory is a share of the allocated one.
 
     Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, VramprobeError beyond

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.recommend.recipes import without_bf16
 from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
 from vramprobe.report.columns import Unit
@@ -53,10 +54,10 @@ class _Fit:
 
 def standard_cell(model: str, method: Method, gpu: Gpu, **sizes: int) -> CellSpec:
     """What most guides assume, as it runs on ``gpu``: bf16, or on a card without fp16, trained weights then in fp32."""
-    words: dict[str, Any] = {"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, **sizes, "gradient_checkpointing": True}
+    words: dict[str, Any] = {"method": method, "gradient_checkpointing": True}
     if gpu.bf16_dense_tflops is None:
-        words |= {"dtype": "fp32" if method == "full" else "fp16", "autocast": "fp16"}
-    return resolve(model=model, method=method, device="cuda", **words)
+        words |= without_bf16(words)
+    return resolve(model=model, device="cuda", **({"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN} | sizes), **words)
 
 
 def fits(ran: ByCard, cards: Sequence[Gpu], model: MemoryModel, where: dict[str, Any]) -> Document:

@@ -16,7 +16,7 @@ from vramprobe.catalog import Gpu
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
-from vramprobe.report.card_fits import fits
+from vramprobe.report.card_fits import ByCard, fits
 from vramprobe.report.card_largest import largest
 from vramprobe.report.columns import Unit, size_in_words, yes_no
 from vramprobe.report.definition import Column, Document, Table
@@ -50,12 +50,12 @@ def card_documents(
     records: Sequence[RunRecord], model: MemoryModel | None, origin: Sequence[str], command: str
 ) -> list[Document]:
     """memory; with a ``model`` fits and largest, too."""
-    cards = _cards(records)
+    cards, by_card = _cards(records), _by_card(records)
     where = {"origin": origin, "command": command}
-    found = [_memory(records, cards, where)]
+    found = [_memory(by_card, cards, where)]
     if model is None:
         return [document.of("emulated") for document in found]
-    found.append(fits(_by_card(records), cards, model, where))
+    found.append(fits(by_card, cards, model, where))
     return [*(document.of("emulated") for document in found), largest(cards, command)]
 
 
@@ -69,8 +69,8 @@ def _cards(records: Sequence[RunRecord]) -> list[Gpu]:
     return sorted(found.values(), key=lambda gpu: (gpu.total_bytes or 0, gpu.short_name))
 
 
-def _memory(records: Sequence[RunRecord], cards: Sequence[Gpu], where: dict[str, Any]) -> Document:
-    rows = _rows(records)
+def _memory(by_card: ByCard, cards: Sequence[Gpu], where: dict[str, Any]) -> Document:
+    rows = _rows(by_card)
     shown = [row for row in rows if _is_usual(row.spec)]
     tables = [
         Table(
@@ -107,16 +107,16 @@ def _is_usual(spec: CellSpec) -> bool:
     return all(getattr(spec, name) == getattr(usual, name) for name in _RECIPE)
 
 
-def _rows(records: Sequence[RunRecord]) -> list[_Row]:
+def _rows(by_card: ByCard) -> list[_Row]:
     """A row per cell, small models first; of each card the attempt that counts."""
     rows: dict[str, _Row] = {}
-    for card, found in _by_card(records).items():
+    for card, found in by_card.items():
         for fingerprint, record in found.items():
             rows.setdefault(fingerprint, _Row(record=record)).by_card[card] = record
     return sorted(rows.values(), key=_order)
 
 
-def _by_card(records: Sequence[RunRecord]) -> dict[str, dict[str, RunRecord]]:
+def _by_card(records: Sequence[RunRecord]) -> ByCard:
     """Short name of a card → fingerprint → the attempt that counts."""
     found = {}
     for name in sorted(_names(records)):
@@ -127,10 +127,9 @@ def _by_card(records: Sequence[RunRecord]) -> dict[str, dict[str, RunRecord]]:
 
 
 def _order(row: _Row) -> tuple:
-    facts = next((record.facts for record in row.by_card.values() if record.facts), None)
-    spec = row.spec
-    return (facts.num_params if facts else float("inf"), spec.model_label, spec.quant, spec.num_tokens, spec.seq_len,
-            spec.cell_id, row.record.fingerprint)  # fmt: skip
+    spec, num_params = row.spec, _num_params(row)
+    size = float("inf") if num_params is None else num_params
+    return (size, spec.model_label, spec.quant, spec.num_tokens, spec.seq_len, spec.cell_id, row.record.fingerprint)
 
 
 def _num_params(row: _Row) -> int | None:

@@ -77,12 +77,10 @@ def rank_moments(
     """
     if num_gpus == 1:
         return moments(spec, has_flash)
-    made, key = (
-        course_of(spec, has_flash).rank_moments,
-        (num_gpus, sharding, all_buffers, spec.batch_size, spec.seq_len),
-    )
-    if sharding == "ddp":
-        key = (2, sharding, False, spec.batch_size, spec.seq_len)
+    made = course_of(spec, has_flash).rank_moments
+    key = (sharding, num_gpus, all_buffers, spec.batch_size, spec.seq_len)
+    if sharding == "ddp":  # the same on any number
+        key = (sharding, spec.batch_size, spec.seq_len)
     if key not in made:
         made[key] = _counted(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
     return made[key]

@@ -113,9 +113,6 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
             return starts["forward"] + layer
         return starts["backward"] + more + num_middle - 1 - layer
 
-    def source(layer: int) -> int:
-        return layer if layer < _END else layer - more if layer >= num_middle - _END else _TEMPLATE
-
     def relative(index: int, own: int) -> list[Token | _Inner]:
         found: list[Token | _Inner] = []
         for token in chunks[index].tokens:
@@ -123,16 +120,18 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
             found.append(token if owner is None else _Inner(owner[0], owner[1] - own, token[1]))
         return found
 
-    inner = {owner: relative(index, owner[1]) for index, owner in owners.items()}
+    places = {owner: index for index, owner in owners.items()}
+    inner = {owner: relative(index, owner[1]) for owner, index in places.items()}
     _require_alike(inner)
 
     def layer_chunk(region: str, layer: int) -> Chunk:
-        old = chunks[next(at for at, owner in owners.items() if owner == (region, source(layer)))]
+        source = _source(layer, num_middle)
+        old = chunks[places[region, source]]
         tokens: list[Token] = [
             token if isinstance(token, int | str)
             else (of_layer(token.region, layer + token.offset), token.number) if isinstance(token, _Inner)
             else (moved(token[0]), token[1])
-            for token in inner[region, source(layer)]
+            for token in inner[region, source]
         ]  # fmt: skip
         return Chunk(old.place, tokens, old.num_requests)
 
@@ -155,10 +154,17 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
     return [made[index] for index in range(len(made))]
 
 
+def _source(layer: int, num_middle: int) -> int:
+    """The sampled layer that stands for one of ``num_middle``."""
+    if layer < _END:
+        return layer
+    return layer - (num_middle - SAMPLED) if layer >= num_middle - _END else _TEMPLATE
+
+
 def _start(chunks: Sequence[Chunk], region: str) -> int:
     """The first chunk of the middle layers', which follow each other."""
     found = [index for index, chunk in enumerate(chunks) if chunk.place == (region, MIDDLE_LAYER)]
-    if found != list(range(found[0], found[0] + SAMPLED)) if found else True:
+    if not found or found != list(range(found[0], found[0] + SAMPLED)):
         raise NotAlike
     return found[0]
 
@@ -182,11 +188,7 @@ def _spread(freed: list[_Inner], num_middle: int) -> list[tuple[int, int]]:
         if any(by_layer[layer] != by_layer[_TEMPLATE] for layer in range(1, SAMPLED - 1)):
             raise NotAlike
         layers = range(num_middle) if order[0] == 0 else reversed(range(num_middle))
-        sources = [
-            (layer, layer if layer < _END else layer - more if layer >= num_middle - _END else _TEMPLATE)
-            for layer in layers
-        ]
-        return [(layer, number) for layer, old in sources for number in by_layer[old]]
+        return [(layer, number) for layer in layers for number in by_layer[_source(layer, num_middle)]]
     if any(_TEMPLATE - 1 < layer < SAMPLED - _TEMPLATE for layer in order):
         raise NotAlike
     return [(one.offset if one.offset < _END else one.offset + more, one.number) for one in freed]

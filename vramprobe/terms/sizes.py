@@ -32,8 +32,8 @@ class OpenSizes:
     seq_len: int
     num_others: int = 0  # other sizes that are left open, in the digits above those of batch and length
 
-    def resolved(self, count: int, monomials: Monomials) -> int:
-        """What a count comes to for the cell with these monomials."""
+    def resolved(self, count: int, monomials: Sequence[int]) -> int:
+        """What a count comes to for the cell with these monomials, or with these other sizes."""
         bits, mask, total = self.digit_bits, (1 << self.digit_bits) - 1, 0
         for monomial in monomials:
             if not count:
@@ -70,15 +70,8 @@ class OpenSizes:
 
     def closed(self, count: int, others: Sequence[int]) -> int:
         """A count once the other sizes are known: batch and length alone are still open in it."""
-        bits, mask = self.digit_bits, (1 << self.digit_bits) - 1
-        total = count & (1 << _NUM_DIGITS * bits) - 1
-        count >>= _NUM_DIGITS * bits
-        for other in others:
-            if not count:
-                break
-            total += (count & mask) * other
-            count >>= bits
-        return total
+        bits = _NUM_DIGITS * self.digit_bits
+        return (count & (1 << bits) - 1) + self.resolved(count >> bits, others)
 
 
 def open_sizes(batch_size: int, seq_len: int, digit_bits: int) -> OpenSizes:

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _scripts() -> Any:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-
-
-def script(name: str) -> ModuleType:
-    import importlib
-
-    return importlib.import_module(name)
+Script = Callable[[str], ModuleType]
 
 
 def test_the_committed_page_is_what_the_committed_journal_says() -> None:
@@ -32,7 +18,7 @@ def test_the_committed_page_is_what_the_committed_journal_says() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_two_depths_make_a_line_and_one_that_failed_makes_none() -> None:
+def test_two_depths_make_a_line_and_one_that_failed_makes_none(script: Script) -> None:
     module = script("qlora_70b")
     recipe = module.Recipe(name="r", model="llama-2-70b", cards="c", command="x", layers=(8, 16))
     entries = [
@@ -44,7 +30,7 @@ def test_two_depths_make_a_line_and_one_that_failed_makes_none() -> None:
     assert module.phases_of(recipe, entries) is None
 
 
-def test_a_change_of_a_recipes_command_or_depth_is_another_run() -> None:
+def test_a_change_of_a_recipes_command_or_depth_is_another_run(script: Script) -> None:
     recipes = script("qlora_70b").recipes()
     prints = {one.fingerprint(layers) for one in recipes for layers in (*one.layers, None)}
     assert len(prints) == sum(len(one.layers) + 1 for one in recipes)

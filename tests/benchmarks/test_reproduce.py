@@ -6,6 +6,7 @@ import csv
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from vramprobe import catalog
 from vramprobe.literature.published import list_published
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+Script = Callable[[str], ModuleType]
 #: What Trainer printed at the end of line 22's run, and the figures that were published for it.
 SAID = (
     "100%|##########| 2/2 [00:05<00:00]\r{'train_runtime': 5.26, 'train_loss': 0.0, 'init_mem_gpu_alloc_delta': 0, "
@@ -24,20 +26,7 @@ SAID = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _scripts() -> Any:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-
-
-def script(name: str) -> ModuleType:
-    import importlib
-
-    return importlib.import_module(name)
-
-
-def test_every_published_row_has_a_run_with_its_stack_or_a_reason() -> None:
+def test_every_published_row_has_a_run_with_its_stack_or_a_reason(script: Script) -> None:
     rows, stacks = script("reproduction.rows"), script("stacks")
     for row in list_published():
         recipe = rows.recipe_of(row)
@@ -55,7 +44,7 @@ def test_every_published_row_has_a_run_with_its_stack_or_a_reason() -> None:
         assert recipe.words[recipe.words.index("--per_device_train_batch_size") + 1] == str(row.batch_size)
 
 
-def test_no_stack_has_anything_of_nvidias_and_each_has_what_a_run_imports() -> None:
+def test_no_stack_has_anything_of_nvidias_and_each_has_what_a_run_imports(script: Script) -> None:
     stacks = script("stacks")
     for name in stacks.stacks():
         pinned = stacks.pins(name)
@@ -67,7 +56,7 @@ def test_no_stack_has_anything_of_nvidias_and_each_has_what_a_run_imports() -> N
         assert {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "setuptools"} <= pinned.keys()
 
 
-def test_the_models_that_the_catalog_lacks_are_those_of_the_folder() -> None:
+def test_the_models_that_the_catalog_lacks_are_those_of_the_folder(script: Script) -> None:
     rows = script("reproduction.rows")
     own = {path.stem for path in (rows.HERE / "models").glob("*.json")}
     asked = {model for model, _ in rows._MODELS.values()}
@@ -75,7 +64,7 @@ def test_the_models_that_the_catalog_lacks_are_those_of_the_folder() -> None:
     assert own <= asked - {entry.name for entry in catalog.list_models()}
 
 
-def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
     journal, path = script("reproduction.journal"), tmp_path / "journal.jsonl"
     first, second = ({"line": line, "fingerprint": "f", "outcome": "ok"} for line in (1, 2))
     journal.append(path, first)
@@ -86,14 +75,16 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     assert journal.read(tmp_path / "none.jsonl") == []
 
 
-def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(tmp_path: Path) -> None:
+def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(script: Script, tmp_path: Path) -> None:
     journal = script("reproduction.journal")
     entries = [{"line": 1, "fingerprint": "f", "outcome": outcome} for outcome in ("ok", "error")]
     assert journal.latest(entries)[1]["outcome"] == "error"
     assert journal.latest(entries, outcome="ok")[1]["outcome"] == "ok"
 
 
-def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_campaign_goes_on_where_it_was(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reproduce, path, ran = script("reproduce"), tmp_path / "journal.jsonl", []
     todo = reproduce.recipes()[:4]
 
@@ -113,7 +104,7 @@ def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatc
 
 
 def test_a_rerun_takes_every_kind_in_turn_and_says_which_row_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     reproduce, path = script("reproduce"), tmp_path / "journal.jsonl"
     todo = [one for one in reproduce.recipes() if one.host_bytes < reproduce.SPARE_BYTES]
@@ -137,7 +128,7 @@ def test_a_rerun_takes_every_kind_in_turn_and_says_which_row_differs(
     assert "as it was" in capsys.readouterr().err
 
 
-def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew() -> None:
+def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew(script: Script) -> None:
     reproduce = script("reproduce")
     recipe = reproduce.recipes()[0]
     entry = {"line": recipe.line, "fingerprint": recipe.fingerprint, "outcome": "ok"}
@@ -149,7 +140,7 @@ def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew() -> None:
     assert reproduce._is_done(recipe, {recipe.line: fresh | {"outcome": "error"}}, again=False)
 
 
-def test_the_published_figures_are_what_trainer_printed() -> None:
+def test_the_published_figures_are_what_trainer_printed(script: Script) -> None:
     run = script("reproduction.run")
     row = next(row for row in list_published() if row.line == 22)
     metrics = run.metrics_in(f"{{'loss': 1.0}}\n{SAID}ERROR: Could not consume arg: k_proj\n")
@@ -157,7 +148,7 @@ def test_the_published_figures_are_what_trainer_printed() -> None:
     assert run.metrics_in("{'train_runtime': 1.0, 'train_loss': 0.0}") is None
 
 
-def test_a_ranks_error_is_kept_before_the_launchers() -> None:
+def test_a_ranks_error_is_kept_before_the_launchers(script: Script) -> None:
     run = script("reproduction.run")
     said = 'Traceback (most recent call last):\n  File "a.py", line 1\n    x\nValueError: the rank\n\nmore\n'
     launcher = 'Traceback (most recent call last):\n  File "b.py", line 2\nChildFailedError: the launcher\n'

@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,19 +14,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _scripts() -> Any:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-
-
-def script(name: str) -> ModuleType:
-    import importlib
-
-    return importlib.import_module(name)
+Script = Callable[[str], ModuleType]
 
 
 def table_rows() -> list[dict[str, str]]:
@@ -33,7 +22,7 @@ def table_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_runs_are_four_models_by_three_methods_by_two_trainers_and_a_whole_mixtral() -> None:
+def test_the_runs_are_four_models_by_three_methods_by_two_trainers_and_a_whole_mixtral(script: Script) -> None:
     runs = script("versioned.runs").runs()
     assert len(runs) == len({one.name for one in runs}) == 4 * 3 * 2 + 2
     cut = next(one for one in runs if one.name == "llama-3-8b:8 lora trl")
@@ -49,7 +38,7 @@ def test_an_unknown_run_or_stack_is_told_what_there_is() -> None:
         assert known in done.stderr
 
 
-def test_what_the_journal_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_journal_has_is_not_run_again(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions, path, ran = script("versions"), tmp_path / "journal.jsonl", []
     todo = [(stack, run) for run in script("versioned.runs").runs()[:2] for stack in versions.dated_stacks()[:2]]
 
@@ -81,7 +70,7 @@ def releases(sizes: dict[str, int | None], asked: list[str]) -> Any:
     return sized
 
 
-def test_a_bisection_ends_at_the_release_that_moved_it() -> None:
+def test_a_bisection_ends_at_the_release_that_moved_it(script: Script) -> None:
     bisected, asked = script("versioned.bisection").bisected, []
     sizes = {f"0.{number}.0": 100 if number < 7 else 160 for number in range(1, 20)}
     words = list(sizes)
@@ -92,7 +81,7 @@ def test_a_bisection_ends_at_the_release_that_moved_it() -> None:
     assert (back.before, back.after) == ("0.7.0", "0.6.0")
 
 
-def test_a_release_that_does_not_run_is_passed_over() -> None:
+def test_a_release_that_does_not_run_is_passed_over(script: Script) -> None:
     sizes: dict[str, int | None] = {"1.0": 5, "1.1": None, "1.2": None, "1.3": 9, "1.4": 9}
     found = script("versioned.bisection").bisected(
         "trl", "1.0", "1.4", (5, 9), list(sizes), releases(sizes, []), lambda line: None
@@ -100,7 +89,7 @@ def test_a_release_that_does_not_run_is_passed_over() -> None:
     assert (found.before, found.after) == ("1.0", "1.3")
 
 
-def test_the_package_that_does_most_of_it_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_that_does_most_of_it_is_looked_for_first(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     bisection = script("versioned.bisection")
     sets = {"a": {"torch": "2.1", "trl": "0.1"}, "b": {"torch": "2.2", "trl": "0.3"}}
     monkeypatch.setattr(bisection, "pins", sets.get)
@@ -114,7 +103,7 @@ def test_the_package_that_does_most_of_it_is_looked_for_first(monkeypatch: pytes
     assert bisection.traced("a", "b", sized, jump_bytes=101, package="torch", **told) is None
 
 
-def test_a_run_that_did_not_repeat_is_no_figure() -> None:
+def test_a_run_that_did_not_repeat_is_no_figure(script: Script) -> None:
     attempt = script("versioned.attempt")
     rank = {"pid": 1, "device": 0, "phases": [], "peak": {"phase": "forward", "allocated_bytes": 5}, "num_steps": 3}
     profile = {
@@ -139,7 +128,7 @@ def test_every_jump_has_a_cause_or_is_called_unexplained() -> None:
     assert not [row for row in table_rows() if row["cause"] and row not in jumps]
 
 
-def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal() -> None:
+def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Script) -> None:
     causes, versions = script("versioned.causes"), script("versions")
     jumps, entries = [row for row in table_rows() if row["cause"]], versions.current(versions.JOURNAL)
     for cause in causes.list_causes():
@@ -150,7 +139,7 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal() -> None:
             assert abs(step[2] / step[1] - 1) > 0.01, cause
 
 
-def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held() -> None:
+def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held(script: Script) -> None:
     from vramprobe.spec import resolve
     from vramprobe.terms.versions import less_as_linears_bytes
 

@@ -21,7 +21,8 @@ COMMANDS = (
     "report results/cpu/sizes -o results/cpu/sizes/report --fit vramprobe/data/fits/cpu.json "
     "--claims results/claims/claims.csv",
     "evaluate results/cpu/sizes -o results/cpu/sizes/evaluation",
-    "report results/emulated/records.jsonl.xz -o results/emulated --fit vramprobe/data/fits/emulated.json",
+    "report results/emulated/records.jsonl.xz -o results/emulated --fit vramprobe/data/fits/emulated.json "
+    "--claims results/claims/claims.csv",
 )
 
 

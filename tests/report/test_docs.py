@@ -84,9 +84,10 @@ HOW = {
     "vramprobe report results/cpu/quickstart --fit results/cpu/quickstart/fit.json -o out/report": AS_IT_IS,
     "vramprobe report results/cpu/quickstart --dataset out/dataset": AS_IT_IS,
     "vramprobe report results/emulated/records.jsonl.xz -o results/emulated "
-    "--fit vramprobe/data/fits/emulated.json": Way(
+    "--fit vramprobe/data/fits/emulated.json --claims results/claims/claims.csv": Way(
         more="--check", why="it would write what is committed"
     ),
+    "vramprobe report results/emulated/records.jsonl.xz --dataset out/dataset": AS_IT_IS,
     "make demo": Way(instead="make -n demo", why="it sets up an environment; its four commands are above"),
     "make demo-here": Way(instead="make -n demo-here", why="its four commands are above"),
     "make test": Way(instead="make -n test", why="it would run this test"),
@@ -124,6 +125,7 @@ HOW = {
     "python benchmarks/versions.py --bisect RUN STACK STACK": Way(
         elsewhere="tests/benchmarks/test_versions.py", why="its environments take minutes, its runs more"
     ),
+    "python benchmarks/claims.py": Way(more="--check", why="its runs take half an hour"),
     "python benchmarks/qlora_70b.py": Way(more="--check", why="its environments take minutes, its runs more"),
     "python benchmarks/frameworks.py": Way(more="--check", why="its environments take minutes, its runs more"),
     "python benchmarks/published_ranks.py": Way(more="--check", why="it would write its table"),

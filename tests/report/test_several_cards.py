@@ -72,7 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_three_pages_in_four_formats_say_what_they_are_first(files: dict[str, bytes]) -> None:
     assert set(files) == {
         f"{page}.{kind}" for page in ("memory", "fits", "largest") for kind in ("md", "csv", "tex", "html")
-    }
+    } | {"index.html"}
     for page in ("memory", "fits", "largest"):
         whole = files[f"{page}.md"].decode()
         assert (EMULATED in " ".join(whole.split())) == (page != "largest")
@@ -80,6 +80,14 @@ def test_three_pages_in_four_formats_say_what_they_are_first(files: dict[str, by
         assert (text != whole) == (page == "largest")
         assert not re.search(r"\bmeasured\b|\bmeasurement", text, re.IGNORECASE)
         assert "vramprobe report" in text
+
+
+def test_the_page_has_the_tables_beside_a_calculator(files: dict[str, bytes]) -> None:
+    page = files["index.html"].decode()
+    titles = [re.search(r"^# (.+)", files[f"{name}.md"].decode())[1] for name in ("memory", "fits", "largest")]
+    assert all(title in page for title in titles)
+    assert 'id="calculator"' in page
+    assert EMULATED in " ".join(page.split())
 
 
 def test_memory_has_each_attempt_of_each_card(files: dict[str, bytes]) -> None:
@@ -136,7 +144,7 @@ def test_a_card_without_bf16_gets_a_recipe_of_its_own() -> None:
 
 def test_without_a_fit_nothing_is_predicted(tmp_path: Path) -> None:
     written = api.report(packed(tmp_path, records()), tmp_path / "out")
-    assert {path.stem for path in written} == {"memory"}
+    assert {path.stem for path in written} == {"memory", "index"}
     api.report(tmp_path / "records.jsonl.xz", tmp_path / "out", check=True)
 
 

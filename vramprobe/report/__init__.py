@@ -60,13 +60,14 @@ def build(
     profiles = read_profiles(results_path)
     if profiles and not read_whole(results_path, allow_empty=True).records:
         return files_of(profiles_document(profiles, shlex.join(_words(results_path, out_dir))))
-    if several := _of_several_cards(results_path, out_dir, model, fit_path):
-        return several
     rows = read_claims(Path(claims_path)) if claims_path is not None else []
+    command = shlex.join(_words(results_path, out_dir, model, fit_path, claims_path))
+    if several := _of_several_cards(results_path, command, model, rows):
+        return several
     material = gather(results_path, out_dir, model, fit_path, claims_path)
     drawn, made, word = drawings(material), documents(material), word_for(material.records[0].instrument)
     made += [profiles_document(profiles, material.command)] if profiles else []
-    files: dict[str, bytes] = {"index.html": _index(material, made, drawn, rows)}
+    files: dict[str, bytes] = {"index.html": _page(made, drawn, rows, material.origin, material.command, word)}
     for document in made:
         pictures = [plots.PICTURES[name].about(word) for name in drawn if plots.ON_PAGE[name] == document.name]
         files |= files_of(document.with_pictures(*pictures))
@@ -76,9 +77,9 @@ def build(
 
 
 def _of_several_cards(
-    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None, fit_path: str | Path | None
+    results_path: str | Path, command: str, model: MemoryModel | None, claim_rows: Sequence[Mapping[str, str]]
 ) -> dict[str, bytes]:
-    """The pages of emulated records of several cards, which have no page of their own with a calculator; else none."""
+    """The pages of emulated records of several cards, which no table or plot of one card can show; else none."""
     from vramprobe.report.cards import are_of_several_cards, card_documents
     from vramprobe.report.columns import provenance
     from vramprobe.report.formats import files_of
@@ -87,29 +88,32 @@ def _of_several_cards(
     if not are_of_several_cards(records):
         return {}
     table.require_comparable(records, across_cards=True)
-    command = shlex.join(_with_fit(_words(results_path, out_dir), model, fit_path))
-    made = card_documents(records, model, provenance(records), command)
-    return {name: content for document in made for name, content in files_of(document).items()}
+    origin = provenance(records)
+    made = card_documents(records, model, origin, command)
+    files = {name: content for document in made for name, content in files_of(document).items()}
+    return files | {"index.html": _page(made, {}, claim_rows, origin, command, word_for("emulated"))}
 
 
-def _with_fit(words: list[str], model: MemoryModel | None, fit_path: str | Path | None) -> list[str]:
-    return words if model is None else [*words, "--fit", str(fit_path or "FIT.json")]
+def _words(
+    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None = None,
+    fit_path: str | Path | None = None, claims_path: str | Path | None = None,
+) -> list[str]:  # fmt: skip
+    """The command that makes the report."""
+    words = ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
+    words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
+    return words + (["--claims", str(claims_path)] if claims_path is not None else [])
 
 
-def _words(results_path: str | Path, out_dir: str | Path) -> list[str]:
-    return ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
-
-
-def _index(
-    material: Material, made: Sequence[Document], drawn: Mapping[str, Mapping[str, bytes]],
-    claim_rows: Sequence[Mapping[str, str]],
+def _page(
+    made: Sequence[Document], drawn: Mapping[str, Mapping[str, bytes]], claim_rows: Sequence[Mapping[str, str]],
+    origin: Sequence[str], command: str, word: str,
 ) -> bytes:  # fmt: skip
     """The page with the calculator, all tables and plots."""
     from vramprobe.report.page import engine, gather, page
 
     content = gather.content_of(
-        made, drawn, claim_rows, engine=engine.data(), predictor=engine.predictor(), provenance=material.origin,
-        command=material.command, word=word_for(material.records[0].instrument),
+        made, drawn, claim_rows, engine=engine.data(), predictor=engine.predictor(), provenance=origin,
+        command=command, word=word,
     )  # fmt: skip
     return page(content, engine.javascript()).encode()
 
@@ -136,15 +140,14 @@ def gather(
             "is of measurements; run the cells first"
         )
     table.require_comparable(measured)
-    words = _with_fit(_words(results_path, out_dir), model, fit_path)
-    words += ["--claims", str(claims_path)] if claims_path is not None else []
+    command = shlex.join(_words(results_path, out_dir, model, fit_path, claims_path))
     num_simulated = len(contents.records) - len(measured) - len(ranks)
     origin = provenance(measured)
     origin += [f"left out: {len(ranks)} records of several GPUs"] if ranks else []
     origin += [f"left out: {num_simulated} simulated records (predicted, not measured)"] if num_simulated else []
     origin += [contents.torn_tail] if contents.torn_tail else []
     cells = cells_of(contents.records, model)
-    return Material(cells=cells, records=measured, model=model, origin=origin, command=shlex.join(words))
+    return Material(cells=cells, records=measured, model=model, origin=origin, command=command)
 
 
 def documents(material: Material) -> list[Document]:

@@ -71,6 +71,25 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (RANKS | {"optim": "adafactor"}, "fsdp hands the optimizer DTensors, which adafactor does not take"),
     (RANKS | {"method": "qlora", "quant": "int8"}, "quant int8 under fsdp: FSDP takes away what bitsandbytes keeps"),
     (RANKS | {"method": "qlora", "sharding": "fsdp1"}, "kbit_prep peft raises norms to fp32, which fsdp1 does not"),
+    ({"offload": "params"}, "offload params is for several GPUs; set num_gpus to 2 or more, or leave it out"),
+    (RANKS | {"sharding": "ddp", "offload": "params"}, "offload params under ddp: DistributedDataParallel keeps all"),
+    (RANKS | {"offload": "optimizer"}, "offload optimizer under fsdp: FSDP keeps parameters, gradients and state"),
+    (
+        RANKS | {"sharding": "zero2", "offload": "params"},
+        "offload params under zero2: DeepSpeed keeps parameters on the host under zero3 alone",
+    ),
+    (
+        RANKS | {"sharding": "zero3", "offload": "optimizer", "optim": "sgd"},
+        "offload optimizer under zero3: DeepSpeed's CPUAdam steps on the host, and sgd is not that",
+    ),
+    (
+        RANKS | {"sharding": "zero3", "offload": "params", "method": "qlora"},
+        "offload params under zero3: nf4 weights do not load under zero3",
+    ),
+    (
+        RANKS | {"sharding": "fsdp1", "offload": "params", "optim": "paged_adamw_8bit"},
+        "offload params under fsdp1: paged_adamw_8bit pages between GPU and host",
+    ),
     (LONG, "seq_len 1025 is longer than the 1024 learned positions of gpt2"),
     ({"model": "opt-125m", "seq_len": 2049}, "seq_len 2049 is longer than the 2048 learned positions of opt-125m"),
 ]
@@ -279,6 +298,7 @@ OTHER_VALUES: dict[str, Any] = {
     "fused_linear_cross_entropy": True,
     "num_gpus": 2,
     "sharding": "fsdp",
+    "offload": "params",
     "only_rank": 0,
     "device": "cpu",
     "alloc_conf": "expandable_segments:True",

@@ -24,6 +24,9 @@ Sharding = Literal[
 FSDP1 = ("fsdp1", "fsdp1-shard-grad-op")
 FSDP2 = ("fsdp", "fsdp-shard-grad-op")
 ZERO = ("zero1", "zero2", "zero3")
+#: What several ranks keep in host memory: the optimizer's state, the weights that it steps and their gradients; or that
+#: and the parameters, which come to the card to be computed with.
+Offload = Literal["none", "optimizer", "params"]
 #: transformers' own names, and ``adamw_bnb_32bit`` for the optimizer that transformers has no name for.
 Optim = Literal[
     "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_bnb_32bit", "paged_adamw_8bit", "paged_adamw_32bit",

@@ -21,12 +21,14 @@ from vramprobe.choices import (
     FSDP1,
     FSDP2,
     RECIPES,
+    ZERO,
     Attention,
     Autocast,
     Device,
     Dtype,
     KbitPrep,
     Method,
+    Offload,
     Optim,
     Quant,
     Sharding,
@@ -66,6 +68,8 @@ _VERSION_OF_IDENTITY = 1
 MAX_RANKS = 960
 #: The optimizers that stepped on fully_shard's DTensors here (torch 2.13); adafactor and bitsandbytes' own raised.
 DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+#: Those that accelerate hands DeepSpeed's CPUAdam for, with the same arithmetic; for most others it does so, too.
+CPU_ADAM = ("adamw_torch", "adamw_torch_fused")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -105,6 +109,7 @@ class CellSpec(BaseModel):
 
     num_gpus: int = 1  # a rank each, with the cell's batch
     sharding: Sharding | None = None  # of the ranks; null for one GPU
+    offload: Offload = "none"  # what the ranks keep in host memory
     only_rank: int | None = None  # this one alone is run, answered as if the others were like it; emulated only
 
     device: Device
@@ -239,6 +244,7 @@ class CellSpec(BaseModel):
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
         parts += [f"{self.sharding}-x{self.num_gpus}"] if self.sharding else []
+        parts += [f"offload-{self.offload}"] if self.offload != "none" else []
         parts += [f"rank{self.only_rank}"] if self.only_rank is not None else []
         return "_".join(parts)
 
@@ -480,8 +486,11 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          f"{', '.join(DTENSOR_OPTIMIZERS)}, or fsdp1"),
         (spec.sharding is not None and cannot_shard(spec, spec.sharding) is not None,
          cannot_shard(spec, spec.sharding or "") or ""),
+        (spec.sharding is not None and cannot_offload(spec, spec.sharding) is not None,
+         cannot_offload(spec, spec.sharding or "") or ""),
     ]  # fmt: skip
     return [
+        (not several and spec.offload != "none", f"offload {spec.offload} {alone} more, or leave it out"),
         (not several and spec.sharding is not None, f"sharding {spec.sharding} {alone} more, or leave it out"),
         (not several and spec.only_rank is not None, f"only_rank {spec.only_rank} {alone} more, or leave it out"),
         *((several and broken, reason) for broken, reason in rules),
@@ -495,6 +504,26 @@ def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
             f"quant int8 under {sharding}: FSDP takes away what bitsandbytes keeps on an int8 weight, and the first "
             "forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
         )
+    return None
+
+
+def cannot_offload(spec: CellSpec, sharding: str) -> str | None:
+    """Why nothing of a rank goes to the host so, and what to do; None where it does, or nothing is asked to."""
+    if spec.offload == "none":
+        return None
+    given = f"offload {spec.offload} under {sharding}"
+    if sharding == "ddp":
+        return f"{given}: DistributedDataParallel keeps all on the card; use sharding fsdp, fsdp1, zero2 or zero3"
+    if sharding not in ZERO and spec.offload == "optimizer":
+        return f"{given}: FSDP keeps parameters, gradients and state on the host, or none of them; use offload params"
+    if sharding in ("zero1", "zero2") and spec.offload == "params":
+        return f"{given}: DeepSpeed keeps parameters on the host under zero3 alone; use zero3, or offload optimizer"
+    if sharding == "zero3" and spec.quant != "none":
+        return f"{given}: {spec.quant} weights do not load under zero3, on the host or not; use zero2, fsdp or fsdp1"
+    if sharding in ZERO and spec.optim not in CPU_ADAM:
+        return f"{given}: DeepSpeed's CPUAdam steps on the host, and {spec.optim} is not that; use {CPU_ADAM[0]}"
+    if spec.optim.startswith("paged_"):
+        return f"{given}: {spec.optim} pages between GPU and host what is on the host alone; use adamw_torch"
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from factories import make_record, make_spec
 
-from vramprobe.errors import SpecError
+from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.measure import environment, isolation
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.ranks import Seat, as_one, rank_of, run_all
@@ -28,7 +28,7 @@ def seen(seat: Seat, more_bytes: int = 0, **overrides: Any) -> RunRecord:
     if record.peak is not None:
         peak = record.peak.model_copy(update={"allocated_bytes": record.peak.allocated_bytes + more_bytes})
         record = record.model_copy(update={"peak": peak})
-    return record.model_copy(update={"ranks": [rank_of(record, seat, Observation([], {}), None)]})
+    return record.model_copy(update={"ranks": [rank_of(record, seat, Observation([], {}), {})]})
 
 
 def failing(seat: Seat) -> RunRecord:
@@ -120,3 +120,12 @@ def test_cards_that_are_not_there(words: dict[str, Any], said: str, monkeypatch:
     monkeypatch.delenv("VRAMPROBE_EMULATED_MACHINE", raising=False)
     with pytest.raises(SpecError, match=said):
         isolation.require_packages([make_spec(device="cuda", num_gpus=3, sharding="fsdp", **words)])
+
+
+def test_what_compiles_the_optimizer_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cell = make_spec(device="cuda", num_gpus=2, sharding="zero2", offload="optimizer")
+    monkeypatch.setattr(environment, "num_visible_gpus", lambda: 2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "g++-99")
+    with pytest.raises(MissingDependency, match=r"CPUAdam on this machine, and there is no g\+\+-99, ninja"):
+        isolation.require_packages([cell])

@@ -24,6 +24,9 @@ cells:
   - {{method: full, num_gpus: 4, sharding: [fsdp, fsdp1]}}
   - {{method: full, num_gpus: 4, sharding: [fsdp, fsdp1], only_rank: 3}}
   - {{method: qlora, kbit_prep: none, num_gpus: 2, sharding: [fsdp, fsdp1]}}
+  - {{method: full, num_gpus: 2, sharding: [fsdp, fsdp1], offload: params}}
+  - {{method: full, num_gpus: 2, sharding: fsdp, offload: params, only_rank: 1}}
+  - {{method: qlora, kbit_prep: none, num_gpus: 2, sharding: fsdp1, offload: params}}
 """
 
 
@@ -43,7 +46,7 @@ def counted(rank: RankRecord) -> list[dict]:
 
 
 def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) -> None:
-    assert len(records) == 16
+    assert len(records) == 20
     for record in records:
         assert record.outcome.kind == "ok", (record.cell_id, record.outcome)
         ranks = list(range(record.spec.num_gpus)) if record.spec.only_rank is None else [record.spec.only_rank]
@@ -54,7 +57,7 @@ def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) 
 def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
     together = {record.cell_id: record for record in records if record.spec.only_rank is None}
     alone = [record for record in records if record.spec.only_rank is not None]
-    assert len(alone) == 7
+    assert len(alone) == 8
     for record in alone:
         (rank,) = record.ranks
         same = together[record.cell_id.removesuffix(f"_rank{rank.rank}")].ranks[rank.rank]
@@ -67,12 +70,27 @@ def test_shards_are_smaller_than_replicas_and_rank_0_loads_for_all(records: list
     full = {
         record.spec.sharding: record for record in records
         if (record.spec.method, record.spec.num_gpus, record.spec.only_rank) == ("full", 2, None)
+        and record.spec.offload == "none"
     }  # fmt: skip
     for sharding in ("fsdp", "fsdp1"):
         assert full[sharding].ledger.weights_bytes < 0.51 * full["ddp"].ledger.weights_bytes
         first, second = full[sharding].ranks
         assert first.host_tensors_bytes == pytest.approx(full["ddp"].ledger.weights_bytes, rel=0.01)
         assert second.host_tensors_bytes == 0
+
+
+def test_offloaded_params_gradients_and_state_are_the_hosts(records: list[RunRecord]) -> None:
+    """Half the weights, gradients and two states of bf16, and torch's fp32 step counters, a number each; the card keeps
+    the buffers."""
+    of = [record for record in records if record.spec.offload == "params" and record.spec.method == "full"]
+    assert {record.spec.sharding for record in of} == {"fsdp", "fsdp1"}
+    for record in of:
+        for rank in record.ranks:
+            counters = rank.host_tensors_bytes - 4 * 2 * TINY_LLAMA_PARAMS // 2
+            assert 0 < counters <= 4 * 21, record.cell_id
+            assert (rank.ledger.gradients_bytes, rank.ledger.optimizer_state_bytes) == (0, 0), record.cell_id
+            assert rank.ledger.weights_bytes <= 64, record.cell_id
+            assert rank.host_peak_bytes > rank.host_tensors_bytes
 
 
 def asked(rank: RankRecord) -> dict[tuple[str, str], int]:
@@ -92,6 +110,7 @@ def test_what_a_step_moves(records: list[RunRecord], num_gpus: int) -> None:
     full = {
         record.spec.sharding: record.ranks for record in records
         if (record.spec.method, record.spec.num_gpus, record.spec.only_rank) == ("full", num_gpus, None)
+        and record.spec.offload == "none"
     }  # fmt: skip
     for rank in full.get("ddp", []):
         assert asked(rank) == {("backward", "all_reduce"): gradients}
@@ -134,13 +153,17 @@ DIVIDED = 49152 * 576 + 2 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576)
 NORMS = 5 * 576
 
 
+def require_deepspeed() -> None:
+    if not list(require_emulation().parents[1].glob("lib/python3*/site-packages/deepspeed")):
+        pytest.skip("the emulated environment has no DeepSpeed; docs/ranks.md says how to add it")
+
+
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None:
     """ZeRO-2 all-reduces gradients and gathers the stepped weights; ZeRO-3 gathers in forward those that it divides,
     which stay in a model so small, and the others as they are stepped.
     """
-    if not list(require_emulation().parents[1].glob("lib/python3*/site-packages/deepspeed")):
-        pytest.skip("the emulated environment has no DeepSpeed; docs/ranks.md says how to add it")
+    require_deepspeed()
     words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--recipe", "mixed", "--seq-len", "64"]
     words += ["--batch-size", "1", "--num-gpus", "2", "--sharding", sharding, "--json"]
     done = vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path)
@@ -153,3 +176,23 @@ def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None
             ("optimizer_step", "all_gather"): 2 * NORMS,
         }  # fmt: skip
     assert asked(first) == asked(second) == expected
+
+
+@pytest.mark.parametrize(
+    ("sharding", "offload", "beside"),
+    [("zero2", "optimizer", 2 * 49152 * 576), ("zero3", "optimizer", 0), ("zero3", "params", DIVIDED + NORMS)],
+)
+def test_what_deepspeed_steps_on_the_host(tmp_path: Path, sharding: str, offload: str, beside: int) -> None:
+    """Of a half: fp32 weights, gradients and two states, and 16 bits that go to or come from the card. Beside it ZeRO-2
+    has a buffer of the largest gradient's size, and offloaded parameters are there in bf16.
+    """
+    require_deepspeed()
+    if not list(Path.home().glob(".cache/torch_extensions/*/cpu_adam/cpu_adam.so")):
+        pytest.skip("DeepSpeed's CPUAdam is not compiled here yet, which takes minutes; docs/ranks.md says how")
+    words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--recipe", "mixed", "--seq-len", "64"]
+    words += ["--batch-size", "1", "--num-gpus", "2", "--sharding", sharding, "--offload", offload, "--json"]
+    record = json.loads(vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path).stdout)
+    assert record["outcome"]["kind"] == "ok", record["outcome"]
+    for rank in (RankRecord.model_validate(one) for one in record["ranks"]):
+        assert rank.host_tensors_bytes == 18 * (DIVIDED + NORMS) // 2 + beside
+        assert rank.ledger.optimizer_state_bytes == 0

@@ -8,11 +8,12 @@ import pytest
 from factories import TINY_LLAMA_PARAMS as P
 from factories import make_spec
 
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.literature.formulas.papers import zero_bytes
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, Prediction, predict, verdict
-from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank
+from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank, require_arithmetic
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment, moments
 from vramprobe.terms.ranks import Sharding, rank_moments
@@ -34,6 +35,13 @@ def at(sharding: Sharding, phase: str, num_gpus: int = 4, *, all_buffers: bool =
     """The highest moment of a phase."""
     found = rank_moments(tiny(**overrides), num_gpus, sharding, all_buffers=all_buffers)
     return max((one for one in found if one.phase == phase), key=lambda one: one.total_bytes)
+
+
+def test_ranks_that_are_run_and_not_counted_say_so() -> None:
+    cell = tiny(num_gpus=2, sharding="fsdp", offload="params")
+    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for offload params; it can be run"):
+        require_arithmetic(cell)
+    assert require_arithmetic(tiny(num_gpus=2, sharding="fsdp")) == "fsdp"
 
 
 def test_the_hand_counts_are_the_models() -> None:

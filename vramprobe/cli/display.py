@@ -118,9 +118,21 @@ def _print_ranks(console: Console, record: RunRecord) -> None:
         said += f"load {format_bytes(rank.peak.load_allocated_bytes)}"
         said += f", {format_bytes(rank.host_tensors_bytes)} of tensors on the host" if rank.host_tensors_bytes else ""
         console.print(f"  rank {rank.rank:<4} {said}")
+    if record.spec.offload != "none":
+        _print_host(console, record)
     busiest = max(record.ranks, key=lambda rank: sum(one.link_bytes for one in rank.traffic or ()))
     if busiest.traffic:
         print_traffic(console, f"rank {busiest.rank}", busiest.traffic)
+
+
+def _print_host(console: Console, record: RunRecord) -> None:
+    """What all that ran holds on the host, and what its processes had there at most."""
+    held = sum(rank.host_tensors_bytes or 0 for rank in record.ranks)
+    resident = [rank.host_peak_bytes for rank in record.ranks if rank.host_peak_bytes is not None]
+    pinned = sum(rank.host_pinned_bytes or 0 for rank in record.ranks)
+    said = f", {format_bytes(pinned)} of pinned blocks" if pinned else ""
+    said += f", {format_bytes(sum(resident))} resident in the processes at most" if resident else ""
+    console.print(f"  on the host, in all: {format_bytes(held)} of tensors{said}", soft_wrap=True)
 
 
 def print_traffic(console: Console, whose: str, traffic: Sequence[Moved]) -> None:

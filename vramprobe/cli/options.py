@@ -53,6 +53,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
     "num_gpus": (int, "A rank on each, with the batch of the cell (1)."),
     "sharding": (str, f"How the ranks share the model: {_words(choices.Sharding)}."),
+    "offload": (str, f"What the ranks keep in host memory: {_words(choices.Offload)}."),
     "only_rank": (int, "Run this rank alone, as one of --num-gpus (emulated; from 0)."),
     "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
     "alloc_conf": (str, "PYTORCH_ALLOC_CONF for the cell's process, e.g. expandable_segments:True."),
@@ -62,7 +63,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "seed": (int, "Of weights and tokens (0)."),
 }
 #: Those of several ranks, for verbs that say so in words of their own, or run one GPU alone.
-RANK_OPTIONS = ("num_gpus", "sharding", "only_rank")
+RANK_OPTIONS = ("num_gpus", "sharding", "offload", "only_rank")
 _REQUIRED = ("model", "method", "batch_size", "seq_len")
 
 #: Option → (type, default, its flags where they are not its name, help); in the words of api.plan and api.run.

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import shutil
 import signal
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -164,6 +167,8 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
     for spec in specs:
         if with_device and spec.num_gpus > 1:
             _require_cards(spec)
+        if with_device and spec.sharding in ZERO and spec.offload != "none":
+            _require_compiler(spec)
         interprets = interprets or (spec.fused_linear_cross_entropy and spec.device == "cpu")
         for name in (*_needed_packages(spec), spec.device):
             first_with.setdefault(name, spec)
@@ -201,6 +206,19 @@ def _require_cards(spec: CellSpec) -> None:
         raise SpecError(
             f"only_rank {spec.only_rank}: one rank runs by itself on an emulated GPU alone, whose collectives wait for "
             "nobody; add --emulate H100-SXM, or drop it to run all ranks"
+        )
+
+
+def _require_compiler(spec: CellSpec) -> None:
+    """Raise MissingDependency for what torch asks for to compile DeepSpeed's CPUAdam, or to find it compiled."""
+    compiler, headers = os.environ.get("CXX", "c++"), Path(sysconfig.get_path("include")) / "Python.h"
+    missing = [name for name in (compiler, "ninja") if shutil.which(name) is None]
+    missing += [] if headers.exists() else [str(headers)]
+    if missing:
+        raise MissingDependency(
+            f"running {spec.cell_id} compiles DeepSpeed's CPUAdam on this machine, and there is no "
+            f"{', '.join(missing)}; install a C++20 compiler, ninja and Python's headers: "
+            "apt-get install g++ ninja-build python3-dev"
         )
 
 

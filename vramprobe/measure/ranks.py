@@ -108,13 +108,12 @@ def as_one(records: Sequence[RunRecord]) -> RunRecord:
     return highest.model_copy(update={"ranks": ranks, "outcome": outcome})
 
 
-def rank_of(record: RunRecord, seat: Seat, observation: Observation, host_tensors_bytes: int | None) -> RankRecord:
-    """What a rank's own record says of it, and what it saw beside."""
+def rank_of(record: RunRecord, seat: Seat, observation: Observation, on_host: dict[str, int | None]) -> RankRecord:
+    """What a rank's own record says of it, and what it saw beside; ``on_host`` by the RankRecord's names."""
     return RankRecord(
         rank=seat.index, peak=record.peak, ledger=record.ledger, phases=record.phases,
         context_bytes=record.context_bytes, num_alloc_retries=record.num_alloc_retries,
-        host_peak_bytes=_resident_peak_bytes(), host_tensors_bytes=host_tensors_bytes,
-        traffic=observation.traffic,
+        host_peak_bytes=_resident_peak_bytes(), traffic=observation.traffic, **on_host,
     )  # fmt: skip
 
 

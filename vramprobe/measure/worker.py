@@ -95,7 +95,7 @@ def run_cell(
     except Exception as error:
         fields["outcome"] = outcome_of(error, instrument)
         observation = instrument.finish() if instrument and instrument.last_phase() else Observation([], {})
-    timing, on_host_bytes = fields.pop("timing", {}), fields.pop("host_tensors_bytes", None)
+    timing, on_host = fields.pop("timing", {}), fields.pop("on_host", {})
     record = RunRecord(
         **attempt_fields(spec, attempt_id or new_attempt_id(), started_at, environment.instrument_for(spec)),
         spec=spec,
@@ -110,7 +110,7 @@ def run_cell(
     )
     if seat is None:
         return record
-    return record.model_copy(update={"ranks": [rank_of(record, seat, observation, on_host_bytes)]})
+    return record.model_copy(update={"ranks": [rank_of(record, seat, observation, on_host)]})
 
 
 def instrument_for(spec: CellSpec, ordinal: int = 0) -> Any:
@@ -265,7 +265,9 @@ def _train(
     work.stepper.leave()
     return {
         "observation": observation, "facts": facts, "timing": timing,
-        "host_tensors_bytes": work.stepper.host_tensors_bytes,
+        "on_host": {
+            name: getattr(work.stepper, name) for name in ("host_tensors_bytes", "host_pinned_bytes")
+        },
     }  # fmt: skip
 
 

@@ -118,12 +118,13 @@ def _first(holds: Callable[[int], bool]) -> int | None:
     return many
 
 
-def require_arithmetic(sharding: str) -> Sharding:
-    """The same name. Raises UnsupportedArchitecture for a sharding that is run and not counted."""
+def require_arithmetic(spec: CellSpec) -> Sharding:
+    """The sharding of a cell's ranks. Raises UnsupportedArchitecture for ranks that are run and not counted."""
+    wanted = f"offload {spec.offload}" if spec.offload != "none" else f"sharding {spec.sharding}"
     for counted in get_args(Sharding):
-        if sharding == counted:
+        if spec.sharding == counted and spec.offload == "none":
             return counted
-    raise UnsupportedArchitecture(f"there is no arithmetic for sharding {sharding}; it can be run: vramprobe measure")
+    raise UnsupportedArchitecture(f"there is no arithmetic for {wanted}; it can be run: vramprobe measure")
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -318,7 +318,8 @@ class RankRecord(_Frozen):
     context_bytes: int | None = None
     num_alloc_retries: int | None = None
     host_peak_bytes: Amount | None = None  # resident at most, what processes share counted in each
-    host_tensors_bytes: Amount | None = None  # of the model and the optimizer's state in host memory, at most
+    host_tensors_bytes: Amount | None = None  # of the model, its gradients and the optimizer's state there, at most
+    host_pinned_bytes: Amount | None = None  # what torch's allocator of pinned memory took of it, in powers of two
     traffic: list[Moved] | None = None  # of the steady step, all micro-steps; null where nobody counts, as on real GPUs
 
 

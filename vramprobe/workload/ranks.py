@@ -7,7 +7,8 @@ Stepper for training.py. Nothing of the libraries is changed; what is asked of t
 * fsdp1, fsdp1-shard-grad-op: ``fsdp_version 1`` as ``accelerate config`` writes it (units of transformer layers, with
   adapters in units of their own as Trainer asks, original parameters, ``BACKWARD_PRE``), loaded from rank 0's host.
 * fsdp, fsdp-shard-grad-op: ``fsdp_version 2``, the same, with and without resharding after forward.
-* zero1 … zero3: DeepSpeed's engine (deepspeed_engine.py).
+* zero1 … zero3: DeepSpeed's engine (zero_ranks.py).
+* offload params: FSDP's shards, their gradients and state stay on the host.
 
 Mixed precision is accelerate's: autocast in forward for ddp and FSDP1, the gathered weights' dtype under FSDP.
 """
@@ -31,7 +32,7 @@ from vramprobe.workload.adapter import prepare_model
 from vramprobe.workload.model import build_model, counted, quantization_config
 from vramprobe.workload.optimizer import build_optimizer
 from vramprobe.workload.stepper import Stepper
-from vramprobe.workload.storages import Storages, host_storages, storages_of
+from vramprobe.workload.storages import Storages, gradient_tensors, state_tensors, storages_on, weight_tensors
 
 #: Of a collective that the others do not come to: they have failed, or are slow.
 _PATIENCE = timedelta(minutes=10)
@@ -55,6 +56,7 @@ class Rank(Stepper):
         )  # fmt: skip
         self.accelerator = self._accelerator(spec)
         self._counted: dict[str, int] = {}
+        self._on_host: dict[str, Storages] = {}
 
     def load(self) -> nn.Module:
         """The base model where the libraries load it: on the host of rank 0 under FSDP, else on each card."""
@@ -64,13 +66,14 @@ class Rank(Stepper):
         if self.index != 0:
             return build_model(spec, on_host="empty")
         model = build_model(spec, on_host="filled" if self._host_is_filled else "empty")
-        self._note_host([*model.parameters(), *model.buffers()])
+        self._on_card("weights", [*model.parameters(), *model.buffers()])
         return model
 
     def prepare(self, base: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
         """(the model as it is called, its optimizer)."""
         spec, model = self.spec, prepare_model(self.spec, base)
         self._counted = counted(model)
+        self._on_host.clear()  # what was loaded there has been divided by the time that the next is noted
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that FSDP1 retires, that weights were raised: the record's reader knows
             if spec.sharding not in FSDP1:
@@ -99,12 +102,20 @@ class Rank(Stepper):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         flat = [handle.flat_param for handle in map(_handle, FullyShardedDataParallel.fsdp_modules(model)) if handle]
-        return storages_of(
-            gradient
-            for parameter in flat
-            for gradient in (parameter.grad, getattr(parameter, "_saved_grad_shard", None))
-            if gradient is not None
-        )
+        kept = [getattr(parameter, name, None) for parameter in flat for name in ("grad", "_saved_grad_shard")]
+        return self._on_card("gradients", [gradient for gradient in kept if gradient is not None])
+
+    def weights(self, model: nn.Module) -> Storages:
+        """On this card; what is on the host is noted beside, as it is of gradients and state."""
+        return self._on_card("weights", weight_tensors(model))
+
+    def gradients(self, model: nn.Module) -> Storages:
+        """Each parameter's."""
+        return self._on_card("gradients", gradient_tensors(model))
+
+    def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Storages:
+        """The optimizer's."""
+        return self._on_card("optimizer_state", state_tensors(optimizer))
 
     def _accelerator(self, spec: CellSpec) -> Any:
         from accelerate import Accelerator
@@ -112,11 +123,18 @@ class Rank(Stepper):
         precision = "no" if spec.autocast == "none" else spec.autocast
         return Accelerator(mixed_precision=precision, **_plugin(spec))
 
-    def _note_host(self, tensors: Iterable[torch.Tensor]) -> None:
-        self.host_tensors_bytes = max(self.host_tensors_bytes, sum(host_storages(tensors).values()))
+    def _on_card(self, cause: str, tensors: Iterable[torch.Tensor]) -> Storages:
+        """Those on the card; those on the host are noted as what of this cause is there from now on."""
+        tensors = list(tensors)
+        self._on_host[cause] = storages_on("cpu", tensors)
+        there = {address: size for storages in self._on_host.values() for address, size in storages.items()}
+        self.host_tensors_bytes = max(self.host_tensors_bytes, sum(there.values()))
+        return storages_on("cuda", tensors)
 
     def leave(self) -> None:
         """End the world, once every rank has come here."""
+        if hasattr(torch.cuda, "host_memory_stats"):
+            self.host_pinned_bytes = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
         dist.barrier()
         dist.destroy_process_group()
 
@@ -139,7 +157,7 @@ def _plugin(spec: CellSpec) -> dict[str, Any]:
         }  # fmt: skip
     plugin = FullyShardedDataParallelPlugin(
         **words, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=spec.quant == "none",
-        state_dict_type="SHARDED_STATE_DICT",
+        state_dict_type="SHARDED_STATE_DICT", cpu_offload=spec.offload == "params",
     )  # fmt: skip
     return {"fsdp_plugin": plugin}
 

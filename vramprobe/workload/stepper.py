@@ -22,7 +22,8 @@ class Stepper:
     """A single GPU: the model is called as it is, under autocast, and its own gradients are stepped."""
 
     autocasts = False  # in the model itself
-    host_tensors_bytes = 0  # of the model and the optimizer's state in host memory, at most
+    host_tensors_bytes = 0  # of the model, its gradients and the optimizer's state in host memory, at most
+    host_pinned_bytes: int | None = None  # what torch's allocator of pinned memory took at most; null: not known
 
     def __init__(self, spec: CellSpec) -> None:
         self.spec = spec

@@ -20,10 +20,15 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
     """Bytes of each distinct storage behind ``tensors``, by its address; empty ones are left out."""
     found: Storages = {}
     for tensor in tensors:
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # a DTensor has only this rank's part
+        storage = _local(tensor).untyped_storage()
         if storage.nbytes():
             found[_address(storage)] = storage.nbytes()
     return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor has only this rank's part."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _address(storage: torch.UntypedStorage) -> int:
@@ -33,7 +38,7 @@ def _address(storage: torch.UntypedStorage) -> int:
 
 def weight_storages(model: nn.Module) -> Storages:
     """Parameters, buffers, and what bitsandbytes keeps beside a quantised weight (scales, codes, offsets)."""
-    return storages_of(_weights(model))
+    return storages_of(weight_tensors(model))
 
 
 def quantised_storages(model: nn.Module) -> Storages:
@@ -43,12 +48,17 @@ def quantised_storages(model: nn.Module) -> Storages:
 
 def gradient_storages(model: nn.Module) -> Storages:
     """Every ``.grad`` alive now."""
-    return storages_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    return storages_of(gradient_tensors(model))
 
 
-def host_storages(tensors: Iterable[torch.Tensor]) -> Storages:
-    """Those of ``tensors`` that are on the host."""
-    return storages_of(tensor for tensor in tensors if tensor.device.type == "cpu")
+def gradient_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Those of :func:`gradient_storages`, wherever they are."""
+    return (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+
+def storages_on(kind: str, tensors: Iterable[torch.Tensor]) -> Storages:
+    """Those of ``tensors`` that are on the host (``cpu``) or on the card (``cuda``)."""
+    return storages_of(tensor for tensor in map(_local, tensors) if tensor.device.type == kind)
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer) -> Storages:
@@ -57,10 +67,16 @@ def optimizer_storages(optimizer: torch.optim.Optimizer) -> Storages:
     Step counters on the host and paged state (managed memory, to torch a CPU tensor) are not the device allocator's.
     """
     device = optimizer.param_groups[0]["params"][0].device
-    return storages_of(tensor for tensor in _tensors_in(dict(optimizer.state)) if tensor.device == device)
+    return storages_of(tensor for tensor in state_tensors(optimizer) if tensor.device == device)
 
 
-def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Every tensor of the optimizer's state, wherever it is."""
+    return _tensors_in(dict(optimizer.state))
+
+
+def weight_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Those of :func:`weight_storages`, wherever they are."""
     yield from model.parameters()
     yield from model.buffers()
     for parameter, module in _quantised(model):

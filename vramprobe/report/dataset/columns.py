@@ -62,6 +62,7 @@ _MEANINGS = {
     "attn": "attention implementation asked for",
     "num_gpus": "ranks that trained together, one on each GPU",
     "sharding": "what they shared out, by the framework's name (ddp, fsdp, zero3, …); null on one GPU",
+    "offload": "what the ranks kept in host memory: none, optimizer (state, stepped weights, gradients) or params, too",
     "only_rank": "the one rank that ran, its peers' messages made up; null where all ran",
     "device": "cuda or cpu",
     "alloc_conf": "PYTORCH_ALLOC_CONF of the process",

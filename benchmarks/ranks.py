@@ -3,8 +3,8 @@
 Each cell of benchmarks/ranks.yaml is rank 0 of a world that is not there, under DDP, accelerate's FSDP1 and FSDP2, or
 DeepSpeed, which must be in the emulated environment (docs/ranks.md). What has a record in out/ranks is not run again.
 Written: benchmarks/ranks.csv and .md, arithmetic beside emulated by phase; ``--compare`` runs nothing and takes the
-records that there are; ``--check`` counts the arithmetic anew beside what the table has of the runs, and fails where a
-table is stale.
+records that there are, and of other cells what the table has; ``--check`` counts the arithmetic anew beside what the
+table has of the runs, and fails where a table is stale.
 """
 
 from __future__ import annotations
@@ -112,15 +112,15 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     cells = {spec.cell_id: spec for spec in load_sweep(SWEEP, device="cuda").cells}
-    if "--check" in sys.argv:
-        text = (FOLDER / "ranks.csv").read_text()
-        rows = [row | {name: int(row[name]) for name in NUMBERS} for row in csv.DictReader(io.StringIO(text))]
-    else:
+    text = (FOLDER / "ranks.csv").read_text()
+    rows = [row | {name: int(row[name]) for name in NUMBERS} for row in csv.DictReader(io.StringIO(text))]
+    if "--check" not in sys.argv:
         words = ["run", str(SWEEP), "--emulate", GPU, "--out", str(RESULTS), "--no-skip"]
         if "--compare" not in sys.argv:
             subprocess.run([sys.executable, "-m", "vramprobe", *words], check=True)
         records = store.latest_by_fingerprint(store.read(RESULTS).records).values()
-        rows = [row for record in records if record.outcome.kind == "ok" for row in seen(record)]
+        anew = [row for record in records if record.outcome.kind == "ok" for row in seen(record)]
+        rows = [row for row in rows if row["cell"] not in {row["cell"] for row in anew}] + anew
     rows = with_arithmetic(sorted(rows, key=lambda row: (row["sharding"], row["cell"])), cells)
     made = {"ranks.csv": as_csv(rows), "ranks.md": as_markdown(rows)}
     if "--check" in sys.argv:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from vramprobe import choices
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
@@ -119,11 +120,15 @@ def _first(holds: Callable[[int], bool]) -> int | None:
 
 
 def require_arithmetic(sharding: str) -> Sharding:
-    """The same name. Raises UnsupportedArchitecture for a sharding that is run and not counted."""
+    """The same name. Raises UnsupportedArchitecture for one that is run and not counted, SpecError for any other."""
     for counted in get_args(Sharding):
         if sharding == counted:
             return counted
-    raise UnsupportedArchitecture(f"there is no arithmetic for sharding {sharding}; it can be run: vramprobe measure")
+    if sharding in get_args(choices.Sharding):
+        raise UnsupportedArchitecture(
+            f"there is no arithmetic for sharding {sharding}; run it, on emulated GPUs say: vramprobe measure --emulate"
+        )
+    raise SpecError(f"sharding: {sharding!r} given; allowed: {_some(get_args(Sharding))}")
 
 
 def _some(names: tuple[str, ...]) -> str:

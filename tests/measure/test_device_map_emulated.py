@@ -75,7 +75,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
     (folder / "cards.yaml").write_text(SWEEP)
     (folder / "six").mkdir()
     (folder / "six" / "config.json").write_text(SIX_LAYERS)
-    done = vramprobe("run", "cards.yaml", "--emulate", "H100-SXM x2", "--out", "out", cwd=folder)
+    done = vramprobe("run", "cards.yaml", "--emulate", "H100-SXM x3", "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return {record.spec.method: record for record in store.read(folder / "out").records}
 

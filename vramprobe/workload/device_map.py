@@ -46,12 +46,19 @@ class SpreadStepper(Stepper):
 def _spread(spec: CellSpec) -> tuple[PreTrainedModel, list[list[str]]]:
     """(the model, the keys of its device map card by card)."""
     try:
-        from transformers.integrations.accelerate import _get_device_map, accelerate_dispatch, expand_device_map
+        from transformers.integrations.accelerate import (
+            _get_device_map,
+            accelerate_dispatch,
+            expand_device_map,
+            get_max_memory,
+        )
     except ImportError as error:
         raise MissingDependency(f"sharding device-map is placed by transformers 5 here: {error}") from error
     model = build_skeleton(spec)
     quantizer = _quantizer(spec)
-    device_map = _get_device_map(model, "auto", None, quantizer)
+    free = get_max_memory()  # of every card that is visible; "auto" would take them all
+    taken = {device: size for device, size in free.items() if not isinstance(device, int) or device < spec.num_gpus}
+    device_map = _get_device_map(model, "auto", taken, quantizer)
     modules_by_card = _on_cards(device_map, spec.num_gpus)
     names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
     devices = expand_device_map(device_map, names)

@@ -466,7 +466,7 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          f"{given} needs a sharding, which says how the ranks share the model: {', '.join(get_args(Sharding))}"),
         (spec.num_gpus > MAX_RANKS, f"{given}: at most {MAX_RANKS} ranks can be run"),
         (spec.is_spread and spec.only_rank is not None,
-         f"only_rank {spec.only_rank} given; sharding device-map has no ranks: one process runs all cards; leave it out"),
+         f"only_rank {spec.only_rank} given; sharding device-map has no ranks: one process for all cards; drop it"),
         (spec.is_spread and (catalog.depth_of(spec.architecture) or spec.num_gpus) < spec.num_gpus,
          f"{given} under device-map: the model has {catalog.depth_of(spec.architecture)} layers, and no layer is "
          "divided; use as many cards at most"),

@@ -1,4 +1,4 @@
-"""Layers on several emulated cards, held against from_pretrained(device_map="auto") and Trainer, which know nothing of us."""
+"""Layers on several emulated cards, beside from_pretrained(device_map="auto") and Trainer, which know nothing of us."""
 
 from __future__ import annotations
 

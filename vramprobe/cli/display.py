@@ -127,7 +127,7 @@ def _print_ranks(console: Console, record: RunRecord) -> None:
 
 def _print_cards(console: Console, record: RunRecord) -> None:
     """Each card's peaks, and which parts of the model lie on it."""
-    console.print(f"\none process over {record.spec.num_gpus} cards (device_map=\"auto\"), the highest above:")
+    console.print(f'\none process over {record.spec.num_gpus} cards (device_map="auto"), the highest above:')
     for card in record.ranks:
         if card.peak is not None:
             said = f"{format_bytes(card.peak.allocated_bytes)} in {card.peak.phase}, "

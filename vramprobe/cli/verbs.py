@@ -308,7 +308,9 @@ def predict(
     min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
     sharding: Annotated[
         str | None,
-        typer.Option(help=f"{' | '.join(kind for kind in get_args(Sharding) if kind != DEVICE_MAP)}: one rank, by arithmetic."),
+        typer.Option(
+            help=f"{' | '.join(kind for kind in get_args(Sharding) if kind != DEVICE_MAP)}: one rank, by arithmetic."
+        ),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     changes: Annotated[

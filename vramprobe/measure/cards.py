@@ -95,10 +95,13 @@ def with_cards(
             doubts += [f"card {card}: {reason}" for reason in reasons]
         ranks.append(
             RankRecord(
-                rank=card, modules=None if modules_by_card is None else list(modules_by_card[card]),
-                phases=observation.phases, context_bytes=observation.context_bytes,
-                num_alloc_retries=observation.num_alloc_retries, **found,
-            )  # fmt: skip
+                rank=card,
+                modules=None if modules_by_card is None else list(modules_by_card[card]),
+                phases=observation.phases,
+                context_bytes=observation.context_bytes,
+                num_alloc_retries=observation.num_alloc_retries,
+                **found,
+            )
         )
     outcome = record.outcome
     if isinstance(outcome, Ok | Invalid):

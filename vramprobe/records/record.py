@@ -329,7 +329,8 @@ class RankRecord(_Frozen):
 class RunRecord(_Frozen):
     """One attempt at one cell. ``peak``, ``ledger`` and ``facts`` are null where the run did not get that far.
 
-    Of several ranks, or cards of one process, ``peak``, ``ledger``, ``phases`` and what else is one card's are those of the highest.
+    Of several ranks, or cards of one process, ``peak``, ``ledger``, ``phases`` and what else is one card's are those
+    of the highest.
     """
 
     format: Literal[1] = FORMAT

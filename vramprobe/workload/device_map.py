@@ -78,13 +78,13 @@ def _on_cards(device_map: dict[str, int | str], num_gpus: int) -> list[list[str]
     beside = [name for name, device in device_map.items() if not isinstance(device, int)]
     if beside:
         raise VramprobeError(
-            f"the weights do not fit on {num_gpus} cards: device_map=\"auto\" leaves {beside[0]} and {len(beside) - 1} "
+            f'the weights do not fit on {num_gpus} cards: device_map="auto" leaves {beside[0]} and {len(beside) - 1} '
             f"more of {len(device_map)} parts to the host, where nothing can be trained; use more cards, larger ones, "
             "or qlora"
         )
     if len(set(device_map.values())) == 1:
         raise VramprobeError(
-            "device_map=\"auto\" puts the whole of this model on one card, and nothing on the others; leave num_gpus and "
+            'device_map="auto" puts the whole of this model on one card, and nothing on the others; leave num_gpus and '
             "sharding out"
         )
     return [[name for name, device in device_map.items() if device == card] for card in range(num_gpus)]

@@ -1,7 +1,7 @@
 """The tensors that stay: their storages, each once, by address.
 
-In: a live model or optimizer. Out: ``{data_ptr: bytes}`` and each one's card. This is the tensors' own account, to be held against the
-allocator's; it never asks the allocator.
+In: a live model or optimizer. Out: ``{data_ptr: bytes}``, and each one's card. This is the tensors' own account, to be
+held against the allocator's; it never asks the allocator.
 """
 
 from __future__ import annotations

@@ -71,19 +71,21 @@ def _of_card(card: RankRecord) -> dict[str, object]:
 
 
 def as_markdown(rows: Iterable[Row]) -> str:
-    """A line for each cell."""
-    lines = [HEAD + f"| {' | '.join(COLUMNS)} |", "| --- | --- | --- | --- | ---: | --- | --- | --- |"]
+    """A line for each cell, or for those alike on several kinds of card."""
+    gpus: dict[tuple[str, ...], list[str]] = {}
     for _, group in groupby(rows, key=lambda row: (row["gpu"], row["cell"])):
         cards = list(group)
         one = cards[0]
         so = "fits" if one["outcome"] == "ok" else f"{one['outcome']} in {one['phase']}"
         so += f", card {one['full_card']}" if one["full_card"] else ""
-        cells = [
-            f"{one['num_gpus']} × {one['gpu']}", one["model"], {"lora": "LoRA", "qlora": "QLoRA"}[one["method"]],
+        said = (
+            one["num_gpus"], one["model"], {"lora": "LoRA", "qlora": "QLoRA"}[one["method"]],
             one["kbit_prep"], f"{int(one['seq_len']):,}", "yes" if one["gradient_checkpointing"] == "True" else "no",
             so, _by_card(cards),
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+        )  # fmt: skip
+        gpus.setdefault(said, []).append(one["gpu"])
+    lines = [HEAD + f"| {' | '.join(COLUMNS)} |", "| --- | --- | --- | --- | ---: | --- | --- | --- |"]
+    lines += [f"| {said[0]} × {' or '.join(on)} | {' | '.join(said[1:])} |" for said, on in gpus.items()]
     return "\n".join(lines) + "\n"
 
 

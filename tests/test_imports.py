@@ -20,7 +20,7 @@ MODULES = {
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = (
     "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.profile.hook", "vramprobe.profile.empty",
-    "vramprobe.measure.cpu", "vramprobe.measure.cuda",
+    "vramprobe.measure.cpu", "vramprobe.measure.cuda", "vramprobe.measure.cards",
     "vramprobe.measure.worker", "vramprobe.measure.ranks", "vramprobe.measure.emulation",
     "vramprobe.measure.environment",
     "vramprobe.measure.selftest", "vramprobe.simulate.adapters", "vramprobe.simulate.cuda",

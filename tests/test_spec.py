@@ -18,6 +18,7 @@ from vramprobe.errors import SpecError, UnknownName
 
 LONG = {"model": "gpt2", "seq_len": 1025}
 RANKS = {"device": "cuda", "num_gpus": 2, "sharding": "fsdp"}
+CARDS = RANKS | {"sharding": "device-map"}
 #: What cannot be → the start of the reason.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"method": "qlora", "quant": "none"}, "method qlora trains adapters on a quantised base"),
@@ -62,6 +63,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (RANKS | {"only_rank": -1}, "only_rank -1 given; 2 ranks are numbered from 0 to 1"),
     (RANKS | {"device": "cpu"}, "num_gpus 2 needs device cuda: NVIDIA GPUs that are visible here, or emulated ones"),
     (RANKS | {"weights": "pretrained"}, "several GPUs are given random weights alone"),
+    (CARDS | {"num_gpus": 1}, "sharding device-map is for several GPUs; set num_gpus to 2 or more"),
+    (CARDS | {"num_gpus": 3}, "num_gpus 3 under device-map: the model has 2 layers, and no layer is divided"),
+    (CARDS | {"only_rank": 0}, "only_rank 0 given; sharding device-map has no ranks: one process for all cards"),
+    (CARDS | {"dtype": "fp16"}, "fp16 on several GPUs is trained under a gradient scaler"),
     (RANKS | {"torch_compile": True}, "torch_compile is not run on several GPUs"),
     (
         RANKS | {"fused_linear_cross_entropy": True},
@@ -73,6 +78,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (RANKS | {"method": "qlora", "sharding": "fsdp1"}, "kbit_prep peft raises norms to fp32, which fsdp1 does not"),
     ({"offload": "params"}, "offload params is for several GPUs; set num_gpus to 2 or more, or leave it out"),
     (RANKS | {"sharding": "ddp", "offload": "params"}, "offload params under ddp: DistributedDataParallel keeps all"),
+    (RANKS | {"sharding": "device-map", "offload": "params"}, "offload params under device-map: what no card has room"),
     (RANKS | {"offload": "optimizer"}, "offload optimizer under fsdp: FSDP keeps parameters, gradients and state"),
     (
         RANKS | {"sharding": "zero2", "offload": "params"},

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from vramprobe import catalog
 from vramprobe.choices import (
+    DEVICE_MAP,
     FSDP1,
     FSDP2,
     RECIPES,
@@ -107,8 +108,8 @@ class CellSpec(BaseModel):
     torch_compile: bool = False
     fused_linear_cross_entropy: bool = False  # Liger's head and loss in one, which never holds all logits
 
-    num_gpus: int = 1  # a rank each, with the cell's batch
-    sharding: Sharding | None = None  # of the ranks; null for one GPU
+    num_gpus: int = 1  # a rank each, with the cell's batch; under device-map, cards of one process
+    sharding: Sharding | None = None  # of the ranks, or of the layers; null for one GPU
     offload: Offload = "none"  # what the ranks keep in host memory
     only_rank: int | None = None  # this one alone is run, answered as if the others were like it; emulated only
 
@@ -219,7 +220,12 @@ class CellSpec(BaseModel):
     @property
     def is_divided(self) -> bool:
         """Whether ranks hold shards of the weights, which 4-bit ones must then be stored as floats for."""
-        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2")
+        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2", DEVICE_MAP)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether one process has the layers on several cards."""
+        return self.sharding == DEVICE_MAP
 
     @property
     def cell_id(self) -> str:
@@ -465,7 +471,12 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.sharding is None,
          f"{given} needs a sharding, which says how the ranks share the model: {', '.join(get_args(Sharding))}"),
         (spec.num_gpus > MAX_RANKS, f"{given}: at most {MAX_RANKS} ranks can be run"),
-        (spec.only_rank is not None and not 0 <= spec.only_rank < spec.num_gpus,
+        (spec.is_spread and spec.only_rank is not None,
+         f"only_rank {spec.only_rank} given; sharding device-map has no ranks: one process for all cards; drop it"),
+        (spec.is_spread and (catalog.depth_of(spec.architecture) or spec.num_gpus) < spec.num_gpus,
+         f"{given} under device-map: the model has {catalog.depth_of(spec.architecture)} layers, and no layer is "
+         "divided; use as many cards at most"),
+        (not spec.is_spread and spec.only_rank is not None and not 0 <= spec.only_rank < spec.num_gpus,
          f"only_rank {spec.only_rank} given; {spec.num_gpus} ranks are numbered from 0 to {spec.num_gpus - 1}"),
         (spec.device == "cpu",
          f"{given} needs device cuda: NVIDIA GPUs that are visible here, or emulated ones, as by "
@@ -514,6 +525,8 @@ def cannot_offload(spec: CellSpec, sharding: str) -> str | None:
     given = f"offload {spec.offload} under {sharding}"
     if sharding == "ddp":
         return f"{given}: DistributedDataParallel keeps all on the card; use sharding fsdp, fsdp1, zero2 or zero3"
+    if sharding == DEVICE_MAP:
+        return f"{given}: what no card has room for is not laid on the host here; use more cards, or sharding fsdp"
     if sharding not in ZERO and spec.offload == "optimizer":
         return f"{given}: FSDP keeps parameters, gradients and state on the host, or none of them; use offload params"
     if sharding in ("zero1", "zero2") and spec.offload == "params":

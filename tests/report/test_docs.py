@@ -101,6 +101,7 @@ HOW = {
     "python benchmarks/sharding.py": Way(elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"),
     "python benchmarks/ranks.py": Way(more="--check", why="its 39 cells take minutes, and DeepSpeed"),
     "python benchmarks/ranks_405b.py": Way(more="--check", why="its cells take minutes, and DeepSpeed"),
+    "python benchmarks/device_map.py": Way(more="--check", why="its cells take minutes"),
     "python benchmarks/fewest_cards.py": Way(more="--check", why="it would write its table"),
     "vramprobe emulate setup --package deepspeed==0.19.8 --package hjson==3.1.0 --package msgpack==1.2.4 "
     "--package ninja==1.13.2 --package einops==0.8.2 --package py-cpuinfo==9.0.0": Way(

@@ -96,7 +96,9 @@ def print_record(record: RunRecord) -> None:
     last_step = max(phase.step or 0 for phase in record.phases)
     steady = {phase.name: phase.allocated_peak_bytes for phase in record.phases if phase.step == last_step}
     print_bars(console, steady, shares=False)
-    if record.ranks:
+    if record.spec.is_spread:
+        _print_cards(console, record)
+    elif record.ranks:
         _print_ranks(console, record)
     console.print(f"\nload peak {format_bytes(peak.load_allocated_bytes)}", end="")
     if record.timing and record.timing.step_seconds:
@@ -133,6 +135,31 @@ def _print_host(console: Console, record: RunRecord) -> None:
     said = f", {format_bytes(pinned)} of pinned blocks" if pinned else ""
     said += f", {format_bytes(sum(resident))} resident in the processes at most" if resident else ""
     console.print(f"  on the host, in all: {format_bytes(held)} of tensors{said}", soft_wrap=True)
+
+
+def _print_cards(console: Console, record: RunRecord) -> None:
+    """Each card's peaks, and which parts of the model lie on it."""
+    console.print(f'\none process over {record.spec.num_gpus} cards (device_map="auto"), the highest above:')
+    for card in record.ranks:
+        if card.peak is not None:
+            said = f"{format_bytes(card.peak.allocated_bytes)} in {card.peak.phase}, "
+            console.print(f"  card {card.rank:<4} {said}load {format_bytes(card.peak.load_allocated_bytes)}")
+        if card.modules is not None:
+            console.print(f"            {escape(_in_short(card.modules)) or 'nothing of the model'}", soft_wrap=True)
+
+
+def _in_short(modules: Sequence[str]) -> str:
+    """Modules' names, and a run of numbered ones as its first and last: ``model.layers.0 to 15``."""
+    runs: list[tuple[str, str, str]] = []  # all but the last word of a name; the first and the last one's last word
+    for name in modules:
+        stem, _, last = name.rpartition(".")
+        before = runs[-1] if runs else ("", "", "")
+        if last.isdecimal() and before[0] == stem and before[2].isdecimal() and int(before[2]) + 1 == int(last):
+            runs[-1] = (stem, before[1], last)
+        else:
+            runs.append((stem, last, last))
+    named = [(f"{stem}.{first}" if stem else first, first, last) for stem, first, last in runs]
+    return ", ".join(name if first == last else f"{name} to {last}" for name, first, last in named)
 
 
 def print_traffic(console: Console, whose: str, traffic: Sequence[Moved]) -> None:

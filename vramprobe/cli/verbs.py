@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import Sharding
+from vramprobe.choices import DEVICE_MAP, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -308,7 +308,9 @@ def predict(
     min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
     sharding: Annotated[
         str | None,
-        typer.Option(help=f"{' | '.join(get_args(Sharding))}: one rank, by arithmetic."),
+        typer.Option(
+            help=f"{' | '.join(kind for kind in get_args(Sharding) if kind != DEVICE_MAP)}: one rank, by arithmetic."
+        ),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     changes: Annotated[

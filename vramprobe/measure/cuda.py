@@ -10,10 +10,11 @@ import gc
 import os
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -64,7 +65,7 @@ class CudaInstrument:
             torch.cuda.set_device(self._ordinal)
         torch.zeros((), device="cuda")
         if self._limit_bytes is not None:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._ordinal)
             self._become_smaller(CudaDriver(), self._limit_bytes)
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._reset()
@@ -76,7 +77,7 @@ class CudaInstrument:
         self._reset()
         start_ns = time.time_ns()
         yield
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._ordinal)
         self._phases.append(self._read(name, step, micro_step))
         self._spans_ns.append((start_ns, time.time_ns()))
 
@@ -104,7 +105,7 @@ class CudaInstrument:
 
     def finish(self) -> Observation:
         """The counters as they stand; no more phases after this."""
-        stats = torch.cuda.memory_stats()
+        stats = torch.cuda.memory_stats(self._ordinal)
         return Observation(
             phases=self._phases,
             held_bytes={cause: sum(storages.values()) for cause, _, storages in self._held},
@@ -118,17 +119,19 @@ class CudaInstrument:
 
         None where the history does not repeat the counters' peak to the byte. The phases of an extra step are not kept.
         """
-        first_new, self._spans_ns = len(self._phases), []
-        before = torch.cuda.memory_stats()
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_MAX_HISTORY)
-        try:
-            step()
-            history = torch.cuda.memory._snapshot()["device_traces"][self._ordinal]
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
+        return trace_cards([self], step, is_extra=is_extra)[0]
+
+    def _begin_trace(self) -> tuple[int, dict[str, int]]:
+        """(phases so far, the counters), as a step under the history begins."""
+        self._spans_ns = []
+        return len(self._phases), torch.cuda.memory_stats(self._ordinal)
+
+    def _end_trace(
+        self, first_new: int, before: dict[str, int], traces: list[list[dict[str, Any]]], *, is_extra: bool
+    ) -> Composition | None:
         events = [
             Event(entry["addr"], _SIGNS[entry["action"]] * entry["size"], entry["time_us"] * 1000)
-            for entry in history
+            for entry in traces[self._ordinal]
             if entry["action"] in _SIGNS
         ]
         alive = None
@@ -203,15 +206,15 @@ class CudaInstrument:
         self.warnings.append(held.in_words())
 
     def _reset(self) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize(self._ordinal)
+        torch.cuda.reset_peak_memory_stats(self._ordinal)
 
     def _read(self, name: PhaseName, step: int | None, micro_step: int | None) -> PhaseMemory:
-        at_peak = at_end = torch.cuda.memory_stats()
+        at_peak = at_end = torch.cuda.memory_stats(self._ordinal)
         if at_end["active_bytes.all.current"] > at_end["allocated_bytes.all.current"]:
             # Freed, and used by another stream: that it has ended is seen as something is asked for, here as anywhere.
-            torch.empty(1, device="cuda")
-            at_end = torch.cuda.memory_stats()
+            torch.empty(1, device=f"cuda:{self._ordinal}")
+            at_end = torch.cuda.memory_stats(self._ordinal)
         values = {
             f"{tier}_{moment}_bytes": stats[f"{key}.all.{counter}"]
             for tier, key in _TIERS.items()
@@ -233,12 +236,31 @@ class CudaInstrument:
     def _context_bytes(self) -> int | None:
         """Device − reserved, after full steps: the context has grown by then as kernels were loaded."""
         used = self._device_used_bytes()
-        return None if used is None else used - torch.cuda.memory_reserved()
+        return None if used is None else used - torch.cuda.memory_reserved(self._ordinal)
 
     def _note_oom(self, device: int, requested: int, device_total: int, device_free: int) -> None:
+        if device != self._ordinal:
+            return
         self.oom_seen = {
             "requested_bytes": requested,
             "allocated_bytes": torch.cuda.memory_allocated(device),
             "reserved_bytes": torch.cuda.memory_reserved(device),
             "free_bytes": device_free,
         }
+
+
+def trace_cards(
+    instruments: Sequence[CudaInstrument], step: Callable[[], None], *, is_extra: bool
+) -> list[Composition | None]:
+    """For each of one process's cards, what :meth:`CudaInstrument.trace_step` says, of one and the same step."""
+    began = [one._begin_trace() for one in instruments]
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_MAX_HISTORY)
+    try:
+        step()
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    return [
+        one._end_trace(first_new, before, traces, is_extra=is_extra)
+        for one, (first_new, before) in zip(instruments, began, strict=True)
+    ]

@@ -36,6 +36,7 @@ class EmulatedInstrument(CudaInstrument):
     def __init__(self, limit_vram_bytes: int | None = None, ordinal: int = 0) -> None:
         super().__init__(limit_vram_bytes, ordinal)
         self._watch: Any = None
+        self.verified_cards = [ordinal]  # those whose allocations :meth:`verify` compares
         self._verification: Verification | None = None
         self._traffic: dict[int, list[Moved]] = {}  # by step
 
@@ -66,7 +67,7 @@ class EmulatedInstrument(CudaInstrument):
             with self._watch.under(policy), allocations.recorded() as events:
                 step()
                 torch.cuda.synchronize()
-                sequences.append(events())
+                sequences.append([event for card in self.verified_cards for event in events(card)])
             contents.append(policy.contents)
         self._verification = Verification(**allocations.verdict(contents, sequences))
 

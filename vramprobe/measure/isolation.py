@@ -198,7 +198,8 @@ def _require_cards(spec: CellSpec) -> None:
     """Raise SpecError where there is no card for each rank, or none to run one rank on by itself."""
     there, is_emulated = environment.num_visible_gpus(), environment.instrument_for(spec) == "emulated"
     if spec.only_rank is None and there < spec.num_gpus:
-        way = f"--emulate 'H100-SXM x{spec.num_gpus}', up to 16, or one rank by itself with --only-rank 0"
+        way = f"--emulate 'H100-SXM x{spec.num_gpus}', up to 16"
+        way += "" if spec.is_spread else ", or one rank by itself with --only-rank 0"
         raise SpecError(
             f"num_gpus {spec.num_gpus} needs as many GPUs, and {there} are visible here; emulate them: {way}"
         )

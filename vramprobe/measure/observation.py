@@ -17,7 +17,8 @@ _HOLDERS = (("requested", ("active", "reserved")), ("allocated", ("active", "res
 class Observation:
     """One watched run, complete or cut short. ``held_bytes``: the tensors' own account, by cause, in the last step.
 
-    ``traffic``: of the last step; None where collectives are not counted.
+    ``traffic``: of the last step; None where collectives are not counted. ``cards``: of a process with several, each
+    one's, in order; this one is then the highest's.
     """
 
     phases: list[PhaseMemory]
@@ -27,6 +28,7 @@ class Observation:
     num_alloc_retries: int | None = None
     inconsistencies: list[str] = field(default_factory=list)
     traffic: list[Moved] | None = None
+    cards: list[Observation] = field(default_factory=list)
 
 
 def peak_of(observation: Observation) -> Peak:

@@ -43,6 +43,9 @@ from vramprobe.records.record import (
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vramprobe.workload.stepper import Stepper
     from vramprobe.workload.training import StackFacts, Workload
 
 #: What every cell needs, and what touches no device as it loads.
@@ -96,6 +99,7 @@ def run_cell(
         fields["outcome"] = outcome_of(error, instrument)
         observation = instrument.finish() if instrument and instrument.last_phase() else Observation([], {})
     timing, on_host = fields.pop("timing", {}), fields.pop("on_host", {})
+    modules_by_card = fields.pop("modules_by_card", None)
     record = RunRecord(
         **attempt_fields(spec, attempt_id or new_attempt_id(), started_at, environment.instrument_for(spec)),
         spec=spec,
@@ -108,6 +112,10 @@ def run_cell(
         emulation=instrument.emulation() if hasattr(instrument, "emulation") else None,
         **fields,
     )
+    if observation.cards:
+        from vramprobe.measure.cards import with_cards
+
+        return with_cards(record, observation.cards, modules_by_card)
     if seat is None:
         return record
     return record.model_copy(update={"ranks": [rank_of(record, seat, observation, on_host)]})
@@ -126,13 +134,21 @@ def instrument_for(spec: CellSpec, ordinal: int = 0) -> Any:
             f"device cuda was asked for, but torch {torch.__version__} sees no CUDA GPU; "
             "use --device cpu, or install a CUDA build of torch on a machine with an NVIDIA driver"
         )
+    from vramprobe.measure.cuda import CudaInstrument
+
+    first: CudaInstrument
     if environment.instrument_for(spec) == "emulated":
         from vramprobe.measure.emulation import EmulatedInstrument
 
-        return EmulatedInstrument(spec.limit_vram_bytes, ordinal)
-    from vramprobe.measure.cuda import CudaInstrument
+        first = EmulatedInstrument(spec.limit_vram_bytes, ordinal)
+        first.verified_cards = list(range(spec.num_gpus)) if spec.is_spread else [ordinal]
+    else:
+        first = CudaInstrument(spec.limit_vram_bytes, ordinal)
+    if not spec.is_spread:
+        return first
+    from vramprobe.measure.cards import CardsInstrument
 
-    return CudaInstrument(spec.limit_vram_bytes, ordinal)
+    return CardsInstrument(first, [CudaInstrument(spec.limit_vram_bytes, card) for card in range(1, spec.num_gpus)])
 
 
 def outcome_of(error: BaseException, instrument: Any) -> Outcome:
@@ -177,7 +193,7 @@ def work(request: dict[str, str]) -> None:
             sys.stderr.write(f"{record.outcome.traceback or record.outcome.message}\n")
         return record
 
-    if spec.num_gpus == 1:
+    if spec.num_gpus == 1 or spec.is_spread:
         record = run()
     elif spec.only_rank is None:
         record = run_all(spec, path.with_suffix(".ranks"), run)
@@ -232,7 +248,7 @@ def _train(
 
     observer = instrument if status is None else _Announcing(instrument, status)
     began = time.perf_counter()
-    work = set_up(spec, observer, None if seat is None else lambda: seat.join(spec))
+    work = set_up(spec, observer, _stepper_of(spec, seat))
     instrument.settle()
     loaded = time.perf_counter()
     with watch_stack(work.model) as stack:
@@ -268,7 +284,19 @@ def _train(
         "on_host": {
             name: getattr(work.stepper, name) for name in ("host_tensors_bytes", "host_pinned_bytes")
         },
+        "modules_by_card": work.stepper.modules_by_card,
     }  # fmt: skip
+
+
+def _stepper_of(spec: CellSpec, seat: Seat | None) -> Callable[[], Stepper] | None:
+    """What makes the stepper of a cell on several cards; None for one card's."""
+    if seat is not None:
+        return lambda: seat.join(spec)
+    if not spec.is_spread:
+        return None
+    from vramprobe.workload.device_map import SpreadStepper
+
+    return lambda: SpreadStepper(spec)
 
 
 def model_facts(work: Workload, stack: StackFacts) -> ModelFacts:
@@ -283,7 +311,12 @@ def model_facts(work: Workload, stack: StackFacts) -> ModelFacts:
 def _timed(step: Any, spec: CellSpec) -> float:
     import torch
 
-    wait = torch.cuda.synchronize if spec.device == "cuda" else lambda: None
+    cards = range(spec.num_gpus) if spec.is_spread else [None] if spec.device == "cuda" else []
+
+    def wait() -> None:
+        for card in cards:
+            torch.cuda.synchronize(card)
+
     wait()
     began = time.perf_counter()
     step()

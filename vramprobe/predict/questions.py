@@ -152,9 +152,9 @@ def _engine(
         if engine != "trace":
             try:
                 if sharding is not None and num_gpus is not None:
-                    from vramprobe.predict.sharding import predict_rank
+                    from vramprobe.predict.sharding import predict_rank, require_arithmetic
 
-                    return predict_rank(one, num_gpus, sharding, model, **extra)
+                    return predict_rank(one, num_gpus, require_arithmetic(sharding), model, **extra)
                 return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:
@@ -215,7 +215,8 @@ def min_gpus(
 
     one = cell(device=options.pop("device", None) or "cuda", **options)
     card = catalog.find_gpu(gpu)
-    return ranks.min_gpus(one, card, sharding, given_fit(fit), allow_extrapolation=allow_extrapolation)
+    counted = ranks.require_arithmetic(sharding)
+    return ranks.min_gpus(one, card, counted, given_fit(fit), allow_extrapolation=allow_extrapolation)
 
 
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:

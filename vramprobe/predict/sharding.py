@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from vramprobe import choices
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
@@ -118,13 +119,20 @@ def _first(holds: Callable[[int], bool]) -> int | None:
     return many
 
 
-def require_arithmetic(spec: CellSpec) -> Sharding:
-    """The sharding of a cell's ranks. Raises UnsupportedArchitecture for ranks that are run and not counted."""
-    wanted = f"offload {spec.offload}" if spec.offload != "none" else f"sharding {spec.sharding}"
+def require_arithmetic(sharding: str | None, offload: str = "none") -> Sharding:
+    """The same name. Raises UnsupportedArchitecture for ranks that are run and not counted, SpecError for any other."""
+    if offload != "none":
+        raise UnsupportedArchitecture(
+            f"there is no arithmetic for offload {offload}; run it, on emulated GPUs say: vramprobe measure --emulate"
+        )
     for counted in get_args(Sharding):
-        if spec.sharding == counted and spec.offload == "none":
+        if sharding == counted:
             return counted
-    raise UnsupportedArchitecture(f"there is no arithmetic for {wanted}; it can be run: vramprobe measure")
+    if sharding in get_args(choices.Sharding):
+        raise UnsupportedArchitecture(
+            f"there is no arithmetic for sharding {sharding}; run it, on emulated GPUs say: vramprobe measure --emulate"
+        )
+    raise SpecError(f"sharding: {sharding!r} given; allowed: {_some(get_args(Sharding))}")
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -309,9 +309,13 @@ class Moved(_Frozen):
 
 
 class RankRecord(_Frozen):
-    """What one of several ranks saw on its card and in its process; null where that is not known."""
+    """What one of several ranks saw on its card and in its process; null where that is not known.
+
+    Under device-map, ``rank`` is a card's number: one process has them all, and what is a process's own is null.
+    """
 
     rank: Amount
+    modules: list[str] | None = None  # under device-map, the parts of the model on this card, as the map names them
     peak: Peak | None = None
     ledger: Ledger | None = None
     phases: list[PhaseMemory] = []
@@ -326,7 +330,8 @@ class RankRecord(_Frozen):
 class RunRecord(_Frozen):
     """One attempt at one cell. ``peak``, ``ledger`` and ``facts`` are null where the run did not get that far.
 
-    Of several ranks, ``peak``, ``ledger``, ``phases`` and what else is one card's are those of the highest.
+    Of several ranks, or cards of one process, ``peak``, ``ledger``, ``phases`` and what else is one card's are those
+    of the highest.
     """
 
     format: Literal[1] = FORMAT
@@ -348,7 +353,7 @@ class RunRecord(_Frozen):
     timing: Timing | None = None
     context_bytes: int | None = None  # device − reserved after a full step: CUDA context and what sits behind torch
     num_alloc_retries: int | None = None
-    ranks: list[RankRecord] = []  # of a cell with several, those that were run
+    ranks: list[RankRecord] = []  # of a cell with several, those that were run; under device-map, the cards
     warnings: list[str] = []
 
     @property

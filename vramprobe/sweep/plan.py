@@ -267,7 +267,7 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
     """With reserved memory by the allocator's replay where the spread of that tier leaves the verdict open."""
     gpu = card and card.gpu
     if spec.num_gpus > 1:
-        return predict_rank(spec, spec.num_gpus, require_arithmetic(spec), fit, gpu=gpu)
+        return predict_rank(spec, spec.num_gpus, require_arithmetic(spec.sharding, spec.offload), fit, gpu=gpu)
     try:
         found = predict(spec, fit, gpu=gpu)
     except OutOfRange:

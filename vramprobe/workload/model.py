@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -119,35 +120,50 @@ def _random(spec: CellSpec, on_host: str | None) -> PreTrainedModel:
 
 
 def _random_quantised(spec: CellSpec) -> PreTrainedModel:
-    """The skeleton first, with parameters on ``meta`` and real buffers; then every parameter in turn."""
+    """The skeleton first, then every parameter in turn."""
+    model = build_skeleton(spec)
+    materialise(spec, model, lambda name: spec.device)
+    return model
+
+
+def build_skeleton(spec: CellSpec) -> PreTrainedModel:
+    """The base model with its layers as they will be quantised, parameters on ``meta``, and real buffers."""
     from accelerate import init_empty_weights
-    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-    from transformers.quantizers.base import HfQuantizer
 
     with init_empty_weights(include_buffers=False):
         model = _from_config(spec)
-    config = quantization_config(spec)
-    not_quantised = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
-    replace_with_bnb_linear(model, not_quantised, config)
+    if spec.quant != "none":
+        from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+        from transformers.quantizers.base import HfQuantizer
+
+        config = quantization_config(spec)
+        not_quantised = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+        replace_with_bnb_linear(model, not_quantised, config)
+        # What from_pretrained leaves on a quantised model; peft chooses its layers by these.
+        model.is_loaded_in_8bit, model.is_loaded_in_4bit = spec.quant == "int8", spec.quant != "int8"
+        model.is_quantized, model.quantization_method = True, config.quant_method
+        model.config.quantization_config = config
     model.tie_weights()
+    return model
+
+
+def materialise(spec: CellSpec, model: PreTrainedModel, device_of: Callable[[str], str]) -> None:
+    """Make every parameter of a skeleton in turn, and move its buffers, each where ``device_of`` says by its name."""
     kept = _kept_in_fp32(model, spec)
-    fill = _filler(spec.device)
+    fillers: dict[str, Any] = {}
     places = _places(model)
     for module_name, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.is_meta:
                 full_name = f"{module_name}.{name}"
+                device = device_of(full_name)
                 dtype = torch.float32 if _is_part_of(full_name, kept) else TORCH_DTYPES[spec.dtype]
-                made = _materialise(full_name, parameter, dtype, spec.device, fill)
+                fillers[device] = fillers.get(device) or _filler(device)
+                made = _materialise(full_name, parameter, dtype, device, fillers[device])
                 for owner, its_name in places[id(parameter)]:  # more than one where weights are tied
                     setattr(owner, its_name, made)
         for name, buffer in list(module.named_buffers(recurse=False)):
-            module._buffers[name] = buffer.to(spec.device)
-    # What from_pretrained leaves on a quantised model; peft chooses its layers by these.
-    model.is_loaded_in_8bit, model.is_loaded_in_4bit = spec.quant == "int8", spec.quant != "int8"
-    model.is_quantized, model.quantization_method = True, config.quant_method
-    model.config.quantization_config = config
-    return model
+            module._buffers[name] = buffer.to(device_of(f"{module_name}.{name}"))
 
 
 def _from_config(spec: CellSpec) -> PreTrainedModel:

@@ -98,7 +98,7 @@ class Rank(Stepper):
     def kept_gradients(self, model: nn.Module) -> Storages:
         """What ``zero_grad`` leaves: FSDP1's flat gradients stay until its root's next forward finds them unwanted."""
         if self.spec.sharding not in FSDP1:
-            return {}
+            return Storages()
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         flat = [handle.flat_param for handle in map(_handle, FullyShardedDataParallel.fsdp_modules(model)) if handle]

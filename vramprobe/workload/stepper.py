@@ -24,6 +24,7 @@ class Stepper:
     autocasts = False  # in the model itself
     host_tensors_bytes = 0  # of the model, its gradients and the optimizer's state in host memory, at most
     host_pinned_bytes: int | None = None  # what torch's allocator of pinned memory took at most; null: not known
+    modules_by_card: list[list[str]] | None = None  # where one process has several cards
 
     def __init__(self, spec: CellSpec) -> None:
         self.spec = spec
@@ -63,7 +64,7 @@ class Stepper:
 
     def kept_gradients(self, model: nn.Module) -> Storages:
         """What is left of them after ``zero_grad``."""
-        return {}
+        return Storages()
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Storages:
         """The optimizer's."""

@@ -1,28 +1,46 @@
 """The tensors that stay: their storages, each once, by address.
 
-In: a live model or optimizer. Out: ``{data_ptr: bytes}``. This is the tensors' own account, to be held against the
-allocator's; it never asks the allocator.
+In: a live model or optimizer. Out: ``{data_ptr: bytes}``, and each one's card. This is the tensors' own account, to be
+held against the allocator's; it never asks the allocator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-Storages = dict[int, int]
+
+class Storages(dict[int, int]):
+    """Bytes of each distinct storage by its address; ``cards``: which card each is on, where they are on several."""
+
+    def __init__(self, sizes: Mapping[int, int] | None = None) -> None:
+        super().__init__(sizes or {})
+        self.cards: dict[int, int] = {}
+
+    def on_card(self, card: int) -> Storages:
+        """Those on one card, by the number that torch gives it."""
+        return Storages({address: size for address, size in self.items() if self.cards.get(address) == card})
+
+    def __or__(self, other: Any) -> Storages:
+        both = Storages({**self, **other})
+        both.cards = {**self.cards, **other.cards}
+        return both
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
     """Bytes of each distinct storage behind ``tensors``, by its address; empty ones are left out."""
-    found: Storages = {}
+    found = Storages()
     for tensor in tensors:
         storage = _local(tensor).untyped_storage()
         if storage.nbytes():
-            found[_address(storage)] = storage.nbytes()
+            address = _address(storage)
+            found[address] = storage.nbytes()
+            if storage.device.index is not None:
+                found.cards[address] = storage.device.index
     return found
 
 
@@ -62,12 +80,12 @@ def storages_on(kind: str, tensors: Iterable[torch.Tensor]) -> Storages:
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer) -> Storages:
-    """Every tensor of the optimizer's state on its parameters' device; empty before its first step.
+    """Every tensor of the optimizer's state on its parameters' kind of device; empty before its first step.
 
     Step counters on the host and paged state (managed memory, to torch a CPU tensor) are not the device allocator's.
     """
-    device = optimizer.param_groups[0]["params"][0].device
-    return storages_of(tensor for tensor in state_tensors(optimizer) if tensor.device == device)
+    kind = optimizer.param_groups[0]["params"][0].device.type
+    return storages_of(tensor for tensor in state_tensors(optimizer) if tensor.device.type == kind)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

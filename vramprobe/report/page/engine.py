@@ -107,7 +107,9 @@ _MODULES: dict[str, set[str] | None] = {
 }  # fmt: skip
 #: Members of classes that the page does not ask for.
 _UNWANTED = {
-    "spec": frozenset({"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params", "is_divided"}),
+    "spec": frozenset(
+        {"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params", "is_divided", "is_spread"}
+    ),
     "recommend.prices": frozenset({"is_old"}),
 }
 #: What runtime.js and builtins.js have in place of what the modules import.

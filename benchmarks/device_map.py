@@ -1,0 +1,126 @@
+"""One process over several cards by device_map="auto", whole models: ``python benchmarks/device_map.py``.
+
+Each cell of benchmarks/device_map.yaml on emulated RTX 4090s and A100s; what has a record in out/device_map is not run
+again, and ``--kept`` runs none. Written: benchmarks/device_map.csv, a row for each card of each cell, and .md;
+``--check`` fails where the page is not what the table makes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+from vramprobe.records import store
+from vramprobe.records.record import RankRecord, RunRecord
+from vramprobe.units import format_bytes
+
+FOLDER = Path(__file__).resolve().parent
+SWEEP, TABLE, RESULTS = FOLDER / "device_map.yaml", FOLDER / "device_map.csv", FOLDER.parent / "out" / "device_map"
+GPUS = ("RTX-4090", "A100-40GB-SXM")
+NUM_GPUS = 4
+FIELDS = ("gpu", "num_gpus", "model", "method", "kbit_prep", "gradient_checkpointing", "seq_len", "outcome", "phase",
+          "full_card", "card", "num_layers", "allocated_bytes", "reserved_bytes", "load_bytes", "cell")  # fmt: skip
+SIZES = ("allocated_bytes", "reserved_bytes", "load_bytes")
+Row = dict[str, str]
+HEAD = """# One process over several cards: `device_map="auto"`
+
+Whole models on emulated cards by the real libraries; nothing here was measured on a GPU. One sequence, bf16 autocast,
+fused AdamW, rank 16 on all linear layers; *prep*: `prepare_model_for_kbit_training` (peft), which raises what is not
+quantised to fp32, or none; *again*: layers are computed again in backward. By card: layers that transformers put there,
+allocated and reserved at the peak of a step; the fullest card in bold. The emulated CUDA context is 519 MiB a card.
+Rebuild: `python benchmarks/device_map.py`.
+
+"""
+COLUMNS = ("cards", "model", "recipe", "prep", "tokens", "again", "so", "by card: layers, allocated (reserved)")
+
+
+def run() -> None:
+    """Every cell that has no record yet, on each kind of card."""
+    for gpu in GPUS:
+        words = ["run", str(SWEEP), "--emulate", f"{gpu} x{NUM_GPUS}", "--out", str(RESULTS / gpu), "--no-skip"]
+        subprocess.run([sys.executable, "-m", "vramprobe", *words], check=True)
+
+
+def rows_of(record: RunRecord, gpu: str) -> list[Row]:
+    """A row for each card; of a cell that ran out of memory, what the cards had held until then."""
+    spec, outcome = record.spec, record.outcome
+    named = re.search(r"\bGPU (\d+) has\b", getattr(outcome, "message", ""))
+    common = {
+        "gpu": gpu, "num_gpus": spec.num_gpus, "model": spec.model, "method": spec.method, "kbit_prep": spec.kbit_prep,
+        "gradient_checkpointing": spec.gradient_checkpointing, "seq_len": spec.seq_len, "outcome": outcome.kind,
+        "phase": getattr(outcome, "phase", record.peak and record.peak.phase), "cell": record.cell_id,
+        "full_card": named.group(1) if named else "",
+    }  # fmt: skip
+    return [{name: str(value) for name, value in (common | _of_card(card)).items()} for card in record.ranks]
+
+
+def _of_card(card: RankRecord) -> dict[str, object]:
+    row: dict[str, object] = {"card": card.rank} | dict.fromkeys(("num_layers", *SIZES), "")
+    if card.modules is not None:
+        row["num_layers"] = sum(bool(re.search(r"\.layers\.\d+$", name)) for name in card.modules)
+    if card.peak is not None:
+        row |= {"allocated_bytes": card.peak.allocated_bytes, "reserved_bytes": card.peak.reserved_bytes,
+                "load_bytes": card.peak.load_allocated_bytes}  # fmt: skip
+    return row
+
+
+def as_markdown(rows: Iterable[Row]) -> str:
+    """A line for each cell, or for those alike on several kinds of card."""
+    gpus: dict[tuple[str, ...], list[str]] = {}
+    for _, group in groupby(rows, key=lambda row: (row["gpu"], row["cell"])):
+        cards = list(group)
+        one = cards[0]
+        so = "fits" if one["outcome"] == "ok" else f"{one['outcome']} in {one['phase']}"
+        so += f", card {one['full_card']}" if one["full_card"] else ""
+        said = (
+            one["num_gpus"], one["model"], {"lora": "LoRA", "qlora": "QLoRA"}[one["method"]],
+            one["kbit_prep"], f"{int(one['seq_len']):,}", "yes" if one["gradient_checkpointing"] == "True" else "no",
+            so, _by_card(cards),
+        )  # fmt: skip
+        gpus.setdefault(said, []).append(one["gpu"])
+    lines = [HEAD + f"| {' | '.join(COLUMNS)} |", "| --- | --- | --- | --- | ---: | --- | --- | --- |"]
+    lines += [f"| {said[0]} × {' or '.join(on)} | {' | '.join(said[1:])} |" for said, on in gpus.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _by_card(cards: list[Row]) -> str:
+    if not cards[0]["allocated_bytes"]:
+        return "-"
+    top = max(int(card["allocated_bytes"]) for card in cards)
+    said = []
+    for card in cards:
+        allocated, reserved = (format_bytes(int(card[name])) for name in SIZES[:2])
+        text = f"{card['num_layers']}: {allocated} ({reserved})"
+        said.append(f"**{text}**" if int(card["allocated_bytes"]) == top else text)
+    return ", ".join(said)
+
+
+def main() -> None:
+    page = TABLE.with_suffix(".md")
+    if "--check" in sys.argv:
+        with TABLE.open(newline="") as file:
+            stale = page.read_text() != as_markdown(csv.DictReader(file))
+        sys.exit("device_map.md is stale; rebuild it: python benchmarks/device_map.py --kept" if stale else 0)
+    if "--kept" not in sys.argv:
+        run()
+    rows = []
+    for gpu in GPUS:
+        latest = store.latest_by_fingerprint(store.read(RESULTS / gpu).records).values()
+        order = sorted(latest, key=lambda one: (one.spec.num_params, one.spec.num_gpus, one.spec.method, one.cell_id))
+        rows += [row for record in order for row in rows_of(record, gpu)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    TABLE.write_text(text.getvalue())
+    page.write_text(as_markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -203,6 +203,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     (folder / "results").mkdir()
     (folder / "results" / "emulated").symlink_to(ROOT / "results" / "emulated")
+    shutil.copytree(ROOT / "results" / "claims", folder / "results" / "claims")
     committed = ROOT / "results" / "cpu"
     shutil.copytree(committed / "quickstart", folder / "results" / "cpu" / "quickstart")
     shutil.copytree(committed / "quickstart", folder / "results" / "h100-sxm" / "80gb")

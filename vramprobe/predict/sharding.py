@@ -164,6 +164,11 @@ def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) 
         )
     if sharding == "zero3" and spec.quant != "none":
         found.append(f"whether your libraries can shard {spec.quant} weights under {sharding} is not checked here")
+    if sharding in ("zero1", "zero2", "zero3"):
+        found.append(
+            "DeepSpeed's buckets are not always counted right: one in five emulated ranks was off by 3 to 13 %, the "
+            "others by less than 1 % (benchmarks/ranks.md)"
+        )
     if sharding in FSDP and spec.grad_accum > 1:
         found.append(
             "gradients are reduced in every micro-step, as fully_shard does; a trainer's no_sync keeps them whole"

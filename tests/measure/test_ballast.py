@@ -140,7 +140,7 @@ def instrument(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, FakeCard]:
     card = FakeCard(others=3 * GIB, own=0)
     watched = SimpleNamespace(used_bytes=lambda: card.used)
     monkeypatch.setattr(cuda.torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="0"))
-    monkeypatch.setattr(cuda.torch.cuda, "memory_reserved", lambda: 2 * MIB)
+    monkeypatch.setattr(cuda.torch.cuda, "memory_reserved", lambda *_: 2 * MIB)
     monkeypatch.setattr(cuda, "open_device", lambda uuid: watched)
     made = cuda.CudaInstrument(24 * GIB)
     card.own = CONTEXT + 2 * MIB  # with torch's first segment

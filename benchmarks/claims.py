@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from vramprobe.records.record import RunRecord
 from vramprobe.report.calibration import calibration_document
 from vramprobe.report.columns import provenance
 from vramprobe.report.formats import files_of
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.spec import CellSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "out" / "claims"
@@ -52,10 +53,8 @@ class Case(NamedTuple):
     which: str
     words: str
     options: Options
-
-    @property
-    def spec(self) -> CellSpec:
-        return resolve(device="cuda", **self.options)
+    spec: CellSpec
+    predicted_bytes: int  # allocated, by arithmetic
 
 
 class _Remembering(Cells):
@@ -85,7 +84,8 @@ def cases() -> Iterator[Case]:
             command = sources[0].command
             if command in cells.asked and command not in seen:
                 seen.add(command)
-                yield Case(claim, which, ", ".join(case.conditions.values()), cells.asked[command])
+                words, options = ", ".join(case.conditions.values()), cells.asked[command]
+                yield Case(claim, which, words, options, cells.spec(options), sources[0].value)
 
 
 def card_of(spec: CellSpec) -> str | None:
@@ -96,7 +96,7 @@ def card_of(spec: CellSpec) -> str | None:
 
 def run(found: Sequence[Case], folder: Path) -> None:
     """What has no record in ``folder`` yet, the smallest cells first."""
-    by_size = sorted({case.spec.fingerprint: case for case in found}.values(), key=_predicted_bytes)
+    by_size = sorted({case.spec.fingerprint: case for case in found}.values(), key=attrgetter("predicted_bytes"))
     for card in CARDS:
         place = folder / card.lower()
         place.mkdir(parents=True, exist_ok=True)
@@ -105,10 +105,6 @@ def run(found: Sequence[Case], folder: Path) -> None:
         (place / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
         words = ["run", str(place / "sweep.yaml"), "--emulate", card, "--out", str(place), "--no-skip"]
         subprocess.run([sys.executable, "-m", "vramprobe", *words])
-
-
-def _predicted_bytes(case: Case) -> int:
-    return predict(case.spec).peak_allocated_bytes.value
 
 
 def collect(found: Sequence[Case], folder: Path) -> None:
@@ -135,7 +131,7 @@ def rows(found: Sequence[Case], records: Mapping[str, RunRecord]) -> list[Row]:
     """A row a case: by arithmetic, and by its run where there is one."""
     made = []
     for case in found:
-        record, predicted = records.get(case.spec.fingerprint), _predicted_bytes(case)
+        record, predicted = records.get(case.spec.fingerprint), case.predicted_bytes
         row: Row = {"claim": case.claim.id, "case": case.which, "conditions": case.words, "cell": case.spec.cell_id}
         row |= {"predicted_bytes": predicted, "card": "", "allocated_bytes": "", "difference_percent": ""}
         if record is not None and record.peak is not None and record.emulation is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,24 +13,15 @@ from vramprobe.catalog import find_gpu
 from vramprobe.model.memory_model import shipped_fit
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+Script = Callable[[str], ModuleType]
 
 
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+def test_fit_records_and_tables_agree(script: Script) -> None:
+    assert script("emulated_fit").stale() == []
 
 
-def test_fit_records_and_tables_agree() -> None:
-    assert loaded("emulated_fit").stale() == []
-
-
-def test_a_changed_table_is_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = loaded("emulated_fit")
+def test_a_changed_table_is_stale(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = script("emulated_fit")
     table = tmp_path / "emulated_fit.csv"
     table.write_text(module.TABLE.read_text().replace(",full,", ",lora,", 1))
     table.with_suffix(".md").write_text(module.TABLE.with_suffix(".md").read_text())
@@ -39,8 +29,8 @@ def test_a_changed_table_is_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert module.stale() == ["emulated_fit.md is not what emulated_fit.csv says"]
 
 
-def test_it_holds_nothing_above_10b_and_of_no_unseen_card_and_every_other_row_is_held_out() -> None:
-    module = loaded("emulated_fit")
+def test_it_holds_nothing_above_10b_and_of_no_unseen_card_and_every_other_row_is_held_out(script: Script) -> None:
+    module = script("emulated_fit")
     fitted = [record for record in module.read_records() if module.is_fitted(record)]
     assert fitted
     assert max(record.spec.num_params for record in fitted) < 10e9
@@ -50,9 +40,9 @@ def test_it_holds_nothing_above_10b_and_of_no_unseen_card_and_every_other_row_is
     assert {row["gpu"] for row in rows if module.is_unseen_card(row)} == module.UNSEEN_CARDS
 
 
-def test_it_is_within_what_is_asked_of_it_on_what_it_has_not_seen() -> None:
+def test_it_is_within_what_is_asked_of_it_on_what_it_has_not_seen(script: Script) -> None:
     """Allocated 0.1 % in the mean and 1 % at worst, reserved 1 % and 5 %, intervals that hold 85 to 97 %."""
-    module = loaded("emulated_fit")
+    module = script("emulated_fit")
     rows = [row for row in module.read_rows() if not module.is_unseen_card(row)]
     for tier, mean, worst in (("allocated", 0.1, 1.0), ("reserved", 1.0, 5.0)):
         errors = [abs(float(row[f"{tier}_error_percent"])) for row in rows]
@@ -68,8 +58,8 @@ def test_it_ships_for_cards_of_nvidias_alone() -> None:
     assert shipped_fit("cuda", find_gpu("MI300X")) is None
 
 
-def test_the_table_of_verdicts_is_what_its_csv_says_and_none_is_a_false_fits() -> None:
-    module = loaded("emulated_edges")
+def test_the_table_of_verdicts_is_what_its_csv_says_and_none_is_a_false_fits(script: Script) -> None:
+    module = script("emulated_edges")
     with module.TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert module.TABLE.with_suffix(".md").read_text() == module.summary(rows)

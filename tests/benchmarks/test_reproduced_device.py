@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -12,9 +11,8 @@ from vramprobe.units import MIB
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("reproduction.device")
+def device(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("reproduction.device")
 
 
 def _row(stack: str, num_gpus: int, device_mib: int | None, reserved_mib: int) -> dict[str, str]:

@@ -353,6 +353,11 @@ class Model:
         """Where gradients end, of the trained weights that were used."""
         return (weight.node for weight in self._weights.values() if isinstance(weight.node, Leaf))
 
+    def leaf_names(self) -> list[tuple[Leaf, str, int]]:
+        """The same with the names of their weights and the layer, 0 for what is outside them."""
+        return [(weight.node, name, layer) for (name, layer), weight in self._weights.items()
+                if isinstance(weight.node, Leaf)]  # fmt: skip
+
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""
         numel = self.setup.seq_len * self.arch.rotary_size

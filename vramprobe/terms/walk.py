@@ -33,6 +33,7 @@ _OTHERS_HOLD: dict[Place, Place] = {
     ("backward", "last layer"): ("backward", "loss"),
     ("backward", "first layer"): _END,
     ("backward", "embedding"): _END,
+    _END: _END,
 }
 #: For the places of middle layers: on coming where the layers below hold what they hold then, and those above.
 _BELOW = {"forward": ("forward", "loss"), "backward": ("backward", "loss")}
@@ -97,7 +98,23 @@ def walk_layers(setup: Setup, layers: Sequence[int], tape: Tape | None = None) -
     sizes = setup.sizes
     tape = tape or Tape(sizes.covers)
     model = Model(tape, setup, layers)
-    if setup.accumulates and tape.holds_whole_gradients:
+    saved = play(tape, model)
+    peaks = tape.take_peaks()
+    if len(layers) < setup.arch.num_layers:
+        others = Others(setup.arch, layers, tape.middle_layer_held)
+        saved += sum(total for total, _ in others.more(_BELOW["backward"])) - sum(
+            total for total, _ in others.more(_START)
+        )
+        peaks = {
+            place: highest([plus(peak, more) for more in others.around(place) for peak in found], sizes.covers)
+            for place, found in peaks.items()
+        }
+    return Walk(sizes, saved, peaks)
+
+
+def play(tape: Tape, model: Model) -> int:
+    """A step of the model on the tape; returned is what autograd keeps from forward for backward."""
+    if model.setup.accumulates and tape.holds_whole_gradients:
         families.make_gradients(model)
         tape.take_peaks()  # that was no part of the step
     before = tape.total_bytes
@@ -105,20 +122,10 @@ def walk_layers(setup: Setup, layers: Sequence[int], tape: Tape | None = None) -
     saved = tape.total_bytes - before
     tape.backward(loss.node, tape.new(1, "fp32"))
     tape.at(*_END)
-    peaks, held = tape.take_peaks(), tape.middle_layer_held
-    if len(layers) < setup.arch.num_layers:
-        others = _Others(setup.arch, layers, held)
-        saved += sum(total for total, _ in others.more(_BELOW["backward"])) - sum(
-            total for total, _ in others.more(_START)
-        )
-        peaks = {
-            place: highest([_plus(peak, more) for more in others.around(place) for peak in found], sizes.covers)
-            for place, found in peaks.items()
-        }
-    return Walk(sizes, saved, peaks)
+    return saved
 
 
-class _Others:
+class Others:
     """The middle layers that are not walked, and what they hold while the step is elsewhere."""
 
     def __init__(self, arch: Architecture, walked: Sequence[int], held: dict[Place, dict[str, dict[str, int]]]) -> None:
@@ -139,11 +146,14 @@ class _Others:
         phase, name = place
         if name not in self.names:
             return [self.more(_OTHERS_HOLD[place])]
-        walked = self.walked[[self.names[position] for position in self.walked].index(name)]
+        return [self.around_layer(phase, position) for position in self._candidates(phase, name)]
+
+    def around_layer(self, phase: str, position: int) -> list[Peak]:
+        """The same while the step is in the middle layer at this position, from the lowest."""
+        walked = self.walked[[self.names[other] for other in self.walked].index(self.names[position])]
         return [
-            self._times(self._counts(position, walked, above=False), _BELOW[phase])
-            + self._times(self._counts(position, walked, above=True), _ABOVE[phase])
-            for position in self._candidates(phase, name)
+            *self._times(self._counts(position, walked, above=False), _BELOW[phase]),
+            *self._times(self._counts(position, walked, above=True), _ABOVE[phase]),
         ]
 
     def _counts(self, position: int, walked: int, *, above: bool) -> Counter[str]:
@@ -176,7 +186,7 @@ def _repeats(names: list[str], shift: int) -> bool:
     return names[start : len(names) - shift] == names[start + shift :]
 
 
-def _plus(peak: Peak, more: list[Peak]) -> Peak:
+def plus(peak: Peak, more: list[Peak]) -> Peak:
     """The peak with what other layers hold beside it."""
     total, by_cause = peak[0], peak[1].copy()
     for other_total, other in more:

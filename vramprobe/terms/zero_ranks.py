@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
@@ -15,7 +15,9 @@ from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_parts import RankCourse, computed_tensors, share_of, stored_tensors
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.zero_tape import Bucket, zero_walk
+from vramprobe.terms.zero3_tape import Bucket3, zero_walk
+from vramprobe.terms.zero_buckets import BucketRank, Rules, placed
+from vramprobe.terms.zero_tape import Bucket, bucket_walk
 
 #: DeepSpeed's defaults in elements: reduce_bucket_size and allgather_bucket_size (two are alive with overlap_comm), and
 #: stage3_max_live_parameters (deepspeed/runtime/zero/config.py).
@@ -36,48 +38,36 @@ def bucket_course(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_fl
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     computed = computed_tensors(spec, stored)
     trained = [tensor for tensor in computed if tensor.trained]
-    elements = sum(tensor.numel * tensor.num_copies for tensor in trained)
+    weights = placed(trained)
     width = ITEMSIZE_BYTES[trained[0].dtype]
-    part = -(-elements // num_gpus)
+    part = -(-weights[-1].past // num_gpus)
     master = trained[0]._replace(dtype="fp32", role="linear", shape=(part,), num_copies=1)
-    pieces = _first_pieces(trained, part)
-    is_filled, sent = elements > BUCKET_ELEMENTS, min(elements, BUCKET_ELEMENTS)
-    if spec.autocast == "none" and width == 2:  # a 16-bit model that DeepSpeed is not told of: averaged in fp32
-        kept, raised = 4 * part, 0
-        buffered = 4 if is_first_stage else width
-        bucket = Bucket(BUCKET_ELEMENTS * buffered, sent * (buffered + (4 if buffered == 2 else 0)) + kept, kept,
-                        is_filled=is_filled, stays=is_first_stage)  # fmt: skip
-    else:  # kept are whole tensors of which this rank has any part, joined and raised to fp32 for the step
-        kept, raised = width * sum(size for size, _ in pieces), part * (width + (4 if width == 2 else 0))
-        bucket = Bucket(BUCKET_ELEMENTS * width, sent * width, kept, is_filled=is_filled, stays=False)
-    walk = zero_walk(setup_of(spec, arch, computed, has_flash), bucket)
+    raised = spec.autocast == "none" and width == 2  # a 16-bit model that DeepSpeed is not told of: averaged in fp32
+    held = 4 if raised else width
+    rules = Rules(
+        in_bucket=held if is_first_stage else width, sent=held, kept=held, held=held, is_compact=raised,
+        is_first_stage=is_first_stage, bucket_elements=BUCKET_ELEMENTS,
+    )  # fmt: skip
+    bucket = Bucket(BUCKET_ELEMENTS, BUCKET_ELEMENTS * rules.in_bucket, is_first_stage, raised and is_first_stage)
+    walk = bucket_walk(setup_of(spec, arch, computed, has_flash), bucket)
+    rank = BucketRank(walk, weights, part, rules, 0)
+    if spec.grad_accum > 1 and not (raised and is_first_stage):
+        rank = replace(rank, earlier_bytes=rank.kept_bytes)
+    kept = max(rank.kept_bytes, rank.earlier_bytes)
     idle = {
         "weights": parameters.weights_bytes(computed, spec.quant)
         + master.num_bytes
         + parameters.buffers_bytes(arch, spec.dtype),
         "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
     }
-    norm = _NORM_BYTES * max(piece for _, piece in pieces)
-    at_step = {"gradients": kept,
-               "gradient_buckets": bucket.whole if bucket.stays else 0,
-               "optimizer_temporaries": max(norm, raised, optimizer.temporaries_bytes(spec, [master]))}  # fmt: skip
-    return RankCourse(walk, idle, at_step, {}, {}, 0)
-
-
-def _first_pieces(trained: Sequence[Tensor], part: int) -> list[tuple[int, int]]:
-    """(elements, of them on the rank) of each tensor in the first part; what stands in front of the layers first."""
-    outside = [tensor for tensor in trained if not tensor.per_layer]
-    front = [tensor for tensor in outside if tensor.role == "embedding"]
-    behind = [tensor for tensor in outside if tensor.role != "embedding"]
-    layers = [tensor for tensor in trained if tensor.per_layer]
-    found, left = [], part
-    depth = max((tensor.num_copies for tensor in layers), default=0)
-    for tensor in [*front, *[tensor for _ in range(depth) for tensor in layers], *behind]:
-        if left <= 0:
-            break
-        found.append((tensor.numel, min(tensor.numel, left)))
-        left -= tensor.numel
-    return found
+    norm = _NORM_BYTES * max([min(one.past, part) - one.first for one in weights if one.first < part])
+    # Joined and raised to fp32 for the step; in fp32 from the first it is the gradient itself.
+    stepped = 0 if raised else part * (width + (4 if width == 2 else 0))
+    stays = raised and is_first_stage  # its gradients are views of the bucket
+    at_step = {"gradients": kept + (rank.left_bytes if stays else 0),
+               "gradient_buckets": bucket.num_bytes if stays else 0,
+               "optimizer_temporaries": max(norm, stepped, optimizer.temporaries_bytes(spec, [master]))}  # fmt: skip
+    return RankCourse(rank, idle, at_step, {}, {}, 0)
 
 
 def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCourse:
@@ -118,6 +108,6 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
     largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
     raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
     temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
-    bucket = Bucket(0, min(whole, BUCKET_ELEMENTS) * width, 0, is_filled=False, stays=False)
+    bucket = Bucket3(0, min(whole, BUCKET_ELEMENTS) * width, 0, is_filled=False, stays=False)
     walk = zero_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
     return RankCourse(walk, {}, {"optimizer_temporaries": temporaries}, held, {"gathered_weights": gathered}, 0)

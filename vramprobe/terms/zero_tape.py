@@ -1,78 +1,180 @@
-"""A tape on which one rank's gradients go into DeepSpeed's bucket as they come: ZeRO-1 and ZeRO-2 over the same walk.
+"""Tapes on which one rank's gradients come to DeepSpeed's bucket: ZeRO-1 and ZeRO-2 over the same walk.
 
-In: bytes of the bucket and of what is averaged for this rank. Out: the Walk of one rank. No torch here. The order of
-events is DeepSpeed 0.19's, deepspeed/runtime/zero/stage_1_and_2.py: ``setup_buckets`` takes the bucket whole at the
-first gradient, however little goes into it; each gradient is copied there and let go of
-(``reduce_independent_p_g_buckets_and_remove_grads``); what is in it is joined to one tensor to be reduced, and raised
-to the dtype that is sent (``allreduce_bucket``), which for less than a bucket is at the end of backward; then the
-bucket goes (``_release_ipg_buffers``), unless ZeRO-1 has its gradients in it.
+In: a Setup, the bucket's bytes. Out: a BucketWalk, which no number of ranks changes: the moments of every layer, and
+how high memory is as each gradient comes. No torch here. The order of events is DeepSpeed 0.19's,
+deepspeed/runtime/zero/stage_1_and_2.py, ``process_gradients``:
+
+* ``setup_buckets`` takes the bucket whole at the first gradient, however little goes into it.
+* ZeRO-1 keeps each gradient until backward has ended, in the dtype that is accumulated in
+  (``_fill_param_grad_accum_attribute``).
+* ZeRO-2 copies each there and lets go of it (``reduce_independent_p_g_buckets_and_remove_grads``), but for one that is
+  larger than the bucket: that stays where it is until the next one comes.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from vramprobe.terms.families import layer_place
 from vramprobe.terms.graph import CAUSES, Leaf, Place, Value
+from vramprobe.terms.modules import Model
 from vramprobe.terms.rank_tape import RANK_CAUSES
 from vramprobe.terms.setup import Setup
-from vramprobe.terms.tape import Covers, Tape
-from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
+from vramprobe.terms.sizes import Digits, OpenSizes
+from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Peak, Tape
+from vramprobe.terms.walk import Others, one_of_each_kind, play, plus
+
+_END = ("backward", "end")
+
+OpenPeak = tuple[Digits, dict[str, Digits]]
 
 
 class Bucket(NamedTuple):
-    """In bytes; ``kept``: this rank's part of the gradients, there all along where the bucket is filled more than once.
+    """``elements``: more than that are not copied into it. ``raised``: gradients are kept in fp32, 16-bit ones too."""
 
-    ``stays``: until the optimizer has stepped.
-    """
-
-    whole: int
-    joined: int  # while it is reduced
-    kept: int
-    is_filled: bool
-    stays: bool
+    elements: int
+    num_bytes: int
+    is_first_stage: bool
+    raised: bool
 
 
-@lru_cache(maxsize=2048)
-def zero_walk(setup: Setup, bucket: Bucket) -> Walk:
-    """The Walk of one rank."""
-    return walk_layers(setup, one_of_each_kind(setup.arch), ZeroTape(setup.sizes.covers, bucket))
+class Arrival(NamedTuple):
+    """A gradient comes: of which weight, and what is alive then."""
+
+    name: str
+    numel: int
+    alive: Peak
 
 
-class ZeroTape(Tape):
-    """A Tape whose gradients do not stay."""
+class Visit(NamedTuple):
+    """The step is at a place in backward, of a middle layer at this position of theirs; -1 elsewhere."""
+
+    place: Place
+    position: int
+    layer: int
+    first_arrival: int
+
+
+@lru_cache(maxsize=512)
+def bucket_walk(setup: Setup, bucket: Bucket) -> BucketWalk:
+    """The walk of any rank."""
+    layers = one_of_each_kind(setup.arch)
+    tape = BucketTape(setup.sizes.covers, bucket)
+    model = Model(tape, setup, layers)
+    tape.model = model
+    play(tape, model)
+    tape.model = None
+    others = Others(setup.arch, layers, tape.middle_layer_held)
+    return BucketWalk(setup.sizes, tape.take_peaks(), others, tape.arrivals, tape.at_end, setup.arch.num_layers)
+
+
+@dataclass(frozen=True)
+class BucketWalk:
+    """What was counted of one layer of each kind, and of it the moments of all layers; in open sizes."""
+
+    sizes: OpenSizes
+    peaks: dict[Place, list[Peak]]
+    others: Others
+    arrivals: dict[Place, list[Arrival]]
+    at_end: Peak  # when backward has ended, before anything is reduced
+    num_layers: int
+
+    @cached_property
+    def visits(self) -> list[Visit]:
+        """The places of backward in their order, the middle layers one after the other."""
+        found: list[Visit] = []
+        arrived = 0
+        for name, position, layer in self._way():
+            place = ("backward", name)
+            found.append(Visit(place, position, layer, arrived))
+            arrived += len(self.arrivals.get(place, []))
+        return found
+
+    def _way(self) -> list[tuple[str, int, int]]:
+        names, last = self.others.names, self.num_layers - 1
+        way = [("loss", -1, 0), ("last layer", -1, last)]
+        way += [(names[position], position, position + 1) for position in range(len(names) - 1, -1, -1)]
+        return [*way, ("first layer", -1, 0), ("embedding", -1, 0)]
+
+    @cached_property
+    def arrived(self) -> list[tuple[Visit, Arrival]]:
+        """Every gradient of every layer, in the order in which they come."""
+        return [(visit, arrival) for visit in self.visits for arrival in self.arrivals.get(visit.place, [])]
+
+    @cached_property
+    def forward(self) -> list[tuple[Place, OpenPeak]]:
+        """What may be the highest moment of each place of forward."""
+        return [(place, self._open(plus(peak, more)))
+                for place, found in self.peaks.items() if place[0] == "forward"
+                for more in self.others.around(place) for peak in found]  # fmt: skip
+
+    @cached_property
+    def backward(self) -> list[tuple[Visit, OpenPeak]]:
+        """The same of backward, layer by layer."""
+        return [(visit, self._open(plus(peak, self._around(visit))))
+                for visit in self.visits for peak in self.peaks.get(visit.place, [])]  # fmt: skip
+
+    def alive_at(self, index: int) -> OpenPeak:
+        """What is alive as this gradient comes, itself included."""
+        visit, arrival = self.arrived[index]
+        return self._open(plus(arrival.alive, self._around(visit)))
+
+    @cached_property
+    def alive_at_end(self) -> OpenPeak:
+        """What is alive when backward has ended, the bucket and ZeRO-1's gradients included."""
+        return self._open(plus(self.at_end, self.others.more(_END)))
+
+    def _around(self, visit: Visit) -> list[Peak]:
+        if visit.position < 0:
+            return self.others.around(visit.place)[0]
+        return self.others.around_layer("backward", visit.position)
+
+    def _open(self, peak: Peak) -> OpenPeak:
+        digits = self.sizes.digits
+        return digits(peak[0]), {cause: digits(size) for cause, size in peak[1].items() if size}
+
+
+class BucketTape(Tape):
+    """A Tape that tells of each gradient as it comes."""
 
     causes = (*CAUSES, *RANK_CAUSES)
     holds_whole_gradients = False
 
     def __init__(self, covers: Covers, bucket: Bucket) -> None:
         super().__init__(covers)
+        self.arrivals: dict[Place, list[Arrival]] = {}
+        self.at_end: Peak = (0, {})
+        self.model: Model | None = None
         self._bucket = bucket
         self._buffer: Value | None = None
-        self._kept: Value | None = None
+        self._waiting: Value | None = None  # a gradient that is larger than the bucket
+        self._names: dict[Leaf, str] = {}
 
     def _accumulate(self, leaf: Leaf) -> None:
-        """Into the bucket."""
+        if not self._names:
+            assert self.model is not None
+            self._names = {leaf: name for leaf, name, _ in self.model.leaf_names()}
+        if leaf not in self._names:  # the layers' input, where peft asks for its gradient
+            super()._accumulate(leaf)
+            return
         if self._buffer is None:
-            self._buffer = self._bytes(self._bucket.whole, "gradient_buckets")
-            if self._bucket.is_filled:
-                self._keep()
+            self._buffer = self.new(self._bucket.num_bytes, "int8", "gradient_buckets")
         leaf.gradient = None
         super()._accumulate(leaf)
-        leaf.gradient = None
+        numel = leaf.gradient.numel
+        if self._bucket.raised and leaf.gradient.dtype != "fp32":
+            leaf.gradient = self.new(numel, "fp32", "gradients")
+        arrival = Arrival(self._names[leaf], numel, (self.total_bytes, self.live_bytes.copy()))
+        self.arrivals.setdefault(self.place, []).append(arrival)
+        if not self._bucket.is_first_stage:
+            self._waiting = leaf.gradient if numel > self._bucket.elements else None
+            leaf.gradient = None
 
     def _go_to(self, place: Place) -> None:
-        if place == ("backward", "end"):
-            joined = self._bytes(self._bucket.joined, "gradient_buckets")
-            del joined
-            self._keep()
-            if not self._bucket.stays:
-                self._buffer = None
+        if place == _END:
+            self.at_end = (self.total_bytes, self.live_bytes.copy())
+            self._waiting = None
         super()._go_to(place)
-
-    def _keep(self) -> None:
-        if self._kept is None:
-            self._kept = self._bytes(self._bucket.kept, "gradients")
-
-    def _bytes(self, num_bytes: int, cause: str) -> Value:
-        return self.new(num_bytes, "int8", cause)

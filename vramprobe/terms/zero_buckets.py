@@ -1,0 +1,186 @@
+"""When DeepSpeed's bucket is full, what reducing it takes for a moment, and what stays of it: one rank of ZeRO-1 or -2.
+
+In: a BucketWalk, the trained tensors, N. Out: the highest moment of each place. No torch here. The rules are DeepSpeed
+0.19's, deepspeed/runtime/zero/stage_1_and_2.py:
+
+* The bucket is reduced as soon as the next gradient has no room in it, and when backward has ended
+  (``reduce_ipg_grads``); ZeRO-1 fills it only then, in the order of the weights (``reduce_gradients``).
+* What is in it is cut where one rank's part ends and the next one's begins (``average_tensor``); several pieces are
+  joined to a tensor of their own, one piece is taken as it is (``flatten_dense_tensors``), and what is sent in another
+  dtype is copied (``allreduce_bucket``).
+* Of what this rank keeps, whole gradients of every weight that it has any of are copied to a buffer for all of them,
+  made when the first was reduced (``copy_grads_in_partition``); accumulated in fp32 beside 16-bit weights it is the
+  rank's part alone, made before (``_build_compact_grad_partition_buffer``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from vramprobe.terms.graph import Place
+from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.sizes import monomials
+from vramprobe.terms.zero_tape import BucketWalk, OpenPeak
+
+_END: Place = ("backward", "embedding")  # where the end of backward is told
+_AT_END = -1
+
+
+class Placed(NamedTuple):
+    """One weight of one layer in the flat parameters of all ranks: [first, past) of them."""
+
+    name: str
+    layer: int
+    first: int
+    past: int
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.past - self.first
+
+
+class Reduction(NamedTuple):
+    """The bucket is reduced: before which gradient comes (_AT_END: when all have), what that takes, what was let go of
+    since backward ended, and whether this rank keeps any of it."""
+
+    before: int
+    joined_bytes: int
+    gone_bytes: int
+    has_own: bool
+
+
+class Rules(NamedTuple):
+    """Bytes of an element in the bucket, as it is sent, as it is kept, and as ZeRO-1 holds it until backward ends."""
+
+    in_bucket: int
+    sent: int
+    kept: int
+    held: int
+    is_compact: bool  # the rank's part of what is kept alone, in fp32, made before the first is reduced
+    is_first_stage: bool
+    bucket_elements: int
+
+
+def placed(trained: Sequence[Tensor]) -> list[Placed]:
+    """The flat parameters: what stands in front of the layers, each layer, what stands behind them."""
+    outside = [tensor for tensor in trained if not tensor.per_layer]
+    front = [tensor for tensor in outside if tensor.role == "embedding"]
+    behind = [tensor for tensor in outside if tensor.role != "embedding"]
+    layers = [tensor for tensor in trained if tensor.per_layer]
+    depth = max([tensor.num_copies for tensor in layers], default=0)
+    found: list[Placed] = []
+    past = 0
+    for layer, group in [(0, front), *[(layer, layers) for layer in range(depth)], (0, behind)]:
+        for tensor in group:
+            found.append(Placed(tensor.name, layer, past, past + tensor.numel))
+            past += tensor.numel
+    return found
+
+
+@dataclass(frozen=True)
+class BucketRank:
+    """The first of N ranks, of which ``part`` elements are its own. Has what a Walk answers."""
+
+    walk: BucketWalk
+    weights: list[Placed]
+    part: int
+    rules: Rules
+    earlier_bytes: int  # what an earlier micro-step has left
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Gradients that this rank steps with."""
+        if self.rules.is_compact:
+            return 0 if self.earlier_bytes else self.part * self.rules.kept
+        return self.rules.kept * sum([one.numel for one in self.weights if one.first < self.part])
+
+    @cached_property
+    def left_bytes(self) -> int:
+        """Of ZeRO-1: others' gradients that are larger than the bucket, and so in no bucket that goes."""
+        rules = self.rules
+        too_large = [one.numel for one in self.weights if one.numel > rules.bucket_elements and one.first >= self.part]
+        return rules.held * sum(too_large)
+
+    @cached_property
+    def reductions(self) -> list[Reduction]:
+        """In their order."""
+        if self.rules.is_first_stage:
+            return self._filled([(_AT_END, one) for one in self.weights])
+        by_name = {(one.name, one.layer): one for one in self.weights}
+        coming = [(visit.layer if "{layer}" in arrival.name else 0, arrival) for visit, arrival in self.walk.arrived]
+        return self._filled([(index, by_name[arrival.name, layer]) for index, (layer, arrival) in enumerate(coming)])
+
+    def _filled(self, coming: Sequence[tuple[int, Placed]]) -> list[Reduction]:
+        rules, found = self.rules, []
+        inside: list[Placed] = []
+        elements = gone = 0
+        for index, one in coming:
+            if elements + one.numel > rules.bucket_elements and inside:
+                found.append(self._reduction(index, inside, gone))
+                gone += self._released(inside)
+                inside, elements = [], 0
+            inside.append(one)
+            elements += one.numel
+            gone += rules.held * one.numel if rules.is_first_stage and one.numel <= rules.bucket_elements else 0
+        return [*found, self._reduction(_AT_END, inside, gone)]
+
+    def _released(self, inside: Sequence[Placed]) -> int:
+        """A gradient too large for the bucket goes once this rank has its copy; another rank's stays with ZeRO-1."""
+        [one, *_] = inside
+        is_let_go = self.rules.is_first_stage and one.numel > self.rules.bucket_elements and one.first < self.part
+        return self.rules.held * one.numel if is_let_go else 0
+
+    def _reduction(self, index: int, inside: Sequence[Placed], gone: int) -> Reduction:
+        rules, part = self.rules, self.part
+        elements = sum([one.numel for one in inside])
+        own = [one for one in inside if one.first < part]
+        ranks = {one.first // part for one in inside} | {(one.past - 1) // part for one in inside}
+        is_joined = len(ranks) > 1 or (rules.is_compact and len(own) > 1)
+        joined = elements * rules.in_bucket if is_joined else 0
+        return Reduction(index, joined + (elements * rules.sent if rules.sent != rules.in_bucket else 0), gone, bool(own))
+
+    def highest(self, batch_size: int, seq_len: int) -> dict[Place, dict[str, int]]:
+        """The highest moment of each place, in the order of the step: bytes by cause."""
+        sizes = monomials(batch_size, seq_len)
+        _, b, s, bs, ss, bss = sizes
+        best: dict[Place, tuple[int, OpenPeak, dict[str, int]]] = {}
+        for place, peak, more in self._candidates:
+            size = peak[0]
+            total = size[0] + size[1] * b + size[2] * s + size[3] * bs + size[4] * ss + size[5] * bss
+            total += more.get("gradients", 0) + more.get("gradient_buckets", 0)
+            if place not in best or total > best[place][0]:
+                best[place] = (total, peak, more)
+        found = {}
+        for place, (_, peak, more) in best.items():
+            by_cause = {cause: sum([count * one for count, one in zip(size, sizes, strict=True)])
+                        for cause, size in peak[1].items()}  # fmt: skip
+            found[place] = by_cause | {cause: by_cause.get(cause, 0) + size for cause, size in more.items()}
+        return found
+
+    @cached_property
+    def _candidates(self) -> list[tuple[Place, OpenPeak, dict[str, int]]]:
+        """What may be the highest moment of each place, and what reducing adds to it."""
+        walk, reductions, earlier = self.walk, self.reductions, self.earlier_bytes
+        first_own = next((number for number, one in enumerate(reductions) if one.has_own), len(reductions))
+        made_at = reductions[first_own].before if first_own < len(reductions) else _AT_END
+        found: list[tuple[Place, OpenPeak, dict[str, int]]] = []
+        for place, peak in walk.forward:
+            found.append((place, peak, {"gradients": earlier}))
+        for visit, peak in walk.backward:
+            is_made = made_at != _AT_END and made_at < visit.first_arrival
+            found.append((visit.place, peak, {"gradients": earlier + (self.kept_bytes if is_made else 0)}))
+        for number, one in enumerate(reductions):
+            at_end = one.before == _AT_END
+            place = _END if at_end else walk.arrived[one.before][0].place
+            alive = walk.alive_at_end if at_end else walk.alive_at(one.before)
+            was_made = number > first_own or (number == first_own and self.rules.is_compact)
+            is_made = number >= first_own
+            held = earlier - one.gone_bytes
+            before = held + (self.kept_bytes if was_made else 0)
+            found.append((place, alive, {"gradients": before, "gradient_buckets": one.joined_bytes}))
+            found.append((place, alive, {"gradients": held + (self.kept_bytes if is_made else 0)}))
+        return found

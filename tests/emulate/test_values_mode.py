@@ -63,6 +63,15 @@ def test_finite_checks_of_something_big_say_finite():
         assert torch.isfinite(big(mode, 8200, 8200)).all()  # a mask of over 64 MiB: nobody computes it
 
 
+def test_what_something_big_is_added_to_holds_nothing_that_was_left_in_its_memory():
+    with TrueValuesOnCpu() as mode:
+        gradient = torch.empty(256)
+        gradient.numpy()[:] = float("nan")  # as another tensor left it
+        gradient.addmv_(big(mode), torch.ones(256))
+        assert mode.state(gradient) == ASSUMED
+        assert torch.isfinite(gradient.amax()).item()
+
+
 def test_what_only_big_computes_is_marked_uncomputed_even_over_old_knowledge():
     with TrueValuesOnCpu() as mode:
         x = torch.empty(256, 256)

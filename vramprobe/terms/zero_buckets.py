@@ -1,16 +1,18 @@
-"""When DeepSpeed's bucket is full, what reducing it takes for a moment, and what stays of it: one rank of ZeRO-1 or -2.
+"""When DeepSpeed's bucket is full, what reducing it takes for a moment, and what stays of it: one rank under ZeRO.
 
 In: a BucketWalk, the trained tensors, N. Out: the highest moment of each place. No torch here. The rules are DeepSpeed
-0.19's, deepspeed/runtime/zero/stage_1_and_2.py:
+0.19's, deepspeed/runtime/zero/stage_1_and_2.py and, for ZeRO-3, stage3.py:
 
 * The bucket is reduced as soon as the next gradient has no room in it, and when backward has ended
   (``reduce_ipg_grads``); ZeRO-1 fills it only then, in the order of the weights (``reduce_gradients``).
 * What is in it is cut where one rank's part ends and the next one's begins (``average_tensor``); several pieces are
   joined to a tensor of their own, one piece is taken as it is (``flatten_dense_tensors``), and what is sent in another
   dtype is copied (``allreduce_bucket``).
+* ZeRO-3 joins all that is in the bucket, so that each rank's parts are together, but for one gradient that is divided
+  without a rest (runtime/comm/coalesced_collectives.py, ``reduce_scatter_coalesced``).
 * Of what this rank keeps, whole gradients of every weight that it has any of are copied to a buffer for all of them,
   made when the first was reduced (``copy_grads_in_partition``); accumulated in fp32 beside 16-bit weights it is the
-  rank's part alone, made before (``_build_compact_grad_partition_buffer``).
+  rank's part alone, made before (``_build_compact_grad_partition_buffer``). ZeRO-3 has made its parts once for all.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Rules(NamedTuple):
     kept: int
     held: int
     is_compact: bool  # the rank's part of what is kept alone, in fp32, made before the first is reduced
-    is_first_stage: bool
+    stage: int
     bucket_elements: int
 
 
@@ -83,13 +85,18 @@ def placed(trained: Sequence[Tensor]) -> list[Placed]:
 
 @dataclass(frozen=True)
 class BucketRank:
-    """The first of N ranks, of which ``part`` elements are its own. Has what a Walk answers."""
+    """The first of N ranks. Has what a Walk answers."""
 
     walk: BucketWalk
     weights: list[Placed]
-    part: int
+    num_gpus: int
     rules: Rules
-    earlier_bytes: int  # what an earlier micro-step has left
+    earlier_bytes: int = 0  # what an earlier micro-step has left
+
+    @cached_property
+    def part(self) -> int:
+        """Elements that one rank steps."""
+        return -(-self.weights[-1].past // self.num_gpus)
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -108,7 +115,7 @@ class BucketRank:
     @cached_property
     def reductions(self) -> list[Reduction]:
         """In their order."""
-        if self.rules.is_first_stage:
+        if self.rules.stage == 1:
             return self._filled([(_AT_END, one) for one in self.weights])
         by_name = {(one.name, one.layer): one for one in self.weights}
         coming = [(visit.layer if "{layer}" in arrival.name else 0, arrival) for visit, arrival in self.walk.arrived]
@@ -125,13 +132,13 @@ class BucketRank:
                 inside, elements = [], 0
             inside.append(one)
             elements += one.numel
-            gone += rules.held * one.numel if rules.is_first_stage and one.numel <= rules.bucket_elements else 0
+            gone += rules.held * one.numel if rules.stage == 1 and one.numel <= rules.bucket_elements else 0
         return [*found, self._reduction(_AT_END, inside, gone)]
 
     def _released(self, inside: Sequence[Placed]) -> int:
         """A gradient too large for the bucket goes once this rank has its copy; another rank's stays with ZeRO-1."""
         [one, *_] = inside
-        is_let_go = self.rules.is_first_stage and one.numel > self.rules.bucket_elements and one.first < self.part
+        is_let_go = self.rules.stage == 1 and one.numel > self.rules.bucket_elements and one.first < self.part
         return self.rules.held * one.numel if is_let_go else 0
 
     def _reduction(self, index: int, inside: Sequence[Placed], gone: int) -> Reduction:
@@ -140,6 +147,8 @@ class BucketRank:
         own = [one for one in inside if one.first < part]
         ranks = {one.first // part for one in inside} | {(one.past - 1) // part for one in inside}
         is_joined = len(ranks) > 1 or (rules.is_compact and len(own) > 1)
+        if rules.stage == 3:
+            is_joined = len(inside) > 1 or elements % self.num_gpus > 0
         joined = elements * rules.in_bucket if is_joined else 0
         return Reduction(index, joined + (elements * rules.sent if rules.sent != rules.in_bucket else 0), gone, bool(own))
 

@@ -15,7 +15,6 @@ from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_parts import RankCourse, computed_tensors, share_of, stored_tensors
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.zero3_tape import Bucket3, zero_walk
 from vramprobe.terms.zero_buckets import BucketRank, Rules, placed
 from vramprobe.terms.zero_tape import Bucket, bucket_walk
 
@@ -40,19 +39,19 @@ def bucket_course(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_fl
     trained = [tensor for tensor in computed if tensor.trained]
     weights = placed(trained)
     width = ITEMSIZE_BYTES[trained[0].dtype]
-    part = -(-weights[-1].past // num_gpus)
-    master = trained[0]._replace(dtype="fp32", role="linear", shape=(part,), num_copies=1)
     raised = spec.autocast == "none" and width == 2  # a 16-bit model that DeepSpeed is not told of: averaged in fp32
     held = 4 if raised else width
     rules = Rules(
         in_bucket=held if is_first_stage else width, sent=held, kept=held, held=held, is_compact=raised,
-        is_first_stage=is_first_stage, bucket_elements=BUCKET_ELEMENTS,
+        stage=1 if is_first_stage else 2, bucket_elements=BUCKET_ELEMENTS,
     )  # fmt: skip
     bucket = Bucket(BUCKET_ELEMENTS, BUCKET_ELEMENTS * rules.in_bucket, is_first_stage, raised and is_first_stage)
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash), bucket)
-    rank = BucketRank(walk, weights, part, rules, 0)
-    if spec.grad_accum > 1 and not (raised and is_first_stage):
+    rank = BucketRank(walk, weights, num_gpus, rules)
+    if spec.grad_accum > 1 and not is_first_stage:
         rank = replace(rank, earlier_bytes=rank.kept_bytes)
+    part = rank.part
+    master = trained[0]._replace(dtype="fp32", role="linear", shape=(part,), num_copies=1)
     kept = max(rank.kept_bytes, rank.earlier_bytes)
     idle = {
         "weights": parameters.weights_bytes(computed, spec.quant)
@@ -91,7 +90,7 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
     width = ITEMSIZE_BYTES[dtype]
     parts = [share.elements * tensor.num_copies for tensor, share in zip(computed, shares, strict=True)
              if tensor.trained]  # fmt: skip
-    part, whole = sum(parts), sum(tensor.numel * tensor.num_copies for tensor in computed if tensor.trained)
+    part = sum(parts)
     master = next(tensor for tensor in computed if tensor.trained)._replace(
         dtype="fp32", role="linear", shape=(part,), num_copies=1
     )
@@ -108,6 +107,8 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
     largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
     raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
     temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
-    bucket = Bucket3(0, min(whole, BUCKET_ELEMENTS) * width, 0, is_filled=False, stays=False)
-    walk = zero_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
-    return RankCourse(walk, {}, {"optimizer_temporaries": temporaries}, held, {"gathered_weights": gathered}, 0)
+    rules = Rules(in_bucket=width, sent=width, kept=0, held=0, is_compact=False, stage=3, bucket_elements=BUCKET_ELEMENTS)
+    bucket = Bucket(BUCKET_ELEMENTS, 0, is_first_stage=False, raised=False)
+    walk = bucket_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
+    rank = BucketRank(walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules)
+    return RankCourse(rank, {}, {"optimizer_temporaries": temporaries}, held, {"gathered_weights": gathered}, 0)

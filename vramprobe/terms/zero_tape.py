@@ -6,7 +6,7 @@ deepspeed/runtime/zero/stage_1_and_2.py, ``process_gradients``:
 
 * ``setup_buckets`` takes the bucket whole at the first gradient, however little goes into it.
 * ZeRO-1 keeps each gradient until backward has ended, in the dtype that is accumulated in
-  (``_fill_param_grad_accum_attribute``).
+  (``_fill_param_grad_accum_attribute``); over several micro-steps until the last of them, the bucket too.
 * ZeRO-2 copies each there and lets go of it (``reduce_independent_p_g_buckets_and_remove_grads``), but for one that is
   larger than the bucket: that stays where it is until the next one comes.
 """
@@ -141,10 +141,10 @@ class BucketTape(Tape):
     """A Tape that tells of each gradient as it comes."""
 
     causes = (*CAUSES, *RANK_CAUSES)
-    holds_whole_gradients = False
 
     def __init__(self, covers: Covers, bucket: Bucket) -> None:
         super().__init__(covers)
+        self.holds_whole_gradients = bucket.is_first_stage
         self.arrivals: dict[Place, list[Arrival]] = {}
         self.at_end: Peak = (0, {})
         self.model: Model | None = None
@@ -160,18 +160,30 @@ class BucketTape(Tape):
         if leaf not in self._names:  # the layers' input, where peft asks for its gradient
             super()._accumulate(leaf)
             return
-        if self._buffer is None:
-            self._buffer = self.new(self._bucket.num_bytes, "int8", "gradient_buckets")
-        leaf.gradient = None
+        self._make_buffer()
+        is_first = leaf.gradient is None
+        before = None if is_first else leaf.grads[0]
         super()._accumulate(leaf)
         numel = leaf.gradient.numel
-        if self._bucket.raised and leaf.gradient.dtype != "fp32":
+        if self._bucket.raised and not is_first:
+            before = self.new(numel, "fp32", "gradients")
+        elif self._bucket.raised:
             leaf.gradient = self.new(numel, "fp32", "gradients")
+        del before
         arrival = Arrival(self._names[leaf], numel, (self.total_bytes, self.live_bytes.copy()))
         self.arrivals.setdefault(self.place, []).append(arrival)
         if not self._bucket.is_first_stage:
             self._waiting = leaf.gradient if numel > self._bucket.elements else None
             leaf.gradient = None
+
+    def make_gradient(self, leaf: Value) -> None:
+        """Allocate what an earlier backward left."""
+        self._make_buffer()
+        leaf.node.gradient = self.new(leaf.numel, "fp32" if self._bucket.raised else leaf.dtype, "gradients")
+
+    def _make_buffer(self) -> None:
+        if self._buffer is None:
+            self._buffer = self.new(self._bucket.num_bytes, "int8", "gradient_buckets")
 
     def _go_to(self, place: Place) -> None:
         if place == _END:

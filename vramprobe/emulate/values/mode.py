@@ -312,6 +312,8 @@ class TrueValues(TorchDispatchMode):
                 continue
             if not written:
                 self._fill(at, operator.name)
+            elif self.state(at) == UNCOMPUTED:
+                self._settle(at)  # a gradient that was added to: not what was left in that memory
             self._mark(at, ASSUMED)  # what was written into keeps its contents: a count of overflows stays at none
 
     def _stand_in(self, func, operator, args, kwargs, outs):

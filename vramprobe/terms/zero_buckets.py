@@ -25,9 +25,8 @@ from typing import NamedTuple
 from vramprobe.terms.graph import Place
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.sizes import monomials
-from vramprobe.terms.zero_tape import BucketWalk, OpenPeak
+from vramprobe.terms.zero_tape import BucketWalk, OpenPeak, Visit
 
-_END: Place = ("backward", "embedding")  # where the end of backward is told
 _AT_END = -1
 
 
@@ -67,6 +66,17 @@ class Rules(NamedTuple):
     bucket_elements: int
 
 
+class Gathered(NamedTuple):
+    """Under ZeRO-3, bytes of the weights that are whole for a while: of all, at most, and of what backward is done with
+    once it has left the head, and each layer.
+    """
+
+    whole: int
+    most: int
+    head: int
+    layer: int
+
+
 def placed(trained: Sequence[Tensor]) -> list[Placed]:
     """The flat parameters: what stands in front of the layers, each layer, what stands behind them."""
     outside = [tensor for tensor in trained if not tensor.per_layer]
@@ -92,6 +102,7 @@ class BucketRank:
     num_gpus: int
     rules: Rules
     earlier_bytes: int = 0  # what an earlier micro-step has left
+    gathered: Gathered = Gathered(0, 0, 0, 0)
 
     @cached_property
     def part(self) -> int:
@@ -160,7 +171,7 @@ class BucketRank:
         for place, peak, more in self._candidates:
             size = peak[0]
             total = size[0] + size[1] * b + size[2] * s + size[3] * bs + size[4] * ss + size[5] * bss
-            total += more.get("gradients", 0) + more.get("gradient_buckets", 0)
+            total += sum(more.values())
             if place not in best or total > best[place][0]:
                 best[place] = (total, peak, more)
         found = {}
@@ -178,18 +189,28 @@ class BucketRank:
         made_at = reductions[first_own].before if first_own < len(reductions) else _AT_END
         found: list[tuple[Place, OpenPeak, dict[str, int]]] = []
         for place, peak in walk.forward:
-            found.append((place, peak, {"gradients": earlier}))
+            found.append((place, peak, {"gradients": earlier, "gathered_weights": self._gathered_bytes(None)}))
         for visit, peak in walk.backward:
             is_made = made_at != _AT_END and made_at < visit.first_arrival
-            found.append((visit.place, peak, {"gradients": earlier + (self.kept_bytes if is_made else 0)}))
+            found.append((visit.place, peak, {"gradients": earlier + (self.kept_bytes if is_made else 0),
+                                              "gathered_weights": self._gathered_bytes(visit)}))  # fmt: skip
         for number, one in enumerate(reductions):
             at_end = one.before == _AT_END
-            place = _END if at_end else walk.arrived[one.before][0].place
+            visit = walk.visits[-1] if at_end else walk.arrived[one.before][0]
+            place, whole = visit.place, {"gathered_weights": self._gathered_bytes(visit)}
             alive = walk.alive_at_end if at_end else walk.alive_at(one.before)
             was_made = number > first_own or (number == first_own and self.rules.is_compact)
             is_made = number >= first_own
             held = earlier - one.gone_bytes
             before = held + (self.kept_bytes if was_made else 0)
-            found.append((place, alive, {"gradients": before, "gradient_buckets": one.joined_bytes}))
-            found.append((place, alive, {"gradients": held + (self.kept_bytes if is_made else 0)}))
+            found.append((place, alive, whole | {"gradients": before, "gradient_buckets": one.joined_bytes}))
+            found.append((place, alive, whole | {"gradients": held + (self.kept_bytes if is_made else 0)}))
         return found
+
+    def _gathered_bytes(self, visit: Visit | None) -> int:
+        """What is whole in forward, at most, or while backward is there."""
+        whole, most, head, layer = self.gathered
+        if visit is None or visit.place[1] == "loss":
+            return min(whole, most)
+        above = self.walk.num_layers - 1 - visit.layer if visit.place[1] != "embedding" else self.walk.num_layers
+        return min(whole - head - layer * above, most)

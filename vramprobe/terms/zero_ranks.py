@@ -15,7 +15,7 @@ from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_parts import RankCourse, computed_tensors, share_of, stored_tensors
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.zero_buckets import BucketRank, Rules, placed
+from vramprobe.terms.zero_buckets import BucketRank, Gathered, Rules, placed
 from vramprobe.terms.zero_tape import Bucket, bucket_walk
 
 #: DeepSpeed's defaults in elements: reduce_bucket_size and allgather_bucket_size (two are alive with overlap_comm), and
@@ -103,12 +103,19 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
         "gradient_buckets": BUCKET_ELEMENTS * width,
     }  # fmt: skip
     live = max(MAX_LIVE_ELEMENTS, *(tensor.numel for tensor in computed))  # none is gathered in parts
-    gathered = min(parameters.weights_bytes(computed, spec.quant) - small, live * width)
+    large = [tensor for tensor in computed if tensor.quantised or tensor.numel >= PERSISTENT_ELEMENTS]
+    gathered = Gathered(
+        parameters.weights_bytes(large, spec.quant), live * width,
+        head=parameters.weights_bytes([one for one in large if not one.per_layer and one.role != "embedding"], spec.quant),
+        layer=parameters.weights_bytes([one._replace(num_copies=1) for one in large if one.per_layer], spec.quant),
+    )  # fmt: skip
     largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
     raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
     temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
     rules = Rules(in_bucket=width, sent=width, kept=0, held=0, is_compact=False, stage=3, bucket_elements=BUCKET_ELEMENTS)
     bucket = Bucket(BUCKET_ELEMENTS, 0, is_first_stage=False, raised=False)
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
-    rank = BucketRank(walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules)
-    return RankCourse(rank, {}, {"optimizer_temporaries": temporaries}, held, {"gathered_weights": gathered}, 0)
+    rank = BucketRank(
+        walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules, gathered=gathered
+    )
+    return RankCourse(rank, {}, {"optimizer_temporaries": temporaries}, held, {}, 0)

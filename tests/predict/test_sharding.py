@@ -118,13 +118,12 @@ def test_uneven_shapes_are_rounded_up_where_each_library_cuts() -> None:
 
 
 def test_what_is_gathered_and_reduced_by_hand() -> None:
-    """ZeRO-3: all but what is kept whole anyhow, at most 1e9 elements. FSDP: a layer, and the flat
+    """ZeRO-3: of a small model all but what is kept whole anyhow. FSDP: a layer, and the flat
     buffer it came in (forward) or the next one is coming in (backward); with the root as one unit, that beside; without
     resharding, all of it."""
     assert "gathered_weights" not in at("zero3", "backward").terms
-    for name, gathered in (("llama-3.2-1b", 2 * 10**9), ("smollm2-135m", 2 * (134_515_008 - 61 * 576))):
-        one = resolve(model=name, method="full", recipe="mixed", device="cuda", batch_size=1, seq_len=512)
-        assert predict_rank(one, 4, "zero3").terms["gathered_weights"] == gathered
+    one = resolve(model="smollm2-135m", method="full", recipe="mixed", device="cuda", batch_size=1, seq_len=512)
+    assert predict_rank(one, 4, "zero3").terms["gathered_weights"] == 2 * (134_515_008 - 61 * 576)
     for phase in ("forward", "backward"):
         assert at("fsdp", phase).terms["gathered_weights"] == 2 * (LAYER + LAYER)
         assert at("fsdp", phase, all_buffers=True).terms["gathered_weights"] == 2 * (ROOT + LAYER + LAYER)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from vramprobe.terms.graph import Place
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.sizes import monomials
+from vramprobe.terms.zero_gather import EMBEDDING, HEAD
 from vramprobe.terms.zero_tape import BucketWalk, OpenPeak, Visit
 
 _AT_END = -1
@@ -66,17 +67,6 @@ class Rules(NamedTuple):
     bucket_elements: int
 
 
-class Gathered(NamedTuple):
-    """Under ZeRO-3, bytes of the weights that are whole for a while: of all, at most, and of what backward is done with
-    once it has left the head, and each layer.
-    """
-
-    whole: int
-    most: int
-    head: int
-    layer: int
-
-
 def placed(trained: Sequence[Tensor]) -> list[Placed]:
     """The flat parameters: what stands in front of the layers, each layer, what stands behind them."""
     outside = [tensor for tensor in trained if not tensor.per_layer]
@@ -102,7 +92,7 @@ class BucketRank:
     num_gpus: int
     rules: Rules
     earlier_bytes: int = 0  # what an earlier micro-step has left
-    gathered: Gathered = Gathered(0, 0, 0, 0)
+    gathered: dict[str, dict[int, int]] | None = None  # ZeRO-3's weights, by phase and layer (zero_gather.py)
 
     @cached_property
     def part(self) -> int:
@@ -161,7 +151,8 @@ class BucketRank:
         if rules.stage == 3:
             is_joined = len(inside) > 1 or elements % self.num_gpus > 0
         joined = elements * rules.in_bucket if is_joined else 0
-        return Reduction(index, joined + (elements * rules.sent if rules.sent != rules.in_bucket else 0), gone, bool(own))
+        cast = elements * rules.sent if rules.sent != rules.in_bucket else 0
+        return Reduction(index, joined + cast, gone, len(own) > 0)
 
     def highest(self, batch_size: int, seq_len: int) -> dict[Place, dict[str, int]]:
         """The highest moment of each place, in the order of the step: bytes by cause."""
@@ -188,8 +179,8 @@ class BucketRank:
         first_own = next((number for number, one in enumerate(reductions) if one.has_own), len(reductions))
         made_at = reductions[first_own].before if first_own < len(reductions) else _AT_END
         found: list[tuple[Place, OpenPeak, dict[str, int]]] = []
-        for place, peak in walk.forward:
-            found.append((place, peak, {"gradients": earlier, "gathered_weights": self._gathered_bytes(None)}))
+        for visit, peak in walk.forward:
+            found.append((visit.place, peak, {"gradients": earlier, "gathered_weights": self._gathered_bytes(visit)}))
         for visit, peak in walk.backward:
             is_made = made_at != _AT_END and made_at < visit.first_arrival
             found.append((visit.place, peak, {"gradients": earlier + (self.kept_bytes if is_made else 0),
@@ -207,10 +198,10 @@ class BucketRank:
             found.append((place, alive, whole | {"gradients": held + (self.kept_bytes if is_made else 0)}))
         return found
 
-    def _gathered_bytes(self, visit: Visit | None) -> int:
-        """What is whole in forward, at most, or while backward is there."""
-        whole, most, head, layer = self.gathered
-        if visit is None or visit.place[1] == "loss":
-            return min(whole, most)
-        above = self.walk.num_layers - 1 - visit.layer if visit.place[1] != "embedding" else self.walk.num_layers
-        return min(whole - head - layer * above, most)
+    def _gathered_bytes(self, visit: Visit) -> int:
+        """What is whole while the step is there."""
+        if self.gathered is None:
+            return 0
+        phase, name = visit.place
+        layer = {"embedding": EMBEDDING, "loss": HEAD}.get(name, visit.layer)
+        return self.gathered[phase].get(layer, 0)

@@ -12,19 +12,16 @@ from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import optimizer, parameters
 from vramprobe.terms.graph import ITEMSIZE_BYTES
-from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_parts import RankCourse, computed_tensors, share_of, stored_tensors
 from vramprobe.terms.setup import setup_of
-from vramprobe.terms.zero_buckets import BucketRank, Gathered, Rules, placed
+from vramprobe.terms.zero_buckets import BucketRank, Rules, placed
+from vramprobe.terms.zero_gather import PERSISTENT_ELEMENTS, gathered_bytes
 from vramprobe.terms.zero_tape import Bucket, bucket_walk
 
-#: DeepSpeed's defaults in elements: reduce_bucket_size and allgather_bucket_size (two are alive with overlap_comm), and
-#: stage3_max_live_parameters (deepspeed/runtime/zero/config.py).
+#: DeepSpeed's defaults in elements: reduce_bucket_size, and of ZeRO-3 how many are stepped at once, sub_group_size
+#: (deepspeed/runtime/zero/config.py).
 BUCKET_ELEMENTS = 500_000_000
-MAX_LIVE_ELEMENTS = 1_000_000_000
-#: Of ZeRO-3: so many are stepped at once (``sub_group_size``); a tensor below so many is kept whole, too.
 SUB_GROUP_ELEMENTS = 1_000_000_000
-PERSISTENT_ELEMENTS = 100_000
 #: Of an element, while its gradient's norm is taken (stage_1_and_2.py, ``get_norm_dtype``: double).
 _NORM_BYTES = 8
 
@@ -74,10 +71,8 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
 
     Buckets and gradients are there all along (stage3.py, ``__ipg_bucket_flat_buffer``).
     A small tensor is whole beside its part (``persistence_threshold``), and adapters, which are made after ZeRO's init,
-    keep their dtype; nothing runs under autocast. What was gathered stays for as long as it is used again within
-    MAX_LIVE_ELEMENTS (partitioned_param_coordinator.py, ``release_sub_module``): in a smaller model all of it, from its
-    first use on, and here to the end of backward. A larger tensor is gathered whole all the same. Not explained: 405B's
-    rank of 128 has 2.9 % more in backward, likely its head's gradient, kept whole for being larger than the bucket.
+    keep their dtype; nothing runs under autocast. What is gathered when is in zero_gather.py; here each place has the
+    most that is gathered within it. Not explained: 405B's rank of 128 has 3 % more in backward.
     """
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     dtype = "fp32" if spec.autocast == "none" else spec.autocast
@@ -102,19 +97,16 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
         "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
         "gradient_buckets": BUCKET_ELEMENTS * width,
     }  # fmt: skip
-    live = max(MAX_LIVE_ELEMENTS, *(tensor.numel for tensor in computed))  # none is gathered in parts
-    large = [tensor for tensor in computed if tensor.quantised or tensor.numel >= PERSISTENT_ELEMENTS]
-    gathered = Gathered(
-        parameters.weights_bytes(large, spec.quant), live * width,
-        head=parameters.weights_bytes([one for one in large if not one.per_layer and one.role != "embedding"], spec.quant),
-        layer=parameters.weights_bytes([one._replace(num_copies=1) for one in large if one.per_layer], spec.quant),
-    )  # fmt: skip
     largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
     raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
     temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
-    rules = Rules(in_bucket=width, sent=width, kept=0, held=0, is_compact=False, stage=3, bucket_elements=BUCKET_ELEMENTS)
+    rules = Rules(
+        in_bucket=width, sent=width, kept=0, held=0, is_compact=False, stage=3, bucket_elements=BUCKET_ELEMENTS
+    )
     bucket = Bucket(BUCKET_ELEMENTS, 0, is_first_stage=False, raised=False)
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
+    used = [tensor for name in walk.names for tensor in computed if tensor.name == name]
+    gathered = gathered_bytes(used, arch.num_layers, num_gpus, computes_again=spec.gradient_checkpointing)
     rank = BucketRank(
         walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules, gathered=gathered
     )

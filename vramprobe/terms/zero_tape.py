@@ -13,18 +13,16 @@ deepspeed/runtime/zero/stage_1_and_2.py, ``process_gradients``:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from vramprobe.terms.families import layer_place
 from vramprobe.terms.graph import CAUSES, Leaf, Place, Value
 from vramprobe.terms.modules import Model
 from vramprobe.terms.rank_tape import RANK_CAUSES
 from vramprobe.terms.setup import Setup
 from vramprobe.terms.sizes import Digits, OpenSizes
-from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Peak, Tape
+from vramprobe.terms.tape import Covers, Peak, Tape
 from vramprobe.terms.walk import Others, one_of_each_kind, play, plus
 
 _END = ("backward", "end")
@@ -68,7 +66,9 @@ def bucket_walk(setup: Setup, bucket: Bucket) -> BucketWalk:
     play(tape, model)
     tape.model = None
     others = Others(setup.arch, layers, tape.middle_layer_held)
-    return BucketWalk(setup.sizes, tape.take_peaks(), others, tape.arrivals, tape.at_end, setup.arch.num_layers)
+    return BucketWalk(
+        setup.sizes, tape.take_peaks(), others, tape.arrivals, tape.at_end, setup.arch.num_layers, model.names_in_use()
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class BucketWalk:
     arrivals: dict[Place, list[Arrival]]
     at_end: Peak  # when backward has ended, before anything is reduced
     num_layers: int
+    names: list[str]  # of weights, as forward asks for them
 
     @cached_property
     def visits(self) -> list[Visit]:
@@ -105,9 +106,10 @@ class BucketWalk:
         return [(visit, arrival) for visit in self.visits for arrival in self.arrivals.get(visit.place, [])]
 
     @cached_property
-    def forward(self) -> list[tuple[Place, OpenPeak]]:
-        """What may be the highest moment of each place of forward."""
-        return [(place, self._open(plus(peak, more)))
+    def forward(self) -> list[tuple[Visit, OpenPeak]]:
+        """What may be the highest moment of each place of forward: of middle layers the last one's of its kind."""
+        layers = {name: layer for name, _, layer in reversed(self._way())}
+        return [(Visit(place, -1, layers.get(place[1], 0), 0), self._open(plus(peak, more)))
                 for place, found in self.peaks.items() if place[0] == "forward"
                 for more in self.others.around(place) for peak in found]  # fmt: skip
 

@@ -83,6 +83,8 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.rank_tape": None,
     "terms.flat_tape": None,
     "terms.zero_tape": None,
+    "terms.zero_buckets": None,
+    "terms.zero_gather": None,
     "terms.rank_parts": None,
     "terms.flat_ranks": None,
     "terms.zero_ranks": None,

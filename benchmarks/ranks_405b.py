@@ -1,8 +1,9 @@
 """405B, full fine-tuning on 64 and 128 cards, one rank each: ``python benchmarks/ranks_405b.py``.
 
 By torch's FSDP2 and DeepSpeed's ZeRO-3 through accelerate on an emulated H100, which must have DeepSpeed in its
-environment (docs/ranks.md). A cell that has a record in out/ranks_405b is not run again; ``--kept`` runs none. Written:
-benchmarks/ranks_405b.csv and .md, emulated beside predicted; ``--check`` predicts anew and fails where these are stale.
+environment (docs/ranks.md). A cell that has a record in out/ranks_405b is not run again; ``--predict`` runs none and
+predicts anew what the table has. Written: benchmarks/ranks_405b.csv and .md, emulated beside predicted; ``--check``
+predicts anew and fails where these are stale.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ COLUMNS = ("cards", "recipe", "sharding", "said", "outcome", "predicted", "reque
            "reserved", "load", "host", "sent", "seconds")  # fmt: skip
 
 
-def rows(*, runs: bool) -> list[one_rank.Row]:
-    """Every cell that has a record, or all."""
+def rows() -> list[one_rank.Row]:
+    """Every cell, run where it has no record."""
     asked = list(product((64, 128), RECIPES, ("fsdp", "zero3")))
     specs = [one_rank.cell_of(MODEL, recipe, sharding, num_gpus) for num_gpus, recipe, sharding in asked]
     recipes = {spec.fingerprint: recipe for spec, (_, recipe, _) in zip(specs, asked, strict=True)}
-    records = one_rank.run(specs, CARD, KEPT, runs=runs)
+    records = one_rank.run(specs, CARD, KEPT)
     return [one_rank.row_of(record, CARD, recipes[record.fingerprint]) for record in records]
 
 
@@ -72,7 +73,8 @@ def _words(name: str) -> str:
 
 def main() -> None:
     check = "--check" in sys.argv
-    found = [one_rank.anew(row) for row in one_rank.read(TABLE)] if check else rows(runs="--kept" not in sys.argv)
+    is_read = check or "--predict" in sys.argv
+    found = [one_rank.anew(row) for row in one_rank.read(TABLE)] if is_read else rows()
     made = {TABLE: one_rank.as_csv(found), TABLE.with_suffix(".md"): as_markdown(found)}
     if check:
         stale = [path.name for path, text in made.items() if path.read_text() != text]

@@ -1,0 +1,119 @@
+"""ZeRO's buckets and gathering by hand: when a bucket goes, what stays of it, which weights are whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from factories import TINY_LLAMA_PARAMS as P
+from factories import make_spec
+
+from vramprobe.architecture import architecture
+from vramprobe.spec import CellSpec
+from vramprobe.terms import parameters, zero_gather, zero_ranks
+from vramprobe.terms.ranks import rank_moments
+from vramprobe.terms.zero_buckets import BucketRank
+
+EMBEDDING, MLP, Q, K, NORM = 256 * 64, 64 * 176, 64 * 64, 64 * 32, 64
+NORMS = 5 * NORM
+
+
+def tiny(**overrides: Any) -> CellSpec:
+    return make_spec(device="cuda", **overrides)
+
+
+def first_of_four(stage: int, **overrides: Any) -> BucketRank:
+    course = zero_ranks.bucket_course(tiny(**overrides), 4, is_first_stage=stage == 1, has_flash=True)
+    assert isinstance(course.walk, BucketRank)
+    return course.walk
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of so few elements that a step fills it several times."""
+    monkeypatch.setattr(zero_ranks, "BUCKET_ELEMENTS", 50_000)
+    return 50_000
+
+
+def test_a_bucket_goes_before_it_is_too_full_and_all_gradients_go_once(bucket: int) -> None:
+    """The head, the norm, then layer 1 but for two matrices of its MLP: the third would be too much."""
+    reductions = first_of_four(2, recipe="mixed").reductions
+    assert sum(one.joined_bytes for one in reductions) == 2 * P
+    assert all(one.joined_bytes <= 2 * bucket for one in reductions)
+    assert reductions[0].joined_bytes == 2 * (EMBEDDING + NORM + 2 * MLP)
+    assert [one.before >= 0 for one in reductions] == [True] * (len(reductions) - 1) + [False]
+
+
+def test_what_a_rank_keeps_is_made_when_the_first_of_its_own_was_reduced(bucket: int) -> None:
+    """The first of four ranks has the embedding and the beginning of layer 0, whose gradients come last."""
+    rank = first_of_four(2, recipe="mixed")
+    assert [one.has_own for one in rank.reductions] == [False] * (len(rank.reductions) - 1) + [True]
+    own = EMBEDDING + 2 * Q + 2 * K + MLP  # the last one is cut, and kept whole
+    assert rank.kept_bytes == 2 * own
+    assert first_of_four(2, recipe="all-bf16").kept_bytes == 4 * -(-P // 4)  # in fp32, this rank's part alone
+
+
+def test_a_gradient_larger_than_the_bucket_goes_alone_and_uncopied_where_one_rank_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zero_ranks, "BUCKET_ELEMENTS", EMBEDDING - 1)
+    first = first_of_four(2, recipe="mixed").reductions[0]
+    assert (first.before, first.joined_bytes) == (1, 0)  # when the norm's comes; the head is the last rank's alone
+    halves = zero_ranks.bucket_course(tiny(recipe="mixed"), 14, is_first_stage=False, has_flash=True).walk
+    assert isinstance(halves, BucketRank)
+    assert halves.reductions[0].joined_bytes == 2 * EMBEDDING
+
+
+def test_zero_1_keeps_all_gradients_until_backward_has_ended(bucket: int) -> None:
+    rank = first_of_four(1, recipe="mixed")
+    assert {one.before for one in rank.reductions} == {-1}
+    assert rank.reductions[0].gone_bytes == rank.reductions[0].joined_bytes
+    assert rank.reductions[-1].gone_bytes == 2 * P
+    peak = max(sum(terms.values()) for place, terms in rank.highest(2, 16).items() if place[0] == "backward")
+    assert peak >= 2 * P + 2 * bucket
+
+
+def test_zero_1_holds_gradients_and_bucket_over_its_micro_steps() -> None:
+    """As seen on the emulated card: its epilogue, which lets go of them, runs in the last one alone."""
+    forward = [one.terms for one in rank_moments(tiny(recipe="mixed", grad_accum=2), 4, "zero1", all_buffers=False)
+               if one.phase == "forward"]  # fmt: skip
+    assert {(terms["gradients"], terms["gradient_buckets"]) for terms in forward} == {(2 * P, 10**9)}
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def count(ahead: int, again: int) -> dict[str, dict[int, int]]:
+        monkeypatch.setattr(zero_gather, "PERSISTENT_ELEMENTS", NORM + 1)
+        monkeypatch.setattr(zero_gather, "PREFETCHED_ELEMENTS", ahead)
+        monkeypatch.setattr(zero_gather, "REUSED_ELEMENTS", again)
+        spec = tiny(recipe="all-bf16")
+        tensors = parameters.tensors(spec, architecture(spec.architecture))
+        names = "embed layernorm q_proj k_proj v_proj o_proj gate up_ down model.norm head".split()
+        used = [tensor for name in names for tensor in tensors if name in tensor.name]
+        assert sorted(tensor.name for tensor in used) == sorted(tensor.name for tensor in tensors)
+        return zero_gather.gathered_bytes(used, 2, 4, computes_again=False)
+
+    return count
+
+
+def test_a_module_is_gathered_as_it_comes_and_goes_when_it_is_done(gathered: Any) -> None:
+    assert gathered(0, 0) == {
+        "forward": {zero_gather.EMBEDDING: 2 * EMBEDDING, 0: 2 * MLP, 1: 2 * MLP, zero_gather.HEAD: 2 * EMBEDDING},
+        "backward": {zero_gather.HEAD: 2 * EMBEDDING, 1: 2 * MLP, 0: 2 * MLP, zero_gather.EMBEDDING: 2 * EMBEDDING},
+    }
+
+
+def test_what_is_used_again_soon_stays(gathered: Any) -> None:
+    found = gathered(0, 10**9)
+    assert found["forward"][zero_gather.HEAD] == found["backward"][zero_gather.HEAD] == 2 * (P - NORMS)
+    assert found["backward"][zero_gather.EMBEDDING] == 2 * EMBEDDING
+
+
+def test_the_next_modules_come_ahead_and_several_in_one_piece_that_stays_until_the_last_is_asked_for(
+    gathered: Any,
+) -> None:
+    assert gathered(1, 0)["forward"][zero_gather.EMBEDDING] == 2 * (EMBEDDING + Q)
+    assert gathered(Q + 1, 0)["forward"][zero_gather.EMBEDDING] == 2 * (EMBEDDING + Q + K)
+    # At its first product: layer 0 in one piece, its copies, and on their way layer 1, then head and embedding again.
+    layer = 2 * (2 * Q + 2 * K + 3 * MLP)
+    assert gathered(layer // 2, 0)["forward"][0] == 3 * layer + 2 * 2 * EMBEDDING

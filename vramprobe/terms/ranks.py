@@ -16,9 +16,9 @@ What is counted, and where the rule stands in the libraries' code:
   its input to its stored dtype before FSDP lowers it again, so that each saves a copy of its own. Left out: that
   adapters are gathered one after the other, and not with their layer (0.02 to 0.04 % of 135M).
 * ``zero1``, ``zero2``: DeepSpeed's optimizer (zero_tape.py, zero_buckets.py). With ``bf16.enabled``, which accelerate
-  sets for mixed precision, the whole module is cast to bf16; a copy in fp32 of what is trained, divided, is always there
-  (``weights``). The bucket is taken whole; ZeRO-1 keeps all gradients until backward has ended, and its bucket over
-  micro-steps. A 16-bit model without mixed precision is averaged in fp32, as DeepSpeed is told of no dtype.
+  sets for mixed precision, the whole module is cast to bf16; a copy in fp32 of what is trained, divided, is there all
+  along (``weights``). The bucket is taken whole; ZeRO-1 keeps all gradients until backward has ended, and its bucket
+  over micro-steps. A 16-bit model without mixed precision is averaged in fp32, as DeepSpeed is told of no dtype.
 * ``zero3``: each tensor is divided, small ones kept whole beside (zero_ranks.py). Its buckets are taken whole, too, and
   stay; weights are gathered, looked ahead for and let go of module by module (zero_gather.py), of which each layer has
   the most. Its own linear layers save the inputs of frozen weights, too. Adapters stay fp32, as nothing runs under

@@ -60,7 +60,8 @@ class Visit(NamedTuple):
 def bucket_walk(setup: Setup, bucket: Bucket) -> BucketWalk:
     """The walk of any rank."""
     layers = one_of_each_kind(setup.arch)
-    tape = BucketTape(setup.sizes.covers, bucket)
+    covers = setup.sizes.covers
+    tape = KeepingTape(covers, bucket) if bucket.is_first_stage else BucketTape(covers, bucket)
     model = Model(tape, setup, layers)
     tape.model = model
     play(tape, model)
@@ -143,10 +144,10 @@ class BucketTape(Tape):
     """A Tape that tells of each gradient as it comes."""
 
     causes = (*CAUSES, *RANK_CAUSES)
+    holds_whole_gradients = False
 
     def __init__(self, covers: Covers, bucket: Bucket) -> None:
         super().__init__(covers)
-        self.holds_whole_gradients = bucket.is_first_stage
         self.arrivals: dict[Place, list[Arrival]] = {}
         self.at_end: Peak = (0, {})
         self.model: Model | None = None
@@ -192,3 +193,9 @@ class BucketTape(Tape):
             self.at_end = (self.total_bytes, self.live_bytes.copy())
             self._waiting = None
         super()._go_to(place)
+
+
+class KeepingTape(BucketTape):
+    """ZeRO-1's: gradients and bucket stay from one micro-step to the next."""
+
+    holds_whole_gradients = True

@@ -8,6 +8,7 @@ what transformers builds that never asks transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vramprobe.architecture import families, mixtures, relatives
@@ -22,6 +23,7 @@ from vramprobe.architecture.parts import (
     UnsupportedArchitecture,
     Wrapped,
 )
+from vramprobe.architecture.releases import habits
 from vramprobe.architecture.variants import VARIANTS, variant
 
 __all__ = [
@@ -36,11 +38,15 @@ SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, *VARIANTS, "gpt_neox", "gpt2", "opt", *REL
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The Architecture of a ``config.json``.
+    """The Architecture of a ``config.json``, as the release of transformers builds it that it names (releases.py).
 
     Raises UnsupportedArchitecture (a VramprobeError) for a model type without arithmetic here, and VramprobeError for a
     key that is missing or has a value no such model can have.
     """
+    return replace(_architecture(config), habits=habits(config))
+
+
+def _architecture(config: Mapping[str, Any]) -> Architecture:
     model_type = config.get("model_type")
     checked = Config(config)
     if model_type in LLAMA_LIKE:

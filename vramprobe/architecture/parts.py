@@ -16,6 +16,10 @@ from vramprobe.errors import VramprobeError
 Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks"]
 
 
+#: How the loss puts logits beside labels that are one token ahead.
+Logits = Literal["labels padded", "shifted copy", "shifted copy, 16-bit logits kept"]
+
+
 class UnsupportedArchitecture(VramprobeError):
     """A model, or an option of it, that the formula engine has no arithmetic for."""
 
@@ -75,6 +79,21 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Habits:
+    """What decides memory and has changed between releases of transformers; the defaults are the pinned one's."""
+
+    logits: Logits = "labels padded"
+    rotary_positions: int = 0  # of a table in each layer; 0 where the layers share one of the length at hand
+    repeats_heads: bool = False  # grouped ones, for sdpa
+    copies_heads: bool = False  # sdpa's inputs, laid out by heads
+    reenters: bool = False  # a checkpoint is run again as a whole, and its output stays until its layer is done
+    experts_are_linear: bool = False
+
+
+PINNED = Habits()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Dimensions and parameters of a causal language model. Widths are elements, rates are probabilities."""
 
@@ -106,6 +125,7 @@ class Architecture:
     num_dense: int = 0  # layers before those with experts
     wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
+    habits: Habits = PINNED
 
     @property
     def head_width(self) -> int:

@@ -319,6 +319,9 @@ def predict(
     engine: Annotated[
         str, typer.Option(help="formula (milliseconds) | trace (simulation) | auto: formula where it can.")
     ] = "auto",
+    stack: Annotated[
+        str | None, typer.Option(help="Under another release: transformers-4.42 to -4.57 (transformers-5).")
+    ] = None,
     allow_extrapolation: Annotated[bool, typer.Option(help="Predict far outside what the fit has seen.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -341,6 +344,8 @@ def predict(
         raise typer.BadParameter(f"--changes is about one cell, and {asking[0]} looks for one; drop one of them.")
     if asking and gpu is None:
         raise typer.BadParameter(f"{asking[0]} asks what fits a GPU; name it: --gpu RTX-4090.")
+    if stack is not None and (asking or changes):
+        raise typer.BadParameter(f"--stack is of one prediction; drop {asking[0] if asking else '--changes'}, or --stack.")
     if asking == ["--min-gpus"]:
         if num_gpus is not None:
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
@@ -355,12 +360,13 @@ def predict(
         else:
             display.print_largest(largest)
         return
-    prediction = api.predict(engine=engine, gpu=gpu, **ranks, **cell)
+    prediction = api.predict(engine=engine, gpu=gpu, stack=stack, **ranks, **cell)
     judged = verdict(prediction, card) if card else None
     fewest, uncounted, others = [], "", None
-    if changes or (judged and judged.verdict != "fits"):
+    if changes or (judged and judged.verdict != "fits" and stack is None):
         others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
-    if judged and judged.verdict == "does not fit" and sharding is None and prediction.engine == "formula":
+    is_sole = sharding is None and stack is None and prediction.engine == "formula"
+    if judged and judged.verdict == "does not fit" and is_sole:
         fewest, uncounted = _min_gpus_if_countable(gpu, engine, cell)
     if json_output:
         more = {"verdict": judged.model_dump(mode="json")} if judged else {}

@@ -54,6 +54,7 @@ def predict(
     num_gpus: int | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
+    stack: str | None = None,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
@@ -62,11 +63,19 @@ def predict(
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's. ``replays``: on
     CUDA by the allocator's replay, where the fit knows how far off that is; else by arithmetic alone, as on the page.
+    ``stack``: under another release, ``transformers-4.48``, by arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
 
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
+    if stack is not None:
+        from vramprobe.predict.stack import on_stack
+
+        if sharding is not None or engine == "trace":
+            given = "sharding" if sharding is not None else "engine trace"
+            raise SpecError(f"stack is by arithmetic, of one GPU: drop {given}, or stack")
+        spec, engine = on_stack(spec, stack), "formula"
     if fit is None and sharding is None:
         card = catalog.find_gpu(gpu) if gpu is not None else None
         model = shipped_fit(spec.device, card, of_one_card=not replays)

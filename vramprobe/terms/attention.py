@@ -51,8 +51,11 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     """
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
-    if mask is not None and setup.arch.model_type != "falcon":
+    habits = setup.arch.habits
+    if (mask is not None or habits.repeats_heads) and setup.arch.model_type != "falcon":
         key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
+    if habits.copies_heads:
+        query, key, value = (layout.copied_by_heads(x) for x in (query, key, value))
     if setup.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
         query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
     bias = None if mask is None else query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype)

@@ -40,9 +40,13 @@ def forward(model: Model) -> Value:
         if model.setup.fused_loss:
             loss = fused_linear_cross_entropy(model, hidden)
         else:
-            logits = model.logits(hidden)
-            loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len)
+            logits, put = model.logits(hidden), model.arch.habits.logits
+            if put == "shifted copy":
+                logits = op.cast(logits, "fp32")  # the model's own forward does that, and drops those of 16 bits
+            shifts = put != "labels padded"
+            loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len, shifts_logits=shifts)
     model.leave_autocast()
+    model.cache.clear()
     return op.scaled(loss) if model.setup.accumulates else loss
 
 
@@ -74,25 +78,25 @@ def layer_place(arch: Architecture, layer: int) -> str:
 
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
-    """``torch.utils.checkpoint`` without re-entry: keep the layer's input, run the layer again in backward."""
+    """``torch.utils.checkpoint``, in older releases with re-entry: keep the layer's input, run it again in backward."""
     tape, index, tables, shared = model.tape, model.layer, model.tables, model.shared
     with tape.cause("checkpoint_store"):
         # The CPU's random state is kept to repeat dropout; CUDA's is copied to the host.
         state = tape.new(CPU_RNG_STATE_BYTES, "int8") if model.device == "cpu" else None
     tape.keep(hidden, "checkpoint_store")
 
-    def run_again(hidden: Value = hidden, state: Value | None = state) -> None:
+    def run_again(hidden: Value = hidden, state: Value | None = state) -> Value:
         model.layer, model.tables, model.shared = index, tables, shared
         now = state and op.value_like(state)  # fork_rng puts the present state back afterwards
         try:
-            layer(model, hidden)
+            return layer(model, hidden)
         finally:
             del now
             model.held_in_layer = None
             model.end_of_layers()
             model.leave_autocast()
 
-    checkpoint = Checkpoint(tape, run_again)
+    checkpoint = Checkpoint(tape, run_again, reenters=model.arch.habits.reenters)
     with tape.checkpointed(checkpoint), tape.cause(TEMPORARY, saved="checkpoint_store"):
         return layer(model, hidden)
 

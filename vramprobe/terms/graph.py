@@ -125,11 +125,12 @@ class Checkpoint:
     """A stretch of forward whose saved values are dropped and made again when backward first asks for one.
 
     As torch.utils.checkpoint without re-entry does it: the graph of the first run stays, without what it saved; the
-    second run fills it in.
+    second run fills it in. With re-entry the second run goes to its end, and its output stays as long as its graph.
     """
 
-    def __init__(self, tape: Tape, run_again: Callable[[], object]) -> None:
-        self.tape, self.run_again = tape, run_again
+    def __init__(self, tape: Tape, run_again: Callable[[], Value], *, reenters: bool = False) -> None:
+        self.tape, self.run_again, self.reenters = tape, run_again, reenters
+        self.output: Value | None = None
         self.nodes: list[Node] = []
         self.again: list[Node] | None = None  # null in the first run
 
@@ -140,7 +141,7 @@ class Checkpoint:
             self.nodes.append(node)
             return
         self.again.append(node)
-        if len(self.again) == len(self.nodes):
+        if len(self.again) == len(self.nodes) and not self.reenters:
             raise Recomputed
 
     def fill(self) -> None:
@@ -149,7 +150,9 @@ class Checkpoint:
             return
         self.again = []
         with self.tape.checkpointed(self), self.tape.cause(TEMPORARY, saved="recomputed_layer"), suppress(Recomputed):
-            self.run_again()
+            output = self.run_again()
+            self.output = output if self.reenters else None
+            del output
         for node, made_again in zip(self.nodes, self.again, strict=True):
             node.saved, made_again.saved = made_again.saved, ()
         self.nodes, self.again = [], []

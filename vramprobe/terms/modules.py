@@ -38,6 +38,7 @@ class Model:
         self._masks: dict[bool, Value] = {}  # by whether the layer slides
         self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
+        self.cache: list[Value] = []  # keys and values that the model's own forward returns with its output
         self.returned: Value | None = None  # what a layer returns beside its output; kept until the next one returns
 
     # -- weights ----------------------------------------------------------------------------------------------------
@@ -329,7 +330,10 @@ class Model:
         return self.shared[1] if len(self.shared) > 1 else None
 
     def attend(self, query: Value, key: Value, value: Value) -> Value:
-        """The layer's attention."""
+        """The layer's attention. Heads that are repeated come from a cache, which training fills, too, unless it has
+        checkpoints."""
+        if self.arch.habits.repeats_heads and not self.setup.gradient_checkpointing:
+            self.cache += [key, value]
         out, self.held_in_layer = attend(self.setup, query, key, value, self.mask)
         return out
 

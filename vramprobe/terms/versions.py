@@ -1,26 +1,97 @@
-"""What other versions of the libraries hold otherwise than those that the arithmetic reads like.
+"""Other versions of transformers than the one that the arithmetic reads like: a cell under them, and what to know then.
 
-In: a spec. Out: bytes, and a line for whoever asks. Runs under older versions are in benchmarks/versions.md.
+In: a spec; a release's name. Out: the spec as that release builds it, bytes, and lines for whoever asks. Runs under
+older versions are in benchmarks/versions.md.
 """
 
 from __future__ import annotations
 
 from vramprobe.architecture import architecture
+from vramprobe.architecture.releases import FIFTH, READ, RELEASE_KEY, release_of
+from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.spec import CellSpec
+from vramprobe.terms import moments
 from vramprobe.terms.parameters import quantised_bytes, tensors
 from vramprobe.units import format_bytes
 
+#: What a quantised mixture is predicted with to say what the other half of its users see.
+_FOURTH, _FIFTH = "4.57", "5.23"
+
+
+def under(spec: CellSpec, version: str) -> CellSpec:
+    """The cell as this version of transformers builds it."""
+    return spec.model_copy(update={"architecture": spec.architecture | {RELEASE_KEY: version}})
+
+
+def is_fourth(spec: CellSpec) -> bool:
+    """Whether the cell is one of a release before 5."""
+    version = spec.architecture.get(RELEASE_KEY)
+    return version is not None and release_of(version) < FIFTH
+
+
+def libraries_of(spec: CellSpec) -> dict[str, str]:
+    """Package → version: what a number of this cell holds for."""
+    return {"transformers": spec.architecture[RELEASE_KEY]} if is_fourth(spec) else dict(pinned_libraries())
+
 
 def version_notes(spec: CellSpec) -> list[str]:
-    """What is said of a cell that takes another size under transformers 4; empty for most. Raises
+    """What is said of a cell that takes another size under transformers 4, or 5; empty for most. Raises
     UnsupportedArchitecture where nothing is counted."""
+    if is_fourth(spec):
+        found = _beside_older_libraries(spec)
+        if spec.quant != "none" and architecture(spec.architecture).experts is not None:
+            found.append(
+                "so under transformers 4, whose experts are linear layers, which are quantised; transformers 5 leaves "
+                f"them in 16 bit or raises them to 32: {_peak(under(spec, _FIFTH))} there (--stack transformers-5)"
+            )
+        return found
     less = less_as_linears_bytes(spec)
     if not less:
         return []
-    return [
-        "so under transformers 5; transformers 4 has these experts as linear layers, which are quantised: "
-        f"{format_bytes(less)} less of weights there (docs/versions.md)"
+    said = "so under transformers 5; transformers 4 has these experts as linear layers, which are quantised: "
+    if spec.model_type in READ and not why_not_fourth(spec):
+        return [said + f"{_peak(under(spec, _FOURTH))} there (--stack transformers-{_FOURTH})"]
+    return [said + f"{format_bytes(less)} less of weights there (docs/versions.md)"]
+
+
+def why_not_fourth(spec: CellSpec) -> list[str]:
+    """What of a cell there is no arithmetic for under transformers 4, where what is otherwise was not read."""
+    arch = architecture(spec.architecture)
+    window = arch.sliding_window
+    reasons = [
+        (spec.device != "cuda", f"device {spec.device}"),
+        (spec.attn != "sdpa", f"attn {spec.attn}"),
+        (spec.fused_linear_cross_entropy, "fused_linear_cross_entropy"),
+        (spec.dora, "dora"),
+        (spec.quant == "int8", "quant int8"),
+        (spec.num_gpus > 1, f"num_gpus {spec.num_gpus}"),
+        (window is not None and spec.seq_len >= window, f"seq_len {spec.seq_len:,} beyond the sliding window"),
     ]
+    experts = arch.experts
+    if experts is not None:
+        per_token = experts.per_token * (spec.lora_r or experts.num)
+        is_even = per_token % experts.num == 0 and experts.num & (experts.num - 1) == 0
+        reasons.append((not is_even, f"{experts.num} experts with {experts.per_token} to a token and lora_r {spec.lora_r}"))
+    return [words for broken, words in reasons if broken]
+
+
+def _peak(spec: CellSpec) -> str:
+    """The highest moment, by arithmetic."""
+    return f"about {format_bytes(max(moment.total_bytes for moment in moments(spec)))}"
+
+
+def _beside_older_libraries(spec: CellSpec) -> list[str]:
+    """What the libraries of that time do otherwise that is no doing of transformers, and that is not counted."""
+    if spec.quant == "none":
+        return []
+    widest = max(tensor.numel for tensor in tensors(spec, architecture(spec.architecture)) if tensor.quantised)
+    found = []
+    if spec.kbit_prep != "none":
+        found.append(
+            "with bitsandbytes 0.47 or newer: before, a 4-bit layer computed in its input's fp32, so that a whole "
+            f"weight stood in it, {format_bytes(4 * widest)} at most; not counted"
+        )
+    return found
 
 
 def less_as_linears_bytes(spec: CellSpec) -> int:

@@ -33,6 +33,7 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture.families": None,
     "architecture.relatives": None,
     "architecture.variants": None,
+    "architecture.releases": None,
     "architecture.mixtures": None,
     "architecture": None,
     "spec": {
@@ -72,7 +73,7 @@ _MODULES: dict[str, set[str] | None] = {
         "with_workspaces",
     },
     "predict.prediction": {
-        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING",
+        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
         "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
         "Interval", "FitProvenance",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",

@@ -80,7 +80,7 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """What decides memory and has changed between releases of transformers; the defaults are the pinned one's."""
+    """What decides memory and has changed between releases of libraries; the defaults are the pinned ones'."""
 
     logits: Logits = "labels padded"
     rotary_positions: int = 0  # of a table in each layer; 0 where the layers share one of the length at hand
@@ -88,6 +88,8 @@ class Habits:
     copies_heads: bool = False  # sdpa's inputs, laid out by heads
     reenters: bool = False  # a checkpoint is run again as a whole, and its output stays until its layer is done
     experts_are_linear: bool = False
+    computes_in_fp32: bool = False  # a 4-bit layer whose input is fp32, whatever its compute dtype
+    keeps_inputs: bool = False  # of 4-bit layers, for a gradient that a frozen weight never has
 
 
 PINNED = Habits()

@@ -1,12 +1,13 @@
-"""What a release of transformers does otherwise than the pinned one, as read in its source.
+"""What a release of transformers or bitsandbytes does otherwise than the pinned one, as read in its source.
 
-In: a config.json, which names the release that builds it by RELEASE_KEY; without that it is the pinned one. Out: its
-Habits, or UnsupportedArchitecture for what was not read. A release is a whole number, 4048 for 4.48.
+In: a config.json, which names releases by RELEASE_KEY and QUANTISER_KEY; without these they are the pinned ones. Out:
+their Habits, or UnsupportedArchitecture for what was not read. A release is a whole number, 4048 for 4.48.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vramprobe.architecture.parts import PINNED, Habits, Logits, UnsupportedArchitecture
@@ -14,6 +15,7 @@ from vramprobe.architecture.parts import PINNED, Habits, Logits, UnsupportedArch
 #: transformers' own key of the release that wrote a config.json. Those that are read lose it (catalog/models.py), so
 #: here it is what somebody asked for.
 RELEASE_KEY = "transformers_version"
+QUANTISER_KEY = "bitsandbytes_version"
 #: The oldest that was read and run, and the last before 5 (benchmarks/versions.md).
 OLDEST, LAST_FOURTH = 4042, 4057
 #: The first whose checkpoints do not re-enter autograd unless told to (gradient_checkpointing_enable), and whose
@@ -29,15 +31,28 @@ LABELS_PADDED = 4049
 HEADS_COPIED, HEADS_AS_THEY_ARE = 4048, 4056
 #: The first that hands sdpa grouped heads as they are (use_gqa_in_sdpa).
 HEADS_GROUPED = 4054
+#: The first bitsandbytes whose 4-bit layers compute in the dtype that they are told to (modules.py, compute_type_is_set).
+COMPUTES_AS_TOLD = 47
+#: Those that kept the inputs of 4-bit products (autograd/_functions.py, ctx.tensors).
+KEEPING_INPUTS = ("0.43", "0.43.0", "0.43.1")
 #: The model types whose older code was read and run.
 READ = ("llama", "mistral", "mixtral", "qwen2")
 
 
 def habits(config: Mapping[str, Any]) -> Habits:
-    """Those of the release that a config.json names; from 5.0 on all are taken for the pinned one.
+    """Those of the releases that a config.json names; transformers from 5.0 on is taken for the pinned one.
 
     Raises UnsupportedArchitecture for a model type or a release of which they are not known.
     """
+    found, quantiser = _of_transformers(config), config.get(QUANTISER_KEY)
+    if quantiser is None:
+        return found
+    return replace(
+        found, computes_in_fp32=release_of(quantiser) < COMPUTES_AS_TOLD, keeps_inputs=quantiser in KEEPING_INPUTS
+    )
+
+
+def _of_transformers(config: Mapping[str, Any]) -> Habits:
     named = config.get(RELEASE_KEY)
     if named is None:
         return PINNED

@@ -320,7 +320,7 @@ def predict(
         str, typer.Option(help="formula (milliseconds) | trace (simulation) | auto: formula where it can.")
     ] = "auto",
     stack: Annotated[
-        str | None, typer.Option(help="Under another release: transformers-4.42 to -4.57 (transformers-5).")
+        str | None, typer.Option(help="Under other releases: transformers-4.48, or with ,bitsandbytes-0.45.")
     ] = None,
     allow_extrapolation: Annotated[bool, typer.Option(help="Predict far outside what the fit has seen.")] = False,
     json_output: Json = False,

@@ -1,6 +1,6 @@
-"""Stack: a cell as another release of transformers builds it, for ``predict --stack transformers-4.48``.
+"""Stack: a cell under other releases, for ``predict --stack transformers-4.48,bitsandbytes-0.45``.
 
-In: a spec and a release's name. Out: the spec under it, or SpecError for what was not read in that release's source.
+In: a spec and the releases' names. Out: the spec under them, or SpecError for what was not read in their source.
 """
 
 from __future__ import annotations
@@ -12,33 +12,52 @@ from vramprobe.architecture.releases import FIFTH, LAST_FOURTH, OLDEST, in_words
 from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec
-from vramprobe.terms.versions import under, why_not_fourth
+from vramprobe.terms.versions import is_fourth, under, why_not_fourth
 
 
-def on_stack(spec: CellSpec, name: str) -> CellSpec:
-    """The cell under ``transformers-4.48``; ``transformers-4`` is the last of those, ``transformers-5`` the pinned one.
+#: The oldest bitsandbytes that was read and run.
+_OLDEST_QUANTISER = 43
 
-    Raises SpecError for another name or a release that was not read, UnsupportedArchitecture for a cell of which that
-    release's memory is not known.
+
+def on_stack(spec: CellSpec, names: str) -> CellSpec:
+    """The cell under ``transformers-4.48``, with ``,bitsandbytes-0.45`` where that matters.
+
+    ``transformers-4`` is the last of those, ``transformers-5`` the pinned one, and so are all from 5.0 on: what they do
+    otherwise is in benchmarks/versions.md. Raises SpecError for another name or a release that was not read,
+    UnsupportedArchitecture for a cell of which that release's memory is not known.
     """
-    pinned = pinned_libraries()["transformers"]
-    found = re.fullmatch(r"transformers-(\d+)(?:\.(\d+))?(?:\.\d+)?", name)
-    if found is None:
-        raise SpecError(f"stack: {name!r} given; name a release of transformers, such as transformers-4.48")
-    default = {"4": in_words(LAST_FOURTH), "5": pinned}
-    version = f"{found[1]}.{found[2]}" if found[2] else default.get(found[1], f"{found[1]}.0")
-    release, newest = release_of(version), release_of(pinned)
-    if not (OLDEST <= release <= LAST_FOURTH or FIFTH <= release <= newest):
-        raise SpecError(
-            f"stack: {name!r} given; known are transformers-{in_words(OLDEST)} to -{in_words(LAST_FOURTH)}, and "
-            f"-{in_words(FIFTH)} to -{in_words(newest)}. Run the cell under another: docs/versions.md"
-        )
-    if release >= FIFTH:
-        return spec  # one arithmetic for all of them: what they do otherwise is in benchmarks/versions.md
-    older = under(spec, version)
-    if reasons := why_not_fourth(older):
+    versions = _versions(names)
+    found = under(spec, {
+        package: version for package, version in versions.items()
+        if package != "transformers" or release_of(version) < FIFTH
+    })  # fmt: skip
+    if is_fourth(found) and (reasons := why_not_fourth(found)):
         raise UnsupportedArchitecture(
-            f"the formula engine has no arithmetic under transformers {version} for {', '.join(reasons)}; leave it out, "
-            "or run the cell under that release: docs/versions.md"
+            f"the formula engine has no arithmetic under transformers {versions['transformers']} for "
+            f"{', '.join(reasons)}; leave it out, or run the cell under that release: docs/versions.md"
         )
-    return older
+    return found
+
+
+def _versions(names: str) -> dict[str, str]:
+    """Package → version. Raises SpecError."""
+    pinned, found = pinned_libraries(), {}
+    for name in names.split(","):
+        told = re.fullmatch(r"(transformers|bitsandbytes)-(\d+)(\.\d+)?(\.\d+)?", name.strip())
+        if told is None:
+            raise SpecError(
+                f"stack: {name!r} given; name releases of transformers and bitsandbytes: "
+                "transformers-4.48,bitsandbytes-0.45"
+            )
+        package, major, minor, patch = told.groups(default="")
+        last = {"4": in_words(LAST_FOURTH), "5": pinned["transformers"]} if package == "transformers" else {}
+        version = f"{major}{minor}{patch}" if minor else last.get(major, f"{major}.0")
+        newest = release_of(pinned[package])
+        ranges = [(OLDEST, LAST_FOURTH), (FIFTH, newest)] if package == "transformers" else [(_OLDEST_QUANTISER, newest)]
+        if not any(low <= release_of(version) <= high for low, high in ranges):
+            known = ", and ".join(f"{in_words(low)} to {in_words(high)}" for low, high in ranges)
+            raise SpecError(
+                f"stack: {name!r} given; known of {package} are {known}. Run the cell under another: docs/versions.md"
+            )
+        found[package] = version
+    return found

@@ -116,7 +116,8 @@ class Model:
     def _quantised(self, name: str, value: Value, tensor: Tensor) -> Value:
         """bitsandbytes: dequantise the whole weight, multiply, save nothing for 4 bit and the input for 8 bit."""
         tape, eight_bit, autocast = self.tape, self.setup.quant == "int8", self.setup.autocast
-        given = value if eight_bit else op.cast(value, tensor.dtype)
+        habits = self.arch.habits
+        given = value if eight_bit or habits.computes_in_fp32 else op.cast(value, tensor.dtype)
         num_out, numel, before = self.num_out(name), given.numel, given.dtype
         whole = self._dequantised(tensor, given.dtype)
         # The product is an F.linear within bitsandbytes' own: autocast casts what is wider, the whole weight included.
@@ -135,7 +136,7 @@ class Model:
 
         # MatMul8bitFp and MatMul8bitLt keep the input as an attribute of ctx, not by save_for_backward: a checkpoint
         # cannot drop it, nor does its own backward.
-        tape.record([given], [out], [], backward, kept=[given] if eight_bit else [])
+        tape.record([given], [out], [], backward, kept=[given] if eight_bit or habits.keeps_inputs else [])
         return out if eight_bit else op.cast(out, value.dtype)
 
     def _cast_operands(self, name: str, num_in: int, num_weight: int, before: str, after: str) -> tuple[Value, ...]:

@@ -218,7 +218,7 @@ class Tape:
             for edge in edges:
                 if edge is not None and isinstance(edge[0], Leaf):
                     edge[0].num_awaited += 1
-        if kept:
+        if kept and not (first_run and checkpoint is not None and checkpoint.reenters):  # that run has no graph
             node.kept = self._held(kept)
         if saved:
             dropped = checkpoint is not None and recomputable

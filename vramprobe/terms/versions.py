@@ -7,7 +7,7 @@ older versions are in benchmarks/versions.md.
 from __future__ import annotations
 
 from vramprobe.architecture import architecture
-from vramprobe.architecture.releases import FIFTH, READ, RELEASE_KEY, release_of
+from vramprobe.architecture.releases import FIFTH, QUANTISER_KEY, READ, RELEASE_KEY, release_of
 from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.spec import CellSpec
 from vramprobe.terms import moments
@@ -18,9 +18,11 @@ from vramprobe.units import format_bytes
 _FOURTH, _FIFTH = "4.57", "5.23"
 
 
-def under(spec: CellSpec, version: str) -> CellSpec:
-    """The cell as this version of transformers builds it."""
-    return spec.model_copy(update={"architecture": spec.architecture | {RELEASE_KEY: version}})
+def under(spec: CellSpec, versions: dict[str, str]) -> CellSpec:
+    """The cell under these versions: package → version, of transformers and bitsandbytes."""
+    keys = {"transformers": RELEASE_KEY, "bitsandbytes": QUANTISER_KEY}
+    named = {keys[package]: version for package, version in versions.items()}
+    return spec.model_copy(update={"architecture": spec.architecture | named})
 
 
 def is_fourth(spec: CellSpec) -> bool:
@@ -31,7 +33,11 @@ def is_fourth(spec: CellSpec) -> bool:
 
 def libraries_of(spec: CellSpec) -> dict[str, str]:
     """Package → version: what a number of this cell holds for."""
-    return {"transformers": spec.architecture[RELEASE_KEY]} if is_fourth(spec) else dict(pinned_libraries())
+    found = dict(pinned_libraries())
+    if is_fourth(spec):
+        found = {"transformers": spec.architecture[RELEASE_KEY], "bitsandbytes": found["bitsandbytes"]}
+    quantiser = spec.architecture.get(QUANTISER_KEY)
+    return found if quantiser is None else found | {"bitsandbytes": quantiser}
 
 
 def version_notes(spec: CellSpec) -> list[str]:
@@ -42,7 +48,7 @@ def version_notes(spec: CellSpec) -> list[str]:
         if spec.quant != "none" and architecture(spec.architecture).experts is not None:
             found.append(
                 "so under transformers 4, whose experts are linear layers, which are quantised; transformers 5 leaves "
-                f"them in 16 bit or raises them to 32: {_peak(under(spec, _FIFTH))} there (--stack transformers-5)"
+                f"them in 16 bit or raises them to 32: {_peak_under(spec, _FIFTH)} there (--stack transformers-5)"
             )
         return found
     less = less_as_linears_bytes(spec)
@@ -50,7 +56,7 @@ def version_notes(spec: CellSpec) -> list[str]:
         return []
     said = "so under transformers 5; transformers 4 has these experts as linear layers, which are quantised: "
     if spec.model_type in READ and not why_not_fourth(spec):
-        return [said + f"{_peak(under(spec, _FOURTH))} there (--stack transformers-{_FOURTH})"]
+        return [said + f"{_peak_under(spec, _FOURTH)} there (--stack transformers-{_FOURTH})"]
     return [said + f"{format_bytes(less)} less of weights there (docs/versions.md)"]
 
 
@@ -75,22 +81,22 @@ def why_not_fourth(spec: CellSpec) -> list[str]:
     return [words for broken, words in reasons if broken]
 
 
-def _peak(spec: CellSpec) -> str:
+def _peak_under(spec: CellSpec, version: str) -> str:
     """The highest moment, by arithmetic."""
-    return f"about {format_bytes(max(moment.total_bytes for moment in moments(spec)))}"
+    found = moments(under(spec, {"transformers": version}))
+    return f"about {format_bytes(max(moment.total_bytes for moment in found))}"
 
 
 def _beside_older_libraries(spec: CellSpec) -> list[str]:
-    """What the libraries of that time do otherwise that is no doing of transformers, and that is not counted."""
-    if spec.quant == "none":
-        return []
-    widest = max(tensor.numel for tensor in tensors(spec, architecture(spec.architecture)) if tensor.quantised)
+    """What the libraries of that time do otherwise that is no doing of transformers."""
     found = []
-    if spec.kbit_prep != "none":
+    if spec.quant != "none" and spec.architecture.get(QUANTISER_KEY) is None:
         found.append(
-            "with bitsandbytes 0.47 or newer: before, a 4-bit layer computed in its input's fp32, so that a whole "
-            f"weight stood in it, {format_bytes(4 * widest)} at most; not counted"
+            "with today's bitsandbytes; before 0.47 its 4-bit layers computed in their input's dtype, and 0.43.1 kept the "
+            "inputs: name it, too (--stack transformers-4.48,bitsandbytes-0.45)"
         )
+    if spec.quant == "none" and spec.lora_dtype == "fp32" and spec.dtype != "fp32":
+        found.append("with adapters in fp32, as peft makes them from 0.12 on; before, give --lora-dtype bf16")
     return found
 
 

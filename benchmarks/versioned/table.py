@@ -15,6 +15,7 @@ from typing import Any
 from stacks import PINS, fingerprint, pins
 from versioned import picture
 from versioned.causes import UNEXPLAINED, list_causes, step_of
+from versioned.predicted import predicted_bytes
 from versioned.runs import CARD, Run, runs
 
 from vramprobe.units import GIB
@@ -23,7 +24,8 @@ JUMP_PERCENT = 1.0
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 COLUMNS = (
     "run", "model", "num_layers", "method", "trainer", "stack", "day", *PACKAGES, "outcome", "peak_bytes",
-    "reserved_bytes", "phase", "since", "change_bytes", "change_percent", "cause", "error",
+    "reserved_bytes", "phase", "since", "change_bytes", "change_percent", "cause", "step_bytes", "predicted_bytes",
+    "error",
 )  # fmt: skip
 Row = dict[str, Any]
 Entry = dict[str, Any]
@@ -64,6 +66,8 @@ def _row(run: Run, stack: str, entry: Entry, before: Row | None) -> Row:
     if entry["outcome"] != "ok":
         return row | {"error": last_error(entry)}
     row |= {name: entry[name] for name in ("peak_bytes", "reserved_bytes", "phase")}
+    row["step_bytes"] = max(size for phase, size in entry["phases"].items() if phase != "load")
+    row["predicted_bytes"] = predicted_bytes(run, told)
     if before is None:
         return row
     change = entry["peak_bytes"] - before["peak_bytes"]
@@ -115,7 +119,8 @@ def page(found: list[Row], entries: list[Entry]) -> str:
     lines = [
         *_HEAD.splitlines(), "", "![memory by version](versions.svg)", "", "## Peaks", "", *_peaks(found, stacks), "",
         "## Jumps", "", *_jumps(jumps), "", "## Causes", "", *_causes(jumps, entries), "",
-        "## What does not run", "", *_errors(found), "", "## Stacks", "", *_stacks(found, stacks),
+        "## Predicted", "", *_predicted(found, stacks), "",
+        "## What does not run", "", *_errors(found, stacks), "", "## Stacks", "", *_stacks(found, stacks),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -173,11 +178,35 @@ def _causes(jumps: list[Row], entries: list[Entry]) -> list[str]:
     return lines
 
 
-def _errors(found: list[Row]) -> list[str]:
+def _predicted(found: list[Row], stacks: list[str]) -> list[str]:
+    """A line for each run by transformers' Trainer: how far the arithmetic is off, in percent of the emulated step."""
+    offs = {(row["run"], row["stack"]): off_percent(row) for row in found if row["predicted_bytes"]}
+    if not offs:
+        return ["Nothing yet."]
+    worst = max(offs.values(), key=abs)
+    lines = [
+        f"What `vramprobe predict --stack transformers-X,bitsandbytes-Y` says of a step of the runs by transformers' "
+        f"Trainer, by arithmetic alone, of no fit: {len(offs)} of them, the worst {worst:+.2f} % off. In percent of the "
+        "highest moment of a step, loading left out:", "",
+        f"| run | {' | '.join(name.removeprefix('hf-') for name in stacks)} |", f"| --- |{' ---: |' * len(stacks)}",
+    ]  # fmt: skip
+    for run in dict.fromkeys(name for name, _ in offs):
+        cells = [f"{offs[run, stack]:+.2f}" if (run, stack) in offs else "" for stack in stacks]
+        lines.append(f"| {run} | {' | '.join(cells)} |")
+    return lines
+
+
+def off_percent(row: Row) -> float:
+    """Of what was predicted, against what the emulated step held."""
+    return 100 * (int(row["predicted_bytes"]) / int(row["step_bytes"]) - 1)
+
+
+def _errors(found: list[Row], stacks: list[str]) -> list[str]:
     failed = [row for row in found if row["outcome"] != "ok"]
-    if not failed:
-        return ["All of them ran."]
-    lines = ["| run | stack | ended with |", "| --- | --- | --- |"]
+    made, every = len(found), len(runs()) * len(stacks)
+    lines = [f"{made} of {every} were run; " + (f"{len(failed)} of them ended otherwise:" if failed else "all ended well.")]
+    if failed:
+        lines += ["", "| run | stack | ended with |", "| --- | --- | --- |"]
     return lines + [f"| {row['run']} | {row['stack']} | {row['outcome']}: {row['error']} |" for row in failed]
 
 

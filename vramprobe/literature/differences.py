@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from vramprobe.architecture import Architecture, architecture
+from vramprobe.architecture.releases import LABELS_PADDED, LOSS_APART, SHARED_ROTARY
 from vramprobe.literature.published import PublishedRow, Version
 from vramprobe.simulate.history import History
 from vramprobe.spec import CellSpec, lora_target_names
@@ -21,13 +22,8 @@ from vramprobe.spec import CellSpec, lora_target_names
 Moment = Literal["forward", "loss", "layers", "optimizer_step"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-#: The first transformers whose layers share one rotary table; before, each keeps its own for all positions.
-_SHARED_ROTARY = {"llama": (4, 41), "mistral": (4, 42), "qwen2": (4, 45), "mixtral": (4, 48)}
 #: The first transformers that leaves repeating key and value heads to flash attention; llama always did.
-_NO_REPEATED_HEADS = {"mistral": (4, 48), "qwen2": (4, 48), "mixtral": (4, 48)}
-#: The first transformers whose loss is a function apart, loss_utils.ForCausalLMLoss; it pads the labels from 4.49.
-_LOSS_APART = {"llama": (4, 46), "qwen2": (4, 46), "mixtral": (4, 46), "granite": (4, 48), "mistral": (4, 48)}
-_LABELS_PADDED = (4, 49)
+_NO_REPEATED_HEADS = {"mistral": 4048, "qwen2": 4048, "mixtral": 4048}
 #: Width of an input → the products of a layer that take it.
 _INPUTS = {
     "hidden_size": ("q_proj", "k_proj", "v_proj"), "hidden_size_of_mlp": ("gate_proj", "up_proj"),
@@ -104,6 +100,12 @@ def _is_older(row: PublishedRow, library: str, than: Version | None) -> bool:
     return version is not None and than is not None and version < than
 
 
+def _is_before(row: PublishedRow, release: int | None) -> bool:
+    """Whether its transformers is older than a release as architecture/releases.py has it."""
+    version = row.versions.get("transformers")
+    return version is not None and release is not None and 1000 * version[0] + version[1] < release
+
+
 def _by_trl(row: PublishedRow) -> bool:
     """Run by trl's SFTTrainer, a transformers Trainer: what fms-acceleration's benchmark launches."""
     return row.source.startswith("fms-acceleration")
@@ -173,7 +175,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         source="transformers 4.41.2 modeling_mistral.py:107-115, 4.47.1 modeling_mixtral.py:193-201 "
         "(_set_cos_sin_cache, register_buffer); llama until 4.40, mistral 4.41, qwen2 4.44, mixtral 4.47",
         moments=MOMENTS,
-        applies=lambda row, spec: _is_older(row, "transformers", _SHARED_ROTARY.get(spec.model_type)),
+        applies=lambda row, spec: _is_before(row, SHARED_ROTARY.get(spec.model_type)),
         num_bytes=_rotary_tables,
     ),
     Difference(
@@ -192,7 +194,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "and granite until 4.47, in llama, qwen2 and mixtral until 4.45",
         moments=("forward",),
         applies=lambda row, spec: (
-            _is_older(row, "transformers", _LOSS_APART.get(spec.model_type)) and _logits_are_16_bit(spec)
+            _is_before(row, LOSS_APART.get(spec.model_type)) and _logits_are_16_bit(spec)
         ),
         num_bytes=_shifted_logits,
     ),
@@ -202,8 +204,9 @@ DIFFERENCES: tuple[Difference, ...] = (
         source="transformers 4.48.1 loss/loss_utils.py:36-39 (ForCausalLMLoss); 4.49 pads the labels instead",
         moments=("forward",),
         applies=lambda row, spec: (
-            spec.model_type in _LOSS_APART
-            and _LOSS_APART[spec.model_type] <= row.versions.get("transformers", ()) < _LABELS_PADDED
+            spec.model_type in LOSS_APART
+            and _is_before(row, LABELS_PADDED)
+            and not _is_before(row, LOSS_APART[spec.model_type])
             and _logits_are_16_bit(spec)
         ),
         num_bytes=_shifted_and_16_bit_logits,
@@ -223,7 +226,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         source="transformers 4.47.1 modeling_mistral.py:329-330 (repeat_kv); gone in 4.48",
         moments=("layers",),
         applies=lambda row, spec: (
-            spec.attn == "flash_attention_2" and _is_older(row, "transformers", _NO_REPEATED_HEADS.get(spec.model_type))
+            spec.attn == "flash_attention_2" and _is_before(row, _NO_REPEATED_HEADS.get(spec.model_type))
         ),
         num_bytes=_repeated_heads,
     ),

@@ -52,7 +52,7 @@ FAR = 30.0
 LIMIT_NAMES = ("num_params", "num_tokens")
 #: Each choice never seen widens the interval by this much of the value.
 WIDENING = 0.02
-#: Nor is a cell under transformers 4, of which no fit is made; 52 emulated runs were within half of this.
+#: Nor is a cell under transformers 4, of which no fit is made; emulated runs were within 0.3 %.
 FOURTH_WIDENING = 0.005
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
@@ -381,7 +381,7 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
         widening += widening_of(name, model)
     if is_fourth(spec):
         warnings.append(
-            "under transformers 4 by arithmetic: the fit is of transformers 5, and emulated runs were within 0.2 % of it "
+            "under transformers 4 by arithmetic: the fit is of transformers 5, and emulated runs were within 0.3 % of it "
             "(benchmarks/versions.md)"
         )
         widening += FOURTH_WIDENING

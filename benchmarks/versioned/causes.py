@@ -22,6 +22,7 @@ FILE = Path(__file__).with_name("causes.toml")
 class Cause:
     """``stacks``: the last before and the first after. ``runs``: names, with ``*``. ``release``: package and version.
     ``bisected``: the run by which ``--bisect`` came to that release; empty where it was read in the source alone.
+    ``counted``: ``predict --stack`` has it as a rule of its own, and comes to both peaks.
     """
 
     stacks: tuple[str, str]
@@ -30,6 +31,7 @@ class Cause:
     why: str
     source: str
     bisected: str = ""
+    counted: bool = False
 
     def applies(self, run: str, before: str, after: str) -> bool:
         return self.stacks == (before, after) and any(fnmatchcase(run, pattern) for pattern in self.runs)

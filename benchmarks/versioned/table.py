@@ -170,7 +170,7 @@ def _causes(jumps: list[Row], entries: list[Entry]) -> list[str]:
         if not any(cause.applies(row["run"], row["since"], row["stack"]) for row in jumps):
             continue
         step = step_of(cause, entries)
-        told = "no: read"
+        told = "no: read, and counted" if cause.counted else "no: read"
         if step is not None:
             version, before, after = step
             told = f"{cause.bisected}: {version} {before / GIB:.2f} GiB, then {after / GIB:.2f}"
@@ -185,9 +185,9 @@ def _predicted(found: list[Row], stacks: list[str]) -> list[str]:
         return ["Nothing yet."]
     worst = max(offs.values(), key=abs)
     lines = [
-        f"What `vramprobe predict --stack transformers-X,bitsandbytes-Y` says of a step of the runs by transformers' "
-        f"Trainer, by arithmetic alone, of no fit: {len(offs)} of them, the worst {worst:+.2f} % off. In percent of the "
-        "highest moment of a step, loading left out:", "",
+        "What `vramprobe predict --stack transformers-X,bitsandbytes-Y` says of a step of the runs by transformers'",
+        f"Trainer, by arithmetic alone and no fit: {len(offs)} of them, the worst {worst:+.2f} % off. In percent of",
+        "the emulated step, loading left out:", "",
         f"| run | {' | '.join(name.removeprefix('hf-') for name in stacks)} |", f"| --- |{' ---: |' * len(stacks)}",
     ]  # fmt: skip
     for run in dict.fromkeys(name for name, _ in offs):
@@ -204,7 +204,8 @@ def off_percent(row: Row) -> float:
 def _errors(found: list[Row], stacks: list[str]) -> list[str]:
     failed = [row for row in found if row["outcome"] != "ok"]
     made, every = len(found), len(runs()) * len(stacks)
-    lines = [f"{made} of {every} were run; " + (f"{len(failed)} of them ended otherwise:" if failed else "all ended well.")]
+    ended = f"{len(failed)} of them ended otherwise:" if failed else "all ended well."
+    lines = [f"{made} of {every} were run; {ended}"]
     if failed:
         lines += ["", "| run | stack | ended with |", "| --- | --- | --- |"]
     return lines + [f"| {row['run']} | {row['stack']} | {row['outcome']}: {row['error']} |" for row in failed]

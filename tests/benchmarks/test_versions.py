@@ -139,6 +139,30 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Sc
             assert abs(step[2] / step[1] - 1) > 0.01, cause
 
 
+def test_the_arithmetic_of_each_stack_is_what_its_runs_held(script: Script) -> None:
+    table = script("versioned.table")
+    offs = {(row["run"], row["stack"]): table.off_percent(row) for row in table_rows() if row["predicted_bytes"]}
+    assert {run.split()[1] for run, _ in offs} == {"full", "lora", "qlora"}
+    assert {stack for _, stack in offs} >= {"hf-2024-06", "hf-2025-10", "hf-2026-11"}
+    assert {one: off for one, off in offs.items() if abs(off) > 0.3} == {}
+
+
+def test_a_cause_that_is_counted_is_in_the_arithmetic_of_both_sides(script: Script) -> None:
+    causes = [one for one in script("versioned.causes").list_causes() if one.counted]
+    known = {(row["run"], row["stack"]): row for row in table_rows()}
+    held = set()
+    for row in table_rows():
+        applying = [one for one in causes if row["cause"] and one.applies(row["run"], row["since"], row["stack"])]
+        before = known.get((row["run"], row["since"]))
+        if not applying or before is None or not (row["predicted_bytes"] and before["predicted_bytes"]):
+            continue
+        change = int(row["step_bytes"]) - int(before["step_bytes"])
+        counted = int(row["predicted_bytes"]) - int(before["predicted_bytes"])
+        assert abs(counted - change) < 0.004 * int(row["step_bytes"]), (row["run"], row["stack"])
+        held |= {one.release for one in applying}
+    assert held == {one.release for one in causes}
+
+
 def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held(script: Script) -> None:
     from vramprobe.spec import resolve
     from vramprobe.terms.versions import less_as_linears_bytes

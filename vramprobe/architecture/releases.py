@@ -31,7 +31,7 @@ LABELS_PADDED = 4049
 HEADS_COPIED, HEADS_AS_THEY_ARE = 4048, 4056
 #: The first that hands sdpa grouped heads as they are (use_gqa_in_sdpa).
 HEADS_GROUPED = 4054
-#: The first bitsandbytes whose 4-bit layers compute in the dtype that they are told to (modules.py, compute_type_is_set).
+#: The first bitsandbytes whose 4-bit layers compute in the dtype that they are told (modules.py, compute_type_is_set).
 COMPUTES_AS_TOLD = 47
 #: Those that kept the inputs of 4-bit products (autograd/_functions.py, ctx.tensors).
 KEEPING_INPUTS = ("0.43", "0.43.0", "0.43.1")

@@ -345,7 +345,7 @@ def predict(
     if asking and gpu is None:
         raise typer.BadParameter(f"{asking[0]} asks what fits a GPU; name it: --gpu RTX-4090.")
     if stack is not None and (asking or changes):
-        raise typer.BadParameter(f"--stack is of one prediction; drop {asking[0] if asking else '--changes'}, or --stack.")
+        raise typer.BadParameter(f"--stack is of one prediction; drop it, or {(asking or ['--changes'])[0]}.")
     if asking == ["--min-gpus"]:
         if num_gpus is not None:
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")

@@ -193,9 +193,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         source="transformers 4.41.2 modeling_mistral.py:1153-1158, 4.45.2 modeling_mistral.py:1064-1066; in mistral "
         "and granite until 4.47, in llama, qwen2 and mixtral until 4.45",
         moments=("forward",),
-        applies=lambda row, spec: (
-            _is_before(row, LOSS_APART.get(spec.model_type)) and _logits_are_16_bit(spec)
-        ),
+        applies=lambda row, spec: _is_before(row, LOSS_APART.get(spec.model_type)) and _logits_are_16_bit(spec),
         num_bytes=_shifted_logits,
     ),
     Difference(

@@ -381,7 +381,7 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
         widening += widening_of(name, model)
     if is_fourth(spec):
         warnings.append(
-            "under transformers 4 by arithmetic: the fit is of transformers 5, and emulated runs were within 0.3 % of it "
+            "under transformers 4 by arithmetic: the fit is of transformers 5, and emulated runs were within 0.3 % "
             "(benchmarks/versions.md)"
         )
         widening += FOURTH_WIDENING

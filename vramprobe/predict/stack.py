@@ -14,7 +14,6 @@ from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec
 from vramprobe.terms.versions import is_fourth, under, why_not_fourth
 
-
 #: The oldest bitsandbytes that was read and run.
 _OLDEST_QUANTISER = 43
 
@@ -53,7 +52,9 @@ def _versions(names: str) -> dict[str, str]:
         last = {"4": in_words(LAST_FOURTH), "5": pinned["transformers"]} if package == "transformers" else {}
         version = f"{major}{minor}{patch}" if minor else last.get(major, f"{major}.0")
         newest = release_of(pinned[package])
-        ranges = [(OLDEST, LAST_FOURTH), (FIFTH, newest)] if package == "transformers" else [(_OLDEST_QUANTISER, newest)]
+        ranges = [(_OLDEST_QUANTISER, newest)]
+        if package == "transformers":
+            ranges = [(OLDEST, LAST_FOURTH), (FIFTH, newest)]
         if not any(low <= release_of(version) <= high for low, high in ranges):
             known = ", and ".join(f"{in_words(low)} to {in_words(high)}" for low, high in ranges)
             raise SpecError(

@@ -77,7 +77,8 @@ def why_not_fourth(spec: CellSpec) -> list[str]:
     if experts is not None:
         per_token = experts.per_token * (spec.lora_r or experts.num)
         is_even = per_token % experts.num == 0 and experts.num & (experts.num - 1) == 0
-        reasons.append((not is_even, f"{experts.num} experts with {experts.per_token} to a token and lora_r {spec.lora_r}"))
+        said = f"{experts.num} experts with {experts.per_token} to a token and lora_r {spec.lora_r}"
+        reasons.append((not is_even, said))
     return [words for broken, words in reasons if broken]
 
 
@@ -92,8 +93,8 @@ def _beside_older_libraries(spec: CellSpec) -> list[str]:
     found = []
     if spec.quant != "none" and spec.architecture.get(QUANTISER_KEY) is None:
         found.append(
-            "with today's bitsandbytes; before 0.47 its 4-bit layers computed in their input's dtype, and 0.43.1 kept the "
-            "inputs: name it, too (--stack transformers-4.48,bitsandbytes-0.45)"
+            "with today's bitsandbytes; before 0.47 its 4-bit layers computed in their input's dtype, and 0.43.1 kept "
+            "the inputs: name it, too (--stack transformers-4.48,bitsandbytes-0.45)"
         )
     if spec.quant == "none" and spec.lora_dtype == "fp32" and spec.dtype != "fp32":
         found.append("with adapters in fp32, as peft makes them from 0.12 on; before, give --lora-dtype bf16")

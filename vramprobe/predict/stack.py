@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.architecture.releases import FIFTH, LAST_FOURTH, OLDEST, in_words, release_of
 from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.errors import SpecError
@@ -30,6 +30,11 @@ def on_stack(spec: CellSpec, names: str) -> CellSpec:
         package: version for package, version in versions.items()
         if package != "transformers" or release_of(version) < FIFTH
     })  # fmt: skip
+    older = architecture(found.architecture).habits.computes_in_fp32
+    if older and not is_fourth(found):
+        raise SpecError(
+            f"stack: {names!r} given; name the transformers that ran with it, too: transformers-4.48,{names}"
+        )
     if is_fourth(found) and (reasons := why_not_fourth(found)):
         raise UnsupportedArchitecture(
             f"the formula engine has no arithmetic under transformers {versions['transformers']} for "

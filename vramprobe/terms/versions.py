@@ -14,6 +14,8 @@ from vramprobe.terms import moments
 from vramprobe.terms.parameters import quantised_bytes, tensors
 from vramprobe.units import format_bytes
 
+#: Numbers of experts that shares of tokens are counted for, tokens being left open in bits (sizes.py).
+_POWERS_OF_TWO = (2, 4, 8, 16, 32, 64, 128, 256)
 #: What a quantised mixture is predicted with to say what the other half of its users see.
 _FOURTH, _FIFTH = "4.57", "5.23"
 
@@ -76,7 +78,7 @@ def why_not_fourth(spec: CellSpec) -> list[str]:
     experts = arch.experts
     if experts is not None:
         per_token = experts.per_token * (spec.lora_r or experts.num)
-        is_even = per_token % experts.num == 0 and experts.num & (experts.num - 1) == 0
+        is_even = per_token % experts.num == 0 and experts.num in _POWERS_OF_TWO
         said = f"{experts.num} experts with {experts.per_token} to a token and lora_r {spec.lora_r}"
         reasons.append((not is_even, said))
     return [words for broken, words in reasons if broken]

@@ -28,7 +28,7 @@ from vramprobe.model.memory_model import (
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
-from vramprobe.terms.versions import is_fourth, libraries_of, version_notes
+from vramprobe.terms.versions import is_fourth, libraries_of, taken_notes, version_notes
 from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -209,13 +209,15 @@ def _not_quantised(spec: CellSpec) -> list[str]:
     another release's cell is asked for."""
     if is_fourth(spec):
         return version_notes(spec)
+    taken = taken_notes(spec)
     if spec.quant == "none":
-        return []
+        return taken
     arch = architecture(spec.architecture)
     reached = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
     if 2 * reached >= arch.num_params:
-        return []
+        return taken
     return [
+        *taken,
         f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
         "alone, and neither embeddings nor experts in one tensor",
         *version_notes(spec),

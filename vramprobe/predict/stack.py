@@ -21,15 +21,12 @@ _OLDEST_QUANTISER = 43
 def on_stack(spec: CellSpec, names: str) -> CellSpec:
     """The cell under ``transformers-4.48``, with ``,bitsandbytes-0.45`` where that matters.
 
-    ``transformers-4`` is the last of those, ``transformers-5`` the pinned one, and so are all from 5.0 on: what they do
-    otherwise is in benchmarks/versions.md. Raises SpecError for another name or a release that was not read,
-    UnsupportedArchitecture for a cell of which that release's memory is not known.
+    ``transformers-4`` is the last of those, ``transformers-5`` the pinned one, and all from 5.0 on are taken for it.
+    Raises SpecError for another name or a release that was not read, UnsupportedArchitecture for a cell of which that
+    release's memory is not known.
     """
-    versions = _versions(names)
-    found = under(spec, {
-        package: version for package, version in versions.items()
-        if package != "transformers" or release_of(version) < FIFTH
-    })  # fmt: skip
+    versions, pinned = _versions(names), pinned_libraries()
+    found = under(spec, {package: version for package, version in versions.items() if version != pinned[package]})
     older = architecture(found.architecture).habits.computes_in_fp32
     if older and not is_fourth(found):
         raise SpecError(

@@ -35,11 +35,23 @@ def is_fourth(spec: CellSpec) -> bool:
 
 def libraries_of(spec: CellSpec) -> dict[str, str]:
     """Package → version: what a number of this cell holds for."""
-    found = dict(pinned_libraries())
-    if is_fourth(spec):
-        found = {"transformers": spec.architecture[RELEASE_KEY], "bitsandbytes": found["bitsandbytes"]}
+    found, version = dict(pinned_libraries()), spec.architecture.get(RELEASE_KEY)
+    if version is not None:
+        found = {"transformers": version, "bitsandbytes": found["bitsandbytes"]}
     quantiser = spec.architecture.get(QUANTISER_KEY)
     return found if quantiser is None else found | {"bitsandbytes": quantiser}
+
+
+def taken_notes(spec: CellSpec) -> list[str]:
+    """What is said of a cell under another release of transformers 5."""
+    version = spec.architecture.get(RELEASE_KEY)
+    if version is None or is_fourth(spec):
+        return []
+    return [
+        f"transformers {version} is taken for {pinned_libraries()['transformers']}: emulated runs of a Qwen 2.5 and a "
+        "Llama 3 under 5.2, 5.12 and 5.23 were the same within 0.1 %; other families were not run "
+        "(benchmarks/versions.md)"
+    ]
 
 
 def version_notes(spec: CellSpec) -> list[str]:

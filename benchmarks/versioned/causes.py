@@ -34,7 +34,9 @@ class Cause:
     counted: bool = False
 
     def applies(self, run: str, before: str, after: str) -> bool:
-        return self.stacks == (before, after) and any(fnmatchcase(run, pattern) for pattern in self.runs)
+        """Whether it is of this run and between these stacks, whose names are in the order of their days."""
+        is_between = before <= self.stacks[0] and self.stacks[1] <= after
+        return is_between and any(fnmatchcase(run, pattern) for pattern in self.runs)
 
 
 def list_causes() -> list[Cause]:

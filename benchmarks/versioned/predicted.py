@@ -28,7 +28,9 @@ def predicted_bytes(run: Run, pins: dict[str, str]) -> int | None:
     """Of a step of a run by transformers' Trainer; None also for TRL, whose defaults are each release's own."""
     if run.trainer != "trainer":
         return None
-    words = _METHODS[run.method] | _SHAPE | _adapters(run, pins)
+    is_fused = _release(pins["transformers"]) >= (4, 54) and _release(pins["torch"]) >= (2, 8)  # by default
+    optimizer = {"optim": "adamw_torch_fused" if is_fused else "adamw_torch"}
+    words = _METHODS[run.method] | _SHAPE | _adapters(run, pins) | optimizer
     try:
         spec = resolve(model=run.model, method=run.method, num_layers=run.num_layers, **words)
         spec = on_stack(spec, ",".join(f"{name}-{pins[name]}" for name in ("transformers", "bitsandbytes")))

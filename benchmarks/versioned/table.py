@@ -205,7 +205,10 @@ def _errors(found: list[Row], stacks: list[str]) -> list[str]:
     failed = [row for row in found if row["outcome"] != "ok"]
     made, every = len(found), len(runs()) * len(stacks)
     ended = f"{len(failed)} of them ended otherwise:" if failed else "all ended well."
-    lines = [f"{made} of {every} were run; {ended}"]
+    counts = {one.name: sum(row["run"] == one.name for row in found) for one in runs()}
+    missing = [f"{name} ({len(stacks) - count})" for name, count in counts.items() if count < len(stacks)]
+    lines = [f"Not run yet, under so many stacks: {', '.join(missing)}.", ""] if missing else []
+    lines += [f"{made} of {every} were run; {ended}"]
     if failed:
         lines += ["", "| run | stack | ended with |", "| --- | --- | --- |"]
     return lines + [f"| {row['run']} | {row['stack']} | {row['outcome']}: {row['error']} |" for row in failed]

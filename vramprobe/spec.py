@@ -21,7 +21,9 @@ from vramprobe.choices import (
     DEVICE_MAP,
     FSDP1,
     FSDP2,
+    HYBRID,
     RECIPES,
+    SHARD_SIZE,
     ZERO,
     Attention,
     Autocast,
@@ -110,6 +112,7 @@ class CellSpec(BaseModel):
 
     num_gpus: int = 1  # a rank each, with the cell's batch; under device-map, cards of one process
     sharding: Sharding | None = None  # of the ranks, or of the layers; null for one GPU
+    shard_size: int | None = None  # ranks that have one model among them, where several groups do; null for one group
     offload: Offload = "none"  # what the ranks keep in host memory
     only_rank: int | None = None  # this one alone is run, answered as if the others were like it; emulated only
 
@@ -249,7 +252,8 @@ class CellSpec(BaseModel):
         parts += ["compiled"] if self.torch_compile else []
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
-        parts += [f"{self.sharding}-x{self.num_gpus}"] if self.sharding else []
+        groups = "" if self.shard_size is None else f"{self.shard_size}"
+        parts += [f"{self.sharding}{groups}-x{self.num_gpus}"] if self.sharding else []
         parts += [f"offload-{self.offload}"] if self.offload != "none" else []
         parts += [f"rank{self.only_rank}"] if self.only_rank is not None else []
         return "_".join(parts)
@@ -319,6 +323,8 @@ def resolve(
         "lora_targets": ",".join(lora_targets) if isinstance(lora_targets, list) else lora_targets,
     }  # fmt: skip
     words = with_defaults(words, architecture["model_type"])
+    if rest.get("sharding") in HYBRID and rest.get("shard_size") is None:
+        rest = rest | {"shard_size": SHARD_SIZE}
     made = {"model": entry.name, "architecture": architecture, "num_layers": num_layers}
     return checked(CellSpec, made | words | rest)
 
@@ -478,6 +484,7 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          "divided; use as many cards at most"),
         (not spec.is_spread and spec.only_rank is not None and not 0 <= spec.only_rank < spec.num_gpus,
          f"only_rank {spec.only_rank} given; {spec.num_gpus} ranks are numbered from 0 to {spec.num_gpus - 1}"),
+        *_hybrid_rules(spec),
         (spec.device == "cpu",
          f"{given} needs device cuda: NVIDIA GPUs that are visible here, or emulated ones, as by "
          f"--emulate 'H100-SXM x{min(spec.num_gpus, 16)}'"),
@@ -503,9 +510,27 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
     return [
         (not several and spec.offload != "none", f"offload {spec.offload} {alone} more, or leave it out"),
         (not several and spec.sharding is not None, f"sharding {spec.sharding} {alone} more, or leave it out"),
+        (not several and spec.shard_size is not None, f"shard_size {spec.shard_size} {alone} more, or leave it out"),
         (not several and spec.only_rank is not None, f"only_rank {spec.only_rank} {alone} more, or leave it out"),
         *((several and broken, reason) for broken, reason in rules),
     ]
+
+
+def _hybrid_rules(spec: CellSpec) -> list[tuple[bool, str]]:
+    size, is_hybrid = spec.shard_size, spec.sharding in HYBRID
+    given = f"shard_size {size}"
+    return [
+        (size is not None and not is_hybrid,
+         f"{given}: {spec.sharding} makes all ranks one group; use sharding {' or '.join(HYBRID)}, or leave it out"),
+        (is_hybrid and (size or 0) < 2,
+         f"{given}: a group of {spec.sharding} has at least 2 ranks, which share the model; use ddp to share nothing"),
+        (is_hybrid and size is not None and size >= 2 and bool(spec.num_gpus % size),
+         f"num_gpus {spec.num_gpus} under {spec.sharding} is no multiple of {given}, the ranks of one group; set "
+         "shard_size to a divisor of it"),
+        (is_hybrid and size == spec.num_gpus,
+         f"{given} under {spec.sharding} makes all {size} ranks one group, and nothing is replicated; use sharding "
+         f"{(spec.sharding or '').removesuffix('-hybrid')}, or more GPUs"),
+    ]  # fmt: skip
 
 
 def cannot_shard(spec: CellSpec, sharding: str) -> str | None:

@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import DEVICE_MAP, Sharding
+from vramprobe.choices import DEVICE_MAP, SHARD_SIZE, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -143,7 +143,7 @@ def measure(
     from vramprobe import api
     from vramprobe.cli import display
 
-    _enter(emulate, cell.get("device"), num_cards=cell.get("num_gpus", 1) if "only_rank" not in cell else 1)
+    _enter(emulate, cell.get("device"), num_cards=_num_cards(cell))
     with display.working("measuring in a worker process"):
         record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, verify=verify, **cell)
     if json_output:
@@ -551,6 +551,13 @@ def _leave_stdout() -> None:
     """Exit with 1 where nothing more can be said on stdout, not even the interpreter's last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(1)
+
+
+def _num_cards(cell: dict[str, Any]) -> int:
+    """The cards that the ranks of a cell see, before it is known whether there can be such a cell."""
+    if "only_rank" not in cell:
+        return cell.get("num_gpus", 1)
+    return cell.get("shard_size", SHARD_SIZE) if cell.get("sharding") == "fsdp1-hybrid" else 1
 
 
 def _enter(cards: str | None, device: str | None, *, num_cards: int = 1) -> None:

@@ -484,7 +484,8 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          "divided; use as many cards at most"),
         (not spec.is_spread and spec.only_rank is not None and not 0 <= spec.only_rank < spec.num_gpus,
          f"only_rank {spec.only_rank} given; {spec.num_gpus} ranks are numbered from 0 to {spec.num_gpus - 1}"),
-        *_hybrid_rules(spec),
+        (spec.sharding is not None and cannot_group(spec.sharding, spec.num_gpus, spec.shard_size) is not None,
+         cannot_group(spec.sharding or "", spec.num_gpus, spec.shard_size) or ""),
         (spec.device == "cpu",
          f"{given} needs device cuda: NVIDIA GPUs that are visible here, or emulated ones, as by "
          f"--emulate 'H100-SXM x{min(spec.num_gpus, 16)}'"),
@@ -516,21 +517,25 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
     ]
 
 
-def _hybrid_rules(spec: CellSpec) -> list[tuple[bool, str]]:
-    size, is_hybrid = spec.shard_size, spec.sharding in HYBRID
-    given = f"shard_size {size}"
-    return [
-        (size is not None and not is_hybrid,
-         f"{given}: {spec.sharding} makes all ranks one group; use sharding {' or '.join(HYBRID)}, or leave it out"),
-        (is_hybrid and (size or 0) < 2,
-         f"{given}: a group of {spec.sharding} has at least 2 ranks, which share the model; use ddp to share nothing"),
-        (is_hybrid and size is not None and size >= 2 and bool(spec.num_gpus % size),
-         f"num_gpus {spec.num_gpus} under {spec.sharding} is no multiple of {given}, the ranks of one group; set "
-         "shard_size to a divisor of it"),
-        (is_hybrid and size == spec.num_gpus,
-         f"{given} under {spec.sharding} makes all {size} ranks one group, and nothing is replicated; use sharding "
-         f"{(spec.sharding or '').removesuffix('-hybrid')}, or more GPUs"),
-    ]  # fmt: skip
+def cannot_group(sharding: str, num_gpus: int, shard_size: int | None) -> str | None:
+    """Why so many ranks make no groups of ``shard_size``, and what to do; None where they do, or none are asked for."""
+    given = f"shard_size {shard_size}"
+    if sharding not in HYBRID:
+        alone = f"{given}: {sharding} makes all ranks one group; use sharding {' or '.join(HYBRID)}, or leave it out"
+        return alone if shard_size is not None else None
+    if shard_size is None or shard_size < 2:
+        return f"{given}: a group of {sharding} has at least 2 ranks, which share the model; use ddp to share nothing"
+    if num_gpus % shard_size:
+        return (
+            f"num_gpus {num_gpus} under {sharding} is no multiple of {given}, the ranks of one group; set shard_size "
+            "to a divisor of it"
+        )
+    if num_gpus == shard_size:
+        return (
+            f"{given} under {sharding} makes all {num_gpus} ranks one group, and nothing is replicated; use sharding "
+            f"{sharding.removesuffix('-hybrid')}, or more GPUs"
+        )
+    return None
 
 
 def cannot_shard(spec: CellSpec, sharding: str) -> str | None:

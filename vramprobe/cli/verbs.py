@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import DEVICE_MAP, SHARD_SIZE, Sharding
+from vramprobe.choices import DEVICE_MAP, HYBRID, SHARD_SIZE, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -313,6 +313,9 @@ def predict(
         ),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
+    shard_size: Annotated[
+        int | None, typer.Option(help=f"Of {' and '.join(HYBRID)}: as many GPUs, and not all ({SHARD_SIZE}).")
+    ] = None,
     changes: Annotated[
         bool, typer.Option("--changes", help="What other options would save, also where it fits.")
     ] = False,
@@ -331,7 +334,7 @@ def predict(
     card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
-    ranks = {"sharding": sharding, "num_gpus": num_gpus}
+    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size}
     question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
                 "--min-gpus": min_gpus}  # fmt: skip
     asking = [flag for flag, asked in question.items() if asked]
@@ -344,6 +347,8 @@ def predict(
     if asking == ["--min-gpus"]:
         if num_gpus is not None:
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
+        if shard_size is not None:
+            raise typer.BadParameter("--min-gpus asks how many GPUs share one model, so drop --shard-size.")
         _show_min_gpus(_min_gpus(gpu, sharding, engine, cell), as_json=json_output)
         return
     if asking:

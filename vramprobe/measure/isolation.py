@@ -207,8 +207,8 @@ def _require_cards(spec: CellSpec) -> None:
     of_a_machine = cards_of_a_machine(spec)
     if of_a_machine is not None and there < of_a_machine:
         raise SpecError(
-            f"shard_size {of_a_machine} under {spec.sharding} needs as many GPUs also of a rank that runs by itself, as "
-            f"FSDP1 counts a machine's, and {there} are visible here; emulate them: --emulate 'H100-SXM "
+            f"shard_size {of_a_machine} under {spec.sharding} needs as many GPUs also of a rank that runs by itself, "
+            f"as FSDP1 counts a machine's, and {there} are visible here; emulate them: --emulate 'H100-SXM "
             f"x{of_a_machine}', up to 16, or use fsdp-hybrid"
         )
     if spec.only_rank is not None and not is_emulated:

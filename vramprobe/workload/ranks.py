@@ -8,7 +8,8 @@ Stepper for training.py. Nothing of the libraries is changed; what is asked of t
   adapters in units of their own as Trainer asks, original parameters, ``BACKWARD_PRE``), loaded from rank 0's host.
 * fsdp, fsdp-shard-grad-op: ``fsdp_version 2``, the same, with and without resharding after forward.
 * fsdp1-hybrid: ``HYBRID_SHARD``, whose groups are the machines: each rank sees as many cards as make one.
-* fsdp-hybrid: a ``ParallelismConfig`` of ``dp_replicate_size`` groups of ``dp_shard_size`` ranks: a mesh in two dimensions.
+* fsdp-hybrid: a ``ParallelismConfig`` of ``dp_replicate_size`` groups of ``dp_shard_size`` ranks: a mesh of two
+  dimensions.
 * zero1 … zero3: DeepSpeed's engine (zero_ranks.py).
 * offload params: FSDP's shards, their gradients and state stay on the host.
 

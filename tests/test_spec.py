@@ -19,6 +19,7 @@ from vramprobe.errors import SpecError, UnknownName
 LONG = {"model": "gpt2", "seq_len": 1025}
 RANKS = {"device": "cuda", "num_gpus": 2, "sharding": "fsdp"}
 CARDS = RANKS | {"sharding": "device-map"}
+PARTS = RANKS | {"sharding": "tp"}
 GROUPS = RANKS | {"num_gpus": 8, "sharding": "fsdp1-hybrid", "shard_size": 4}
 #: What cannot be → the start of the reason.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -77,6 +78,16 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (GROUPS | {"shard_size": None}, "shard_size 8 under fsdp1-hybrid makes all 8 ranks one group"),
     (GROUPS | {"sharding": "fsdp-hybrid", "optim": "adafactor"}, "fsdp-hybrid hands the optimizer DTensors"),
     (GROUPS | {"method": "qlora"}, "kbit_prep peft raises norms to fp32, which fsdp1-hybrid does not"),
+    (PARTS | {"num_gpus": 4}, "num_gpus 4 under tp: num_key_value_heads 2 cannot"),
+    (PARTS | {"num_gpus": 3}, "num_gpus 3 under tp: num_attention_heads 4 and num_key_value_heads 2 cannot"),
+    (
+        PARTS | {"method": "qlora", "kbit_prep": "none"},
+        "quant nf4 under tp: transformers makes DTensors of the",
+    ),
+    (PARTS | {"method": "lora"}, "lora_targets all-linear under tp: the adapter of a layer that is divided by its"),
+    (PARTS | {"method": "lora", "lora_targets": "q_proj,o_proj"}, "lora_targets q_proj,o_proj under tp: the adapter"),
+    (PARTS | {"optim": "adafactor"}, "tp hands the optimizer DTensors, which adafactor does not take"),
+    (PARTS | {"offload": "params"}, "offload params under tp: a rank keeps its part of every layer on its card"),
     (CARDS | {"num_gpus": 1}, "sharding device-map is for several GPUs; set num_gpus to 2 or more"),
     (CARDS | {"num_gpus": 3}, "num_gpus 3 under device-map: the model has 2 layers, and no layer is divided"),
     (CARDS | {"only_rank": 0}, "only_rank 0 given; sharding device-map has no ranks: one process for all cards"),
@@ -103,8 +114,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         "offload optimizer under zero3: DeepSpeed's CPUAdam steps on the host, and sgd is not that",
     ),
     (
-        RANKS | {"sharding": "zero3", "offload": "params", "method": "qlora"},
-        "offload params under zero3: nf4 weights do not load under zero3",
+        RANKS | {"sharding": "fsdp1-shard-grad-op", "method": "qlora", "kbit_prep": "none"},
+        "quant nf4 under fsdp1-shard-grad-op: torch ends it in the first backward",
     ),
     (
         RANKS | {"sharding": "fsdp1", "offload": "params", "optim": "paged_adamw_8bit"},

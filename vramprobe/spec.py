@@ -24,6 +24,7 @@ from vramprobe.choices import (
     HYBRID,
     RECIPES,
     SHARD_SIZE,
+    TENSOR_PARALLEL,
     ZERO,
     Attention,
     Autocast,
@@ -73,6 +74,8 @@ MAX_RANKS = 960
 DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 #: Those that accelerate hands DeepSpeed's CPUAdam for, with the same arithmetic; for most others it does so, too.
 CPU_ADAM = ("adamw_torch", "adamw_torch_fused")
+#: Layers that transformers' plans divide by their inputs, by the last word of their names.
+ROW_WISE = ("o_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "c_proj")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -223,7 +226,7 @@ class CellSpec(BaseModel):
     @property
     def is_divided(self) -> bool:
         """Whether ranks hold shards of the weights, which 4-bit ones must then be stored as floats for."""
-        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2", DEVICE_MAP)
+        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2", TENSOR_PARALLEL, DEVICE_MAP)
 
     @property
     def is_spread(self) -> bool:
@@ -500,11 +503,13 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.sharding in FSDP1 and spec.kbit_prep != "none",
          f"kbit_prep {spec.kbit_prep} raises norms to fp32, which {spec.sharding} does not flatten with {spec.dtype} "
          "weights in one unit; use kbit_prep none, or sharding fsdp"),
-        (spec.sharding in FSDP2 and spec.optim not in DTENSOR_OPTIMIZERS,
+        (spec.sharding in (*FSDP2, TENSOR_PARALLEL) and spec.optim not in DTENSOR_OPTIMIZERS,
          f"{spec.sharding} hands the optimizer DTensors, which {spec.optim} does not take; use "
          f"{', '.join(DTENSOR_OPTIMIZERS)}, or fsdp1"),
         (spec.sharding is not None and cannot_shard(spec, spec.sharding) is not None,
          cannot_shard(spec, spec.sharding or "") or ""),
+        (spec.sharding == TENSOR_PARALLEL and _cannot_divide_layers(spec) is not None,
+         _cannot_divide_layers(spec) or ""),
         (spec.sharding is not None and cannot_offload(spec, spec.sharding) is not None,
          cannot_offload(spec, spec.sharding or "") or ""),
     ]  # fmt: skip
@@ -545,6 +550,36 @@ def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
             f"quant int8 under {sharding}: FSDP takes away what bitsandbytes keeps on an int8 weight, and the first "
             "forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
         )
+    if spec.quant != "none" and sharding == "fsdp1-shard-grad-op":
+        return (
+            f"quant {spec.quant} under {sharding}: torch ends it in the first backward (FSDP does not support changing "
+            "the parameters between forward and backward); use sharding fsdp1, or fsdp-shard-grad-op"
+        )
+    return None
+
+
+def _cannot_divide_layers(spec: CellSpec) -> str | None:
+    """What transformers 5.23 with peft 0.21 does not run by ``tp_plan="auto"``; each was seen to fail under Trainer."""
+    if spec.quant != "none":
+        return (
+            f"quant {spec.quant} under tp: transformers makes DTensors of the parts, and peft asks them what only "
+            "bitsandbytes' own weights have ('DTensor' object has no attribute 'compress_statistics'); use method "
+            "lora, or sharding fsdp"
+        )
+    targets = lora_target_names(spec) if spec.method != "full" else []
+    if targets is None or not set(ROW_WISE).isdisjoint(targets):
+        return (
+            f"lora_targets {'all-linear' if targets is None else ','.join(targets)} under tp: the adapter of a layer "
+            f"that is divided by its inputs ({', '.join(ROW_WISE[:2])}) is as wide as a part, and taken for the whole "
+            '("shape is invalid" in the first forward); use lora_targets q_v, or sharding fsdp'
+        )
+    heads = {name: spec.architecture.get(name) for name in ("num_attention_heads", "num_key_value_heads")}
+    uneven = [f"{name} {count}" for name, count in heads.items() if isinstance(count, int) and count % spec.num_gpus]
+    if uneven:
+        return (
+            f"num_gpus {spec.num_gpus} under tp: {' and '.join(uneven)} cannot be divided by it, and a rank has no "
+            "part of a head; use a number that divides both"
+        )
     return None
 
 
@@ -555,14 +590,14 @@ def cannot_offload(spec: CellSpec, sharding: str) -> str | None:
     given = f"offload {spec.offload} under {sharding}"
     if sharding == "ddp":
         return f"{given}: DistributedDataParallel keeps all on the card; use sharding fsdp, fsdp1, zero2 or zero3"
+    if sharding == TENSOR_PARALLEL:
+        return f"{given}: a rank keeps its part of every layer on its card; use more of them, or sharding fsdp"
     if sharding == DEVICE_MAP:
         return f"{given}: what no card has room for is not laid on the host here; use more cards, or sharding fsdp"
     if sharding not in ZERO and spec.offload == "optimizer":
         return f"{given}: FSDP keeps parameters, gradients and state on the host, or none of them; use offload params"
     if sharding in ("zero1", "zero2") and spec.offload == "params":
         return f"{given}: DeepSpeed keeps parameters on the host under zero3 alone; use zero3, or offload optimizer"
-    if sharding == "zero3" and spec.quant != "none":
-        return f"{given}: {spec.quant} weights do not load under zero3, on the host or not; use zero2, fsdp or fsdp1"
     if sharding in ZERO and spec.optim not in CPU_ADAM:
         return f"{given}: DeepSpeed's CPUAdam steps on the host, and {spec.optim} is not that; use {CPU_ADAM[0]}"
     if spec.optim.startswith("paged_"):

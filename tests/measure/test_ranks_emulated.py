@@ -143,7 +143,8 @@ def test_a_hybrid_shares_in_its_group_and_adds_up_among_groups(records: list[Run
             moved = asked(rank)
             assert moved["forward", "all_gather"] == moved["backward", "reduce_scatter"] == whole
             assert moved["backward", "all_reduce"] == whole // 2
-            assert rank.ledger.gradients_bytes == rank.ledger.weights_bytes - 64 == 4 * TINY_LLAMA_PARAMS // 2
+            assert rank.ledger.gradients_bytes == 4 * TINY_LLAMA_PARAMS // 2
+            assert 0 < rank.ledger.weights_bytes - rank.ledger.gradients_bytes <= 64  # buffers
             within = (moved["forward", "all_gather"] + moved["backward", "all_gather"] + whole) // 2
             assert sum(one.link_bytes for one in rank.traffic) == pytest.approx(within + whole // 2, abs=4096)
 

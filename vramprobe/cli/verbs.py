@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import DEVICE_MAP, HYBRID, SHARD_SIZE, Sharding
+from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -309,7 +309,7 @@ def predict(
     sharding: Annotated[
         str | None,
         typer.Option(
-            help=f"{' | '.join(kind for kind in get_args(Sharding) if kind != DEVICE_MAP)}: one rank, by arithmetic."
+            help=f"{' | '.join(kind for kind in get_args(Sharding) if kind not in UNCOUNTED)}: one rank, by arithmetic."
         ),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramprobe.choices import ZERO
+from vramprobe.choices import TENSOR_PARALLEL, ZERO
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.lifeline import die_with
 from vramprobe.measure.observation import Observation
@@ -66,6 +66,8 @@ class Seat:
         is_emulated = environment.instrument_for(spec) == "emulated"
         if spec.sharding in ZERO:
             from vramprobe.workload.zero_ranks import ZeroRank as kind
+        elif spec.sharding == TENSOR_PARALLEL:
+            from vramprobe.workload.tensor_parallel import TensorParallelRank as kind
         else:
             from vramprobe.workload.ranks import Rank as kind
         return kind(spec, meeting_place=self.meeting_place, host_is_filled=not is_emulated)

@@ -98,8 +98,10 @@ def test_each_rank_has_its_part_of_every_layer_and_norms_are_whole(
     record = records["full", False]
     assert record.facts.num_params == record.facts.num_trainable_params == TINY_LLAMA_PARAMS
     part = 2 * ((TINY_LLAMA_PARAMS - WHOLE) // 2 + WHOLE)
+    embedding = 2 * 256 * 64  # of which DTensor's backward makes the whole gradient on every rank
     for rank in record.ranks:
-        assert (rank.ledger.weights_bytes, rank.ledger.gradients_bytes) == (part + BUFFERS, part)
+        assert rank.ledger.weights_bytes == part + BUFFERS
+        assert rank.ledger.gradients_bytes == part + embedding // 2
         assert rank.ledger.at_peak is not None
 
 
@@ -124,7 +126,7 @@ def test_as_from_pretrained_divides_it_and_as_trainer_trains_it(
     words = ["python", "make.py", str(TINY_LLAMA_PATH), "model"]
     done = vramprobe("profile", "--emulate", "H100-SXM", "--", *words, cwd=tmp_path)
     assert (tmp_path / "model" / "config.json").exists(), done.stdout + done.stderr
-    words = ["torchrun", "--nproc-per-node", "2", "--master-port", "0", "train.py", "model", method]
+    words = ["torchrun", "--nproc-per-node", "2", "train.py", "model", method]
     done = vramprobe("profile", "--emulate", "H100-SXM x2", "--", *words, cwd=tmp_path)
     said = next((line for line in done.stdout.splitlines() if line.startswith("SEEN")), None)
     assert said is not None, done.stdout + done.stderr

@@ -199,6 +199,19 @@ def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None
     assert asked(first) == asked(second) == expected
 
 
+def test_4_bit_weights_are_loaded_whole_under_zero_3_and_divided_as_training_begins(tmp_path: Path) -> None:
+    require_deepspeed()
+    words = ["--model", str(TINY_LLAMA_PATH), "--method", "qlora", "--kbit-prep", "none", "--batch-size", "2", "--json"]
+    words += ["--seq-len", "32", "--num-gpus", "2", "--sharding", "zero3"]
+    record = json.loads(vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path).stdout)
+    assert record["outcome"]["kind"] == "ok", record["outcome"]
+    ranks = [RankRecord.model_validate(one) for one in record["ranks"]]
+    assert record["facts"]["num_quantised_params"] > 0
+    for rank in ranks:
+        assert ("optimizer_step", "all_gather") in asked(rank)
+        assert rank.ledger.optimizer_state_bytes < 2 * 4 * record["facts"]["num_trainable_params"]
+
+
 @pytest.mark.parametrize(
     ("sharding", "offload", "beside"),
     [("zero2", "optimizer", 2 * 49152 * 576), ("zero3", "optimizer", 0), ("zero3", "params", DIVIDED + NORMS)],

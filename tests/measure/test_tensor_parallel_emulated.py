@@ -1,4 +1,4 @@
-"""Tensor parallelism on emulated cards, beside from_pretrained(tp_plan="auto") and Trainer, which know nothing of us."""
+"""Tensor parallelism on emulated cards, beside from_pretrained(tp_plan="auto") and Trainer, unchanged."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def test_each_rank_has_its_part_of_every_layer_and_norms_are_whole(
 
 
 def test_what_a_step_moves(records: dict[tuple[str, bool], RunRecord]) -> None:
-    """In forward a sum of 2 × 32 × 64 after the embedding, and after attention and MLP of both layers; the logits of all
-    tokens are brought together. In backward a sum before each of these and before the head, and each norm's gradient."""
+    """In forward a sum after the embedding, and after attention and MLP of both layers; the logits of all tokens are
+    brought together. In backward a sum before each of these and before the head, and each norm's gradient."""
     for rank in records["full", False].ranks:
         moved = {(one.phase, one.kind): (one.num_calls, one.payload_bytes) for one in rank.traffic}
         assert moved["forward", "all_reduce"][0] == 5

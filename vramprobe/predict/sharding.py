@@ -179,7 +179,6 @@ def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) 
         )
     if sharding.startswith("fsdp") and spec.grad_accum > 1:
         found.append(
-            "gradients are reduced in every micro-step, as FSDP does by itself; a trainer's no_sync keeps them whole, "
-            "which was 6 to 7 % more of two emulated ranks in groups of four"
+            "gradients are reduced in every micro-step, as FSDP does by itself; a trainer's no_sync keeps them whole"
         )
     return found

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.catalog import find_gpu
+from vramprobe.predict.hybrid import hybrid_moments
 from vramprobe.predict.prediction import workspaces_bytes
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
+from vramprobe.terms import Moment
 from vramprobe.terms.ranks import rank_moments
 
 FOLDER = Path(__file__).resolve().parent
@@ -35,12 +37,18 @@ NUMBERS = ("requested_bytes", "allocated_bytes", "arithmetic_bytes")
 
 def counted(spec: CellSpec) -> dict[str, int]:
     """By phase, the highest moment by arithmetic of what tensors ask for, with cuBLAS's workspaces."""
-    assert spec.sharding is not None
-    alone = spec.model_copy(update={"num_gpus": 1, "sharding": None, "only_rank": None})
-    moments = rank_moments(alone, spec.num_gpus, spec.sharding, all_buffers=False)
+    alone = spec.model_copy(update={"num_gpus": 1, "sharding": None, "shard_size": None, "only_rank": None})
+    moments = _moments(alone, spec)
     extra = workspaces_bytes(alone, find_gpu(GPU))
     asked = [(one.phase, one.total_bytes - one.terms.get("block_remainders", 0)) for one in moments]
     return {name: max(size for phase, size in asked if phase == name) + extra for name in PHASES}
+
+
+def _moments(alone: CellSpec, spec: CellSpec) -> list[Moment]:
+    assert spec.sharding is not None
+    if spec.shard_size is not None:
+        return hybrid_moments(alone, spec.shard_size, spec.sharding.removesuffix("-hybrid"), all_buffers=False)
+    return rank_moments(alone, spec.num_gpus, spec.sharding, all_buffers=False)
 
 
 def seen(record: RunRecord) -> list[dict[str, Any]]:
@@ -115,7 +123,7 @@ def main() -> None:
     text = (FOLDER / "ranks.csv").read_text()
     rows = [row | {name: int(row[name]) for name in NUMBERS} for row in csv.DictReader(io.StringIO(text))]
     if "--check" not in sys.argv:
-        words = ["run", str(SWEEP), "--emulate", GPU, "--out", str(RESULTS), "--no-skip"]
+        words = ["run", str(SWEEP), "--emulate", f"{GPU} x8", "--out", str(RESULTS), "--no-skip"]
         if "--compare" not in sys.argv:
             subprocess.run([sys.executable, "-m", "vramprobe", *words], check=True)
         records = store.latest_by_fingerprint(store.read(RESULTS).records).values()

@@ -19,6 +19,8 @@ from vramprobe.errors import SpecError, UnknownName
 LONG = {"model": "gpt2", "seq_len": 1025}
 RANKS = {"device": "cuda", "num_gpus": 2, "sharding": "fsdp"}
 CARDS = RANKS | {"sharding": "device-map"}
+PARTS = RANKS | {"sharding": "tp"}
+GROUPS = RANKS | {"num_gpus": 8, "sharding": "fsdp1-hybrid", "shard_size": 4}
 #: What cannot be → the start of the reason.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"method": "qlora", "quant": "none"}, "method qlora trains adapters on a quantised base"),
@@ -63,6 +65,29 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (RANKS | {"only_rank": -1}, "only_rank -1 given; 2 ranks are numbered from 0 to 1"),
     (RANKS | {"device": "cpu"}, "num_gpus 2 needs device cuda: NVIDIA GPUs that are visible here, or emulated ones"),
     (RANKS | {"weights": "pretrained"}, "several GPUs are given random weights alone"),
+    ({"shard_size": 2}, "shard_size 2 is for several GPUs; set num_gpus to 2 or more"),
+    (
+        RANKS | {"shard_size": 2},
+        "shard_size 2: fsdp makes all ranks one group; use sharding fsdp-hybrid or fsdp1-hybrid",
+    ),
+    (
+        GROUPS | {"shard_size": 3},
+        "num_gpus 8 under fsdp1-hybrid is no multiple of shard_size 3, the ranks of one group",
+    ),
+    (GROUPS | {"shard_size": 1}, "shard_size 1: a group of fsdp1-hybrid has at least 2 ranks, which share the model"),
+    (GROUPS | {"shard_size": None}, "shard_size 8 under fsdp1-hybrid makes all 8 ranks one group"),
+    (GROUPS | {"sharding": "fsdp-hybrid", "optim": "adafactor"}, "fsdp-hybrid hands the optimizer DTensors"),
+    (GROUPS | {"method": "qlora"}, "kbit_prep peft raises norms to fp32, which fsdp1-hybrid does not"),
+    (PARTS | {"num_gpus": 4}, "num_gpus 4 under tp: num_key_value_heads 2 cannot"),
+    (PARTS | {"num_gpus": 3}, "num_gpus 3 under tp: num_attention_heads 4 and num_key_value_heads 2 cannot"),
+    (
+        PARTS | {"method": "qlora", "kbit_prep": "none"},
+        "quant nf4 under tp: transformers makes DTensors of the",
+    ),
+    (PARTS | {"method": "lora"}, "lora_targets all-linear under tp: the adapter of a layer that is divided by its"),
+    (PARTS | {"method": "lora", "lora_targets": "q_proj,o_proj"}, "lora_targets q_proj,o_proj under tp: the adapter"),
+    (PARTS | {"optim": "adafactor"}, "tp hands the optimizer DTensors, which adafactor does not take"),
+    (PARTS | {"offload": "params"}, "offload params under tp: a rank keeps its part of every layer on its card"),
     (CARDS | {"num_gpus": 1}, "sharding device-map is for several GPUs; set num_gpus to 2 or more"),
     (CARDS | {"num_gpus": 3}, "num_gpus 3 under device-map: the model has 2 layers, and no layer is divided"),
     (CARDS | {"only_rank": 0}, "only_rank 0 given; sharding device-map has no ranks: one process for all cards"),
@@ -89,8 +114,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         "offload optimizer under zero3: DeepSpeed's CPUAdam steps on the host, and sgd is not that",
     ),
     (
-        RANKS | {"sharding": "zero3", "offload": "params", "method": "qlora"},
-        "offload params under zero3: nf4 weights do not load under zero3",
+        RANKS | {"sharding": "fsdp1-shard-grad-op", "method": "qlora", "kbit_prep": "none"},
+        "quant nf4 under fsdp1-shard-grad-op: torch ends it in the first backward",
     ),
     (
         RANKS | {"sharding": "fsdp1", "offload": "params", "optim": "paged_adamw_8bit"},
@@ -212,6 +237,13 @@ def test_a_recipe_is_its_knobs(recipe: str) -> None:
     assert make_spec(method="lora", recipe=recipe, **knobs) == make_spec(method="lora", **knobs)
 
 
+def test_a_machine_s_eight_cards_make_a_group_unless_told() -> None:
+    hybrid = {"device": "cuda", "num_gpus": 16, "sharding": "fsdp-hybrid"}
+    assert make_spec(**hybrid) == make_spec(**hybrid, shard_size=8)
+    assert make_spec(**hybrid, shard_size=4).cell_id.endswith("_fsdp-hybrid4-x16")
+    assert make_spec(**RANKS).shard_size is None
+
+
 def test_aliases_are_one_optimizer() -> None:
     assert make_spec(optim="adamw_8bit") == make_spec(optim="adamw_bnb_8bit")
     assert make_spec(optim="paged_adamw", device="cuda") == make_spec(optim="paged_adamw_32bit", device="cuda")
@@ -304,6 +336,7 @@ OTHER_VALUES: dict[str, Any] = {
     "fused_linear_cross_entropy": True,
     "num_gpus": 2,
     "sharding": "fsdp",
+    "shard_size": 2,
     "offload": "params",
     "only_rank": 0,
     "device": "cpu",

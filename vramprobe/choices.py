@@ -17,16 +17,24 @@ KbitPrep = Literal["none", "peft", "trl"]
 Device = Literal["cuda", "cpu"]
 Weights = Literal["random", "pretrained"]
 #: How several ranks share one model: torch's DDP; DeepSpeed's stages; FSDP2 (``fully_shard``) and FSDP1, both through
-#: accelerate, that gather anew in backward or, under shard-grad-op, keep what forward gathered. ``device-map`` has no
-#: ranks: one process, with transformers' ``device_map="auto"``, whose layers lie on several cards.
+#: accelerate, that gather anew in backward or, under shard-grad-op, keep what forward gathered, or, under hybrid, share
+#: the model out among the ranks of a group and keep it once in each group. ``tp`` divides every
+#: layer, by transformers' ``tp_plan="auto"``. ``device-map`` has no ranks: one process, with transformers'
+#: ``device_map="auto"``, whose layers lie on several cards.
 Sharding = Literal[
-    "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op", "fsdp1", "fsdp1-shard-grad-op",
-    "device-map",
+    "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op", "fsdp-hybrid", "fsdp1", "fsdp1-shard-grad-op",
+    "fsdp1-hybrid", "tp", "device-map",
 ]  # fmt: skip
-FSDP1 = ("fsdp1", "fsdp1-shard-grad-op")
-FSDP2 = ("fsdp", "fsdp-shard-grad-op")
+FSDP1 = ("fsdp1", "fsdp1-shard-grad-op", "fsdp1-hybrid")
+FSDP2 = ("fsdp", "fsdp-shard-grad-op", "fsdp-hybrid")
+#: Shared out among the ranks of a group, the same in every group; and how many make one, where nobody says.
+HYBRID = ("fsdp-hybrid", "fsdp1-hybrid")
+SHARD_SIZE = 8
 ZERO = ("zero1", "zero2", "zero3")
+TENSOR_PARALLEL = "tp"
 DEVICE_MAP = "device-map"
+#: Those that there is no arithmetic for.
+UNCOUNTED = (TENSOR_PARALLEL, DEVICE_MAP)
 #: What several ranks keep in host memory: the optimizer's state, the weights that it steps and their gradients; or that
 #: and the parameters, which come to the card to be computed with.
 Offload = Literal["none", "optimizer", "params"]

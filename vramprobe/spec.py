@@ -21,7 +21,10 @@ from vramprobe.choices import (
     DEVICE_MAP,
     FSDP1,
     FSDP2,
+    HYBRID,
     RECIPES,
+    SHARD_SIZE,
+    TENSOR_PARALLEL,
     ZERO,
     Attention,
     Autocast,
@@ -71,6 +74,8 @@ MAX_RANKS = 960
 DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 #: Those that accelerate hands DeepSpeed's CPUAdam for, with the same arithmetic; for most others it does so, too.
 CPU_ADAM = ("adamw_torch", "adamw_torch_fused")
+#: Layers that transformers' plans divide by their inputs, by the last word of their names.
+ROW_WISE = ("o_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "c_proj")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -110,6 +115,7 @@ class CellSpec(BaseModel):
 
     num_gpus: int = 1  # a rank each, with the cell's batch; under device-map, cards of one process
     sharding: Sharding | None = None  # of the ranks, or of the layers; null for one GPU
+    shard_size: int | None = None  # ranks that have one model among them, where several groups do; null for one group
     offload: Offload = "none"  # what the ranks keep in host memory
     only_rank: int | None = None  # this one alone is run, answered as if the others were like it; emulated only
 
@@ -220,7 +226,7 @@ class CellSpec(BaseModel):
     @property
     def is_divided(self) -> bool:
         """Whether ranks hold shards of the weights, which 4-bit ones must then be stored as floats for."""
-        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2", DEVICE_MAP)
+        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2", TENSOR_PARALLEL, DEVICE_MAP)
 
     @property
     def is_spread(self) -> bool:
@@ -249,7 +255,8 @@ class CellSpec(BaseModel):
         parts += ["compiled"] if self.torch_compile else []
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
-        parts += [f"{self.sharding}-x{self.num_gpus}"] if self.sharding else []
+        groups = "" if self.shard_size is None else f"{self.shard_size}"
+        parts += [f"{self.sharding}{groups}-x{self.num_gpus}"] if self.sharding else []
         parts += [f"offload-{self.offload}"] if self.offload != "none" else []
         parts += [f"rank{self.only_rank}"] if self.only_rank is not None else []
         return "_".join(parts)
@@ -319,6 +326,8 @@ def resolve(
         "lora_targets": ",".join(lora_targets) if isinstance(lora_targets, list) else lora_targets,
     }  # fmt: skip
     words = with_defaults(words, architecture["model_type"])
+    if rest.get("sharding") in HYBRID and rest.get("shard_size") is None:
+        rest = rest | {"shard_size": SHARD_SIZE}
     made = {"model": entry.name, "architecture": architecture, "num_layers": num_layers}
     return checked(CellSpec, made | words | rest)
 
@@ -478,6 +487,8 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          "divided; use as many cards at most"),
         (not spec.is_spread and spec.only_rank is not None and not 0 <= spec.only_rank < spec.num_gpus,
          f"only_rank {spec.only_rank} given; {spec.num_gpus} ranks are numbered from 0 to {spec.num_gpus - 1}"),
+        (spec.sharding is not None and cannot_group(spec.sharding, spec.num_gpus, spec.shard_size) is not None,
+         cannot_group(spec.sharding or "", spec.num_gpus, spec.shard_size) or ""),
         (spec.device == "cpu",
          f"{given} needs device cuda: NVIDIA GPUs that are visible here, or emulated ones, as by "
          f"--emulate 'H100-SXM x{min(spec.num_gpus, 16)}'"),
@@ -492,20 +503,44 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.sharding in FSDP1 and spec.kbit_prep != "none",
          f"kbit_prep {spec.kbit_prep} raises norms to fp32, which {spec.sharding} does not flatten with {spec.dtype} "
          "weights in one unit; use kbit_prep none, or sharding fsdp"),
-        (spec.sharding in FSDP2 and spec.optim not in DTENSOR_OPTIMIZERS,
+        (spec.sharding in (*FSDP2, TENSOR_PARALLEL) and spec.optim not in DTENSOR_OPTIMIZERS,
          f"{spec.sharding} hands the optimizer DTensors, which {spec.optim} does not take; use "
          f"{', '.join(DTENSOR_OPTIMIZERS)}, or fsdp1"),
         (spec.sharding is not None and cannot_shard(spec, spec.sharding) is not None,
          cannot_shard(spec, spec.sharding or "") or ""),
+        (spec.sharding == TENSOR_PARALLEL and _cannot_divide_layers(spec) is not None,
+         _cannot_divide_layers(spec) or ""),
         (spec.sharding is not None and cannot_offload(spec, spec.sharding) is not None,
          cannot_offload(spec, spec.sharding or "") or ""),
     ]  # fmt: skip
     return [
         (not several and spec.offload != "none", f"offload {spec.offload} {alone} more, or leave it out"),
         (not several and spec.sharding is not None, f"sharding {spec.sharding} {alone} more, or leave it out"),
+        (not several and spec.shard_size is not None, f"shard_size {spec.shard_size} {alone} more, or leave it out"),
         (not several and spec.only_rank is not None, f"only_rank {spec.only_rank} {alone} more, or leave it out"),
         *((several and broken, reason) for broken, reason in rules),
     ]
+
+
+def cannot_group(sharding: str, num_gpus: int, shard_size: int | None) -> str | None:
+    """Why so many ranks make no groups of ``shard_size``, and what to do; None where they do, or none are asked for."""
+    given = f"shard_size {shard_size}"
+    if sharding not in HYBRID:
+        alone = f"{given}: {sharding} makes all ranks one group; use sharding {' or '.join(HYBRID)}, or leave it out"
+        return alone if shard_size is not None else None
+    if shard_size is None or shard_size < 2:
+        return f"{given}: a group of {sharding} has at least 2 ranks, which share the model; use ddp to share nothing"
+    if num_gpus % shard_size:
+        return (
+            f"num_gpus {num_gpus} under {sharding} is no multiple of {given}, the ranks of one group; set shard_size "
+            "to a divisor of it"
+        )
+    if num_gpus == shard_size:
+        return (
+            f"{given} under {sharding} makes all {num_gpus} ranks one group, and nothing is replicated; use sharding "
+            f"{sharding.removesuffix('-hybrid')}, or more GPUs"
+        )
+    return None
 
 
 def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
@@ -514,6 +549,36 @@ def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
         return (
             f"quant int8 under {sharding}: FSDP takes away what bitsandbytes keeps on an int8 weight, and the first "
             "forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
+        )
+    if spec.quant != "none" and sharding == "fsdp1-shard-grad-op":
+        return (
+            f"quant {spec.quant} under {sharding}: torch ends it in the first backward (FSDP does not support changing "
+            "the parameters between forward and backward); use sharding fsdp1, or fsdp-shard-grad-op"
+        )
+    return None
+
+
+def _cannot_divide_layers(spec: CellSpec) -> str | None:
+    """What transformers 5.23 with peft 0.21 does not run by ``tp_plan="auto"``; each was seen to fail under Trainer."""
+    if spec.quant != "none":
+        return (
+            f"quant {spec.quant} under tp: transformers makes DTensors of the parts, and peft asks them what only "
+            "bitsandbytes' own weights have ('DTensor' object has no attribute 'compress_statistics'); use method "
+            "lora, or sharding fsdp"
+        )
+    targets = lora_target_names(spec) if spec.method != "full" else []
+    if targets is None or not set(ROW_WISE).isdisjoint(targets):
+        return (
+            f"lora_targets {'all-linear' if targets is None else ','.join(targets)} under tp: the adapter of a layer "
+            f"that is divided by its inputs ({', '.join(ROW_WISE[:2])}) is as wide as a part, and taken for the whole "
+            '("shape is invalid" in the first forward); use lora_targets q_v, or sharding fsdp'
+        )
+    heads = {name: spec.architecture.get(name) for name in ("num_attention_heads", "num_key_value_heads")}
+    uneven = [f"{name} {count}" for name, count in heads.items() if isinstance(count, int) and count % spec.num_gpus]
+    if uneven:
+        return (
+            f"num_gpus {spec.num_gpus} under tp: {' and '.join(uneven)} cannot be divided by it, and a rank has no "
+            "part of a head; use a number that divides both"
         )
     return None
 
@@ -525,14 +590,14 @@ def cannot_offload(spec: CellSpec, sharding: str) -> str | None:
     given = f"offload {spec.offload} under {sharding}"
     if sharding == "ddp":
         return f"{given}: DistributedDataParallel keeps all on the card; use sharding fsdp, fsdp1, zero2 or zero3"
+    if sharding == TENSOR_PARALLEL:
+        return f"{given}: a rank keeps its part of every layer on its card; use more of them, or sharding fsdp"
     if sharding == DEVICE_MAP:
         return f"{given}: what no card has room for is not laid on the host here; use more cards, or sharding fsdp"
     if sharding not in ZERO and spec.offload == "optimizer":
         return f"{given}: FSDP keeps parameters, gradients and state on the host, or none of them; use offload params"
     if sharding in ("zero1", "zero2") and spec.offload == "params":
         return f"{given}: DeepSpeed keeps parameters on the host under zero3 alone; use zero3, or offload optimizer"
-    if sharding == "zero3" and spec.quant != "none":
-        return f"{given}: {spec.quant} weights do not load under zero3, on the host or not; use zero2, fsdp or fsdp1"
     if sharding in ZERO and spec.optim not in CPU_ADAM:
         return f"{given}: DeepSpeed's CPUAdam steps on the host, and {spec.optim} is not that; use {CPU_ADAM[0]}"
     if spec.optim.startswith("paged_"):

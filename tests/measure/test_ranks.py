@@ -18,6 +18,7 @@ from vramprobe.measure import environment, isolation
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.ranks import Seat, as_one, rank_of, run_all
 from vramprobe.records.record import Error, Invalid, RunRecord, record_from_json
+from vramprobe.spec import CellSpec
 
 SPEC = make_spec(device="cuda", num_gpus=3, sharding="fsdp")
 
@@ -35,11 +36,11 @@ def failing(seat: Seat) -> RunRecord:
     return seen(seat, outcome=Error(error_type="Broken", message=f"rank {seat.index} broke"))
 
 
-def led(folder: Path, run: Callable[[Seat], RunRecord]) -> tuple[int, RunRecord | None, float]:
+def led(folder: Path, run: Callable[[Seat], RunRecord], cell: CellSpec = SPEC) -> tuple[int, RunRecord | None, float]:
     """(exit status of the process that leads, what it made of the ranks, its seconds): it may die as they do."""
 
     def lead() -> None:
-        (folder / "record.json").write_text(run_all(SPEC, folder / "ranks", run).to_json_line())
+        (folder / "record.json").write_text(run_all(cell, folder / "ranks", run).to_json_line())
 
     began = time.monotonic()
     process = multiprocessing.get_context("fork").Process(target=lead)
@@ -65,6 +66,23 @@ def test_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
         return seen(seat, warnings=[" ".join(told)] if seat.index == 2 else [], more_bytes=seat.index)
 
     assert led(tmp_path, run)[1].warnings == ["2 3 2 3"]
+
+
+def test_a_rank_of_fsdp1_s_hybrid_sees_its_machine_s_cards_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which torch makes groups; two machines of two cards, of the four that are there."""
+    monkeypatch.setattr("vramprobe.measure.nvml.visible_gpus", lambda: [(f"GPU-{card}", "card") for card in range(4)])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2,0")
+    cell = make_spec(device="cuda", num_gpus=4, sharding="fsdp1-hybrid", shard_size=2)
+
+    def run(seat: Seat) -> RunRecord:
+        told = [os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")]
+        return seen(seat, warnings=[" ".join(told)] if seat.index == 3 else [], more_bytes=seat.index)
+
+    assert led(tmp_path, run, cell)[1].warnings == ["1 2 GPU-2,GPU-0"]
+    alike = cell.model_copy(update={"sharding": "fsdp-hybrid"})  # which its mesh divides
+    assert led(tmp_path, run, alike)[1].warnings == ["3 4 3,1,2,0"]
 
 
 def test_a_rank_that_fails_ends_those_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +138,15 @@ def test_cards_that_are_not_there(words: dict[str, Any], said: str, monkeypatch:
     monkeypatch.delenv("VRAMPROBE_EMULATED_MACHINE", raising=False)
     with pytest.raises(SpecError, match=said):
         isolation.require_packages([make_spec(device="cuda", num_gpus=3, sharding="fsdp", **words)])
+
+
+def test_one_rank_of_fsdp1_s_hybrid_needs_its_machine_s_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "num_visible_gpus", lambda: 1)
+    monkeypatch.setattr(environment, "instrument_for", lambda spec: "emulated")
+    alone = {"device": "cuda", "num_gpus": 64, "only_rank": 0}
+    with pytest.raises(SpecError, match=r"shard_size 8 under fsdp1-hybrid needs as many GPUs .*'H100-SXM x8'"):
+        isolation._require_cards(make_spec(sharding="fsdp1-hybrid", **alone))
+    isolation._require_cards(make_spec(sharding="fsdp-hybrid", **alone))
 
 
 def test_what_compiles_the_optimizer_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ cells:
   - {{method: full, num_gpus: 2, sharding: [fsdp, fsdp1], offload: params}}
   - {{method: full, num_gpus: 2, sharding: fsdp, offload: params, only_rank: 1}}
   - {{method: qlora, kbit_prep: none, num_gpus: 2, sharding: fsdp1, offload: params}}
+  - {{method: full, recipe: mixed, num_gpus: 4, sharding: [fsdp-hybrid, fsdp1-hybrid], shard_size: 2}}
+  - {{method: full, recipe: mixed, num_gpus: 4, sharding: [fsdp-hybrid, fsdp1-hybrid], shard_size: 2, only_rank: 3}}
+  - {{method: lora, num_gpus: 4, sharding: fsdp1-hybrid, shard_size: 2}}
 """
 
 
@@ -46,7 +49,7 @@ def counted(rank: RankRecord) -> list[dict]:
 
 
 def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) -> None:
-    assert len(records) == 20
+    assert len(records) == 25
     for record in records:
         assert record.outcome.kind == "ok", (record.cell_id, record.outcome)
         ranks = list(range(record.spec.num_gpus)) if record.spec.only_rank is None else [record.spec.only_rank]
@@ -57,7 +60,7 @@ def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) 
 def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
     together = {record.cell_id: record for record in records if record.spec.only_rank is None}
     alone = [record for record in records if record.spec.only_rank is not None]
-    assert len(alone) == 8
+    assert len(alone) == 10
     for record in alone:
         (rank,) = record.ranks
         same = together[record.cell_id.removesuffix(f"_rank{rank.rank}")].ranks[rank.rank]
@@ -128,6 +131,24 @@ def test_what_a_step_moves(records: list[RunRecord], num_gpus: int) -> None:
         }  # fmt: skip
 
 
+def test_a_hybrid_shares_in_its_group_and_adds_up_among_groups(records: list[RunRecord]) -> None:
+    """Two groups of two: a group moves what two ranks move, then each rank all-reduces its half of the gradients."""
+    of = [record for record in records if record.spec.shard_size == 2 and record.spec.only_rank is None]
+    assert sorted(record.spec.sharding for record in of) == ["fsdp-hybrid", "fsdp1-hybrid", "fsdp1-hybrid"]
+    whole = 2 * TINY_LLAMA_PARAMS  # bf16
+    for record in of:
+        if record.spec.method != "full":
+            continue
+        for rank in record.ranks:
+            moved = asked(rank)
+            assert moved["forward", "all_gather"] == moved["backward", "reduce_scatter"] == whole
+            assert moved["backward", "all_reduce"] == whole // 2
+            assert rank.ledger.gradients_bytes == 4 * TINY_LLAMA_PARAMS // 2
+            assert 0 < rank.ledger.weights_bytes - rank.ledger.gradients_bytes <= 64  # buffers
+            within = (moved["forward", "all_gather"] + moved["backward", "all_gather"] + whole) // 2
+            assert sum(one.link_bytes for one in rank.traffic) == pytest.approx(within + whole // 2, abs=4096)
+
+
 def test_a_single_cell_on_as_many_cards_as_it_needs_and_64_ranks_on_one(tmp_path: Path) -> None:
     require_emulation()
     words = ["--model", str(TINY_LLAMA_PATH), "--method", "full", "--batch-size", "2", "--seq-len", "32", "--json"]
@@ -176,6 +197,19 @@ def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None
             ("optimizer_step", "all_gather"): 2 * NORMS,
         }  # fmt: skip
     assert asked(first) == asked(second) == expected
+
+
+def test_4_bit_weights_are_loaded_whole_under_zero_3_and_divided_as_training_begins(tmp_path: Path) -> None:
+    require_deepspeed()
+    words = ["--model", str(TINY_LLAMA_PATH), "--method", "qlora", "--kbit-prep", "none", "--batch-size", "2", "--json"]
+    words += ["--seq-len", "32", "--num-gpus", "2", "--sharding", "zero3"]
+    record = json.loads(vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path).stdout)
+    assert record["outcome"]["kind"] == "ok", record["outcome"]
+    ranks = [RankRecord.model_validate(one) for one in record["ranks"]]
+    assert record["facts"]["num_quantised_params"] > 0
+    for rank in ranks:
+        assert ("optimizer_step", "all_gather") in asked(rank)
+        assert rank.ledger.optimizer_state_bytes < 2 * 4 * record["facts"]["num_trainable_params"]
 
 
 @pytest.mark.parametrize(

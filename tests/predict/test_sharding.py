@@ -12,6 +12,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.literature.formulas.papers import zero_bytes
+from vramprobe.predict.hybrid import predict_one_of
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, Prediction, predict, verdict
 from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank, require_arithmetic
 from vramprobe.spec import CellSpec, resolve
@@ -41,6 +42,41 @@ def test_ranks_that_are_run_and_not_counted_say_so() -> None:
     with pytest.raises(UnsupportedArchitecture, match="no arithmetic for offload params; run it"):
         require_arithmetic("fsdp", "params")
     assert require_arithmetic("fsdp") == "fsdp"
+
+
+def test_a_hybrid_s_groups_share_and_keep_what_they_add_up_by_hand() -> None:
+    """In groups of 4, as 4 ranks do; of mixed precision FSDP2 keeps the reduced 16-bit shares until backward has ended:
+    as the first layer has its gradients, the head's, the last norm's and the last layer's."""
+    for sharding, within in (("fsdp-hybrid", "fsdp"), ("fsdp1-hybrid", "fsdp1")):
+        one, alike = predict_one_of(tiny(), 16, sharding, shard_size=4), predict_rank(tiny(), 4, within)
+        assert (one.terms, one.peak_allocated_bytes) == (alike.terms, alike.peak_allocated_bytes)
+        assert (one.sharding, one.num_gpus) == (sharding, 16)
+        assert f"one rank of 16 under {sharding}, 4 to a group, by arithmetic" in " ".join(one.warnings)
+
+    def first_layer(*, is_replicated: bool) -> dict[str, int]:
+        found = rank_moments(tiny(recipe="mixed"), 4, "fsdp", all_buffers=False, is_replicated=is_replicated)
+        return next(one.terms for one in found if (one.phase, one.label) == ("backward", "first layer"))
+
+    kept = first_layer(is_replicated=True)["gradient_buckets"] - first_layer(is_replicated=False)["gradient_buckets"]
+    assert kept == 2 * (EMBEDDING + 64 + LAYER) // 4
+    at_the_step = {one: rank_moments(tiny(recipe="mixed"), 4, "fsdp", all_buffers=False, is_replicated=one)[-1].terms
+                   for one in (False, True)}  # fmt: skip
+    assert at_the_step[True] == at_the_step[False]
+
+
+def test_hybrids_that_cannot_be_are_refused() -> None:
+    with pytest.raises(SpecError, match="num_gpus 16 under fsdp-hybrid is no multiple of shard_size 3"):
+        predict_one_of(tiny(), 16, "fsdp-hybrid", shard_size=3)
+    with pytest.raises(SpecError, match="shard_size 8 under fsdp-hybrid makes all 8 ranks one group"):
+        predict_one_of(tiny(), 8, "fsdp-hybrid")
+    with pytest.raises(SpecError, match="shard_size 2: zero3 makes all ranks one group"):
+        predict_one_of(tiny(), 8, "zero3", shard_size=2)
+    with pytest.raises(SpecError, match="quant int8 under fsdp1-hybrid"):
+        predict_one_of(tiny(method="qlora", quant="int8", kbit_prep="none"), 16, "fsdp1-hybrid")
+    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for offload params"):
+        predict_one_of(tiny(), 16, "fsdp-hybrid", offload="params")
+    with pytest.raises(UnsupportedArchitecture, match="more GPUs make more groups"):
+        require_arithmetic("fsdp1-hybrid")
 
 
 def test_the_hand_counts_are_the_models() -> None:
@@ -221,7 +257,7 @@ def test_adapters_leave_the_frozen_weights_whole_under_zero2_and_divide_all_but_
     in_fp32 = 4 * adapters + 4 * adapters  # the adapters, and the copy that is stepped
     divided = packed + 2 * (num_params - linear) + in_fp32
     assert predict_rank(spec, 8, "zero3").terms["weights"] == divided // 8 + scales + small
-    assert "nf4 weights under zero3 is not checked" in " ".join(predict_rank(spec, 8, "zero3").warnings)
+    assert "nf4 weights are divided under zero3, and no run" in " ".join(predict_rank(spec, 8, "zero3").warnings)
 
 
 @pytest.mark.parametrize("sharding", get_args(Sharding))
@@ -328,6 +364,7 @@ def test_ddp_is_no_answer_to_how_many_gpus() -> None:
         ({"optim": "adafactor"}, "fsdp-shard-grad-op", "DTensors, which adafactor does not take"),
         ({"method": "qlora", "quant": "nf4"}, "fsdp", "bnb_4bit_quant_storage bf16; as uint8, its default"),
         ({"grad_accum": 2}, "fsdp", "a trainer's no_sync keeps them whole"),
+        ({"grad_accum": 2}, "fsdp1", "a trainer's no_sync keeps them whole"),
     ],
 )
 def test_what_the_libraries_do_not_do_is_said(words: dict[str, Any], sharding: Sharding, warning: str) -> None:

@@ -53,6 +53,11 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "trust_remote_code": (bool, "Let a pretrained checkpoint run its own code."),
     "num_gpus": (int, "A rank on each, with the batch of the cell (1); under device-map, one process has all."),
     "sharding": (str, f"How GPUs share the model: {_words(choices.Sharding)}."),
+    "shard_size": (
+        int,
+        f"Ranks that share one model under {' and '.join(choices.HYBRID)}, which keep it in each group so made "
+        f"({choices.SHARD_SIZE}: a machine's cards).",
+    ),
     "offload": (str, f"What the ranks keep in host memory: {_words(choices.Offload)}."),
     "only_rank": (int, "Run this rank alone, as one of --num-gpus (emulated; from 0)."),
     "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
@@ -63,7 +68,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "seed": (int, "Of weights and tokens (0)."),
 }
 #: Those of several ranks, for verbs that say so in words of their own, or run one GPU alone.
-RANK_OPTIONS = ("num_gpus", "sharding", "offload", "only_rank")
+RANK_OPTIONS = ("num_gpus", "sharding", "shard_size", "offload", "only_rank")
 _REQUIRED = ("model", "method", "batch_size", "seq_len")
 
 #: Option → (type, default, its flags where they are not its name, help); in the words of api.plan and api.run.

@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import DEVICE_MAP, Sharding
+from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -143,7 +143,7 @@ def measure(
     from vramprobe import api
     from vramprobe.cli import display
 
-    _enter(emulate, cell.get("device"), num_cards=cell.get("num_gpus", 1) if "only_rank" not in cell else 1)
+    _enter(emulate, cell.get("device"), num_cards=_num_cards(cell))
     with display.working("measuring in a worker process"):
         record = api.measure(timeout_seconds=timeout, save=save, snapshot=snapshot, verify=verify, **cell)
     if json_output:
@@ -309,10 +309,13 @@ def predict(
     sharding: Annotated[
         str | None,
         typer.Option(
-            help=f"{' | '.join(kind for kind in get_args(Sharding) if kind != DEVICE_MAP)}: one rank, by arithmetic."
+            help=f"{' | '.join(kind for kind in get_args(Sharding) if kind not in UNCOUNTED)}: one rank, by arithmetic."
         ),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
+    shard_size: Annotated[
+        int | None, typer.Option(help=f"Of {' and '.join(HYBRID)}: as many GPUs, and not all ({SHARD_SIZE}).")
+    ] = None,
     changes: Annotated[
         bool, typer.Option("--changes", help="What other options would save, also where it fits.")
     ] = False,
@@ -334,7 +337,7 @@ def predict(
     card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
-    ranks = {"sharding": sharding, "num_gpus": num_gpus}
+    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size}
     question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
                 "--min-gpus": min_gpus}  # fmt: skip
     asking = [flag for flag, asked in question.items() if asked]
@@ -349,6 +352,8 @@ def predict(
     if asking == ["--min-gpus"]:
         if num_gpus is not None:
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
+        if shard_size is not None:
+            raise typer.BadParameter("--min-gpus asks how many GPUs share one model, so drop --shard-size.")
         _show_min_gpus(_min_gpus(gpu, sharding, engine, cell), as_json=json_output)
         return
     if asking:
@@ -557,6 +562,13 @@ def _leave_stdout() -> None:
     """Exit with 1 where nothing more can be said on stdout, not even the interpreter's last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(1)
+
+
+def _num_cards(cell: dict[str, Any]) -> int:
+    """The cards that the ranks of a cell see, before it is known whether there can be such a cell."""
+    if "only_rank" not in cell:
+        return cell.get("num_gpus", 1)
+    return cell.get("shard_size", SHARD_SIZE) if cell.get("sharding") == "fsdp1-hybrid" else 1
 
 
 def _enter(cards: str | None, device: str | None, *, num_cards: int = 1) -> None:

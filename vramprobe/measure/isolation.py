@@ -23,6 +23,7 @@ from vramprobe.choices import ZERO
 from vramprobe.errors import MissingDependency, SpecError, StoreError
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import Launcher
+from vramprobe.measure.ranks import cards_of_a_machine
 from vramprobe.records.record import (
     Contaminated,
     Error,
@@ -202,6 +203,13 @@ def _require_cards(spec: CellSpec) -> None:
         way += "" if spec.is_spread else ", or one rank by itself with --only-rank 0"
         raise SpecError(
             f"num_gpus {spec.num_gpus} needs as many GPUs, and {there} are visible here; emulate them: {way}"
+        )
+    of_a_machine = cards_of_a_machine(spec)
+    if of_a_machine is not None and there < of_a_machine:
+        raise SpecError(
+            f"shard_size {of_a_machine} under {spec.sharding} needs as many GPUs also of a rank that runs by itself, "
+            f"as FSDP1 counts a machine's, and {there} are visible here; emulate them: --emulate 'H100-SXM "
+            f"x{of_a_machine}', up to 16, or use fsdp-hybrid"
         )
     if spec.only_rank is not None and not is_emulated:
         raise SpecError(

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramprobe.choices import ZERO
-from vramprobe.measure import environment
+from vramprobe.choices import TENSOR_PARALLEL, ZERO
+from vramprobe.measure import environment, nvml
 from vramprobe.measure.lifeline import die_with
 from vramprobe.measure.observation import Observation
 from vramprobe.records.record import Invalid, RankRecord, RunRecord, record_from_json
@@ -40,6 +40,7 @@ class Seat:
     num_ranks: int
     num_cards: int  # of one machine
     meeting_place: str
+    uuids: Sequence[str] = ()  # of its machine's cards, where this machine's are taken for those of several; else all
 
     @property
     def ordinal(self) -> int:
@@ -53,12 +54,20 @@ class Seat:
             "LOCAL_WORLD_SIZE": str(min(self.num_cards, self.num_ranks)), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "29500",  # nobody listens there: the ranks meet in a file
         })  # fmt: skip
+        self.show()
+
+    def show(self) -> None:
+        """Only its machine's cards to this process, before CUDA is there."""
+        if self.uuids:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.uuids)
 
     def join(self, spec: CellSpec) -> Rank:
         """This process as a rank among the others, on its card."""
         is_emulated = environment.instrument_for(spec) == "emulated"
         if spec.sharding in ZERO:
             from vramprobe.workload.zero_ranks import ZeroRank as kind
+        elif spec.sharding == TENSOR_PARALLEL:
+            from vramprobe.workload.tensor_parallel import TensorParallelRank as kind
         else:
             from vramprobe.workload.ranks import Rank as kind
         return kind(spec, meeting_place=self.meeting_place, host_is_filled=not is_emulated)
@@ -71,8 +80,11 @@ def run_one_alone(spec: CellSpec, num_cards: int, run: Callable[[Seat], RunRecor
     from vramprobe.emulate.values import one_rank
 
     assert spec.only_rank is not None
-    seat = Seat(index=spec.only_rank, num_ranks=spec.num_gpus, num_cards=num_cards, meeting_place="alone")
-    os.environ.update(one_rank.environment(seat.index, seat.num_ranks, num_cards))
+    size = cards_of_a_machine(spec) or num_cards
+    uuids = _uuids(0, size) if size < num_cards else ()
+    seat = Seat(index=spec.only_rank, num_ranks=spec.num_gpus, num_cards=size, meeting_place="alone", uuids=uuids)
+    os.environ.update(one_rank.environment(seat.index, seat.num_ranks, size))
+    seat.show()
     one_rank.install(torch, seat.index, seat.num_ranks)
     record = run(seat)
     return record.model_copy(update={"warnings": [*record.warnings, *one_rank.remarks]})
@@ -86,13 +98,27 @@ def run_all(spec: CellSpec, folder: Path, run: Callable[[Seat], RunRecord]) -> R
     folder.mkdir()
     try:
         children = {}
+        size = cards_of_a_machine(spec) or spec.num_gpus
         for index in range(spec.num_gpus):
-            seat = Seat(index=index, num_ranks=spec.num_gpus, num_cards=spec.num_gpus,
-                        meeting_place=str(folder / "meeting-place"))  # fmt: skip
+            uuids = _uuids(index // size, size) if size < spec.num_gpus else ()
+            seat = Seat(index=index, num_ranks=spec.num_gpus, num_cards=size,
+                        meeting_place=str(folder / "meeting-place"), uuids=uuids)  # fmt: skip
             children[_fork(seat, run, folder)] = index
         return as_one([_record_of(folder, index) for index in _wait(children, folder)])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cards_of_a_machine(spec: CellSpec) -> int | None:
+    """How many a rank must see for its library to make the groups that the cell asks for; None: as many as there are.
+
+    FSDP1's hybrid has one group for each machine, and takes a machine to have the cards that its process sees.
+    """
+    return spec.shard_size if spec.sharding == "fsdp1-hybrid" else None
+
+
+def _uuids(machine: int, size: int) -> list[str]:
+    return [uuid for uuid, _ in nvml.gpus_in_torchs_order()][machine * size : (machine + 1) * size]
 
 
 def as_one(records: Sequence[RunRecord]) -> RunRecord:

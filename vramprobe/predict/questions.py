@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
+from vramprobe.choices import HYBRID, Sharding
 from vramprobe.errors import OutOfRange, SpecError
 
 if TYPE_CHECKING:
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
     from vramprobe.predict.largest import Judge, Largest
     from vramprobe.predict.prediction import Engine, Prediction
     from vramprobe.predict.sharding import MinGpus
-    from vramprobe.terms.ranks import Sharding
 
 
 #: Of several GPUs, unless told.
 SHARDING: Sharding = "fsdp"
+
+
+class _Ranks(NamedTuple):
+    """Of which kind, how many, how many to a hybrid's group; null: one GPU, or what is usual."""
+
+    sharding: Sharding | None = None
+    num_gpus: int | None = None
+    shard_size: int | None = None
 
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
@@ -52,6 +60,7 @@ def predict(
     gpu: str | None = None,
     sharding: Sharding | None = None,
     num_gpus: int | None = None,
+    shard_size: int | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
     stack: str | None = None,
@@ -61,12 +70,14 @@ def predict(
 
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
-    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's. ``replays``: on
-    CUDA by the allocator's replay, where the fit knows how far off that is; else by arithmetic alone, as on the page.
+    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's; ``shard_size`` of
+    them to a group, under a hybrid. ``replays``: on CUDA by the allocator's replay, where the fit knows how far off
+    that is; else by arithmetic alone, as on the page.
     ``stack``: under another release, ``transformers-4.48``, by arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
 
+    ranks = _Ranks(sharding, num_gpus, shard_size)
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if stack is not None:
@@ -80,11 +91,11 @@ def predict(
         card = catalog.find_gpu(gpu) if gpu is not None else None
         model = shipped_fit(spec.device, card, of_one_card=not replays)
     try:
-        return _engine(model, engine, gpu, sharding, num_gpus, allow_extrapolation, replays=replays)(spec)
+        return _engine(model, engine, gpu, ranks, allow_extrapolation, replays=replays)(spec)
     except OutOfRange as error:
         if fit is not None:
             raise
-        found = _engine(None, engine, gpu, sharding, num_gpus, allow_extrapolation)(spec)
+        found = _engine(None, engine, gpu, ranks, allow_extrapolation)(spec)
         note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
         return found.model_copy(update={"warnings": [*found.warnings, note]})
 
@@ -96,6 +107,7 @@ def changes(
     device: str | None = None,
     sharding: Sharding | None = None,
     num_gpus: int | None = None,
+    shard_size: int | None = None,
     allow_extrapolation: bool = False,
     **options: Any,
 ) -> list[Change]:
@@ -107,7 +119,8 @@ def changes(
     """
     from vramprobe.predict.changes import candidates, what_would_save
 
-    words = _without_recipe(options) | {"device": device, "sharding": sharding, "num_gpus": num_gpus}
+    ranks = _Ranks(sharding, num_gpus, shard_size)._asdict()
+    words = _without_recipe(options) | {"device": device} | ranks
     own = {
         "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation, "replays": False,
     }  # fmt: skip
@@ -116,6 +129,8 @@ def changes(
         asked = words | others
         if (asked["num_gpus"] or 1) > 1:
             asked = {"sharding": SHARDING} | {name: value for name, value in asked.items() if value is not None}
+            if asked["sharding"] not in HYBRID:
+                asked.pop("shard_size", None)
         return predict(**own, **asked)
 
     spec = cell(device=device or "cuda", **options)
@@ -137,10 +152,10 @@ def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine(
-    model: MemoryModel | None, engine: str, gpu: str | None, sharding: Sharding | None, num_gpus: int | None,
-    allow_extrapolation: bool, *, replays: bool = False,
+    model: MemoryModel | None, engine: str, gpu: str | None, ranks: _Ranks, allow_extrapolation: bool, *,
+    replays: bool = False,
 ) -> Callable[[spec.CellSpec], Prediction]:  # fmt: skip
-    """What predicts a cell: the arithmetic, for one rank of several with ``sharding``, or the simulation.
+    """What predicts a cell: the arithmetic, for one rank of several with a sharding, or the simulation.
 
     ``replays``: the arithmetic's reserved memory by the allocator's replay, for one answer and not for dozens.
     """
@@ -150,6 +165,11 @@ def _engine(
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
+    sharding, num_gpus, shard_size = ranks
+    if shard_size is not None and sharding is None:
+        raise SpecError(
+            f"shard_size {shard_size} is for several GPUs; give sharding {' or '.join(HYBRID)}, and num_gpus"
+        )
     if (sharding is None) != (num_gpus is None):
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
     if sharding is not None and engine == "trace":
@@ -161,9 +181,9 @@ def _engine(
         if engine != "trace":
             try:
                 if sharding is not None and num_gpus is not None:
-                    from vramprobe.predict.sharding import predict_rank, require_arithmetic
+                    from vramprobe.predict.hybrid import predict_one_of
 
-                    return predict_rank(one, num_gpus, require_arithmetic(sharding), model, **extra)
+                    return predict_one_of(one, num_gpus, sharding, model, shard_size=shard_size, **extra)
                 return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:
@@ -260,10 +280,8 @@ def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel 
     if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
         model = shipped_fit("cuda", card, of_one_card=True)
     words.pop("engine", None)
-    predict_one = _engine(
-        model, engine, gpu, words.pop("sharding", None), words.pop("num_gpus", None),
-        words.pop("allow_extrapolation", False),
-    )  # fmt: skip
+    ranks = _Ranks(*(words.pop(name, None) for name in _Ranks._fields))
+    predict_one = _engine(model, engine, gpu, ranks, words.pop("allow_extrapolation", False))
 
     def judge(one: spec.CellSpec) -> Judged:
         try:

@@ -131,6 +131,11 @@ def require_arithmetic(sharding: str | None, offload: str = "none") -> Sharding:
     for counted in get_args(Sharding):
         if sharding == counted:
             return counted
+    if sharding in choices.HYBRID:
+        raise UnsupportedArchitecture(
+            f"sharding {sharding}: more GPUs make more groups, and a rank of each holds as much; ask how many make a "
+            f"group: sharding {sharding.removesuffix('-hybrid')}"
+        )
     if sharding in get_args(choices.Sharding):
         raise UnsupportedArchitecture(
             f"there is no arithmetic for sharding {sharding}; run it, on emulated GPUs say: vramprobe measure --emulate"
@@ -166,14 +171,14 @@ def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) 
             f"accelerate leaves them whole on each rank: {format_bytes(whole)} more"
         )
     if sharding == "zero3" and spec.quant != "none":
-        found.append(f"whether your libraries can shard {spec.quant} weights under {sharding} is not checked here")
+        found.append(f"{spec.quant} weights are divided under {sharding}, and no run of them was compared with this")
     if sharding == "zero3":
         found.append(
             "what ZeRO-3 gathers is counted layer by layer: 31 emulated ranks are off by 0.1 % on average and 0.8 % at "
             "worst (benchmarks/ranks.md), one of 405B by 3 %"
         )
-    if sharding in FSDP and spec.grad_accum > 1:
+    if sharding.startswith("fsdp") and spec.grad_accum > 1:
         found.append(
-            "gradients are reduced in every micro-step, as fully_shard does; a trainer's no_sync keeps them whole"
+            "gradients are reduced in every micro-step, as FSDP does by itself; a trainer's no_sync keeps them whole"
         )
     return found

@@ -15,8 +15,8 @@ from typing import Literal
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
+from vramprobe.predict.hybrid import predict_one_of
 from vramprobe.predict.prediction import Prediction, predict, verdict
-from vramprobe.predict.sharding import predict_rank, require_arithmetic
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, is_same_card
@@ -267,7 +267,9 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
     """With reserved memory by the allocator's replay where the spread of that tier leaves the verdict open."""
     gpu = card and card.gpu
     if spec.num_gpus > 1:
-        return predict_rank(spec, spec.num_gpus, require_arithmetic(spec.sharding, spec.offload), fit, gpu=gpu)
+        return predict_one_of(
+            spec, spec.num_gpus, spec.sharding, fit, shard_size=spec.shard_size, offload=spec.offload, gpu=gpu
+        )
     try:
         found = predict(spec, fit, gpu=gpu)
     except OutOfRange:

@@ -47,6 +47,7 @@ class Units(NamedTuple):
     tail: Unit = Unit()  # the last norm and the head, kept from forward to backward
     apart: bool = False  # whether the head's own hook starts the backward's gathering, and not the loss's
     reshards: bool = True  # False: a layer stays gathered from its forward to its backward
+    is_replicated: bool = False  # whether what is reduced is then added up among several groups
 
 
 def rank_walk(setup: Setup, units: Units) -> Walk:
@@ -114,6 +115,7 @@ class RankTape(Tape):
         self._last_sent: Value | None = None  # forward keeps the newest until the next one was sent
         self._reducing: Value | None = None  # the newest reduce-scatter's input, kept until the next one
         self._shards: list[Value] = []
+        self._added_up: list[Value] = []  # what groups have reduced and add up: kept until the end of backward
         self._leaves: dict[str, list[Leaf]] = {name: [] for name in self._by_name}
         self._head: Any = None  # the node of the head's product
 
@@ -222,8 +224,12 @@ class RankTape(Tape):
         buffer = self._bytes(unit.reduced, "gradient_buckets")
         for leaf in self._leaves[name]:
             leaf.gradient = None
-        shard = self._bytes(unit.reduced_share, "gradients")
-        if unit.shard != unit.reduced_share:  # cast to the stored weights' dtype
+        is_cast = unit.shard != unit.reduced_share  # to the stored weights' dtype
+        kept = is_cast and self._units.is_replicated
+        shard = self._bytes(unit.reduced_share, "gradient_buckets" if kept else "gradients")
+        if kept:
+            self._added_up.append(shard)
+        if is_cast:
             shard = self._bytes(unit.shard, "gradients")
         if not self._accumulates:
             self._shards.append(shard)
@@ -235,6 +241,7 @@ class RankTape(Tape):
         for name in (_ROOT, "embedding"):
             self._reduce(name)
         self._sent.clear()
+        self._added_up.clear()
         self._reducing = None
 
 

@@ -15,6 +15,9 @@ What is counted, and where the rule stands in the libraries' code:
   tensors aligned to 16 bytes and the whole padded to a multiple of N; adapters are units of their own, and each raises
   its input to its stored dtype before FSDP lowers it again, so that each saves a copy of its own. Left out: that
   adapters are gathered one after the other, and not with their layer (0.02 to 0.04 % of 135M).
+* ``is_replicated``: the same among the ranks of one group (``fsdp-hybrid``, ``fsdp1-hybrid``). FSDP2 keeps what a group
+  has reduced and all groups add up until backward has ended (_fsdp_param_group.py, ``_all_reduce_state``), which is
+  more where it is cast to the dtype of stored weights.
 * ``zero1``, ``zero2``: DeepSpeed's optimizer (zero_tape.py, zero_buckets.py). With ``bf16.enabled``, which accelerate
   sets for mixed precision, the whole module is cast to bf16; a copy in fp32 of what is trained, divided, is there all
   along (``weights``). The bucket is taken whole; ZeRO-1 keeps all gradients until backward has ended, and its bucket
@@ -66,31 +69,38 @@ DIVIDING: tuple[Sharding, ...] = ("zero1", "zero2", "zero3", "fsdp", "fsdp-shard
 
 
 def rank_moments(
-    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool = True
-) -> list[Moment]:
+    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool = True,
+    is_replicated: bool = False,
+) -> list[Moment]:  # fmt: skip
     """The moments of a step on the rank that holds the most, in the order of the step.
 
     Raises UnsupportedArchitecture where layers differ in their weights or the loss is fused: there is no rule here.
 
     ``all_buffers``: of DeepSpeed, its buckets are full and its prefetched layers there, as by its defaults; without,
     one layer at a time. Of FSDP, the embedding, last norm and head are one unit with the root, as without accelerate.
+    ``is_replicated``: of FSDP, the ranks are one group of several, among which gradients are added up (HYBRID_SHARD).
     """
     if num_gpus == 1:
         return moments(spec, has_flash)
     made = course_of(spec, has_flash).rank_moments
-    key = (sharding, num_gpus, all_buffers, spec.batch_size, spec.seq_len)
+    key = (sharding, num_gpus, all_buffers, is_replicated, spec.batch_size, spec.seq_len)
     if sharding == "ddp":  # the same on any number
         key = (sharding, spec.batch_size, spec.seq_len)
     if key not in made:
-        made[key] = _counted(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
+        made[key] = _counted(
+            spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated
+        )
     return made[key]
 
 
-def _counted(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool) -> list[Moment]:
+def _counted(
+    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool, is_replicated: bool
+) -> list[Moment]:
     if sharding == "ddp":  # its reducer makes its buckets, as large as the gradients, when it is built, and keeps them
         buckets = {"gradient_buckets": course_of(spec, has_flash).at_step["gradients"]}
         return [Moment(one.phase, one.label, one.terms | buckets) for one in moments(spec, has_flash)]
-    return moments_of(_kept(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash), spec)
+    course = _kept(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated)
+    return moments_of(course, spec)
 
 
 def whole_packed_bytes(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool = True) -> int:
@@ -98,15 +108,22 @@ def whole_packed_bytes(spec: CellSpec, num_gpus: int, sharding: Sharding, has_fl
     return _kept(spec, num_gpus, sharding, all_buffers=False, has_flash=has_flash).undivided
 
 
-def _kept(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool) -> RankCourse:
+def _kept(
+    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool,
+    is_replicated: bool = False,
+) -> RankCourse:  # fmt: skip
     """The course of a rank, kept for the next one of a cell that differs in batch size and length only."""
-    ranks, key = course_of(spec, has_flash).ranks, (num_gpus, sharding, all_buffers)
+    ranks, key = course_of(spec, has_flash).ranks, (num_gpus, sharding, all_buffers, is_replicated)
     if key not in ranks:
-        ranks[key] = _course(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash)
+        ranks[key] = _course(
+            spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated
+        )
     return ranks[key]
 
 
-def _course(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool) -> RankCourse:
+def _course(
+    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool, is_replicated: bool
+) -> RankCourse:
     if spec.fused_linear_cross_entropy:
         raise UnsupportedArchitecture(
             f"a rank of {spec.model} cannot be counted under {sharding} with a fused loss, which reads the head's "
@@ -117,7 +134,10 @@ def _course(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: b
             f"a rank of {spec.model} cannot be counted under {sharding}: its layers differ in their weights; ddp can"
         )
     if sharding in FSDP:
-        return _fsdp(spec, num_gpus, reshards=sharding == "fsdp", apart=not all_buffers, has_flash=has_flash)
+        return _fsdp(
+            spec, num_gpus, reshards=sharding == "fsdp", apart=not all_buffers, has_flash=has_flash,
+            is_replicated=is_replicated,
+        )  # fmt: skip
     if sharding in _FLAT:
         return flat_course(spec, num_gpus, reshards=sharding == "fsdp1", has_flash=has_flash)
     if sharding in ("zero1", "zero2"):
@@ -128,11 +148,14 @@ def _course(spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: b
 # -- FSDP ---------------------------------------------------------------------------------------------------------
 
 
-def _fsdp(spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool) -> RankCourse:
+def _fsdp(
+    spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool, is_replicated: bool
+) -> RankCourse:
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     computed = computed_tensors(spec, stored)
     shares = [share_of(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
     units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart)
+    units = units._replace(is_replicated=is_replicated)
     walk = rank_walk(setup_of(spec, arch, computed, has_flash), units)
     trained = [share.as_state for tensor, share in zip(stored, shares, strict=True) if tensor.trained]
     idle = {

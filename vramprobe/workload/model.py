@@ -11,6 +11,7 @@ import copy
 import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -130,7 +131,7 @@ def build_skeleton(spec: CellSpec) -> PreTrainedModel:
     """The base model with its layers as they will be quantised, parameters on ``meta``, and real buffers."""
     from accelerate import init_empty_weights
 
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), _beside_deepspeed(spec):
         model = _from_config(spec)
     if spec.quant != "none":
         from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -145,6 +146,15 @@ def build_skeleton(spec: CellSpec) -> PreTrainedModel:
         model.config.quantization_config = config
     model.tie_weights()
     return model
+
+
+def _beside_deepspeed(spec: CellSpec) -> AbstractContextManager[Any]:
+    """As ``from_pretrained`` does: a quantised model is not divided as it is made, but whole, once it is trained."""
+    if spec.sharding != "zero3" or spec.quant == "none":
+        return nullcontext()
+    from transformers.modeling_utils import set_quantized_state
+
+    return set_quantized_state()
 
 
 def materialise(spec: CellSpec, model: PreTrainedModel, device_of: Callable[[str], str]) -> None:
@@ -179,7 +189,14 @@ def _from_config(spec: CellSpec) -> PreTrainedModel:
 
 
 def _materialise(name: str, parameter: nn.Parameter, dtype: torch.dtype, device: str, fill: Any) -> nn.Parameter:
-    """One real parameter in place of one on ``meta``; a quantised layer's weight is quantised at once."""
+    """One real parameter in place of one on ``meta``, of a DTensor this rank's part; a quantised layer's weight is
+    quantised at once."""
+    if hasattr(parameter, "_local_tensor"):
+        from transformers.distributed.sharding_utils import _dtensor_from_local_like
+
+        part = torch.empty(parameter._local_tensor.shape, dtype=dtype, device=device)
+        fill(name, part)
+        return nn.Parameter(_dtensor_from_local_like(part, parameter), requires_grad=parameter.requires_grad)
     import bitsandbytes as bnb
 
     data = torch.empty(parameter.shape, dtype=dtype, device=device)

@@ -7,6 +7,9 @@ Stepper for training.py. Nothing of the libraries is changed; what is asked of t
 * fsdp1, fsdp1-shard-grad-op: ``fsdp_version 1`` as ``accelerate config`` writes it (units of transformer layers, with
   adapters in units of their own as Trainer asks, original parameters, ``BACKWARD_PRE``), loaded from rank 0's host.
 * fsdp, fsdp-shard-grad-op: ``fsdp_version 2``, the same, with and without resharding after forward.
+* fsdp1-hybrid: ``HYBRID_SHARD``, whose groups are the machines: each rank sees as many cards as make one.
+* fsdp-hybrid: a ``ParallelismConfig`` of ``dp_replicate_size`` groups of ``dp_shard_size`` ranks: a mesh of two
+  dimensions.
 * zero1 … zero3: DeepSpeed's engine (zero_ranks.py).
 * offload params: FSDP's shards, their gradients and state stay on the host.
 
@@ -26,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from vramprobe.choices import FSDP1, FSDP2
+from vramprobe.choices import FSDP1, FSDP2, HYBRID
 from vramprobe.spec import CellSpec
 from vramprobe.workload.adapter import prepare_model
 from vramprobe.workload.model import build_model, counted, quantization_config
@@ -151,15 +154,25 @@ def _plugin(spec: CellSpec) -> dict[str, Any]:
     keeps = spec.sharding.endswith("shard-grad-op")
     words: dict[str, Any] = {"fsdp_version": 2, "reshard_after_forward": not keeps}
     if spec.sharding in FSDP1:
+        strategy = "HYBRID_SHARD" if spec.sharding in HYBRID else "SHARD_GRAD_OP" if keeps else "FULL_SHARD"
         words = {
-            "fsdp_version": 1, "sharding_strategy": "SHARD_GRAD_OP" if keeps else "FULL_SHARD",
+            "fsdp_version": 1, "sharding_strategy": strategy,
             "backward_prefetch": "BACKWARD_PRE", "use_orig_params": True, "sync_module_states": True,
         }  # fmt: skip
     plugin = FullyShardedDataParallelPlugin(
         **words, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=spec.quant == "none",
         state_dict_type="SHARDED_STATE_DICT", cpu_offload=spec.offload == "params",
     )  # fmt: skip
-    return {"fsdp_plugin": plugin}
+    return {"fsdp_plugin": plugin} | _mesh(spec)
+
+
+def _mesh(spec: CellSpec) -> dict[str, Any]:
+    if spec.sharding != "fsdp-hybrid" or spec.shard_size is None:
+        return {}
+    from accelerate.utils import ParallelismConfig
+
+    groups = spec.num_gpus // spec.shard_size
+    return {"parallelism_config": ParallelismConfig(dp_replicate_size=groups, dp_shard_size=spec.shard_size)}
 
 
 def _divide_adapters_apart(spec: CellSpec, model: nn.Module, accelerator: Any) -> None:

@@ -26,6 +26,7 @@ _INTEGERS = {
     "timing_steps",
     "seed",
     "peak_step",
+    "shard_size",
     "only_rank",
 }
 _NUMBERS = {"lora_alpha", "lora_dropout"}
@@ -62,6 +63,7 @@ _MEANINGS = {
     "attn": "attention implementation asked for",
     "num_gpus": "ranks that trained together, one on each GPU",
     "sharding": "what they shared out, by the framework's name (ddp, fsdp, zero3, …); null on one GPU",
+    "shard_size": "ranks of a group that shared one model, where several groups each had one; else null",
     "offload": "what the ranks kept in host memory: none, optimizer (state, stepped weights, gradients) or params, too",
     "only_rank": "the one rank that ran, its peers' messages made up; null where all ran",
     "device": "cuda or cpu",

@@ -62,7 +62,7 @@ def test_allocated_and_reserved_are_the_simulations(words: dict[str, Any]) -> No
 def test_a_step_leaves_what_it_found(words: dict[str, Any]) -> None:
     """Weights alone after the load; after each step weights, batch, state and workspaces, and nothing of the step."""
     spec, account = cell(words), Account()
-    run = Run(spec, account, has_flash=True, prefers_cudnn=True, workspace_bytes=32 * MIB)
+    run = Run(spec, account, has_flash=True, workspace_bytes=32 * MIB)
     run.load()
     weights = parameters.weights_bytes(parameters.tensors(spec, run.arch), spec.quant)
     assert account.total == weights + 2 * 8 * spec.num_tokens

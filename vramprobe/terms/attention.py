@@ -11,6 +11,7 @@ from typing import Literal
 from vramprobe.terms import layout
 from vramprobe.terms import operators as op
 from vramprobe.terms.graph import Value
+from vramprobe.terms.scratch import AttentionScratch, attention_scratch
 from vramprobe.terms.setup import Setup
 
 Kernel = Literal["fused", "math", "eager"]
@@ -54,17 +55,28 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     if mask is not None and setup.arch.model_type != "falcon":
         key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
     if setup.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
-        query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
+        value, key, query = (op.cast(x, setup.autocast) for x in (value, key, query))  # as g++ evaluates arguments
     bias = None if mask is None else query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype)
     if kernel(setup, query.dtype, masked=mask is not None) == "math":
         return _math(setup, query, key, value, bias), None
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
     out = op.fused_attention(
-        query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias
-    )
+        query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias,
+        _scratch(setup, query, bias),
+    )  # fmt: skip
     if setup.device == "cuda" and (bias is not None or query.dtype == "fp32" or not setup.has_flash):
         out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
     return layout.contiguous(out), None
+
+
+def _scratch(setup: Setup, query: Value, bias: Value | None) -> AttentionScratch | None:
+    arch, chip = setup.arch, query.tape.chip
+    if chip is None:
+        return None
+    sizes = setup.batch_size, arch.num_heads, setup.seq_len, arch.head_size, arch.value_size or arch.head_size
+    return attention_scratch(
+        chip, *sizes, query.dtype, has_bias=bias is not None, has_dropout=arch.attention_dropout > 0
+    )
 
 
 def _num_out(setup: Setup) -> int:
@@ -139,5 +151,6 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
 def product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
     """``torch.matmul`` of two values laid out by heads."""
     if autocast != "none":
-        return product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
+        right, left = op.cast(right, autocast), op.cast(left, autocast)  # as g++ evaluates arguments
+        return product(left, right, numel, batch_size)
     return op.batched_product(layout.by_heads(left, batch_size), layout.by_heads(right, batch_size), numel)

@@ -125,7 +125,7 @@ def grouped_experts(
     weight, bias = down_weight(), _bias_of_rows(model, f"{prefix}down_proj_bias", expert_ids, width)
     out = routing.grouped_product(op.cast(out, weight.dtype), weight, offsets, experts.width, width)
     out = routing.biased(out, bias) if bias is not None else out
-    weighted = op.mul(out, scores)
+    weighted = op.mul(out, scores, by_row=True)
     back = tape.new(num_pairs, "int64")
     positions = tape.new(num_pairs, "int64")
     del positions

@@ -40,7 +40,7 @@ def norm(model: Model, name: str, value: Value) -> Value:
     weight = model.weight(f"{name}.weight")
     hidden = op.cast(value, "fp32")
     variance = op.mean_of_rows(op.power(hidden), value.numel // weight.numel)
-    hidden = op.mul(hidden, op.elementwise(op.elementwise(variance), saves="output"))
+    hidden = op.mul(hidden, op.elementwise(op.elementwise(variance), saves="output"), by_row=True)
     return op.cast(op.mul(weight, hidden), value.dtype)
 
 

@@ -102,9 +102,11 @@ class Model:
     def product(
         self, value: Value, weight: Value, num_out: int, bias: Value | None = None, *, is_cached: bool = True
     ) -> Value:
-        """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
-        given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
+        """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input, after the weight's, as
+        g++ evaluates arguments.
+        """
         cast = self.autocasted(weight, is_cached=is_cached)
+        given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
         return op.linear(given, cast, bias, num_out, self.setup.linears_save_inputs)
 
     def num_out(self, name: str) -> int:
@@ -368,10 +370,14 @@ class Model:
         if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"
         for _ in range(self.arch.num_rotary_tables):
-            # cos, sin and their cast copies: computed in fp32 without a graph, then cast to the hidden states' dtype.
+            # In fp32 without a graph: each position's angles, twice, and cos and sin of these, scaled, then cast to the
+            # hidden states' dtype.
+            half = self.tape.new(numel // 2, "fp32")
             angles = self.tape.new(numel, "fp32")
-            cos, sin = op.value_like(angles), op.value_like(angles)
+            cos = op.value_like(op.value_like(angles))
+            sin = op.value_like(op.value_like(angles))
             self._all_tables.append((op.cast(cos, dtype), op.cast(sin, dtype)))
+            del half, angles, cos, sin
 
     def rotary(self, value: Value) -> Value:
         """Queries or keys, rotated by the tables."""

@@ -7,8 +7,9 @@ CUDA's kernels differ, the function asks ``device`` and says so. Never imports t
 
 from __future__ import annotations
 
-from vramprobe.terms.graph import Value
+from vramprobe.terms.graph import ITEMSIZE_BYTES, Value
 from vramprobe.terms.layout import as_view, concatenate, part
+from vramprobe.terms.scratch import AttentionScratch, sum_of_rows
 from vramprobe.terms.tape import Tape
 
 
@@ -47,22 +48,35 @@ def add(left: Value, right: Value, *, in_place: bool = False) -> Value:
 def _reduced(grad: Value, numel: int, dtype: str) -> Value:
     """The gradient for an input of ``numel`` elements: summed over what was broadcast, in the input's dtype."""
     if numel < grad.numel:
-        grad = grad.tape.new(numel, grad.dtype)
+        grad = summed(grad, numel)
     return cast(grad, dtype) if grad.dtype != dtype else grad.tape.view(grad)
 
 
-def mul(left: Value, right: Value) -> Value:
-    """``left * right``: each side is saved, before it runs, if the other needs a gradient."""
+def summed(value: Value, numel: int) -> Value:
+    """A value of rows, summed over all of them."""
+    tape = value.tape
+    out = tape.new(numel, value.dtype)
+    if tape.chip is not None:
+        tape.scratch(sum_of_rows(tape.chip, value.numel // numel, numel, ITEMSIZE_BYTES[value.dtype]))
+    return out
+
+
+def mul(left: Value, right: Value, *, by_row: bool = False) -> Value:
+    """``left * right``: each side is saved, before it runs, if the other needs a gradient.
+
+    ``by_row``: a smaller side has a number for each row of the other; else a row for all of its rows.
+    """
     tape = left.tape
     big = left if left.numel >= right.numel else right
     wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        return [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in wanted]
+        made = [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in reversed(wanted)]
+        return made[::-1]  # the right one's first (derivatives.yaml's, by name)
 
     def finish(full: list[Value | None]) -> list[Value | None]:
-        return [_summed(full, side, *wanted[side][:2]) for side in (0, 1)]
+        return [_summed(full, side, *wanted[side][:2], by_row) for side in (0, 1)]
 
     edge = tape.record([left, right], [], saved, backward, finish=finish)
     out = tape.new_like(big, wider(left.dtype, right.dtype))
@@ -70,10 +84,11 @@ def mul(left: Value, right: Value) -> Value:
     return out
 
 
-def _summed(full: list[Value | None], side: int, numel: int, dtype: str) -> Value | None:
+def _summed(full: list[Value | None], side: int, numel: int, dtype: str, by_row: bool) -> Value | None:
     value, full[side] = full[side], None
     if value is not None and numel < value.numel:
-        value = value.tape.new(numel, value.dtype)  # and the full one goes before the sum is cast
+        # The full one goes before the sum is cast.
+        value = value.tape.new(numel, value.dtype) if by_row else summed(value, numel)
     return None if value is None else _reduced(value, numel, dtype)
 
 
@@ -163,14 +178,24 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int, saves_
     saved = ([value] if trained or saves_input else []) + ([weight] if needs else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
+        """By derivatives.yaml's names: of ``addmm`` mat1, mat2 and self, which is the bias; of ``mm`` mat2 and self."""
         dtype = grads[0].dtype
-        sums = [tape.new(num_out, dtype) if trains_bias else None] if has_bias else []
-        grad_weight = as_view(tape.new(weight_numel, dtype)) if trained else None
-        tape.multiplied()
-        return [as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
+        made: dict[int, Value] = {}
+        for side in (0, 1) if has_bias else (1, 0):
+            if (needs, trained)[side]:
+                made[side] = as_view(tape.new((numel, weight_numel)[side], dtype))
+                tape.multiplied()
+        return [made.get(0), made.get(1), *([tape.view(grads[0]) if trains_bias else None] if has_bias else [])]
+
+    def finish(made: list[Value | None]) -> list[Value | None]:
+        if trains_bias:
+            made[2] = summed(made[2], num_out)
+        return made
 
     # What it saves is saved before it runs: the last product of a recomputed layer is never made again.
-    edge = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
+    edge = tape.record(
+        [value, weight, *([bias] if bias is not None else [])], [], saved, backward, finish=finish if has_bias else None
+    )
     out = tape.new(value.numel // num_in * num_out, value.dtype)
     tape.multiplied()
     out.edge = edge
@@ -223,13 +248,14 @@ def dropout(value: Value, rate: float, device: str) -> Value:
 
 
 def fused_attention(
-    query: Value, key: Value, value: Value, num_out: int, num_stats: int, device: str, bias: Value | None = None
+    query: Value, key: Value, value: Value, num_out: int, num_stats: int, device: str, bias: Value | None = None,
+    scratch: AttentionScratch | None = None,
 ) -> Value:
     """Flash or memory-efficient attention: saves q, k, v, its output, ``num_stats`` fp32 log-sum-exps, and a mask.
 
-    On CUDA its backward sums the query's gradient in fp32, with a number for each row, and flash's makes the gradients
-    of grouped heads as wide as the query's before it sums them (simulate/scratch.py has each kernel's own).
-    """
+    ``scratch``: what the kernel takes for itself; without it, on CUDA, the query's gradient in fp32 and a number for
+    each row. Flash's backward makes the gradients of grouped heads as wide as the query's before it sums them.
+    """  # fmt: skip
     tape = query.tape
     out = tape.new(num_out, query.dtype)
     # Flash: empty_like(query), in the query's layout. The memory-efficient kernel, which takes values of another size,
@@ -237,13 +263,16 @@ def fused_attention(
     out.contiguous = query.contiguous or num_out != query.numel
     stats = tape.new(num_stats, "fp32")
     sizes = (query.numel, key.numel, value.numel)
+    if scratch is not None:
+        tape.scratch(scratch.forward)
 
     def backward(grads: list[Value]) -> list[Value | None]:
         made = [tape.new(size, grads[0].dtype) for size in sizes]
-        if device == "cuda":
-            sums = tape.new(sizes[0] + num_stats, "fp32")
-            wide = [tape.new(sizes[0], grads[0].dtype) for size in sizes[1:] if tape.widens_heads and size != sizes[0]]
-            del sums, wide
+        if scratch is not None:
+            wide = [size for size in sizes[1:] if scratch.widens_heads and size != sizes[0]]
+            tape.scratch([*scratch.backward, *(sizes[0] * ITEMSIZE_BYTES[grads[0].dtype] for _ in wide)])
+        elif device == "cuda":
+            tape.scratch([4 * (sizes[0] + num_stats)])
         return made
 
     masks = [bias] if bias is not None else []

@@ -20,6 +20,7 @@ from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
+from vramprobe.terms.scratch import Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
 
@@ -51,15 +52,16 @@ class Run:
     """One cell, from its weights to as many steps as are asked for; each method asks for what it is called after."""
 
     def __init__(
-        self, spec: CellSpec, allocator: Allocator, *, has_flash: bool, prefers_cudnn: bool, workspace_bytes: int
+        self, spec: CellSpec, allocator: Allocator, *, has_flash: bool, workspace_bytes: int, chip: Chip | None = None
     ) -> None:
-        """``workspace_bytes``: cuBLAS's for one thread. Raises UnsupportedArchitecture, as terms.moments does."""
+        """``workspace_bytes``: cuBLAS's for one thread. ``chip``: whose kernels' scratch is asked for; null: one's that
+        is not NVIDIA's, of which nothing is known. Raises UnsupportedArchitecture, as terms.moments does.
+        """
         self.spec, self.allocator = spec, allocator
         self.arch = arch = architecture(spec.architecture)
         tensors = parameters.tensors(spec, arch)
         setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=_Given(spec.batch_size, spec.seq_len))
-        self._widens_heads = has_flash and not prefers_cudnn
-        self._setup, self._workspace_bytes = setup, workspace_bytes
+        self._setup, self._workspace_bytes, self._chip = setup, workspace_bytes, chip
         self._tensors = list(_in_order(Model(Tape(), setup, range(arch.num_layers)), tensors))
         self._num_steps = 0
 
@@ -109,7 +111,7 @@ class Run:
     def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
         """A step of a model of these layers; the last chunk is what follows the optimizer."""
         tape = RecordingTape()
-        tape.widens_heads = self._widens_heads
+        tape.chip = self._chip
         model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
             root = families.forward(model).node

@@ -29,6 +29,7 @@ from vramprobe.terms.graph import (
     Storage,
     Value,
 )
+from vramprobe.terms.scratch import Chip
 
 Peak = tuple[int, dict[str, int]]  # a moment that may be the highest of its place: live bytes, and the same by cause
 Covers = Callable[[int, int], bool]  # whether the first size is at least the second, however the open ones turn out
@@ -52,7 +53,7 @@ class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
     causes = CAUSES
-    widens_heads = False  # whether attention's backward makes gradients of grouped heads as wide as the query's
+    chip: Chip | None = None  # whose kernels' own scratch is asked for; null: none is
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:
@@ -153,6 +154,11 @@ class Tape:
         if num_bytes:
             self._rising = True
         return Value(self, numel, dtype, Storage(num_bytes, cause, middle_layer_bytes))
+
+    def scratch(self, sizes_bytes: Iterable[int]) -> None:
+        """What a kernel takes and gives back at once."""
+        taken = [self.new(size_bytes, "int8") for size_bytes in sizes_bytes]
+        del taken
 
     def multiplied(self) -> None:
         """A product has its result: from the first one on cuBLAS keeps a workspace for the thread (requests.py)."""

@@ -43,11 +43,18 @@ def rms_norm(model: Model, name: str, value: Value) -> Value:
 
 def attention(model: Model, prefix: str, hidden: Value) -> Value:
     """Three projections, rotated; queries and keys are normed head by head where the family does so."""
+    is_normed = f"{prefix}q_norm.weight" in model.tensors
+    norms_at_once = is_normed and model.arch.model_type in ("qwen3", "qwen3_moe")  # as each is made
     query = layout.heads(model.linear(prefix + "q_proj", hidden))
+    if norms_at_once:
+        query = model.rms_norm(prefix + "q_norm", query)
     key = layout.heads(model.linear(prefix + "k_proj", hidden))
+    if norms_at_once:
+        key = model.rms_norm(prefix + "k_norm", key)
     value = layout.heads(model.linear(prefix + "v_proj", hidden))
-    if f"{prefix}q_norm.weight" in model.tensors:
-        query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
+    if is_normed and not norms_at_once:
+        query = model.rms_norm(prefix + "q_norm", query)
+        key = model.rms_norm(prefix + "k_norm", key)
     query, key = model.rotary(query), model.rotary(key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)

@@ -119,7 +119,7 @@ class Model:
         tape, eight_bit, autocast = self.tape, self.setup.quant == "int8", self.setup.autocast
         given = value if eight_bit else op.cast(value, tensor.dtype)
         num_out, numel, before = self.num_out(name), given.numel, given.dtype
-        whole = self._dequantised(tensor, given.dtype)
+        whole = self._dequantised(tensor, given.dtype, is_forward=True)
         # The product is an F.linear within bitsandbytes' own: autocast casts what is wider, the whole weight included.
         out_dtype = autocast if autocast != "none" else given.dtype
         narrow = self._cast_operands(name, numel, tensor.numel, given.dtype, out_dtype)
@@ -144,13 +144,15 @@ class Model:
         if before == after:
             return ()
         bias = self.tensors.get(f"{name}.bias")
-        sizes = [num_in, num_weight, *([bias.numel] if bias is not None else [])]
+        sizes = [*([bias.numel] if bias is not None else []), num_weight, num_in]  # as g++ evaluates arguments
         return tuple([self.tape.new(size, after, "dequantisation") for size in sizes])
 
-    def _dequantised(self, tensor: Tensor, dtype: str) -> tuple[Value, ...]:
+    def _dequantised(self, tensor: Tensor, dtype: str, *, is_forward: bool = False) -> tuple[Value, ...]:
         """The whole weight in this dtype; under double quantisation its fp32 scales are rebuilt first.
 
-        4 bit: ``dequantize_4bit(B, state).to(dtype)``, by way of the dtype that the weight was quantised from.
+        4 bit: ``dequantize_4bit(B, state).to(dtype)``, by way of the dtype that the weight was quantised from. On CUDA
+        forward has ``gemm_4bit``, which adds the offset to a copy of the scales and holds both (bitsandbytes 0.50,
+        backends/cuda/ops.py, ``_dequant_linear_fallback``; left out: the fused kernel that takes few tokens).
         """
         tape, cause = self.tape, "dequantisation"
         if self.setup.quant != "int8" and dtype != tensor.dtype:
@@ -161,9 +163,12 @@ class Model:
         if self.setup.quant not in DOUBLE_QUANTISED:
             return (tape.new(tensor.numel, dtype, cause),)
         num_scales = -(-tensor.numel // NF4_BLOCK)
-        scales = tape.new(num_scales, "fp32", cause)
-        scales = tape.new(num_scales, "fp32", cause)  # plus the offset
-        return tape.new(tensor.numel, dtype, cause), scales
+        scales = [tape.new(num_scales, "fp32", cause)]
+        if is_forward or self.device == "cpu":  # else the offset is added in place
+            scales.append(tape.new(num_scales, "fp32", cause))
+        if self.device == "cpu":
+            del scales[0]
+        return tape.new(tensor.numel, dtype, cause), *scales
 
     def _adapted(self, name: str, value: Value, result: Value) -> Value:
         """peft's LoRA forward: ``result + B(A(dropout(x))) * scaling``; its 4-bit layer clones the result first."""
@@ -181,13 +186,15 @@ class Model:
         if setup.dora:
             result = self._with_dora(name, given, result)
             return op.cast(result, dtype) if converts or not quantised else result
-        low = self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank)
-        out = self._matmul(low, f"{name}.lora_B", None, self.num_out(name))
-        out = op.scaled(out)
+        out = op.scaled(self._matmul(
+            self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank),
+            f"{name}.lora_B", None, self.num_out(name),
+        ))  # fmt: skip
         if quantised and converts:
             out = op.cast(out, dtype)
         result = op.add(result, out)
-        del out, wide
+        if not quantised:  # where the update has no name
+            del out
         return op.cast(result, dtype)
 
     def _with_dora(self, name: str, x: Value, result: Value) -> Value:

@@ -7,34 +7,21 @@ holds beside the tensors depends on the order of all of them. Never imports torc
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import families, optimizer, parameters
-from vramprobe.terms.graph import ITEMSIZE_BYTES
+from vramprobe.terms.loading import Allocator, load
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
 from vramprobe.terms.scratch import Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
-
-#: input_ids and labels.
-_BATCH = ("input_ids", "labels")
-
-
-class Allocator(Protocol):
-    """Whoever is asked."""
-
-    def allocate(self, name: Hashable, size_bytes: int) -> object: ...
-
-    def free(self, name: Hashable) -> None: ...
-
 
 @dataclass(frozen=True)
 class _Given:
@@ -66,23 +53,8 @@ class Run:
         self._num_steps = 0
 
     def load(self) -> None:
-        """The weights, quantised one after the other, then the batch."""
-        for name, tensor in self._tensors:
-            if tensor.quantised:
-                self._quantise(name, tensor)
-            else:
-                self.allocator.allocate(("weight", name), tensor.num_bytes)
-        for name in _BATCH:
-            self.allocator.allocate(name, ITEMSIZE_BYTES["int64"] * self.spec.num_tokens)
-
-    def _quantise(self, name: str, tensor: Tensor) -> None:
-        """bitsandbytes' functional.quantize_4bit and Int8Params.cuda: the whole weight stands until its parts do."""
-        allocate, free = self.allocator.allocate, self.allocator.free
-        allocate("whole", tensor.num_bytes)
-        parts = parameters.quantised_parts(tensor, self.spec.quant)
-        for number, size_bytes in enumerate(parts):
-            allocate(("weight", name, number), size_bytes)
-        free("whole")
+        """All that stands as the first step begins."""
+        load(self.spec, self.arch, self._tensors, self.allocator)
 
     def step(self) -> None:
         """One step: forward and backward of every micro-batch, the optimizer, the gradients' end."""

@@ -16,8 +16,6 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms.requests import Run
 from vramprobe.terms.scratch import Chip
 
-#: The first step makes the optimizer's state, the second finds the segments that the first one left.
-_NUM_STEPS = 2
 _MAX_KEPT = 4096
 
 
@@ -60,7 +58,8 @@ def _replay(spec: CellSpec, has_flash: bool, workspace_bytes: int, chip: Chip | 
     run.load()
     allocator.empty_cache()
     allocator.ledger.reset_peaks()
-    for _ in range(_NUM_STEPS):
+    # The first step makes the optimizer's state, and each finds the segments that the one before left.
+    for _ in range(max(2, spec.steps)):
         run.step()
     peak = allocator.ledger.peak()
     return Replayed(peak.allocated_bytes, peak.reserved_bytes)

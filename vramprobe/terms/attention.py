@@ -60,11 +60,12 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     if kernel(setup, query.dtype, masked=mask is not None) == "math":
         return _math(setup, query, key, value, bias), None
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
+    scratch = _scratch(setup, query, bias)
     out = op.fused_attention(
-        query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias,
-        _scratch(setup, query, bias),
-    )  # fmt: skip
-    if setup.device == "cuda" and (bias is not None or query.dtype == "fp32" or not setup.has_flash):
+        query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias, scratch
+    )
+    by_tokens = setup.device == "cuda" and (bias is not None or query.dtype == "fp32" or not setup.has_flash)
+    if by_tokens if scratch is None else scratch.kernel == "efficient":
         out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
     return layout.contiguous(out), None
 

@@ -114,7 +114,13 @@ def repeated(value: Value, numel: int, *, as_view: bool = False) -> Value:
     out = value.tape.view(value, numel) if as_view else value.tape.new(numel, value.dtype)
     before = value.numel
     out.contiguous = False
-    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.new(before, grads[0].dtype)])
+
+    def backward(grads: list[Value]) -> list[Value | None]:
+        grad = grads[0].tape.new(before, grads[0].dtype)
+        grad.contiguous = as_view  # of several heads it is laid out by them
+        return [grad]
+
+    value.tape.record([value], [out], [], backward)
     return out
 
 

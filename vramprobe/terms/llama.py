@@ -60,13 +60,12 @@ def attention(model: Model, prefix: str, hidden: Value) -> Value:
     return model.linear(prefix + "o_proj", out)
 
 
-def partly_rotated(model: Model, value: Value) -> Value:
-    """The first part of each head, rotated, and the rest behind it: copied together even where the rest is empty."""
-    rotated_numel = value.numel // model.arch.head_size * model.arch.rotary_size
+def rotated_part(model: Model, value: Value) -> tuple[Value, Value]:
+    """(the part of each head that is to be rotated, the rest, which is copied behind it even where it is empty)."""
+    numel = value.numel // model.arch.head_size * model.arch.rotary_size
     # The slice that is the whole makes no zeros in backward, but the empty rest does.
-    rotated = layout.part(value, rotated_numel) if rotated_numel < value.numel else layout.whole(value)
-    rest = layout.part(value, value.numel - rotated_numel)
-    return layout.concatenate(model.rotary(rotated), rest)
+    first = layout.part(value, numel) if numel < value.numel else layout.whole(value)
+    return first, layout.part(value, value.numel - numel)
 
 
 def gated_mlp(model: Model, prefix: str, hidden: Value) -> Value:

@@ -25,6 +25,7 @@ class Model:
     def __init__(self, tape: Tape, setup: Setup, layers: Sequence[int]) -> None:
         self.tape, self.setup, self.arch, self.layers = tape, setup, setup.arch, layers
         self.num_tokens, self.device = setup.num_tokens, setup.device
+        tape.device = setup.device
         self.tensors = {tensor.name: tensor for tensor in setup.tensors}
         self._only = {parameter.name: parameter.only for parameter in setup.arch.parameters}
         self.layer = 0
@@ -178,7 +179,7 @@ class Model:
         # they convert to the adapter's dtype even under autocast.
         converts = not quantised or setup.device == "cpu" or setup.autocast == "none"
         if quantised and setup.quant != "int8":
-            result = op.elementwise(result)
+            result = op.copied(result)
         given = wide = value
         if converts:
             wide = op.cast(value, setup.adapter_input or self.tensors[f"{name}.lora_A"].dtype)
@@ -327,10 +328,25 @@ class Model:
         if setup.attn == "eager":
             if arch.model_type in ("gemma2", "gemma3_text") or arch.sliding_layers:
                 kinds = {True, False}  # these make both
-            self._masks = {slides: self.tape.new(setup.batch_size * numel, dtype) for slides in sorted(kinds)}
+            for slides in sorted(kinds):
+                allowed = self._allowed(setup.batch_size * numel, slides=slides)
+                self._masks[slides] = self.tape.new(allowed.numel, dtype)
+                del allowed
         elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
             # Falcon asks for a mask always (allow_is_causal_skip=False).
-            self._masks = {arch.model_type != "falcon": self.tape.new(numel, "bool")}
+            slides = arch.model_type != "falcon"
+            self._masks = {slides: self._allowed(numel, slides=slides)}
+
+    def _allowed(self, numel: int, *, slides: bool) -> Value:
+        """The bools of a mask; of one that slides in the window, and behind (masking_utils.py, ``and_masks``)."""
+        tape = self.tape
+        allowed = tape.new(numel, "bool")
+        if slides:
+            allowed = tape.new(numel, "bool")  # copied: all of them, and these
+            causal = tape.new(numel, "bool")
+            allowed = tape.new(numel, "bool")
+            del causal
+        return allowed
 
     @property
     def mask(self) -> Value | None:

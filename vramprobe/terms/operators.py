@@ -108,13 +108,20 @@ def elementwise(value: Value, saves: str = "", dtype: str | None = None) -> Valu
     return out
 
 
+def copied(value: Value) -> Value:
+    """``value.clone()``, ``value + number``: saves nothing, and backward passes the gradient on."""
+    out = value.tape.new_like(value)
+    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.view(grads[0])])
+    return out
+
+
 def softmax(value: Value, device: str) -> Value:
-    """Saves its output. On CUDA its backward takes the gradient times that first (SoftMax.cu)."""
+    """Saves its output. On CUDA its backward takes the gradient times that beside its result (SoftMax.cu)."""
     out = value_like(value)
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        taken = value_like(grads[0]) if device == "cuda" else None
         result = value_like(grads[0])
+        taken = value_like(grads[0]) if device == "cuda" else None
         del taken
         return [result]
 
@@ -123,18 +130,18 @@ def softmax(value: Value, device: str) -> Value:
 
 
 def scaled(value: Value, *, in_place: bool = False) -> Value:
-    """``value * number``: the number is wrapped in an 8-byte tensor, and that is what multiplication saves.
+    """``value * number``: the number is wrapped in an 8-byte tensor of the host's, and multiplication saves that.
 
     ``in_place`` is ``value *= number``.
     """
     out = value.tape.view(value) if in_place else value_like(value)
-    number = value.tape.new(1, "int64")
+    number = [value.tape.new(1, "int64")] if value.tape.device == "cpu" else []
 
     def backward(grads: list[Value]) -> list[Value | None]:
         return [value_like(grads[0])]
 
     # Saved-tensor hooks do not see wrapped numbers (saved_variable.cpp), so a checkpoint keeps them.
-    value.tape.record([value], [out], [number], backward, recomputable=False)
+    value.tape.record([value], [out], number, backward, recomputable=False)
     return out
 
 
@@ -306,7 +313,7 @@ def gelu_new(value: Value, *, fp32_power: bool) -> Value:
     half = scaled(value)
     inner = scaled(add(value, scaled(power(cast(value, "fp32") if fp32_power else value))))
     inner = elementwise(inner, saves="output")
-    inner = elementwise(inner)
+    inner = copied(inner)
     return mul(half, inner)
 
 

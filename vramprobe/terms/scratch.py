@@ -43,9 +43,14 @@ class Chip(NamedTuple):
 class AttentionScratch(NamedTuple):
     """Of a fused attention's kernels."""
 
+    kernel: Fused
     forward: list[int]
     backward: list[int]
-    widens_heads: bool  # gradients of grouped heads are as wide as the query's before they are summed
+
+    @property
+    def widens_heads(self) -> bool:
+        """Whether gradients of grouped heads are as wide as the query's before they are summed."""
+        return self.kernel == "flash"
 
 
 def attention_scratch(
@@ -53,17 +58,15 @@ def attention_scratch(
     has_bias: bool, has_dropout: bool,
 ) -> AttentionScratch:  # fmt: skip
     """What the fused attention takes that runs on this chip."""
+    kernel = fused_kernel(chip, head_size, value_size, dtype, has_bias=has_bias)
     sizes = batch_size, num_heads, seq_len, head_size
-    match fused_kernel(chip, head_size, value_size, dtype, has_bias=has_bias):
-        case "cudnn":
-            return AttentionScratch([], cudnn_backward(*sizes), widens_heads=False)
-        case "flash":
-            forward = [] if has_dropout else flash_forward(chip, *sizes)
-            return AttentionScratch(forward, flash_backward(*sizes), widens_heads=True)
+    if kernel == "cudnn":
+        return AttentionScratch(kernel, [], cudnn_backward(*sizes))
+    if kernel == "flash":
+        return AttentionScratch(kernel, [] if has_dropout else flash_forward(chip, *sizes), flash_backward(*sizes))
     rows = batch_size * num_heads
     forward = efficient_forward(rows * seq_len, head_size, value_size, dtype)
-    backward = efficient_backward(chip, rows, seq_len, head_size, value_size, dtype)
-    return AttentionScratch(forward, backward, widens_heads=False)
+    return AttentionScratch(kernel, forward, efficient_backward(chip, rows, seq_len, head_size, value_size, dtype))
 
 
 def sum_of_rows(chip: Chip, num_rows: int, width: int, itemsize_bytes: int) -> list[int]:
@@ -159,7 +162,11 @@ def efficient_backward(
     if is_staged:
         num_blocks = min(-(-seq_len // 64), max(200 // num_heads, 1))
         num_bytes += 4 * num_blocks * 64 * (_whole(head_size, 128) + _whole(value_size, 128))
-    return [4 * num_heads * seq_len, num_heads * num_bytes]
+    row_sums = 4 * num_heads * seq_len
+    if dtype != "fp32":
+        return [row_sums, num_heads * num_bytes]
+    product = row_sums * value_size
+    return [product, row_sums, row_sums, -row_sums, -product, num_heads * num_bytes]
 
 
 def _tile(chip: Chip, dtype: str, head_size: int) -> tuple[int, int, bool]:

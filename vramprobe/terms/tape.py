@@ -53,6 +53,7 @@ class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
     causes = CAUSES
+    device = "cpu"  # of the model on it
     chip: Chip | None = None  # whose kernels' own scratch is asked for; null: none is
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
@@ -156,9 +157,13 @@ class Tape:
         return Value(self, numel, dtype, Storage(num_bytes, cause, middle_layer_bytes))
 
     def scratch(self, sizes_bytes: Iterable[int]) -> None:
-        """What a kernel takes and gives back at once."""
-        taken = [self.new(size_bytes, "int8") for size_bytes in sizes_bytes]
-        del taken
+        """What a kernel takes and gives back at once; a negative size gives one back before the others."""
+        taken: list[tuple[int, Value]] = []
+        for size_bytes in sizes_bytes:
+            if size_bytes > 0:
+                taken.append((size_bytes, self.new(size_bytes, "int8")))
+            else:
+                del taken[next(at for at, (size, _) in enumerate(taken) if size == -size_bytes)]
 
     def multiplied(self) -> None:
         """A product has its result: from the first one on cuBLAS keeps a workspace for the thread (requests.py)."""

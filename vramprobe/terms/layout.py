@@ -30,13 +30,16 @@ def chosen(value: Value, numel: int) -> Value:
     return out
 
 
-def part(value: Value, numel: int) -> Value:
-    """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size."""
+def part(value: Value, numel: int, *, by_heads: bool = True) -> Value:
+    """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size.
+
+    ``by_heads``: of what is laid out so; else heads are chosen among those of each token.
+    """
     full = value.numel
 
     def backward(grads: list[Value]) -> list[Value | None]:
         grad = grads[0].tape.new(full, grads[0].dtype)
-        grad.contiguous = False
+        grad.contiguous = not by_heads
         return [grad]
 
     out = value.tape.view(value, numel)

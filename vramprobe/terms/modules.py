@@ -404,5 +404,4 @@ class Model:
 
     def rotary(self, value: Value) -> Value:
         """Queries or keys, rotated by the tables."""
-        rotated = op.rotary(value, *self.tables, self.arch.rotary_size)
-        return op.cast(rotated, value.dtype) if self.arch.model_type in ("olmo2", "olmo3") else rotated
+        return op.rotary(value, *self.tables, self.arch.rotary_size)

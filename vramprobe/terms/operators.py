@@ -287,8 +287,10 @@ def fused_attention(
     return out
 
 
-def batched_product(left: Value, right: Value, numel: int) -> Value:
-    """``torch.bmm``: saves each side if the other needs a gradient."""
+def batched_product(left: Value, right: Value, numel: int, *, is_scaled: bool = False) -> Value:
+    """``torch.bmm``: saves each side if the other needs a gradient. ``is_scaled``: ``baddbmm`` with a factor, which
+    makes the left one's gradient first and multiplies both.
+    """
     tape = left.tape
     out = tape.new(numel, left.dtype)
     out.contiguous = False
@@ -296,10 +298,13 @@ def batched_product(left: Value, right: Value, numel: int) -> Value:
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        made = [tape.new(size, grads[0].dtype) for size in reversed(sizes)]
-        for grad in made:
-            grad.contiguous = False
-        return made[::-1]
+        made: dict[int, Value] = {}
+        for side in (0, 1) if is_scaled else (1, 0):
+            made[side] = tape.new(sizes[side], grads[0].dtype)
+            if is_scaled:
+                made[side] = value_like(made[side])
+            made[side].contiguous = False
+        return [made[0], made[1]]
 
     tape.record([left, right], [out], saved, backward)
     return out
@@ -320,16 +325,42 @@ def gelu_new(value: Value, *, fp32_power: bool) -> Value:
 def bloom_gelu(value: Value) -> Value:
     """BLOOM's GeLUFunction, which saves its input: ``x * 0.5 * (1 + tanh(0.797 * x * (1 + 0.044715 * x * x)))``.
 
-    Its backward is written out in Python too; the numbers below are the values alive at its highest moment.
+    Its backward is written out in Python too: ``(0.5 * x * ((1 - t * t) * (0.797 + 0.107 * x * x)) + 0.5 * (1 + t)) *
+    grad``, where ``t`` is the tanh.
     """
 
-    def backward(grads: list[Value]) -> list[Value | None]:
-        made = [value_like(grads[0]) for _ in range(5)]
-        return [made[0]]
+    def tanh(x: Value) -> Value:
+        outer, inner = value_like(x), value_like(x)
+        inner = value_like(inner)  # each takes the place of the one before, which goes then
+        inner = value_like(inner)
+        inner = value_like(inner)
+        del outer
+        return value_like(inner)
 
-    others = [value_like(value) for _ in range(3)]
-    del others
-    out = value_like(value)
+    def backward(grads: list[Value]) -> list[Value | None]:
+        t = tanh(grads[0])
+        half, left = value_like(t), value_like(t)
+        left = value_like(left)
+        right = value_like(t)
+        right = value_like(right)
+        right = value_like(right)
+        left = value_like(left)
+        del right
+        left = value_like(left)
+        del half
+        right = value_like(t)
+        right = value_like(right)
+        total = value_like(left)
+        del left, right
+        result = value_like(total)
+        del total, t
+        return [result]
+
+    half = value_like(value)
+    other = tanh(value)
+    other = value_like(other)
+    out = value_like(half)
+    del half, other
     value.tape.record([value], [out], [value], backward)
     return out
 

@@ -73,6 +73,8 @@ def _olmo2_attention(model: Model, prefix: str, hidden: Value) -> Value:
     key = model.rms_norm(prefix + "k_norm", model.linear(prefix + "k_proj", hidden))
     value = model.linear(prefix + "v_proj", hidden)
     query, key, value = layout.heads(query), layout.heads(key), layout.heads(value)
-    query, key = model.rotary(query), model.rotary(key)
+    turned = model.rotary(query), model.rotary(key)  # in fp32, which the tables are
+    query, key = (op.cast(new, old.dtype) for new, old in zip(turned, (query, key), strict=True))
+    del turned
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)

@@ -86,11 +86,11 @@ class Run:
         tape.chip = self._chip
         model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
-            root = families.forward(model).node
+            loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
             tape.thread = "backward"
-            tape.backward(root, tape.new(1, "fp32"))
+            tape.backward(loss.node, gradient)
             tape.thread = "forward"
-            del root
+            del loss, gradient
             model.end_of_step()
         tape.come_to(("zero_grad", "end"))
         for leaf in model.leaves():

@@ -86,7 +86,7 @@ def adapted_stack(model: Model, name: str) -> Callable[[], Value]:
         return lambda: weight
     left = op.cast(routing.stacked(model.weight(f"{name}.lora_B")), weight.dtype)
     right = op.cast(model.weight(f"{name}.lora_A"), weight.dtype)
-    looked_at = op.value_like(weight)
+    looked_at = routing.stack_like(weight, left)
     del looked_at
     made: list[Value] = []
 

@@ -20,6 +20,7 @@ from vramprobe.terms.parameters import Tensor
 _BATCH = ("input_ids", "labels")
 #: What weights are filled from: 2^20 numbers in fp32.
 _TILE_BYTES = 4 * 2**20
+_SHIFTED = 3  # of a doubly quantised weight's parts: the scales less their mean, which go
 
 
 class Allocator(Protocol):
@@ -77,26 +78,26 @@ def _load_quantised(
 
 
 def _quantise(spec: CellSpec, name: str, tensor: Tensor, allocator: Allocator) -> None:
-    """bitsandbytes' functional.quantize_4bit and Int8Params.cuda: the whole weight stands until its parts do, and under
-    double quantisation the scales do, and what they are less their mean.
+    """bitsandbytes' functional.quantize_4bit and Int8Params: the whole weight stands until its parts do, and so do in 8
+    bits its copy in fp16, under double quantisation the scales, and what these are less their mean.
     """
     parts = parameters.quantised_parts(tensor, spec.quant)
-    before: list[int] = []
+    before = [2 * tensor.numel] if spec.quant == "int8" else []  # in fp16
     if spec.quant in parameters.DOUBLE_QUANTISED:
         scales = ITEMSIZE_BYTES["fp32"] * -(-tensor.numel // parameters.NF4_BLOCK)
         packed, code, absmax, outer_absmax, outer_code, offset = parts
         parts, before = [packed, code, offset, scales, outer_absmax, absmax, outer_code], [scales]
-    elif spec.quant != "int8":
-        packed, code, absmax = parts
-        parts = [absmax, packed, code]
+    else:  # codes, scales; in 4 bits with their code book between
+        parts = [parts[-1], *parts[:-1]]
     allocator.allocate("whole", tensor.num_bytes)
     for size_bytes in before:
-        allocator.allocate("scales", size_bytes)
+        allocator.allocate("beside", size_bytes)
     for number, size_bytes in enumerate(parts):
         allocator.allocate(("weight", name, number), size_bytes)
+    if spec.quant in parameters.DOUBLE_QUANTISED:
+        allocator.free(("weight", name, _SHIFTED))
     if before:
-        allocator.free(("weight", name, 3))
-        allocator.free("scales")
+        allocator.free("beside")
     allocator.free("whole")
 
 

@@ -118,6 +118,8 @@ class Model:
     def _quantised(self, name: str, value: Value, tensor: Tensor) -> Value:
         """bitsandbytes: dequantise the whole weight, multiply, save nothing for 4 bit and the input for 8 bit."""
         tape, eight_bit, autocast = self.tape, self.setup.quant == "int8", self.setup.autocast
+        if eight_bit and self.device == "cuda":
+            return self._in_8_bit(name, value, tensor)
         given = value if eight_bit else op.cast(value, tensor.dtype)
         num_out, numel, before = self.num_out(name), given.numel, given.dtype
         whole = self._dequantised(tensor, given.dtype, is_forward=True)
@@ -139,6 +141,34 @@ class Model:
         # cannot drop it, nor does its own backward.
         tape.record([given], [out], [], backward, kept=[given] if eight_bit else [])
         return out if eight_bit else op.cast(out, value.dtype)
+
+    def _in_8_bit(self, name: str, value: Value, tensor: Tensor) -> Value:
+        """bitsandbytes' MatMul8bitLt, in integers: the input in 8 bits, its outliers looked for, the product in int32 and
+        fp16, then in the input's dtype. Its backward makes the weight whole in that. Left out: outliers' own product.
+        """
+        tape, numel, dtype = self.tape, value.numel, value.dtype
+        num_rows = numel // (tensor.numel // self.num_out(name))
+        num_results = num_rows * self.num_out(name)
+        narrow = None if dtype == "fp16" else tape.new(numel, "fp16")
+        scales, codes = tape.new(num_rows, "fp32"), tape.new(numel, "int8")
+        magnitudes = tape.new(numel, "fp16")
+        outliers = tape.new(numel, "bool")
+        del magnitudes
+        del outliers, narrow
+        sums = tape.new(num_results, "int32")
+        out = tape.new(num_results, "fp16")
+        out = out if dtype == "fp16" else tape.new(num_results, dtype)
+        del sums, scales, codes
+
+        def backward(grads: list[Value]) -> list[Value | None]:
+            weight = tape.new(tensor.numel, dtype, "dequantisation")
+            made = tape.new(numel, dtype)
+            tape.multiplied()
+            del weight
+            return [made]
+
+        tape.record([value], [out], [], backward, kept=[value])  # an attribute of ctx, which no checkpoint drops
+        return out
 
     def _cast_operands(self, name: str, num_in: int, num_weight: int, before: str, after: str) -> tuple[Value, ...]:
         """Autocast's copies of input, dequantised weight and bias, alive for the product alone."""

@@ -270,8 +270,10 @@ def fused_attention(
     out.contiguous = query.contiguous or num_out != query.numel
     stats = tape.new(num_stats, "fp32")
     sizes = (query.numel, key.numel, value.numel)
+    seeds: list[Value] = []
     if scratch is not None:
         tape.scratch(scratch.forward)
+        seeds = [tape.new(numel, "int64") for numel in scratch.num_seeds]
 
     def backward(grads: list[Value]) -> list[Value | None]:
         made = [tape.new(size, grads[0].dtype) for size in sizes]
@@ -283,7 +285,7 @@ def fused_attention(
         return made
 
     masks = [bias] if bias is not None else []
-    tape.record([query, key, value], [out], [query, key, value, out, stats, *masks], backward)
+    tape.record([query, key, value], [out], [query, key, value, out, stats, *masks, *seeds], backward)
     return out
 
 

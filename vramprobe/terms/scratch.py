@@ -48,6 +48,13 @@ class AttentionScratch(NamedTuple):
     backward: list[int]
 
     @property
+    def num_seeds(self) -> list[int]:
+        """Elements of the dropout's seed and offset, int64, which are kept on the card whether there is dropout or not
+        (the memory-efficient kernel's are in the host's memory).
+        """
+        return {"flash": [2, 1], "cudnn": [1, 1], "efficient": []}[self.kernel]
+
+    @property
     def widens_heads(self) -> bool:
         """Whether gradients of grouped heads are as wide as the query's before they are summed."""
         return self.kernel == "flash"

@@ -11,7 +11,6 @@ from typing import Literal
 from vramprobe.terms import layout
 from vramprobe.terms import operators as op
 from vramprobe.terms.graph import Value
-from vramprobe.terms.scratch import AttentionScratch, attention_scratch
 from vramprobe.terms.setup import Setup
 
 Kernel = Literal["fused", "math", "eager"]
@@ -65,7 +64,9 @@ def _sdpa(setup: Setup, query: Value, key: Value, value: Value, *, is_masked: bo
     if kernel(setup, query.dtype, masked=is_masked) == "math":
         return _math(setup, query, key, value, bias)
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
-    scratch = _scratch(setup, query, bias)
+    arch = setup.arch
+    sizes = setup.batch_size, arch.num_heads, setup.seq_len, arch.head_size, arch.value_size or arch.head_size
+    scratch = query.tape.scratch_of_attention(sizes, query.dtype, is_masked, arch.attention_dropout > 0)
     out = op.fused_attention(
         query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias, scratch
     )
@@ -73,16 +74,6 @@ def _sdpa(setup: Setup, query: Value, key: Value, value: Value, *, is_masked: bo
     if by_tokens if scratch is None else scratch.kernel == "efficient":
         out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
     return out
-
-
-def _scratch(setup: Setup, query: Value, bias: Value | None) -> AttentionScratch | None:
-    arch, chip = setup.arch, query.tape.chip
-    if chip is None:
-        return None
-    sizes = setup.batch_size, arch.num_heads, setup.seq_len, arch.head_size, arch.value_size or arch.head_size
-    return attention_scratch(
-        chip, *sizes, query.dtype, has_bias=bias is not None, has_dropout=arch.attention_dropout > 0
-    )
 
 
 def _num_out(setup: Setup) -> int:
@@ -127,8 +118,8 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
 def _causal_mask(setup: Setup, query: Value) -> Value:
     """Ones, their lower triangle, and what is added, in fp32; on the CPU the first two are not told apart."""
     tape, numel = query.tape, setup.seq_len**2
-    allowed = tape.new(numel, "bool") if tape.chip else None
-    allowed = tape.new(numel, "bool") if tape.chip else None
+    allowed = tape.new(numel, "bool") if tape.has_scratch else None
+    allowed = tape.new(numel, "bool") if tape.has_scratch else None
     mask = tape.new(numel, "fp32")
     del allowed
     return mask

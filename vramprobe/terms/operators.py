@@ -7,10 +7,14 @@ CUDA's kernels differ, the function asks ``device`` and says so. Never imports t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vramprobe.terms.graph import ITEMSIZE_BYTES, Value
 from vramprobe.terms.layout import as_view, concatenate, part
-from vramprobe.terms.scratch import AttentionScratch, sum_of_rows
 from vramprobe.terms.tape import Tape
+
+if TYPE_CHECKING:
+    from vramprobe.terms.scratch import AttentionScratch
 
 
 def wider(first: str, second: str) -> str:
@@ -56,8 +60,7 @@ def summed(value: Value, numel: int) -> Value:
     """A value of rows, summed over all of them."""
     tape = value.tape
     out = tape.new(numel, value.dtype)
-    if tape.chip is not None:
-        tape.scratch(sum_of_rows(tape.chip, value.numel // numel, numel, ITEMSIZE_BYTES[value.dtype]))
+    tape.scratch_of_sum(value.numel // numel, numel, ITEMSIZE_BYTES[value.dtype])
     return out
 
 

@@ -82,8 +82,7 @@ class Run:
 
     def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
         """A step of a model of these layers; the last chunk is what follows the optimizer."""
-        tape = RecordingTape()
-        tape.chip = self._chip
+        tape = RecordingTape(self._chip)
         model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns

@@ -104,8 +104,7 @@ def stack_like(weight: Value, left: Value) -> Value:
     and CUDA's kernel copies it (cuda/Blas.cpp, ``prepare_batch_matrix_for_cublas``).
     """
     out = weight.tape.new(weight.numel, weight.dtype)
-    if weight.tape.chip is not None:
-        weight.tape.scratch([left.num_bytes])
+    weight.tape.scratch([left.num_bytes])
     return out
 
 
@@ -118,7 +117,7 @@ def folded(weight: Value, left: Value, right: Value, *, scaled: bool) -> Value:
         made = []
         for side, size in enumerate(sizes):
             product = tape.new(size, grads[0].dtype)
-            if tape.chip is not None and side == 1:
+            if side == 1:
                 tape.scratch([left_bytes])
             made.append(value_like(product) if scaled else product)
             del product

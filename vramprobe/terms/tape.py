@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from vramprobe.terms.graph import (
     CAUSES,
@@ -29,7 +30,9 @@ from vramprobe.terms.graph import (
     Storage,
     Value,
 )
-from vramprobe.terms.scratch import Chip
+
+if TYPE_CHECKING:
+    from vramprobe.terms.scratch import AttentionScratch
 
 Peak = tuple[int, dict[str, int]]  # a moment that may be the highest of its place: live bytes, and the same by cause
 Covers = Callable[[int, int], bool]  # whether the first size is at least the second, however the open ones turn out
@@ -54,7 +57,7 @@ class Tape:
 
     causes = CAUSES
     device = "cpu"  # of the model on it
-    chip: Chip | None = None  # whose kernels' own scratch is asked for; null: none is
+    has_scratch = False  # whether what kernels take for a while is asked for
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:
@@ -157,13 +160,18 @@ class Tape:
         return Value(self, numel, dtype, Storage(num_bytes, cause, middle_layer_bytes))
 
     def scratch(self, sizes_bytes: Iterable[int]) -> None:
-        """What a kernel takes and gives back at once; a negative size gives one back before the others."""
-        taken: list[tuple[int, Value]] = []
-        for size_bytes in sizes_bytes:
-            if size_bytes > 0:
-                taken.append((size_bytes, self.new(size_bytes, "int8")))
-            else:
-                del taken[next(at for at, (size, _) in enumerate(taken) if size == -size_bytes)]
+        """What a kernel takes and gives back at once; a negative size gives one back before the others. None of this is
+        asked for here, but by the log of requests (request_log.py).
+        """
+
+    def scratch_of_sum(self, num_rows: int, width: int, itemsize_bytes: int) -> None:
+        """The same of a matrix's sum over its rows; ``itemsize_bytes`` of an element."""
+
+    def scratch_of_attention(
+        self, sizes: tuple[int, int, int, int, int], dtype: str, has_bias: bool, has_dropout: bool
+    ) -> AttentionScratch | None:
+        """The same of fused attention, as far as it is known; ``sizes``: batch, heads, length, of a head, of its value."""
+        return None
 
     def multiplied(self) -> None:
         """A product has its result: from the first one on cuBLAS keeps a workspace for the thread (requests.py)."""

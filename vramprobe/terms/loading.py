@@ -68,6 +68,8 @@ def _load_quantised(
     spec: CellSpec, arch: Architecture, base: Sequence[tuple[str, Tensor]], allocator: Allocator
 ) -> None:
     allocator.allocate("tile", _TILE_BYTES)
+    if spec.quant in parameters.DOUBLE_QUANTISED:  # bitsandbytes keeps one of its own (functional.name2qmap)
+        allocator.allocate("code", parameters.CODE_8BIT_BYTES)
     for name, tensor in base:
         if tensor.quantised:
             _quantise(spec, name, tensor, allocator)

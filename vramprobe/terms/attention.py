@@ -71,8 +71,10 @@ def _sdpa(setup: Setup, query: Value, key: Value, value: Value, *, is_masked: bo
         query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias, scratch
     )
     by_tokens = setup.device == "cuda" and (is_masked or query.dtype == "fp32" or not setup.has_flash)
-    if by_tokens if scratch is None else scratch.kernel == "efficient":
-        out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
+    if scratch is not None:  # the memory-efficient kernel writes by tokens, whatever the query's layout
+        out.contiguous = scratch.kernel == "efficient" or query.contiguous
+    elif by_tokens:
+        out.contiguous = True
     return out
 
 

@@ -63,7 +63,9 @@ def test_allocated_and_reserved_are_the_simulations(words: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("words", CELLS, ids=lambda words: f"{words['model']} {words['method']}")
 def test_a_step_leaves_what_it_found(words: dict[str, Any]) -> None:
-    """Weights and buffers after the load, and bitsandbytes' code book; after each step weights, batch, state and workspaces, and nothing of the step."""
+    """Weights, buffers and bitsandbytes' code book after the load; after each step these, batch, state and workspaces,
+    and nothing of the step.
+    """
     spec, account = cell(words), Account()
     run = Run(spec, account, has_flash=True, workspace_bytes=32 * MIB)
     run.load()

@@ -42,12 +42,13 @@ CELLS = {
 def runs() -> dict[tuple[str, str], RunRecord]:
     wanted = {cell for _, cell in CELLS.values()}
     found = {}
-    for line in lzma.open(RECORDS, "rt"):
-        if any(f'"{cell}"' in line for cell in wanted):
-            record = RunRecord.model_validate_json(line)
-            gpu = catalog.gpu_seen(record.environment.device_name)
-            assert gpu is not None
-            found[gpu.short_name, record.cell_id] = record
+    with lzma.open(RECORDS, "rt") as lines:
+        for line in lines:
+            if any(f'"{cell}"' in line for cell in wanted):
+                record = RunRecord.model_validate_json(line)
+                gpu = catalog.gpu_seen(record.environment.device_name)
+                assert gpu is not None
+                found[gpu.short_name, record.cell_id] = record
     return found
 
 

@@ -113,6 +113,7 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
         v = layout.repeated(v, q.numel, as_view=setup.batch_size == 1)
     weights = op.cast(scores, query.dtype)  # the other thing that it returns
     out = op.cast(product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
+    del q, k, v, scaled_query, scores, mask, bias, weights  # its variables go as it returns
     out.contiguous = False
     return out
 

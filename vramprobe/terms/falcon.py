@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vramprobe.terms import layout, llama
 from vramprobe.terms import operators as op
+from vramprobe.terms.activations import bloom_gelu
 from vramprobe.terms.attention import num_scores, product
 from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
@@ -88,7 +89,7 @@ def bloom_layer(model: Model, hidden: Value) -> Value:
     residual = hidden if arch.norm_first else normed
     attention, probabilities = _bloom_attention(model, _LAYER + "self_attention.", normed, residual)
     normed = model.layer_norm(_LAYER + "post_attention_layernorm", attention)
-    inner = op.bloom_gelu(model.linear(_LAYER + "mlp.dense_h_to_4h", normed))
+    inner = bloom_gelu(model.linear(_LAYER + "mlp.dense_h_to_4h", normed))
     out = model.dropout(model.linear(_LAYER + "mlp.dense_4h_to_h", inner), arch.residual_dropout)
     hidden = op.add(attention if arch.norm_first else normed, out)
     model.returned = probabilities

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import norms
 from vramprobe.terms import operators as op
+from vramprobe.terms.activations import gelu_new
 from vramprobe.terms.attention import attend, product
 from vramprobe.terms.graph import Leaf, Value
 from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
@@ -143,8 +144,8 @@ class Model:
         return out if eight_bit else op.cast(out, value.dtype)
 
     def _in_8_bit(self, name: str, value: Value, tensor: Tensor) -> Value:
-        """bitsandbytes' MatMul8bitLt, in integers: the input in 8 bits, its outliers looked for, the product in int32 and
-        fp16, then in the input's dtype. Its backward makes the weight whole in that. Left out: outliers' own product.
+        """bitsandbytes' MatMul8bitLt, in integers: the input in 8 bits, its outliers looked for, the product in int32,
+        then fp16, then the input's dtype. Its backward makes the weight whole in that. Left out: outliers' own product.
         """
         tape, numel, dtype = self.tape, value.numel, value.dtype
         num_rows = numel // (tensor.numel // self.num_out(name))
@@ -194,12 +195,12 @@ class Model:
         if self.setup.quant not in DOUBLE_QUANTISED:
             return (tape.new(tensor.numel, dtype, cause),)
         num_scales = -(-tensor.numel // NF4_BLOCK)
-        scales = [tape.new(num_scales, "fp32", cause)]
-        if is_forward or self.device == "cpu":  # else the offset is added in place
-            scales.append(tape.new(num_scales, "fp32", cause))
+        scales = tape.new(num_scales, "fp32", cause)
         if self.device == "cpu":
-            del scales[0]
-        return tape.new(tensor.numel, dtype, cause), *scales
+            scales = tape.new(num_scales, "fp32", cause)  # plus the offset, which CUDA's adds in place in backward
+        shifted = tape.new(num_scales, "fp32", cause) if is_forward and self.device == "cuda" else None
+        whole = tape.new(tensor.numel, dtype, cause)
+        return (whole, scales) if shifted is None else (whole, scales, shifted)
 
     def _adapted(self, name: str, value: Value, result: Value) -> Value:
         """peft's LoRA forward: ``result + B(A(dropout(x))) * scaling``; its 4-bit layer clones the result first."""
@@ -306,7 +307,7 @@ class Model:
                 value = op.elementwise(value, saves="output")
                 return op.power(op.cast(value, "fp32") if self.powers_in_fp32 else value)
             case "gelu_new":
-                return op.gelu_new(value, fp32_power=self.powers_in_fp32)
+                return gelu_new(value, fp32_power=self.powers_in_fp32)
         raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
 
     def embed(self, name: str, num_ids: int, ids: Value | None = None) -> Value:

@@ -37,7 +37,9 @@ def _phi3_attention(model: Model, prefix: str, hidden: Value) -> Value:
     arch, num_tokens = model.arch, model.num_tokens
     fused = model.linear(prefix + "qkv_proj", hidden)
     keys_numel = num_tokens * arch.num_kv_heads * arch.head_size
-    parts = [layout.part(fused, numel) for numel in (num_tokens * arch.num_heads * arch.head_size, keys_numel, keys_numel)]
+    parts = [
+        layout.part(fused, numel) for numel in (num_tokens * arch.num_heads * arch.head_size, keys_numel, keys_numel)
+    ]
     query, key, value = (layout.heads(part) for part in parts)
     del parts
     (query, query_rest), (key, key_rest) = llama.rotated_part(model, query), llama.rotated_part(model, key)

@@ -23,6 +23,7 @@ from vramprobe.terms.scratch import Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
 
+
 @dataclass(frozen=True)
 class _Given:
     """A cell's own batch size and length, where walk.py leaves both open."""

@@ -56,13 +56,13 @@ class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
     causes = CAUSES
-    device = "cpu"  # of the model on it
     has_scratch = False  # whether what kernels take for a while is asked for
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:
         self.live_bytes = dict.fromkeys(self.causes, 0)
         self.total_bytes = 0
+        self.device = "cpu"  # of the model on it, which says so
         self.place: Place = ("forward", "start")
         #: By place: what of each middle layer's was alive when the step last came there, by its own place's name and by
         #: cause.
@@ -170,7 +170,7 @@ class Tape:
     def scratch_of_attention(
         self, sizes: tuple[int, int, int, int, int], dtype: str, has_bias: bool, has_dropout: bool
     ) -> AttentionScratch | None:
-        """The same of fused attention, as far as it is known; ``sizes``: batch, heads, length, of a head, of its value."""
+        """The same of fused attention, where it is known; ``sizes``: batch, heads, length, of a head, of its value."""
         return None
 
     def multiplied(self) -> None:

@@ -10,12 +10,13 @@ from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.spec import resolve
 from vramprobe.terms.request_log import SAMPLED, WORKSPACE, Chunk, NotAlike, events, unrolled
 from vramprobe.terms.requests import Run
+from vramprobe.terms.scratch import Chip
 from vramprobe.terms.tape import MIDDLE_LAYER
 
 
 def run_of(model: str, **options: Any) -> Run:
     spec = resolve(device="cuda", model=model, **({"batch_size": 1, "seq_len": 512} | options))
-    return Run(spec, CachingAllocator(), has_flash=True, prefers_cudnn=False, workspace_bytes=1)
+    return Run(spec, CachingAllocator(), has_flash=True, workspace_bytes=1, chip=Chip())
 
 
 def sampled(run: Run) -> list[Chunk]:

@@ -36,6 +36,7 @@ class Gpu:
     nvlink_gb_s: float | None  # both directions together, as data sheets count; 0: none
     nvlink_joins: Literal["all", "pairs", ""]  # all GPUs of a machine (switch), or two by a bridge that few have
     pcie_gb_s: float  # both directions together
+    num_sms: int | None  # streaming multiprocessors; null: not NVIDIA's
     source: str
 
     @property
@@ -59,6 +60,12 @@ class Gpu:
         """What cuBLAS takes for each thread that calls it; 0 where the card is not NVIDIA's."""
         major, dot, _ = self.compute_capability.partition(".")
         return cublas_workspace_bytes(int(major)) if dot else 0
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability's numbers; null for one that is not NVIDIA's."""
+        major, dot, minor = self.compute_capability.partition(".")
+        return (int(major), int(minor)) if dot else None
 
     @property
     def prefers_cudnn(self) -> bool:
@@ -115,10 +122,11 @@ def list_gpus() -> list[Gpu]:
 @cache
 def _gpus() -> tuple[Gpu, ...]:
     names = {row["gpu"]: row for row in csv_rows("gpu_names.csv")}
-    return tuple(_gpu(row, names[row["gpu"]]) for row in csv_rows("gpus.csv"))
+    num_sms = {row["gpu"]: int(row["sm_count"]) for row in csv_rows("gpu_properties.csv")}
+    return tuple(_gpu(row, names[row["gpu"]], num_sms.get(row["gpu"])) for row in csv_rows("gpus.csv"))
 
 
-def _gpu(row: dict[str, str], names: dict[str, str]) -> Gpu:
+def _gpu(row: dict[str, str], names: dict[str, str], num_sms: int | None) -> Gpu:
     total_mib = number(row["reported_total_mib"], int)
     return Gpu(
         name=row["gpu"],
@@ -136,6 +144,7 @@ def _gpu(row: dict[str, str], names: dict[str, str]) -> Gpu:
         nvlink_gb_s=number(row["nvlink_gb_s"], float),
         nvlink_joins=_joins(row["nvlink_joins"]),
         pcie_gb_s=float(row["pcie_gb_s"]),
+        num_sms=num_sms,
         source=row["source"],
     )
 

@@ -14,9 +14,8 @@ from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import parse_alloc_conf
 from vramprobe.spec import CellSpec
 from vramprobe.terms.requests import Run
+from vramprobe.terms.scratch import Chip
 
-#: The first step makes the optimizer's state, the second finds the segments that the first one left.
-_NUM_STEPS = 2
 _MAX_KEPT = 4096
 
 
@@ -27,7 +26,7 @@ class Replayed(NamedTuple):
     reserved_bytes: int
 
 
-_kept: dict[tuple[str, bool, bool, int], Replayed] = {}
+_kept: dict[tuple[str, bool, int, Chip | None], Replayed] = {}
 
 
 def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
@@ -35,9 +34,9 @@ def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
-    card = (True, False, BLAS_WORKSPACE_BYTES)
+    card: tuple[bool, int, Chip | None] = (True, BLAS_WORKSPACE_BYTES, Chip())
     if gpu is not None:
-        card = (gpu.has_flash, gpu.prefers_cudnn, gpu.blas_workspace_bytes)
+        card = (gpu.has_flash, gpu.blas_workspace_bytes, chip_of(gpu))
     key = (spec.fingerprint, *card)
     if key not in _kept:
         if len(_kept) >= _MAX_KEPT:
@@ -46,13 +45,21 @@ def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
     return _kept[key]
 
 
-def _replay(spec: CellSpec, has_flash: bool, prefers_cudnn: bool, workspace_bytes: int) -> Replayed:
+def chip_of(gpu: DecidesMemory) -> Chip | None:
+    """What is known of its kernels; null for one that is not NVIDIA's."""
+    if gpu.capability is None or gpu.num_sms is None:
+        return None
+    return Chip(gpu.capability, gpu.num_sms)
+
+
+def _replay(spec: CellSpec, has_flash: bool, workspace_bytes: int, chip: Chip | None) -> Replayed:
     allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""))
-    run = Run(spec, allocator, has_flash=has_flash, prefers_cudnn=prefers_cudnn, workspace_bytes=workspace_bytes)
+    run = Run(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
     run.load()
     allocator.empty_cache()
     allocator.ledger.reset_peaks()
-    for _ in range(_NUM_STEPS):
+    # The first step makes the optimizer's state, and each finds the segments that the one before left.
+    for _ in range(max(2, spec.steps)):
         run.step()
     peak = allocator.ledger.peak()
     return Replayed(peak.allocated_bytes, peak.reserved_bytes)

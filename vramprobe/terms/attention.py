@@ -56,18 +56,29 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
         key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
     if habits.copies_heads:
         query, key, value = (layout.copied_by_heads(x) for x in (query, key, value))
-    if setup.autocast != "none":  # scaled_dot_product_attention is on autocast's list of 16-bit operators
-        query, key, value = (op.cast(x, setup.autocast) for x in (query, key, value))
-    bias = None if mask is None else query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype)
-    if kernel(setup, query.dtype, masked=mask is not None) == "math":
-        return _math(setup, query, key, value, bias), None
+    return layout.contiguous(_sdpa(setup, query, key, value, is_masked=mask is not None)), None
+
+
+def _sdpa(setup: Setup, query: Value, key: Value, value: Value, *, is_masked: bool) -> Value:
+    """``scaled_dot_product_attention``; what it casts and adds goes as it returns."""
+    if setup.autocast != "none":  # it is on autocast's list of 16-bit operators
+        value, key, query = (op.cast(x, setup.autocast) for x in (value, key, query))  # as g++ evaluates arguments
+    bias = query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype) if is_masked else None
+    if kernel(setup, query.dtype, masked=is_masked) == "math":
+        return _math(setup, query, key, value, bias)
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
+    arch = setup.arch
+    sizes = setup.batch_size, arch.num_heads, setup.seq_len, arch.head_size, arch.value_size or arch.head_size
+    scratch = query.tape.scratch_of_attention(sizes, query.dtype, is_masked, arch.attention_dropout > 0)
     out = op.fused_attention(
-        query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias
+        query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias, scratch
     )
-    if setup.device == "cuda" and (bias is not None or query.dtype == "fp32" or not setup.has_flash):
-        out.contiguous = True  # the memory-efficient kernel writes by tokens, whatever the query's layout
-    return layout.contiguous(out), None
+    by_tokens = setup.device == "cuda" and (is_masked or query.dtype == "fp32" or not setup.has_flash)
+    if scratch is not None:  # the memory-efficient kernel writes by tokens, whatever the query's layout
+        out.contiguous = scratch.kernel == "efficient" or query.contiguous
+    elif by_tokens:
+        out.contiguous = True
+    return out
 
 
 def _num_out(setup: Setup) -> int:
@@ -89,24 +100,35 @@ def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | No
     """``_scaled_dot_product_attention_math``: fp32 inside; q and k are scaled and copied for the batched product."""
     q, k, v = (op.cast(x, "fp32") for x in (query, key, value))
     broadcasts = setup.arch.model_type == "falcon" and k.numel != q.numel  # its products repeat the one head
+    scaled_query = op.elementwise(q)
+    mask = _causal_mask(setup, query) if bias is None else bias
     if k.numel != q.numel and not broadcasts:
         k, v = layout.repeated(k, q.numel), layout.repeated(v, q.numel)
-    scaled_query = op.elementwise(q)
-    mask = query.tape.new(setup.seq_len**2, "fp32") if bias is None else bias
     scaled_key = op.elementwise(k)
     if broadcasts:  # after its other operand is laid out
         scaled_query = layout.by_heads(scaled_query, setup.batch_size)
         scaled_key = layout.repeated(scaled_key, q.numel, as_view=setup.batch_size == 1)
     scores = product(scaled_query, scaled_key, num_scores(setup), setup.batch_size)
+    del scaled_key
     scores = _safe_softmax(scores, setup.device)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     if broadcasts:
         v = layout.repeated(v, q.numel, as_view=setup.batch_size == 1)
     weights = op.cast(scores, query.dtype)  # the other thing that it returns
     out = op.cast(product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
-    del q, k, v, scaled_query, scaled_key, scores, mask, bias, weights
+    del q, k, v, scaled_query, scores, mask, bias, weights  # its variables go as it returns
     out.contiguous = False
-    return layout.contiguous(out)
+    return out
+
+
+def _causal_mask(setup: Setup, query: Value) -> Value:
+    """Ones, their lower triangle, and what is added, in fp32; on the CPU the first two are not told apart."""
+    tape, numel = query.tape, setup.seq_len**2
+    allowed = tape.new(numel, "bool") if tape.has_scratch else None
+    allowed = tape.new(numel, "bool") if tape.has_scratch else None
+    mask = tape.new(numel, "fp32")
+    del allowed
+    return mask
 
 
 def _safe_softmax(scores: Value, device: str) -> Value:
@@ -142,5 +164,6 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
 def product(left: Value, right: Value, numel: int, batch_size: int, autocast: str = "none") -> Value:
     """``torch.matmul`` of two values laid out by heads."""
     if autocast != "none":
-        return product(op.cast(left, autocast), op.cast(right, autocast), numel, batch_size)
+        right, left = op.cast(right, autocast), op.cast(left, autocast)  # as g++ evaluates arguments
+        return product(left, right, numel, batch_size)
     return op.batched_product(layout.by_heads(left, batch_size), layout.by_heads(right, batch_size), numel)

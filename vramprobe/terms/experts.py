@@ -91,7 +91,7 @@ def adapted_stack(model: Model, name: str) -> Callable[[], Value]:
         return lambda: weight
     left = op.cast(routing.stacked(model.weight(f"{name}.lora_B")), weight.dtype)
     right = op.cast(model.weight(f"{name}.lora_A"), weight.dtype)
-    looked_at = op.value_like(weight)
+    looked_at = routing.stack_like(weight, left)
     del looked_at
     made: list[Value] = []
 
@@ -130,7 +130,7 @@ def grouped_experts(
     weight, bias = down_weight(), _bias_of_rows(model, f"{prefix}down_proj_bias", expert_ids, width)
     out = routing.grouped_product(op.cast(out, weight.dtype), weight, offsets, experts.width, width)
     out = routing.biased(out, bias) if bias is not None else out
-    weighted = op.mul(out, scores)
+    weighted = op.mul(out, scores, by_row=True)
     back = tape.new(num_pairs, "int64")
     positions = tape.new(num_pairs, "int64")
     del positions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vramprobe.terms import layout, llama
 from vramprobe.terms import operators as op
+from vramprobe.terms.activations import bloom_gelu
 from vramprobe.terms.attention import num_scores, product
 from vramprobe.terms.graph import Value
 from vramprobe.terms.modules import Model
@@ -29,14 +30,15 @@ def falcon_layer(model: Model, hidden: Value) -> Value:
     mlp = model.linear(_LAYER + "mlp.dense_4h_to_h", inner)
     del inner
     mlp = op.add(mlp, attention, in_place=True)
+    hidden = op.add(residual, model.dropout(mlp, model.arch.residual_dropout))
     model.returned = scores
-    return op.add(residual, model.dropout(mlp, model.arch.residual_dropout))
+    return hidden
 
 
 def _falcon_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, Value | None]:
     numel = model.num_tokens * model.arch.head_size
     fused = model.linear(prefix + "query_key_value", hidden)
-    query = layout.heads(layout.part(fused, numel * model.arch.num_heads))
+    query = layout.part(fused, numel * model.arch.num_heads, by_heads=False)
     key, value = layout.heads(layout.chosen(fused, numel)), layout.heads(layout.chosen(fused, numel))
     query, key = model.rotary(query), model.rotary(key)
     if model.setup.attn == "eager":
@@ -84,27 +86,33 @@ def bloom_layer(model: Model, hidden: Value) -> Value:
     """One BloomBlock."""
     arch = model.arch
     normed = model.layer_norm(_LAYER + "input_layernorm", hidden)
-    attention, probabilities = _bloom_attention(model, _LAYER + "self_attention.", normed)
-    attention = model.dropout(attention, arch.residual_dropout)
-    attention = op.add(hidden if arch.norm_first else normed, attention)
+    residual = hidden if arch.norm_first else normed
+    attention, probabilities = _bloom_attention(model, _LAYER + "self_attention.", normed, residual)
     normed = model.layer_norm(_LAYER + "post_attention_layernorm", attention)
-    inner = op.bloom_gelu(model.linear(_LAYER + "mlp.dense_h_to_4h", normed))
+    inner = bloom_gelu(model.linear(_LAYER + "mlp.dense_h_to_4h", normed))
     out = model.dropout(model.linear(_LAYER + "mlp.dense_4h_to_h", inner), arch.residual_dropout)
+    hidden = op.add(attention if arch.norm_first else normed, out)
     model.returned = probabilities
-    return op.add(attention if arch.norm_first else normed, out)
+    return hidden
 
 
-def _bloom_attention(model: Model, prefix: str, hidden: Value) -> tuple[Value, Value]:
+def _bloom_attention(model: Model, prefix: str, hidden: Value, residual: Value) -> tuple[Value, Value]:
+    """With the residual, which is added here."""
     setup, alibi = model.setup, model.shared[0]
     fused = model.linear(prefix + "query_key_value", hidden)
     numel, dtype = fused.numel // 3, fused.dtype
-    query, key, value = (layout.by_heads(layout.heads(layout.part(fused, numel)), setup.batch_size) for _ in range(3))
+    parts = [layout.part(fused, numel, by_heads=False) for _ in range(3)]
+    query, key, value = (layout.by_heads(part, setup.batch_size) for part in parts)
+    del parts
     if setup.autocast != "none":
         alibi, query, key = (op.cast(x, setup.autocast) for x in (alibi, query, key))
-    scores = op.batched_product(query, key, num_scores(setup))  # baddbmm, which saves no biases
+    scores = op.batched_product(query, key, num_scores(setup), is_scaled=True)  # baddbmm, which saves no biases
     weights = op.add(scores, model.mask)
     probabilities = op.cast(op.softmax(op.cast(weights, "fp32"), setup.device), dtype)
     probabilities = op.dropout(probabilities, model.arch.attention_dropout, model.device)
     out = product(probabilities, value, numel, setup.batch_size, setup.autocast)
     out.contiguous = False  # scores and weights stay in variables, unlike elsewhere
-    return model.linear(prefix + "dense", layout.contiguous(out)), probabilities
+    out = layout.contiguous(out)
+    attention = model.dropout(model.linear(prefix + "dense", out), model.arch.residual_dropout)
+    attention = op.add(residual, attention)
+    return attention, probabilities

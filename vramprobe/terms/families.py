@@ -156,8 +156,12 @@ def _neox_layer(model: Model, hidden: Value) -> Value:
 
 def _neox_attention(model: Model, prefix: str, hidden: Value) -> Value:
     fused = layout.heads(model.linear(prefix + "attention.query_key_value", hidden))
-    query, key, value = layout.split(fused, 3)
-    query, key = llama.partly_rotated(model, query), llama.partly_rotated(model, key)
+    query, key, value = layout.parts(fused, [fused.numel // 3] * 3, by_heads=True)
+    (query, query_rest), (key, key_rest) = llama.rotated_part(model, query), llama.rotated_part(model, key)
+    query, key = model.rotary(query), model.rotary(key)
+    query = layout.concatenate(query, query_rest)
+    key = layout.concatenate(key, key_rest)
+    del query_rest, key_rest
     out = model.attend(query, key, value)
     return model.linear(prefix + "attention.dense", out)
 
@@ -187,8 +191,9 @@ def _gpt2_layer(model: Model, hidden: Value) -> Value:
     hidden = op.add(attention, residual)
     residual = hidden
     hidden = model.layer_norm(prefix + "ln_2", hidden)
-    hidden = _gpt2_mlp(model, prefix + "mlp.", hidden)
-    return op.add(residual, hidden)
+    fed = _gpt2_mlp(model, prefix + "mlp.", hidden)
+    hidden = op.add(residual, fed)
+    return hidden
 
 
 def _gpt2_attention(model: Model, prefix: str, hidden: Value) -> Value:
@@ -199,9 +204,10 @@ def _gpt2_attention(model: Model, prefix: str, hidden: Value) -> Value:
 
 
 def _gpt2_mlp(model: Model, prefix: str, hidden: Value) -> Value:
-    inner = model.activation(model.linear(prefix + "c_fc", hidden))
-    out = model.linear(prefix + "c_proj", inner)
-    return model.dropout(out, model.arch.residual_dropout)
+    hidden = model.linear(prefix + "c_fc", hidden)
+    hidden = model.activation(hidden)
+    hidden = model.linear(prefix + "c_proj", hidden)
+    return model.dropout(hidden, model.arch.residual_dropout)
 
 
 def _opt_embed(model: Model) -> Value:

@@ -40,7 +40,7 @@ def norm(model: Model, name: str, value: Value) -> Value:
     weight = model.weight(f"{name}.weight")
     hidden = op.cast(value, "fp32")
     variance = op.mean_of_rows(op.power(hidden), value.numel // weight.numel)
-    hidden = op.mul(hidden, op.elementwise(op.elementwise(variance), saves="output"))
+    hidden = op.mul(hidden, op.elementwise(op.copied(variance), saves="output"), by_row=True)
     return op.cast(op.mul(weight, hidden), value.dtype)
 
 
@@ -156,7 +156,7 @@ def _gated(model: Model, both: Value) -> Value:
     gate = _clamped(gate, num_bounds=1)
     up = _clamped(up, num_bounds=2)
     glu = op.mul(gate, op.elementwise(op.scaled(gate), saves="output"))
-    return op.mul(op.elementwise(up), glu)
+    return op.mul(op.copied(up), glu)
 
 
 def _every_second(value: Value) -> Value:

@@ -30,13 +30,16 @@ def chosen(value: Value, numel: int) -> Value:
     return out
 
 
-def part(value: Value, numel: int) -> Value:
-    """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size."""
+def part(value: Value, numel: int, *, by_heads: bool = True) -> Value:
+    """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size.
+
+    ``by_heads``: of what is laid out so; else heads are chosen among those of each token.
+    """
     full = value.numel
 
     def backward(grads: list[Value]) -> list[Value | None]:
         grad = grads[0].tape.new(full, grads[0].dtype)
-        grad.contiguous = False
+        grad.contiguous = not by_heads
         return [grad]
 
     out = value.tape.view(value, numel)
@@ -124,7 +127,13 @@ def repeated(value: Value, numel: int, *, as_view: bool = False) -> Value:
     out = value.tape.view(value, numel) if as_view else value.tape.new(numel, value.dtype)
     before = value.numel
     out.contiguous = False
-    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.new(before, grads[0].dtype)])
+
+    def backward(grads: list[Value]) -> list[Value | None]:
+        grad = grads[0].tape.new(before, grads[0].dtype)
+        grad.contiguous = as_view  # of several heads it is laid out by them
+        return [grad]
+
+    value.tape.record([value], [out], [], backward)
     return out
 
 

@@ -43,23 +43,29 @@ def rms_norm(model: Model, name: str, value: Value) -> Value:
 
 def attention(model: Model, prefix: str, hidden: Value) -> Value:
     """Three projections, rotated; queries and keys are normed head by head where the family does so."""
+    is_normed = f"{prefix}q_norm.weight" in model.tensors
+    norms_at_once = is_normed and model.arch.model_type in ("qwen3", "qwen3_moe")  # as each is made
     query = layout.heads(model.linear(prefix + "q_proj", hidden))
+    if norms_at_once:
+        query = model.rms_norm(prefix + "q_norm", query)
     key = layout.heads(model.linear(prefix + "k_proj", hidden))
+    if norms_at_once:
+        key = model.rms_norm(prefix + "k_norm", key)
     value = layout.heads(model.linear(prefix + "v_proj", hidden))
-    if f"{prefix}q_norm.weight" in model.tensors:
-        query, key = model.rms_norm(prefix + "q_norm", query), model.rms_norm(prefix + "k_norm", key)
+    if is_normed and not norms_at_once:
+        query = model.rms_norm(prefix + "q_norm", query)
+        key = model.rms_norm(prefix + "k_norm", key)
     query, key = model.rotary(query), model.rotary(key)
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)
 
 
-def partly_rotated(model: Model, value: Value) -> Value:
-    """The first part of each head, rotated, and the rest behind it: copied together even where the rest is empty."""
-    rotated_numel = value.numel // model.arch.head_size * model.arch.rotary_size
+def rotated_part(model: Model, value: Value) -> tuple[Value, Value]:
+    """(the part of each head that is to be rotated, the rest, which is copied behind it even where it is empty)."""
+    numel = value.numel // model.arch.head_size * model.arch.rotary_size
     # The slice that is the whole makes no zeros in backward, but the empty rest does.
-    rotated = layout.part(value, rotated_numel) if rotated_numel < value.numel else layout.whole(value)
-    rest = layout.part(value, value.numel - rotated_numel)
-    return layout.concatenate(model.rotary(rotated), rest)
+    first = layout.part(value, numel) if numel < value.numel else layout.whole(value)
+    return first, layout.part(value, value.numel - numel)
 
 
 def gated_mlp(model: Model, prefix: str, hidden: Value) -> Value:

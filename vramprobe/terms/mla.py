@@ -35,7 +35,7 @@ def layer(model: Model, hidden: Value) -> Value:
 
 def _mixture(model: Model, prefix: str, hidden: Value) -> Value:
     routed = _route(model, f"{prefix}gate", hidden)
-    out = grouped_experts(model, f"{prefix}experts.", hidden, routed, gated)
+    out = grouped_experts(model, f"{prefix}experts.", layout.whole(hidden), routed, gated)  # a view by tokens
     return op.add(out, llama.gated_mlp(model, f"{prefix}shared_experts.", hidden))
 
 

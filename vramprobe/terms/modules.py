@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms import norms
 from vramprobe.terms import operators as op
+from vramprobe.terms.activations import gelu_new
 from vramprobe.terms.attention import attend, product
 from vramprobe.terms.graph import Leaf, Value
 from vramprobe.terms.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
@@ -25,6 +26,7 @@ class Model:
     def __init__(self, tape: Tape, setup: Setup, layers: Sequence[int]) -> None:
         self.tape, self.setup, self.arch, self.layers = tape, setup, setup.arch, layers
         self.num_tokens, self.device = setup.num_tokens, setup.device
+        tape.device = setup.device
         self.tensors = {tensor.name: tensor for tensor in setup.tensors}
         self._only = {parameter.name: parameter.only for parameter in setup.arch.parameters}
         self.layer = 0
@@ -103,9 +105,11 @@ class Model:
     def product(
         self, value: Value, weight: Value, num_out: int, bias: Value | None = None, *, is_cached: bool = True
     ) -> Value:
-        """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input."""
-        given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
+        """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input, after the weight's, as
+        g++ evaluates arguments.
+        """
         cast = self.autocasted(weight, is_cached=is_cached)
+        given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
         return op.linear(given, cast, bias, num_out, self.setup.linears_save_inputs)
 
     def num_out(self, name: str) -> int:
@@ -116,10 +120,12 @@ class Model:
     def _quantised(self, name: str, value: Value, tensor: Tensor) -> Value:
         """bitsandbytes: dequantise the whole weight, multiply, save nothing for 4 bit and the input for 8 bit."""
         tape, eight_bit, autocast = self.tape, self.setup.quant == "int8", self.setup.autocast
+        if eight_bit and self.device == "cuda":
+            return self._in_8_bit(name, value, tensor)
         habits = self.arch.habits
         given = value if eight_bit or habits.computes_in_fp32 else op.cast(value, tensor.dtype)
         num_out, numel, before = self.num_out(name), given.numel, given.dtype
-        whole = self._dequantised(tensor, given.dtype)
+        whole = self._dequantised(tensor, given.dtype, is_forward=True)
         # The product is an F.linear within bitsandbytes' own: autocast casts what is wider, the whole weight included.
         out_dtype = autocast if autocast != "none" else given.dtype
         narrow = self._cast_operands(name, numel, tensor.numel, given.dtype, out_dtype)
@@ -139,18 +145,48 @@ class Model:
         tape.record([given], [out], [], backward, kept=[given] if eight_bit or habits.keeps_inputs else [])
         return out if eight_bit else op.cast(out, value.dtype)
 
+    def _in_8_bit(self, name: str, value: Value, tensor: Tensor) -> Value:
+        """bitsandbytes' MatMul8bitLt, in integers: the input in 8 bits, its outliers looked for, the product in int32,
+        then fp16, then the input's dtype. Its backward makes the weight whole in that. Left out: outliers' own product.
+        """
+        tape, numel, dtype = self.tape, value.numel, value.dtype
+        num_rows = numel // (tensor.numel // self.num_out(name))
+        num_results = num_rows * self.num_out(name)
+        narrow = None if dtype == "fp16" else tape.new(numel, "fp16")
+        scales, codes = tape.new(num_rows, "fp32"), tape.new(numel, "int8")
+        magnitudes = tape.new(numel, "fp16")
+        outliers = tape.new(numel, "bool")
+        del magnitudes
+        del outliers, narrow
+        sums = tape.new(num_results, "int32")
+        out = tape.new(num_results, "fp16")
+        out = out if dtype == "fp16" else tape.new(num_results, dtype)
+        del sums, scales, codes
+
+        def backward(grads: list[Value]) -> list[Value | None]:
+            weight = tape.new(tensor.numel, dtype, "dequantisation")
+            made = tape.new(numel, dtype)
+            tape.multiplied()
+            del weight
+            return [made]
+
+        tape.record([value], [out], [], backward, kept=[value])  # an attribute of ctx, which no checkpoint drops
+        return out
+
     def _cast_operands(self, name: str, num_in: int, num_weight: int, before: str, after: str) -> tuple[Value, ...]:
         """Autocast's copies of input, dequantised weight and bias, alive for the product alone."""
         if before == after:
             return ()
         bias = self.tensors.get(f"{name}.bias")
-        sizes = [num_in, num_weight, *([bias.numel] if bias is not None else [])]
+        sizes = [*([bias.numel] if bias is not None else []), num_weight, num_in]  # as g++ evaluates arguments
         return tuple([self.tape.new(size, after, "dequantisation") for size in sizes])
 
-    def _dequantised(self, tensor: Tensor, dtype: str) -> tuple[Value, ...]:
+    def _dequantised(self, tensor: Tensor, dtype: str, *, is_forward: bool = False) -> tuple[Value, ...]:
         """The whole weight in this dtype; under double quantisation its fp32 scales are rebuilt first.
 
-        4 bit: ``dequantize_4bit(B, state).to(dtype)``, by way of the dtype that the weight was quantised from.
+        4 bit: ``dequantize_4bit(B, state).to(dtype)``, by way of the dtype that the weight was quantised from. On CUDA
+        forward has ``gemm_4bit``, which adds the offset to a copy of the scales and holds both (bitsandbytes 0.50,
+        backends/cuda/ops.py, ``_dequant_linear_fallback``; left out: the fused kernel that takes few tokens).
         """
         tape, cause = self.tape, "dequantisation"
         if self.setup.quant != "int8" and dtype != tensor.dtype:
@@ -162,8 +198,11 @@ class Model:
             return (tape.new(tensor.numel, dtype, cause),)
         num_scales = -(-tensor.numel // NF4_BLOCK)
         scales = tape.new(num_scales, "fp32", cause)
-        scales = tape.new(num_scales, "fp32", cause)  # plus the offset
-        return tape.new(tensor.numel, dtype, cause), scales
+        if self.device == "cpu":
+            scales = tape.new(num_scales, "fp32", cause)  # plus the offset, which CUDA's adds in place in backward
+        shifted = tape.new(num_scales, "fp32", cause) if is_forward and self.device == "cuda" else None
+        whole = tape.new(tensor.numel, dtype, cause)
+        return (whole, scales) if shifted is None else (whole, scales, shifted)
 
     def _adapted(self, name: str, value: Value, result: Value) -> Value:
         """peft's LoRA forward: ``result + B(A(dropout(x))) * scaling``; its 4-bit layer clones the result first."""
@@ -173,7 +212,7 @@ class Model:
         # they convert to the adapter's dtype even under autocast.
         converts = not quantised or setup.device == "cpu" or setup.autocast == "none"
         if quantised and setup.quant != "int8":
-            result = op.elementwise(result)
+            result = op.copied(result)
         given = wide = value
         if converts:
             wide = op.cast(value, setup.adapter_input or self.tensors[f"{name}.lora_A"].dtype)
@@ -181,13 +220,15 @@ class Model:
         if setup.dora:
             result = self._with_dora(name, given, result)
             return op.cast(result, dtype) if converts or not quantised else result
-        low = self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank)
-        out = self._matmul(low, f"{name}.lora_B", None, self.num_out(name))
-        out = op.scaled(out)
+        out = op.scaled(self._matmul(
+            self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank),
+            f"{name}.lora_B", None, self.num_out(name),
+        ))  # fmt: skip
         if quantised and converts:
             out = op.cast(out, dtype)
         result = op.add(result, out)
-        del out, wide
+        if not quantised:  # where the update has no name
+            del out
         return op.cast(result, dtype)
 
     def _with_dora(self, name: str, x: Value, result: Value) -> Value:
@@ -268,7 +309,7 @@ class Model:
                 value = op.elementwise(value, saves="output")
                 return op.power(op.cast(value, "fp32") if self.powers_in_fp32 else value)
             case "gelu_new":
-                return op.gelu_new(value, fp32_power=self.powers_in_fp32)
+                return gelu_new(value, fp32_power=self.powers_in_fp32)
         raise UnsupportedArchitecture(f"the formula engine has no rule for the activation {self.arch.activation!r}")
 
     def embed(self, name: str, num_ids: int, ids: Value | None = None) -> Value:
@@ -320,10 +361,25 @@ class Model:
         if setup.attn == "eager":
             if arch.model_type in ("gemma2", "gemma3_text") or arch.sliding_layers:
                 kinds = {True, False}  # these make both
-            self._masks = {slides: self.tape.new(setup.batch_size * numel, dtype) for slides in sorted(kinds)}
+            for slides in sorted(kinds):
+                allowed = self._allowed(setup.batch_size * numel, slides=slides)
+                self._masks[slides] = self.tape.new(allowed.numel, dtype)
+                del allowed
         elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
             # Falcon asks for a mask always (allow_is_causal_skip=False).
-            self._masks = {arch.model_type != "falcon": self.tape.new(numel, "bool")}
+            slides = arch.model_type != "falcon"
+            self._masks = {slides: self._allowed(numel, slides=slides)}
+
+    def _allowed(self, numel: int, *, slides: bool) -> Value:
+        """The bools of a mask; of one that slides in the window, and behind (masking_utils.py, ``and_masks``)."""
+        tape = self.tape
+        allowed = tape.new(numel, "bool")
+        if slides:
+            allowed = tape.new(numel, "bool")  # copied: all of them, and these
+            causal = tape.new(numel, "bool")
+            allowed = tape.new(numel, "bool")
+            del causal
+        return allowed
 
     @property
     def mask(self) -> Value | None:
@@ -373,12 +429,15 @@ class Model:
         if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"
         for _ in range(self.arch.num_rotary_tables):
-            # cos, sin and their cast copies: computed in fp32 without a graph, then cast to the hidden states' dtype.
+            # In fp32 without a graph: each position's angles, twice, and cos and sin of these, scaled, then cast to the
+            # hidden states' dtype.
+            half = self.tape.new(numel // 2, "fp32")
             angles = self.tape.new(numel, "fp32")
-            cos, sin = op.value_like(angles), op.value_like(angles)
+            cos = op.value_like(op.value_like(angles))
+            sin = op.value_like(op.value_like(angles))
             self._all_tables.append((op.cast(cos, dtype), op.cast(sin, dtype)))
+            del half, angles, cos, sin
 
     def rotary(self, value: Value) -> Value:
         """Queries or keys, rotated by the tables."""
-        rotated = op.rotary(value, *self.tables, self.arch.rotary_size)
-        return op.cast(rotated, value.dtype) if self.arch.model_type in ("olmo2", "olmo3") else rotated
+        return op.rotary(value, *self.tables, self.arch.rotary_size)

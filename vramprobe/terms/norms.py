@@ -7,30 +7,37 @@ says so. Never imports torch.
 from __future__ import annotations
 
 from vramprobe.terms.graph import Value
-from vramprobe.terms.operators import cast, elementwise, mean_of_rows, mul, power, value_like
+from vramprobe.terms.operators import cast, copied, elementwise, mean_of_rows, mul, power, value_like
 
 
 def rms_norm(value: Value, weight: Value, num_rows: int) -> Value:
     """transformers' LlamaRMSNorm line by line: fp32 inside, the input's dtype outside."""
-    return mul(weight, cast(_normalised(value, num_rows), value.dtype))
+    normed, *held = _normalised(value, num_rows)
+    out = mul(weight, cast(normed, value.dtype))
+    del normed, held  # its variables go as it returns
+    return out
 
 
 def rms_norm_weighted_in_fp32(value: Value, weight: Value, num_rows: int) -> Value:
     """OLMo 2's: the weight is multiplied before the way back to the input's dtype."""
-    return cast(mul(weight, _normalised(value, num_rows)), value.dtype)
+    normed, *held = _normalised(value, num_rows)
+    out = cast(mul(weight, normed), value.dtype)
+    del normed, held
+    return out
 
 
 def rms_norm_around_one(value: Value, weight: Value, num_rows: int) -> Value:
     """Gemma's: ``(x * (1 + weight.float())).type_as(x)``, the weight counted from 1."""
-    hidden = _normalised(value, num_rows)
-    hidden = mul(hidden, elementwise(cast(weight, "fp32")))
+    hidden = _normalised(value, num_rows)[0]
+    hidden = mul(hidden, copied(cast(weight, "fp32")))
     return cast(hidden, value.dtype)
 
 
-def _normalised(value: Value, num_rows: int) -> Value:
+def _normalised(value: Value, num_rows: int) -> tuple[Value, Value]:
+    """(the rows in fp32, each over its root mean square, their mean squares)."""
     hidden = cast(value, "fp32")
     variance = mean_of_rows(power(hidden), num_rows)
-    return mul(hidden, elementwise(elementwise(variance), saves="output"))
+    return mul(hidden, elementwise(copied(variance), saves="output"), by_row=True), variance
 
 
 def layer_norm(value: Value, weight: Value, bias: Value, num_rows: int, device: str, autocast: str) -> Value:

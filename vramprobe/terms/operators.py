@@ -7,9 +7,14 @@ CUDA's kernels differ, the function asks ``device`` and says so. Never imports t
 
 from __future__ import annotations
 
-from vramprobe.terms.graph import Value
+from typing import TYPE_CHECKING
+
+from vramprobe.terms.graph import ITEMSIZE_BYTES, Value
 from vramprobe.terms.layout import as_view, concatenate, part
 from vramprobe.terms.tape import Tape
+
+if TYPE_CHECKING:
+    from vramprobe.terms.scratch import AttentionScratch
 
 
 def wider(first: str, second: str) -> str:
@@ -47,22 +52,34 @@ def add(left: Value, right: Value, *, in_place: bool = False) -> Value:
 def _reduced(grad: Value, numel: int, dtype: str) -> Value:
     """The gradient for an input of ``numel`` elements: summed over what was broadcast, in the input's dtype."""
     if numel < grad.numel:
-        grad = grad.tape.new(numel, grad.dtype)
+        grad = summed(grad, numel)
     return cast(grad, dtype) if grad.dtype != dtype else grad.tape.view(grad)
 
 
-def mul(left: Value, right: Value) -> Value:
-    """``left * right``: each side is saved, before it runs, if the other needs a gradient."""
+def summed(value: Value, numel: int) -> Value:
+    """A value of rows, summed over all of them."""
+    tape = value.tape
+    out = tape.new(numel, value.dtype)
+    tape.scratch_of_sum(value.numel // numel, numel, ITEMSIZE_BYTES[value.dtype])
+    return out
+
+
+def mul(left: Value, right: Value, *, by_row: bool = False) -> Value:
+    """``left * right``: each side is saved, before it runs, if the other needs a gradient.
+
+    ``by_row``: a smaller side has a number for each row of the other; else a row for all of its rows.
+    """
     tape = left.tape
     big = left if left.numel >= right.numel else right
     wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        return [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in wanted]
+        made = [grads[0].tape.new_like(grads[0]) if needed else None for _, _, needed in reversed(wanted)]
+        return made[::-1]  # the right one's first (derivatives.yaml's, by name)
 
     def finish(full: list[Value | None]) -> list[Value | None]:
-        return [_summed(full, side, *wanted[side][:2]) for side in (0, 1)]
+        return [_summed(full, side, *wanted[side][:2], by_row) for side in (0, 1)]
 
     edge = tape.record([left, right], [], saved, backward, finish=finish)
     out = tape.new_like(big, wider(left.dtype, right.dtype))
@@ -70,10 +87,11 @@ def mul(left: Value, right: Value) -> Value:
     return out
 
 
-def _summed(full: list[Value | None], side: int, numel: int, dtype: str) -> Value | None:
+def _summed(full: list[Value | None], side: int, numel: int, dtype: str, by_row: bool) -> Value | None:
     value, full[side] = full[side], None
     if value is not None and numel < value.numel:
-        value = value.tape.new(numel, value.dtype)  # and the full one goes before the sum is cast
+        # The full one goes before the sum is cast.
+        value = value.tape.new(numel, value.dtype) if by_row else summed(value, numel)
     return None if value is None else _reduced(value, numel, dtype)
 
 
@@ -93,13 +111,20 @@ def elementwise(value: Value, saves: str = "", dtype: str | None = None) -> Valu
     return out
 
 
+def copied(value: Value) -> Value:
+    """``value.clone()``, ``value + number``: saves nothing, and backward passes the gradient on."""
+    out = value.tape.new_like(value)
+    value.tape.record([value], [out], [], lambda grads: [grads[0].tape.view(grads[0])])
+    return out
+
+
 def softmax(value: Value, device: str) -> Value:
-    """Saves its output. On CUDA its backward takes the gradient times that first (SoftMax.cu)."""
+    """Saves its output. On CUDA its backward takes the gradient times that beside its result (SoftMax.cu)."""
     out = value_like(value)
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        taken = value_like(grads[0]) if device == "cuda" else None
         result = value_like(grads[0])
+        taken = value_like(grads[0]) if device == "cuda" else None
         del taken
         return [result]
 
@@ -108,18 +133,18 @@ def softmax(value: Value, device: str) -> Value:
 
 
 def scaled(value: Value, *, in_place: bool = False) -> Value:
-    """``value * number``: the number is wrapped in an 8-byte tensor, and that is what multiplication saves.
+    """``value * number``: the number is wrapped in an 8-byte tensor of the host's, and multiplication saves that.
 
     ``in_place`` is ``value *= number``.
     """
     out = value.tape.view(value) if in_place else value_like(value)
-    number = value.tape.new(1, "int64")
+    number = [value.tape.new(1, "int64")] if value.tape.device == "cpu" else []
 
     def backward(grads: list[Value]) -> list[Value | None]:
         return [value_like(grads[0])]
 
     # Saved-tensor hooks do not see wrapped numbers (saved_variable.cpp), so a checkpoint keeps them.
-    value.tape.record([value], [out], [number], backward, recomputable=False)
+    value.tape.record([value], [out], number, backward, recomputable=False)
     return out
 
 
@@ -163,14 +188,24 @@ def linear(value: Value, weight: Value, bias: Value | None, num_out: int, saves_
     saved = ([value] if trained or saves_input else []) + ([weight] if needs else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
+        """By derivatives.yaml's names: of ``addmm`` mat1, mat2 and self, which is the bias; of ``mm`` mat2 and self."""
         dtype = grads[0].dtype
-        sums = [tape.new(num_out, dtype) if trains_bias else None] if has_bias else []
-        grad_weight = as_view(tape.new(weight_numel, dtype)) if trained else None
-        tape.multiplied()
-        return [as_view(tape.new(numel, dtype)) if needs else None, grad_weight, *sums]
+        made: dict[int, Value] = {}
+        for side in (0, 1) if has_bias else (1, 0):
+            if (needs, trained)[side]:
+                made[side] = as_view(tape.new((numel, weight_numel)[side], dtype))
+                tape.multiplied()
+        return [made.get(0), made.get(1), *([tape.view(grads[0]) if trains_bias else None] if has_bias else [])]
+
+    def finish(made: list[Value | None]) -> list[Value | None]:
+        if trains_bias:
+            made[2] = summed(made[2], num_out)
+        return made
 
     # What it saves is saved before it runs: the last product of a recomputed layer is never made again.
-    edge = tape.record([value, weight, *([bias] if bias is not None else [])], [], saved, backward)
+    edge = tape.record(
+        [value, weight, *([bias] if bias is not None else [])], [], saved, backward, finish=finish if has_bias else None
+    )
     out = tape.new(value.numel // num_in * num_out, value.dtype)
     tape.multiplied()
     out.edge = edge
@@ -223,13 +258,20 @@ def dropout(value: Value, rate: float, device: str) -> Value:
 
 
 def fused_attention(
-    query: Value, key: Value, value: Value, num_out: int, num_stats: int, device: str, bias: Value | None = None
+    query: Value,
+    key: Value,
+    value: Value,
+    num_out: int,
+    num_stats: int,
+    device: str,
+    bias: Value | None = None,
+    scratch: AttentionScratch | None = None,
 ) -> Value:
     """Flash or memory-efficient attention: saves q, k, v, its output, ``num_stats`` fp32 log-sum-exps, and a mask.
 
-    On CUDA its backward sums the query's gradient in fp32, with a number for each row, and flash's makes the gradients
-    of grouped heads as wide as the query's before it sums them (simulate/scratch.py has each kernel's own).
-    """
+    ``scratch``: what the kernel takes for itself; without it, on CUDA, the query's gradient in fp32 and a number for
+    each row. Flash's backward makes the gradients of grouped heads as wide as the query's before it sums them.
+    """  # fmt: skip
     tape = query.tape
     out = tape.new(num_out, query.dtype)
     # Flash: empty_like(query), in the query's layout. The memory-efficient kernel, which takes values of another size,
@@ -237,22 +279,29 @@ def fused_attention(
     out.contiguous = query.contiguous or num_out != query.numel
     stats = tape.new(num_stats, "fp32")
     sizes = (query.numel, key.numel, value.numel)
+    seeds: list[Value] = []
+    if scratch is not None:
+        tape.scratch(scratch.forward)
+        seeds = [tape.new(numel, "int64") for numel in scratch.num_seeds]
 
     def backward(grads: list[Value]) -> list[Value | None]:
         made = [tape.new(size, grads[0].dtype) for size in sizes]
-        if device == "cuda":
-            sums = tape.new(sizes[0] + num_stats, "fp32")
-            wide = [tape.new(sizes[0], grads[0].dtype) for size in sizes[1:] if tape.widens_heads and size != sizes[0]]
-            del sums, wide
+        if scratch is not None:
+            wide = [size for size in sizes[1:] if scratch.widens_heads and size != sizes[0]]
+            tape.scratch([*scratch.backward, *(sizes[0] * ITEMSIZE_BYTES[grads[0].dtype] for _ in wide)])
+        elif device == "cuda":
+            tape.scratch([4 * (sizes[0] + num_stats)])
         return made
 
     masks = [bias] if bias is not None else []
-    tape.record([query, key, value], [out], [query, key, value, out, stats, *masks], backward)
+    tape.record([query, key, value], [out], [query, key, value, out, stats, *masks, *seeds], backward)
     return out
 
 
-def batched_product(left: Value, right: Value, numel: int) -> Value:
-    """``torch.bmm``: saves each side if the other needs a gradient."""
+def batched_product(left: Value, right: Value, numel: int, *, is_scaled: bool = False) -> Value:
+    """``torch.bmm``: saves each side if the other needs a gradient. ``is_scaled``: ``baddbmm`` with a factor, which
+    makes the left one's gradient first and multiplies both.
+    """
     tape = left.tape
     out = tape.new(numel, left.dtype)
     out.contiguous = False
@@ -260,41 +309,15 @@ def batched_product(left: Value, right: Value, numel: int) -> Value:
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
-        made = [tape.new(size, grads[0].dtype) for size in reversed(sizes)]
-        for grad in made:
-            grad.contiguous = False
-        return made[::-1]
+        made: dict[int, Value] = {}
+        for side in (0, 1) if is_scaled else (1, 0):
+            made[side] = tape.new(sizes[side], grads[0].dtype)
+            if is_scaled:
+                made[side] = value_like(made[side])
+            made[side].contiguous = False
+        return [made[0], made[1]]
 
     tape.record([left, right], [out], saved, backward)
-    return out
-
-
-def gelu_new(value: Value, *, fp32_power: bool) -> Value:
-    """transformers' NewGELUActivation, term by term: ``0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))``.
-
-    CUDA's autocast computes powers in fp32 (autocast_mode.h), and the rest follows by promotion; the CPU's does not.
-    """
-    half = scaled(value)
-    inner = scaled(add(value, scaled(power(cast(value, "fp32") if fp32_power else value))))
-    inner = elementwise(inner, saves="output")
-    inner = elementwise(inner)
-    return mul(half, inner)
-
-
-def bloom_gelu(value: Value) -> Value:
-    """BLOOM's GeLUFunction, which saves its input: ``x * 0.5 * (1 + tanh(0.797 * x * (1 + 0.044715 * x * x)))``.
-
-    Its backward is written out in Python too; the numbers below are the values alive at its highest moment.
-    """
-
-    def backward(grads: list[Value]) -> list[Value | None]:
-        made = [value_like(grads[0]) for _ in range(5)]
-        return [made[0]]
-
-    others = [value_like(value) for _ in range(3)]
-    del others
-    out = value_like(value)
-    value.tape.record([value], [out], [value], backward)
     return out
 
 

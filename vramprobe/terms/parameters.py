@@ -172,15 +172,20 @@ def weights_bytes(tensors: Sequence[Tensor], quant: str) -> int:
 
 
 def buffers_bytes(arch: Architecture, dtype: str) -> int:
+    """Bytes of the model's buffers."""
+    return sum(buffer_parts(arch, dtype))
+
+
+def buffer_parts(arch: Architecture, dtype: str) -> list[int]:
     """The rotary embedding's ``inv_freq`` and ``original_inv_freq``, fp32, once for the model or for each kind of
     layer; the number that scales embeddings, in the dtype the model is made in, and so are older releases' tables of
     cosines and sines in every layer.
     """
     if arch.habits.rotary_positions:
-        tables = 2 * arch.habits.rotary_positions * arch.rotary_size * ITEMSIZE_BYTES[dtype]
-        return arch.num_layers * (tables + arch.rotary_size // 2 * 4)
-    scale = ITEMSIZE_BYTES[dtype] if arch.scales_embedding else 0
-    return arch.num_rotary_tables * 2 * (arch.rotary_size // 2) * 4 + scale
+        table = arch.habits.rotary_positions * arch.rotary_size * ITEMSIZE_BYTES[dtype]
+        return arch.num_layers * [table, table, arch.rotary_size // 2 * 4]
+    frequencies = [4 * (arch.rotary_size // 2)] * (2 * arch.num_rotary_tables)
+    return frequencies + ([ITEMSIZE_BYTES[dtype]] if arch.scales_embedding else [])
 
 
 def quantised_bytes(tensor: Tensor, quant: str) -> int:

@@ -37,9 +37,15 @@ def _phi3_attention(model: Model, prefix: str, hidden: Value) -> Value:
     arch, num_tokens = model.arch, model.num_tokens
     fused = model.linear(prefix + "qkv_proj", hidden)
     keys_numel = num_tokens * arch.num_kv_heads * arch.head_size
-    query = layout.heads(layout.part(fused, num_tokens * arch.num_heads * arch.head_size))
-    key, value = layout.heads(layout.part(fused, keys_numel)), layout.heads(layout.part(fused, keys_numel))
-    query, key = llama.partly_rotated(model, query), llama.partly_rotated(model, key)
+    parts = [
+        layout.part(fused, numel) for numel in (num_tokens * arch.num_heads * arch.head_size, keys_numel, keys_numel)
+    ]
+    query, key, value = (layout.heads(part) for part in parts)
+    del parts
+    (query, query_rest), (key, key_rest) = llama.rotated_part(model, query), llama.rotated_part(model, key)
+    query = layout.concatenate(model.rotary(query), query_rest)
+    key = layout.concatenate(model.rotary(key), key_rest)
+    del query_rest, key_rest
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)
 
@@ -69,6 +75,8 @@ def _olmo2_attention(model: Model, prefix: str, hidden: Value) -> Value:
     key = model.rms_norm(prefix + "k_norm", model.linear(prefix + "k_proj", hidden))
     value = model.linear(prefix + "v_proj", hidden)
     query, key, value = layout.heads(query), layout.heads(key), layout.heads(value)
-    query, key = model.rotary(query), model.rotary(key)
+    turned = model.rotary(query), model.rotary(key)  # in fp32, which the tables are
+    query, key = (op.cast(new, old.dtype) for new, old in zip(turned, (query, key), strict=True))
+    del turned
     out = model.attend(query, key, value)
     return model.linear(prefix + "o_proj", out)

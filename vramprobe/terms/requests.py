@@ -7,32 +7,21 @@ holds beside the tensors depends on the order of all of them. Never imports torc
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import families, optimizer, parameters
-from vramprobe.terms.graph import ITEMSIZE_BYTES
+from vramprobe.terms.loading import Allocator, load
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
+from vramprobe.terms.scratch import Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
-
-#: input_ids and labels.
-_BATCH = ("input_ids", "labels")
-
-
-class Allocator(Protocol):
-    """Whoever is asked."""
-
-    def allocate(self, name: Hashable, size_bytes: int) -> object: ...
-
-    def free(self, name: Hashable) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,36 +40,22 @@ class Run:
     """One cell, from its weights to as many steps as are asked for; each method asks for what it is called after."""
 
     def __init__(
-        self, spec: CellSpec, allocator: Allocator, *, has_flash: bool, prefers_cudnn: bool, workspace_bytes: int
+        self, spec: CellSpec, allocator: Allocator, *, has_flash: bool, workspace_bytes: int, chip: Chip | None = None
     ) -> None:
-        """``workspace_bytes``: cuBLAS's for one thread. Raises UnsupportedArchitecture, as terms.moments does."""
+        """``workspace_bytes``: cuBLAS's for one thread. ``chip``: whose kernels' scratch is asked for; null: one's that
+        is not NVIDIA's, of which nothing is known. Raises UnsupportedArchitecture, as terms.moments does.
+        """
         self.spec, self.allocator = spec, allocator
         self.arch = arch = architecture(spec.architecture)
         tensors = parameters.tensors(spec, arch)
         setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=_Given(spec.batch_size, spec.seq_len))
-        self._widens_heads = has_flash and not prefers_cudnn
-        self._setup, self._workspace_bytes = setup, workspace_bytes
+        self._setup, self._workspace_bytes, self._chip = setup, workspace_bytes, chip
         self._tensors = list(_in_order(Model(Tape(), setup, range(arch.num_layers)), tensors))
         self._num_steps = 0
 
     def load(self) -> None:
-        """The weights, quantised one after the other, then the batch."""
-        for name, tensor in self._tensors:
-            if tensor.quantised:
-                self._quantise(name, tensor)
-            else:
-                self.allocator.allocate(("weight", name), tensor.num_bytes)
-        for name in _BATCH:
-            self.allocator.allocate(name, ITEMSIZE_BYTES["int64"] * self.spec.num_tokens)
-
-    def _quantise(self, name: str, tensor: Tensor) -> None:
-        """bitsandbytes' functional.quantize_4bit and Int8Params.cuda: the whole weight stands until its parts do."""
-        allocate, free = self.allocator.allocate, self.allocator.free
-        allocate("whole", tensor.num_bytes)
-        parts = parameters.quantised_parts(tensor, self.spec.quant)
-        for number, size_bytes in enumerate(parts):
-            allocate(("weight", name, number), size_bytes)
-        free("whole")
+        """All that stands as the first step begins."""
+        load(self.spec, self.arch, self._tensors, self.allocator)
 
     def step(self) -> None:
         """One step: forward and backward of every micro-batch, the optimizer, the gradients' end."""
@@ -108,15 +83,14 @@ class Run:
 
     def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
         """A step of a model of these layers; the last chunk is what follows the optimizer."""
-        tape = RecordingTape()
-        tape.widens_heads = self._widens_heads
+        tape = RecordingTape(self._chip)
         model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
-            root = families.forward(model).node
+            loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
             tape.thread = "backward"
-            tape.backward(root, tape.new(1, "fp32"))
+            tape.backward(loss.node, gradient)
             tape.thread = "forward"
-            del root
+            del loss, gradient
             model.end_of_step()
         tape.come_to(("zero_grad", "end"))
         for leaf in model.leaves():

@@ -111,15 +111,26 @@ def stacked(value: Value) -> Value:
     return out
 
 
+def stack_like(weight: Value, left: Value) -> Value:
+    """What the product with ``left`` is added to. cuBLAS takes no matrix that has gaps both ways, as the view of B has,
+    and CUDA's kernel copies it (cuda/Blas.cpp, ``prepare_batch_matrix_for_cublas``).
+    """
+    out = weight.tape.new(weight.numel, weight.dtype)
+    weight.tape.scratch([left.num_bytes])
+    return out
+
+
 def folded(weight: Value, left: Value, right: Value, *, scaled: bool) -> Value:
     """``torch.baddbmm(weight, left, right, alpha=scaling)``: a copy of the whole stack with its adapter in it."""
-    tape, sizes = weight.tape, (left.numel, right.numel)
-    out = tape.new(weight.numel, weight.dtype)
+    tape, sizes, left_bytes = weight.tape, (left.numel, right.numel), left.num_bytes
+    out = stack_like(weight, left)
 
     def backward(grads: list[Value]) -> list[Value | None]:
         made = []
-        for size in sizes:
+        for side, size in enumerate(sizes):
             product = tape.new(size, grads[0].dtype)
+            if side == 1:
+                tape.scratch([left_bytes])
             made.append(value_like(product) if scaled else product)
             del product
         return [None, *made]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from vramprobe.terms.graph import (
     CAUSES,
@@ -29,6 +30,9 @@ from vramprobe.terms.graph import (
     Storage,
     Value,
 )
+
+if TYPE_CHECKING:
+    from vramprobe.terms.scratch import AttentionScratch
 
 Peak = tuple[int, dict[str, int]]  # a moment that may be the highest of its place: live bytes, and the same by cause
 Covers = Callable[[int, int], bool]  # whether the first size is at least the second, however the open ones turn out
@@ -52,12 +56,13 @@ class Tape:
     """Live bytes by cause and the highest moment of each place; also the autograd engine."""
 
     causes = CAUSES
-    widens_heads = False  # whether attention's backward makes gradients of grouped heads as wide as the query's
+    has_scratch = False  # whether what kernels take for a while is asked for
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:
         self.live_bytes = dict.fromkeys(self.causes, 0)
         self.total_bytes = 0
+        self.device = "cpu"  # of the model on it, which says so
         self.place: Place = ("forward", "start")
         #: By place: what of each middle layer's was alive when the step last came there, by its own place's name and by
         #: cause.
@@ -153,6 +158,20 @@ class Tape:
         if num_bytes:
             self._rising = True
         return Value(self, numel, dtype, Storage(num_bytes, cause, middle_layer_bytes))
+
+    def scratch(self, sizes_bytes: Iterable[int]) -> None:
+        """What a kernel takes and gives back at once; a negative size gives one back before the others. None of this is
+        asked for here, but by the log of requests (request_log.py).
+        """
+
+    def scratch_of_sum(self, num_rows: int, width: int, itemsize_bytes: int) -> None:
+        """The same of a matrix's sum over its rows; ``itemsize_bytes`` of an element."""
+
+    def scratch_of_attention(
+        self, sizes: tuple[int, int, int, int, int], dtype: str, has_bias: bool, has_dropout: bool
+    ) -> AttentionScratch | None:
+        """The same of fused attention, where it is known; ``sizes``: batch, heads, length, of a head, of its value."""
+        return None
 
     def multiplied(self) -> None:
         """A product has its result: from the first one on cuBLAS keeps a workspace for the thread (requests.py)."""

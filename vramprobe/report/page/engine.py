@@ -45,6 +45,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.tape": None,
     "terms.layout": None,
     "terms.operators": None,
+    "terms.activations": None,
     "terms.norms": None,
     "terms.parameters": None,
     "terms.optimizer": None,

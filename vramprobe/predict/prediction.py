@@ -199,8 +199,10 @@ def _with_replay(
 
 
 def _times(value: int, ratio: Spread, growth: float, widening: float) -> Interval:
-    low = ratio.value - (ratio.value - ratio.low) * growth - widening
-    high = ratio.value + (ratio.high - ratio.value) * growth + widening
+    """An interval that is nowhere narrower than MIN_HALF_WIDTH: the ratio's own is of emulated runs alone."""
+    least = MIN_HALF_WIDTH["cuda"]
+    low = ratio.value - max((ratio.value - ratio.low) * growth, least) - widening
+    high = ratio.value + max((ratio.high - ratio.value) * growth, least) + widening
     return Interval(value=round(value * ratio.value), low=round(value * max(low, 0.0)), high=round(value * high))
 
 

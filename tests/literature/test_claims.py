@@ -105,14 +105,15 @@ def test_figures_by_hand() -> None:
     assert one["L2-01"].most.figure.value == pytest.approx(18, rel=1e-3)
     assert one["L2-01"].holds_under.startswith("bf16, fp32 moments and master weights: 16")
     # ZeRO-3 over 8 ranks, told of no dtype, so in fp32: 20 B × 70,553,706,496 / 8 with the copy that is stepped, a
-    # bucket of 0.5e9, 1e9 gathered; the layers' inputs, and where the head's gradient is made, that and the logits'.
+    # bucket of 0.5e9, the head gathered; the layers' inputs, and where the head's gradient is made, that and the
+    # logits'. The last layer's attention, beside a head that was gathered ahead, is up to 1 % above.
     cell = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 2048,
             "gradient_checkpointing": True, "recipe": "all-bf16"}  # fmt: skip
     usable = 81559 * 2**20 - 2**30 - 3 * 2**29
     assert one["L1-18"].figure.value == Cells().rank(cell, 8, "zero3").source.value / usable
     tokens = 80 * 2048 * 8192 + 2048 * 128_256 + 8192 * 128_256
-    by_hand = 20 * 70_553_706_496 / 8 + 4 * (1.5e9 + tokens)
-    assert one["L1-18"].figure.value * usable == pytest.approx(by_hand, rel=5e-3)
+    by_hand = 20 * 70_553_706_496 / 8 + 4 * (0.5e9 + 8192 * 128_256 + tokens)
+    assert by_hand < one["L1-18"].figure.value * usable < 1.01 * by_hand
     # rank 64 on all linear layers of an 80-layer model: q, o 8192+8192; k, v 8192+1024; MLP 8192+28672
     lora_params = 64 * 80 * (2 * 16384 + 2 * 9216 + 3 * 36864)
     assert one["O5-21"].most.figure.value == pytest.approx(4 * lora_params / 1e9)

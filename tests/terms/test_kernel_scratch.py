@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vramprobe.terms.operators import summed
 from vramprobe.terms.scratch import (
     Chip,
     attention_scratch,
@@ -14,6 +15,7 @@ from vramprobe.terms.scratch import (
     fused_kernel,
     sum_of_rows,
 )
+from vramprobe.terms.tape import Tape
 
 L4, L40S, RTX_4090 = (Chip((8, 9), num_sms) for num_sms in (58, 142, 128))
 H100, B200, T4 = Chip((9, 0), 132), Chip((10, 0), 148), Chip((7, 5), 40)
@@ -59,3 +61,9 @@ def test_attentions_backward() -> None:
 ], ids=str)  # fmt: skip
 def test_which_attention_runs(chip: Chip, sizes: tuple[int, int], dtype: str, has_bias: bool, kernel: str) -> None:
     assert fused_kernel(chip, *sizes, dtype, has_bias=has_bias) == kernel
+
+
+def test_a_sum_over_the_rows_of_an_expert_that_no_token_comes_to_asks_for_none() -> None:
+    tape = Tape()
+    assert summed(tape.new(0, "bf16"), 0).numel == 0
+    assert tape.total_bytes == 0

@@ -60,7 +60,8 @@ def summed(value: Value, numel: int) -> Value:
     """A value of rows, summed over all of them."""
     tape = value.tape
     out = tape.new(numel, value.dtype)
-    tape.scratch_of_sum(value.numel // numel, numel, ITEMSIZE_BYTES[value.dtype])
+    if numel:  # of fewer tokens than experts, an expert's share is none
+        tape.scratch_of_sum(value.numel // numel, numel, ITEMSIZE_BYTES[value.dtype])
     return out
 
 

@@ -68,11 +68,6 @@ class Gpu:
         return (int(major), int(minor)) if dot else None
 
     @property
-    def prefers_cudnn(self) -> bool:
-        """Whether torch gives attention to cuDNN before flash (transformers/cuda/sdp_utils.cpp, with cuDNN 9.15)."""
-        return self.compute_capability in ("9.0", "10.0", "10.3")
-
-    @property
     def has_flash(self) -> bool:
         """Whether torch's flash attention runs on it: on AMD's, and on NVIDIA's from Ampere on."""
         major, dot, _ = self.compute_capability.partition(".")

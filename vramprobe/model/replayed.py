@@ -1,8 +1,8 @@
 """Replayed: a cell's requests, by arithmetic, through CUDA's caching allocator: what it would hold in reserve.
 
-In: a spec, and what its card decides. Out: peaks in both tiers. Where two accounts meet that know nothing of each
-other: the arithmetic's order of requests (terms/requests.py), the allocator's own rules (simulate/allocator.py). No
-torch.
+In: a spec, and what its card decides. Out: peaks in both tiers, and whether a card of a given size runs out. Where two
+accounts meet that know nothing of each other: the arithmetic's order of requests (terms/requests.py), the allocator's
+own rules (simulate/allocator.py). No torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, DecidesMemory
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import parse_alloc_conf
+from vramprobe.simulate.ledger import Device, OutOfMemory
 from vramprobe.spec import CellSpec
 from vramprobe.terms.requests import Run
 from vramprobe.terms.scratch import Chip
@@ -26,6 +27,8 @@ class Replayed(NamedTuple):
     reserved_bytes: int
 
 
+#: What decides which kernels run, and what they take beside tensors: flash attention, cuBLAS's workspace, the chip.
+_Card = tuple[bool, int, Chip | None]
 _kept: dict[tuple[str, bool, int, Chip | None], Replayed] = {}
 
 
@@ -34,15 +37,26 @@ def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
-    card: tuple[bool, int, Chip | None] = (True, BLAS_WORKSPACE_BYTES, Chip())
-    if gpu is not None:
-        card = (gpu.has_flash, gpu.blas_workspace_bytes, chip_of(gpu))
+    card = _card_of(gpu)
     key = (spec.fingerprint, *card)
     if key not in _kept:
         if len(_kept) >= _MAX_KEPT:
             _kept.clear()
-        _kept[key] = _replay(spec, *card)
+        peak = _play(spec, card, Device()).ledger.peak()
+        _kept[key] = Replayed(peak.allocated_bytes, peak.reserved_bytes)
     return _kept[key]
+
+
+def num_alloc_retries(spec: CellSpec, gpu: DecidesMemory, limit_bytes: int) -> int | None:
+    """How often the allocator gives its cached blocks back where segments may take ``limit_bytes`` together; null where
+    that is not enough, and the run ends out of memory.
+
+    Raises UnsupportedArchitecture for what there is no arithmetic for.
+    """
+    try:
+        return _play(spec, _card_of(gpu), Device(segment_bytes=limit_bytes)).ledger.num_alloc_retries
+    except OutOfMemory:
+        return None
 
 
 def chip_of(gpu: DecidesMemory) -> Chip | None:
@@ -52,8 +66,16 @@ def chip_of(gpu: DecidesMemory) -> Chip | None:
     return Chip(gpu.capability, gpu.num_sms)
 
 
-def _replay(spec: CellSpec, has_flash: bool, workspace_bytes: int, chip: Chip | None) -> Replayed:
-    allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""))
+def _card_of(gpu: DecidesMemory | None) -> _Card:
+    if gpu is None:
+        return True, BLAS_WORKSPACE_BYTES, Chip()
+    return gpu.has_flash, gpu.blas_workspace_bytes, chip_of(gpu)
+
+
+def _play(spec: CellSpec, card: _Card, device: Device) -> CachingAllocator:
+    """The allocator after the load and the training steps, its peaks those of the steps. Raises OutOfMemory."""
+    has_flash, workspace_bytes, chip = card
+    allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""), device)
     run = Run(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
     run.load()
     allocator.empty_cache()
@@ -61,5 +83,4 @@ def _replay(spec: CellSpec, has_flash: bool, workspace_bytes: int, chip: Chip | 
     # The first step makes the optimizer's state, and each finds the segments that the one before left.
     for _ in range(max(2, spec.steps)):
         run.step()
-    peak = allocator.ledger.peak()
-    return Replayed(peak.allocated_bytes, peak.reserved_bytes)
+    return allocator

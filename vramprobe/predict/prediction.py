@@ -81,6 +81,13 @@ class Interval(_Frozen):
     high: int
 
 
+class Within(_Frozen):
+    """How a run whose reserved memory would go beyond its card gets along: cached blocks go back, which takes time."""
+
+    limit_bytes: int  # what segments may take together
+    num_alloc_retries: int  # over the load and the steps
+
+
 class FitProvenance(_Frozen):
     """Which fit a prediction rests on."""
 
@@ -108,6 +115,7 @@ class Prediction(_Frozen):
     constant_bytes: int
     reserved_bytes: Interval | None = None  # null where the fit has not seen the caching allocator
     device_bytes: Interval | None = None  # null where the fit has not seen NVML
+    within: Within | None = None  # null where the replay has room enough, runs out even so, or was not asked for
     fit: FitProvenance | None = None  # null: arithmetic alone
     warnings: list[str] = []
     libraries: dict[str, str] = {}  # package → version: what it holds for
@@ -125,11 +133,8 @@ class HasMemory(Protocol):
     def total_bytes(self) -> int | None: ...
 
 
-class HasKernels(DecidesMemory, Protocol):
-    """A GPU, as far as attention's kernels depend on it, and its name."""
-
-    @property
-    def name(self) -> str: ...
+class HasKernels(DecidesMemory, HasMemory, Protocol):
+    """A GPU, as far as attention's kernels depend on it, its name and its size."""
 
 
 class Verdict(_Frozen):
@@ -190,12 +195,29 @@ def _with_replay(
     moment = peak_moment(with_workspaces(found, workspaces_bytes(spec, gpu)), {})
     left = allocated.value - moment.total_bytes + moment.terms.get("block_remainders", 0)
     terms = {cause: size for cause, size in (moment.terms | {"block_remainders": max(left, 0)}).items() if size}
+    device = device_tier(reserved, model.device_over_reserved_bytes)
     return prediction.model_copy(update={
         "peak_allocated_bytes": allocated, "peak_phase": moment.phase, "peak_label": moment.label, "terms": terms,
         "constant_bytes": min(left, 0), "reserved_bytes": reserved,
-        "device_bytes": device_tier(reserved, model.device_over_reserved_bytes),
+        "device_bytes": device, "within": _within(spec, gpu, allocated, reserved, device),
         "fit": _provenance(model).model_copy(update={"mean_absolute_error": None}),  # it is of the terms alone
     })  # fmt: skip
+
+
+def _within(
+    spec: CellSpec, gpu: HasKernels | None, allocated: Interval, reserved: Interval, device: Interval | None
+) -> Within | None:
+    """What becomes of a cell that ``gpu`` has room for, but not for all that the allocator would keep."""
+    if gpu is None or gpu.total_bytes is None:
+        return None
+    beside = device.value - reserved.value if device is not None else 0
+    limit = usable_bytes(gpu, device_is_known=device is not None) - beside
+    if not allocated.value <= limit < reserved.value:
+        return None
+    from vramprobe.model.replayed import num_alloc_retries
+
+    retries = num_alloc_retries(spec, gpu, limit)
+    return None if retries is None else Within(limit_bytes=limit, num_alloc_retries=retries)
 
 
 def _times(value: int, ratio: Spread, growth: float, widening: float) -> Interval:
@@ -293,12 +315,22 @@ def predict_moments(
 
 def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
-    CUDA context. Raises VramprobeError where the GPU's size is not known.
+    CUDA context. What fits only because cached blocks go back is tight. Raises VramprobeError where the GPU's size is
+    not known.
     """
-    return _judged(
+    judged = _judged(
         gpu, prediction.peak_allocated_bytes, prediction.reserved_bytes, prediction.device_bytes,
         num_gpus=prediction.num_gpus,
     )  # fmt: skip
+    within = prediction.within
+    if judged.verdict != "does not fit" or within is None or within.limit_bytes > judged.usable_bytes:
+        return judged
+    times = "once" if within.num_alloc_retries == 1 else f"{within.num_alloc_retries} times"
+    return judged.model_copy(update={
+        "verdict": "tight",
+        "reason": f"{judged.reason}; it runs all the same, as the allocator gives its cached blocks back {times}, "
+        "which takes time",
+    })  # fmt: skip
 
 
 def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:

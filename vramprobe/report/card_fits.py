@@ -111,7 +111,7 @@ def _fit(
         judged = verdict(found, gpu)
         is_plain = judged.verdict == "fits" or found.peak_allocated_bytes.value > judged.usable_bytes
         if not is_plain:  # only the fit, which replays the allocator, knows
-            key = (spec.dtype, spec.autocast, gpu.has_flash, gpu.prefers_cudnn, gpu.blas_workspace_bytes)
+            key = (spec.fingerprint, gpu.has_flash, gpu.blas_workspace_bytes, gpu.num_sms, gpu.total_bytes)
             if key not in replayed:  # the same on all cards with these kernels
                 replayed[key] = _replayed(spec, model, gpu)
             found = replayed[key]

@@ -1,0 +1,75 @@
+"""The arithmetic's replay on a card that is too small for what its allocator would keep: does it end as the run did?
+
+The runs are those of benchmarks/emulated_edges.csv, on an emulated L4; that file says what each of them came to.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from vramprobe import catalog
+from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.replayed import num_alloc_retries, replayed
+from vramprobe.predict.prediction import predict, usable_bytes, verdict
+from vramprobe.spec import CellSpec
+from vramprobe.sweep.definition import load_sweep
+
+RUNS = Path(__file__).parents[2] / "benchmarks" / "emulated_edges.csv"
+L4 = catalog.find_gpu("L4")
+#: What the emulated L4 left to segments: 23,654,825,984 bytes beside the driver's own, 480 MiB of them the context's.
+ROOM = 23_654_825_984 - 480 * 2**20
+ONCE, TWICE, NEVER, OUT = (
+    "qwen2.5-0.5b_lora-r16-all_bf16+bf16_adamw-fused_b1s9920_ckpt",
+    "gemma-3-1b_qlora-nf4-peft-r16-all_bf16+bf16_adamw-fused_b1s5248_ckpt",
+    "smollm2-360m_lora-r16-all_bf16+bf16_adamw-fused_b1s9920",
+    "smollm2-360m_lora-r16-all_bf16+bf16_adamw-fused_b1s10048",
+)
+
+
+@cache
+def specs() -> dict[str, CellSpec]:
+    return {spec.cell_id: spec for spec in load_sweep("emulated-edges-l4", device="cuda").cells}
+
+
+@cache
+def runs() -> dict[str, dict[str, str]]:
+    with RUNS.open(newline="") as file:
+        return {row["cell"]: row for row in csv.DictReader(file) if row["gpu"] == "L4"}
+
+
+@pytest.mark.parametrize("cell", [ONCE, TWICE, NEVER, OUT])
+def test_it_ends_as_the_run_did(cell: str) -> None:
+    run = runs()[cell]
+    retries = num_alloc_retries(specs()[cell], L4, ROOM)
+    assert retries == (int(run["retries"]) if run["emulated"] == "fits" else None)
+
+
+def test_what_fits_by_giving_blocks_back_is_tight() -> None:
+    spec = specs()[ONCE]
+    found = predict(spec, shipped_fit("cuda", L4), gpu=L4, replays=True)
+    judged = verdict(found, L4)
+    assert judged.needed_bytes.value > judged.usable_bytes == usable_bytes(L4, device_is_known=False)
+    assert found.within is not None
+    assert (judged.verdict, found.within.num_alloc_retries) == ("tight", 1)
+    assert "gives its cached blocks back once" in judged.reason
+
+
+def test_what_runs_out_even_so_does_not_fit() -> None:
+    found = predict(specs()[OUT], shipped_fit("cuda", L4), gpu=L4, replays=True)
+    assert found.within is None
+    assert verdict(found, L4).verdict == "does not fit"
+
+
+def test_a_smaller_card_is_not_judged_by_a_larger_one() -> None:
+    found = predict(specs()[ONCE], shipped_fit("cuda", L4), gpu=L4, replays=True)
+    assert verdict(found, catalog.find_gpu("T4")).verdict == "does not fit"
+
+
+def test_with_room_for_all_nothing_is_given_back() -> None:
+    spec = specs()[ONCE]
+    assert num_alloc_retries(spec, L4, replayed(spec, L4).reserved_bytes) == 0
+    assert num_alloc_retries(spec, L4, 2**30) is None

@@ -20,7 +20,7 @@ from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import shipped_fit
 from vramprobe.model.replayed import num_alloc_retries, replayed
-from vramprobe.predict.prediction import predict, usable_bytes, verdict
+from vramprobe.predict.prediction import predict, usable_bytes, verdict, with_retries
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
@@ -97,7 +97,8 @@ def judged(record: RunRecord) -> dict[str, Any]:
     """What was said of the cell, and what happened."""
     gpu = catalog.find_gpu(record.environment.device_name)
     spec: CellSpec = record.spec
-    said = verdict(predict(spec, shipped_fit("cuda", gpu), gpu=gpu, replays=True), gpu)
+    found = predict(spec, shipped_fit("cuda", gpu), gpu=gpu, replays=True)
+    said = verdict(with_retries(found, spec, gpu), gpu)
     outcome = {"ok": "fits", "oom": "out of memory"}.get(record.outcome.kind, record.outcome.kind)
     total, emulation = record.environment.device_total_bytes, record.emulation
     assert total is not None

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from vramprobe import catalog
+from vramprobe import api, catalog
 from vramprobe.model.memory_model import shipped_fit
 from vramprobe.model.replayed import num_alloc_retries, replayed
-from vramprobe.predict.prediction import predict, usable_bytes, verdict
+from vramprobe.predict.prediction import Prediction, predict, usable_bytes, verdict, with_retries
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
 
@@ -48,9 +48,13 @@ def test_it_ends_as_the_run_did(cell: str) -> None:
     assert retries == (int(run["retries"]) if run["emulated"] == "fits" else None)
 
 
+def predicted(cell: str) -> Prediction:
+    spec = specs()[cell]
+    return with_retries(predict(spec, shipped_fit("cuda", L4), gpu=L4, replays=True), spec, L4)
+
+
 def test_what_fits_by_giving_blocks_back_is_tight() -> None:
-    spec = specs()[ONCE]
-    found = predict(spec, shipped_fit("cuda", L4), gpu=L4, replays=True)
+    found = predicted(ONCE)
     judged = verdict(found, L4)
     assert judged.needed_bytes.value > judged.usable_bytes == usable_bytes(L4, device_is_known=False)
     assert found.within is not None
@@ -59,13 +63,13 @@ def test_what_fits_by_giving_blocks_back_is_tight() -> None:
 
 
 def test_what_runs_out_even_so_does_not_fit() -> None:
-    found = predict(specs()[OUT], shipped_fit("cuda", L4), gpu=L4, replays=True)
+    found = predicted(OUT)
     assert found.within is None
     assert verdict(found, L4).verdict == "does not fit"
 
 
 def test_a_smaller_card_is_not_judged_by_a_larger_one() -> None:
-    found = predict(specs()[ONCE], shipped_fit("cuda", L4), gpu=L4, replays=True)
+    found = predicted(ONCE)
     assert verdict(found, catalog.find_gpu("T4")).verdict == "does not fit"
 
 
@@ -73,3 +77,10 @@ def test_with_room_for_all_nothing_is_given_back() -> None:
     spec = specs()[ONCE]
     assert num_alloc_retries(spec, L4, replayed(spec, L4).reserved_bytes) == 0
     assert num_alloc_retries(spec, L4, 2**30) is None
+
+
+def test_whoever_asks_about_a_card_is_told() -> None:
+    spec = specs()[ONCE]
+    found = api.predict(gpu="L4", model=spec.model, method="lora", gradient_checkpointing=True, batch_size=1,
+                        seq_len=spec.seq_len)  # fmt: skip
+    assert found.within == predicted(ONCE).within is not None

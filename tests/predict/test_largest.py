@@ -16,8 +16,8 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.largest import Judged, Largest, _last, largest_count
+from vramprobe.model.memory_model import MemoryModel, shipped_fit
+from vramprobe.predict.largest import Judged, Largest, _last, _near, largest_count
 from vramprobe.predict.prediction import Interval, Prediction, Verdict, predict, verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB
@@ -44,8 +44,8 @@ def values(found: Largest) -> tuple[int | str | None, int | str | None]:
                                    {"model": "smollm2-135m", "method": "lora", "attn": "eager"}],
                          ids=lambda words: words["model"])  # fmt: skip
 def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
-    batch = api.max_batch_size(gpu=gpu, seq_len=640, **words)
-    length = api.max_seq_len(gpu=gpu, batch_size=3, **words)
+    batch = api.max_batch_size(gpu=gpu, fit="none", seq_len=640, **words)
+    length = api.max_seq_len(gpu=gpu, fit="none", batch_size=3, **words)
     for found, name, other in ((batch, "batch_size", {"seq_len": 640}), (length, "seq_len", {"batch_size": 3})):
         fits, tight = values(found)
         assert fits is not None
@@ -56,6 +56,51 @@ def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
         assert (found.question, found.fits.verdict.verdict) == (name, "fits")
         assert found.fits.prediction == predict(resolve(device="cuda", **words, **other, **{name: fits}))
         assert found.num_predictions < 30
+
+
+@pytest.mark.parametrize(("gpu", "words"), [("RTX-4090", QLORA_8B), ("T4", {"model": "pythia-410m", "method": "full"})],
+                         ids=lambda value: str(value)[:9])  # fmt: skip
+def test_by_replay_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
+    card = find_gpu(gpu)
+
+    def replayed(**more: int) -> str:
+        spec = resolve(device="cuda", **words, **more)
+        return verdict(predict(spec, shipped_fit("cuda", card), gpu=card, replays=True), card).verdict
+
+    batch = api.max_batch_size(gpu=gpu, seq_len=640, **words)
+    length = api.max_seq_len(gpu=gpu, batch_size=1, **words)
+    for found, name, other in ((batch, "batch_size", {"seq_len": 640}), (length, "seq_len", {"batch_size": 1})):
+        assert found.tight is not None
+        answers = [found.tight.value] if found.fits is None else [found.fits.value, found.tight.value]
+        said = [replayed(**other, **{name: count + more}) for count in answers for more in (0, 1)]
+        assert said == [*(["fits", "tight"] if found.fits else []), "tight", "does not fit"]
+        assert found.tight.prediction.reserved_bytes is not None
+        assert found.num_predictions <= 20
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_near_a_rough_guess_the_answer_is_where_it_turns(seed: int) -> None:
+    """Nearly straight lines with plateaus that go down again, and a guess that is off in height and in slope."""
+    rng = random.Random(seed)
+    slope, start, plateau = rng.choice([0.3, 1, 40]), rng.randint(-30_000, 60), rng.choice([1, 7, 100])
+    noise = [rng.uniform(-50, 50) for _ in range(64)]
+    first, most, asked = 1, rng.choice([None, 2, rng.randint(5, 50_000)]), 0
+
+    def over(count: int) -> float:
+        nonlocal asked
+        asked += 1
+        return start + slope * count + noise[count // plateau % 64]
+
+    def rough(count: int) -> float:
+        return start * 1.1 + slope * 0.7 * count - 20
+
+    found = _near(over, rough, first, most)
+    assert asked < 60
+    if found is None:
+        assert over(first) > 0
+    else:
+        assert over(found) <= 0
+        assert found == most or over(found + 1) > 0
 
 
 @pytest.mark.parametrize("seed", range(300))

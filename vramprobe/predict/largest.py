@@ -107,6 +107,54 @@ def largest_count(
     )  # fmt: skip
 
 
+def largest_replayed(
+    question: Literal["batch_size", "seq_len"],
+    spec: CellSpec,
+    judge: Judge,
+    rough: Judge,
+    *,
+    model: MemoryModel,
+    allow_extrapolation: bool = False,
+) -> Largest:
+    """As largest_count, where ``judge`` replays the allocator: few of its answers, near what ``rough`` says at once.
+
+    What is kept in reserve may fall from one count to the next: the answer has the verdict, and the next larger not.
+    """
+    most, notes = _bounds(question, spec, None if allow_extrapolation else model)
+    seen: dict[int, Judged] = {}
+
+    def judged(count: int) -> Judged:
+        if count not in seen:
+            seen[count] = judge(spec.model_copy(update={question: count}))
+        return seen[count]
+
+    def over_tight(count: int) -> float:
+        found = judged(count).verdict
+        return found.needed_bytes.value - found.usable_bytes
+
+    def over_fits(count: int) -> float:
+        found = judged(count).verdict
+        return found.needed_bytes.high - TIGHT_SHARE * found.usable_bytes
+
+    def guessed(count: int) -> float:
+        found = rough(spec.model_copy(update={question: count})).verdict
+        return found.needed_bytes.value - found.usable_bytes
+
+    tight = _near(over_tight, guessed, 1, most)
+    if tight is None:
+        raise VramprobeError(_nothing_fits(question, spec, judged(1).verdict))
+    fits = _near(over_fits, guessed, 1, tight)
+    for count in (fits, tight):
+        if count is not None and (refusal := judged(count).refusal) is not None and not allow_extrapolation:
+            raise refusal
+    return Largest(
+        question=question, gpu=judged(tight).verdict.gpu, fits=_answer(fits, judged) if fits else None,
+        tight=_answer(tight, judged) if tight != fits else None,
+        notes=(notes if tight == most else []) + _made_for(question, spec, tight),
+        num_predictions=len(seen),
+    )  # fmt: skip
+
+
 def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu: str) -> Largest:
     """The largest of these models by its parameters; a text in place of a cell says why there is none.
 
@@ -173,6 +221,11 @@ def _last(over: Callable[[int], float], first: int, most: int | None) -> int | N
             low, at_low = count, value
             jump = math.floor(-at_low / slope) + 1 if slope > 0 else low
             count = low + max(1, min(jump, 1000 * low))
+    return _between(over, low, at_low, high, at_high)
+
+
+def _between(over: Callable[[int], float], low: int, at_low: float, high: int, at_high: float) -> int:
+    """The last count from ``low`` on at which ``over`` is not above 0, as it is at ``high``."""
     halve = False
     while high - low > 1:
         before = high - low
@@ -190,6 +243,36 @@ def _last(over: Callable[[int], float], first: int, most: int | None) -> int | N
                 low, at_low = low + 1, value
         halve = high - low > before // 2
     return low
+
+
+def _near(over: Callable[[int], float], rough: Callable[[int], float], first: int, most: int | None) -> int | None:
+    """A count from ``first`` to ``most`` at which ``over`` is not above 0, and is so at the next; None where it is so
+    at ``first``.
+
+    ``rough`` costs nothing and is off by about as much at one count as at the next: each answer of ``over`` says by how
+    much.
+    """
+    low: tuple[int, float] | None = None
+    high: tuple[int, float] | None = None
+    off = 0.0
+    while low is None or high is None:
+        count = _last(lambda count, off=off: rough(count) + off, first, most) or first
+        if low is not None and count <= low[0]:
+            count = low[0] + max(1, low[0] // 16)
+        if high is not None and count >= high[0]:
+            count = high[0] - max(1, high[0] // 16)
+        count = max(first, count if most is None else min(count, most))
+        above = over(count)
+        if above > 0:
+            high = count, above
+            if count == first:
+                return None
+        else:
+            low = count, above
+            if count == most:
+                return most
+        off = above - rough(count)
+    return _between(over, *low, *high)
 
 
 def _bounds(question: Question, spec: CellSpec, model: MemoryModel | None) -> tuple[int | None, list[str]]:

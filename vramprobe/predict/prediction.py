@@ -115,7 +115,7 @@ class Prediction(_Frozen):
     constant_bytes: int
     reserved_bytes: Interval | None = None  # null where the fit has not seen the caching allocator
     device_bytes: Interval | None = None  # null where the fit has not seen NVML
-    within: Within | None = None  # null where the replay has room enough, runs out even so, or was not asked for
+    within: Within | None = None  # null where there is room enough, it runs out even so, or nobody asked (with_retries)
     fit: FitProvenance | None = None  # null: arithmetic alone
     warnings: list[str] = []
     libraries: dict[str, str] = {}  # package → version: what it holds for
@@ -195,29 +195,31 @@ def _with_replay(
     moment = peak_moment(with_workspaces(found, workspaces_bytes(spec, gpu)), {})
     left = allocated.value - moment.total_bytes + moment.terms.get("block_remainders", 0)
     terms = {cause: size for cause, size in (moment.terms | {"block_remainders": max(left, 0)}).items() if size}
-    device = device_tier(reserved, model.device_over_reserved_bytes)
     return prediction.model_copy(update={
         "peak_allocated_bytes": allocated, "peak_phase": moment.phase, "peak_label": moment.label, "terms": terms,
         "constant_bytes": min(left, 0), "reserved_bytes": reserved,
-        "device_bytes": device, "within": _within(spec, gpu, allocated, reserved, device),
+        "device_bytes": device_tier(reserved, model.device_over_reserved_bytes),
         "fit": _provenance(model).model_copy(update={"mean_absolute_error": None}),  # it is of the terms alone
     })  # fmt: skip
 
 
-def _within(
-    spec: CellSpec, gpu: HasKernels | None, allocated: Interval, reserved: Interval, device: Interval | None
-) -> Within | None:
-    """What becomes of a cell that ``gpu`` has room for, but not for all that the allocator would keep."""
-    if gpu is None or gpu.total_bytes is None:
-        return None
+def with_retries(prediction: Prediction, spec: CellSpec, gpu: HasKernels) -> Prediction:
+    """The replayed prediction, with what becomes of it where ``gpu`` has room for its tensors, but not for all that the
+    allocator would keep: one more replay, on a card of that size.
+    """
+    allocated, reserved, device = prediction.peak_allocated_bytes, prediction.reserved_bytes, prediction.device_bytes
+    if reserved is None or gpu.total_bytes is None or spec.device != "cuda" or prediction.num_gpus > 1:
+        return prediction
     beside = device.value - reserved.value if device is not None else 0
     limit = usable_bytes(gpu, device_is_known=device is not None) - beside
     if not allocated.value <= limit < reserved.value:
-        return None
+        return prediction
     from vramprobe.model.replayed import num_alloc_retries
 
     retries = num_alloc_retries(spec, gpu, limit)
-    return None if retries is None else Within(limit_bytes=limit, num_alloc_retries=retries)
+    if retries is None:
+        return prediction
+    return prediction.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
 
 
 def _times(value: int, ratio: Spread, growth: float, widening: float) -> Interval:

@@ -76,6 +76,7 @@ def predict(
     ``stack``: under another release, ``transformers-4.48``, by arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
+    from vramprobe.predict.prediction import with_retries
 
     ranks = _Ranks(sharding, num_gpus, shard_size)
     model = given_fit(None if str(fit) == "none" else fit)
@@ -91,7 +92,10 @@ def predict(
         card = catalog.find_gpu(gpu) if gpu is not None else None
         model = shipped_fit(spec.device, card, of_one_card=not replays)
     try:
-        return _engine(model, engine, gpu, ranks, allow_extrapolation, replays=replays)(spec)
+        found = _engine(model, engine, gpu, ranks, allow_extrapolation, replays=replays)(spec)
+        if not replays or gpu is None or found.engine == "trace":
+            return found
+        return with_retries(found, spec, catalog.find_gpu(gpu))
     except OutOfRange as error:
         if fit is not None:
             raise
@@ -198,8 +202,9 @@ def _engine(
 def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
     """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
 
-    Exact, by bisection. Raises VramprobeError where not even 1 fits. Without arithmetic for the architecture it asks
-    for ``engine="trace"``, which takes about a dozen simulations of some seconds each.
+    Exact, by bisection; on CUDA by the allocator's replay, near what arithmetic alone says. Raises VramprobeError where
+    not even 1 fits. Without arithmetic for the architecture it asks for ``engine="trace"``, which takes about a dozen
+    simulations of some seconds each.
     """
     return _largest_count("batch_size", gpu, seq_len=seq_len, batch_size=1, **options)
 
@@ -216,7 +221,7 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
     """
     from vramprobe.predict import largest
 
-    _, words, judge = _judge(gpu, options, engine="formula")
+    words, judge, *_ = _asked(gpu, options, engine="formula")
     device = words.pop("device", None) or "cuda"
 
     def named(slug: str) -> spec.CellSpec | str:
@@ -254,8 +259,8 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
 
     allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
     # An inverse question of the simulation takes a minute, so nobody falls into it by chance.
-    model, words, judge = _judge(gpu, options, engine="trace" if engine == "trace" else "formula")
-    one = cell(device=words.pop("device", None) or "cuda", **words)
+    asked = _asked(gpu, options, engine="trace" if engine == "trace" else "formula")
+    one = cell(device=asked.words.pop("device", None) or "cuda", **asked.words)
     if engine != "trace":
         try:
             architecture(one.architecture)
@@ -263,31 +268,56 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
             raise UnsupportedArchitecture(
                 f"{error}. The trace engine can answer, by about a dozen simulations of some seconds each: engine trace"
             ) from None
+    if asked.replay is not None and asked.replays is not None:
+        try:
+            return largest.largest_replayed(
+                question, one, asked.replay, asked.judge, model=asked.replays, allow_extrapolation=allow
+            )
+        except OutOfRange:
+            if options.get("fit") is not None:
+                raise  # the fit that ships does not reach so far, and arithmetic does
     return largest.largest_count(
-        question, one, judge, model=None if engine == "trace" else model, allow_extrapolation=allow,
+        question, one, asked.judge, model=None if engine == "trace" else asked.model, allow_extrapolation=allow,
     )  # fmt: skip
 
 
-def _judge(gpu: str, options: dict[str, Any], engine: str) -> tuple[MemoryModel | None, dict[str, Any], Judge]:
-    """(the fit, the words of the cell, what judges a cell on ``gpu``) from predict's options."""
+class _Asked(NamedTuple):
+    """What an inverse question rests on; the last two are null where nothing is replayed."""
+
+    words: dict[str, Any]  # of the cell
+    judge: Judge
+    model: MemoryModel | None
+    replay: Judge | None = None
+    replays: MemoryModel | None = None
+
+
+def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
+    """What judges a cell on ``gpu``, from predict's options."""
     from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict.largest import Judged
     from vramprobe.predict.prediction import verdict
 
     words, card = dict(options), catalog.find_gpu(gpu)
     fit = words.pop("fit", None)
-    model = given_fit(None if str(fit) == "none" else fit)
+    model = replays = given_fit(None if str(fit) == "none" else fit)
     if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
-        model = shipped_fit("cuda", card, of_one_card=True)
+        model, replays = shipped_fit("cuda", card, of_one_card=True), shipped_fit("cuda", card)
     words.pop("engine", None)
     ranks = _Ranks(*(words.pop(name, None) for name in _Ranks._fields))
-    predict_one = _engine(model, engine, gpu, ranks, words.pop("allow_extrapolation", False))
+    allow = words.pop("allow_extrapolation", False)
 
-    def judge(one: spec.CellSpec) -> Judged:
-        try:
-            prediction, refusal = predict_one(one), None
-        except OutOfRange as error:
-            prediction, refusal = error.prediction, error
-        return Judged(prediction, verdict(prediction, card), refusal)
+    def judge_by(predict_one: Callable[[spec.CellSpec], Prediction]) -> Judge:
+        def judge(one: spec.CellSpec) -> Judged:
+            try:
+                prediction, refusal = predict_one(one), None
+            except OutOfRange as error:
+                prediction, refusal = error.prediction, error
+            return Judged(prediction, verdict(prediction, card), refusal)
 
-    return model, words, judge
+        return judge
+
+    rough = judge_by(_engine(model, engine, gpu, ranks, allow))
+    is_replayed = engine != "trace" and ranks.sharding is None and words.get("device") != "cpu"
+    if not is_replayed or replays is None or replays.reserved_over_replayed is None:
+        return _Asked(words, rough, model)
+    return _Asked(words, rough, model, judge_by(_engine(replays, engine, gpu, ranks, allow, replays=True)), replays)

@@ -82,8 +82,8 @@ def fits(ran: ByCard, cards: Sequence[Gpu], model: MemoryModel, where: dict[str,
         about=[
             f"After {_MARK.strip()} it is predicted; without, that cell was run on that emulated card, where it ended "
             "well (fits) or ran out of memory (no). Predicted: fits, where the upper end of the interval leaves room; "
-            "tight, where the value does and that does not; no. By arithmetic where that is plain, else by the fit to "
-            "emulated runs, which replays the allocator. Allocated is what tensors take at the highest moment on the "
+            "tight, where only the value does, or cached blocks have to go back; no. By arithmetic where that is plain, "
+            "else by the fit to emulated runs, which replays the allocator. Allocated is what tensors take at the highest moment on the "
             f"largest card. A dash ({UNKNOWN}): the fit refuses to vouch for it. Models that the arithmetic does not "
             "know, or that have fewer learned positions, have no row.",
         ],
@@ -112,7 +112,7 @@ def _fit(
         is_plain = judged.verdict == "fits" or found.peak_allocated_bytes.value > judged.usable_bytes
         if not is_plain:  # only the fit, which replays the allocator, knows
             key = (spec.fingerprint, gpu.has_flash, gpu.blas_workspace_bytes, gpu.num_sms, gpu.total_bytes)
-            if key not in replayed:  # the same on all cards with these kernels
+            if key not in replayed:
                 replayed[key] = _replayed(spec, model, gpu)
             found = replayed[key]
         if found is not None:
@@ -128,10 +128,10 @@ def _fit(
 
 def _replayed(spec: CellSpec, model: MemoryModel, gpu: Gpu) -> Prediction | None:
     """What the fit says; null where it refuses."""
-    from vramprobe.predict.prediction import predict
+    from vramprobe.predict.prediction import predict, with_retries
 
     try:
-        return predict(spec, model, gpu=gpu, replays=True)
+        return with_retries(predict(spec, model, gpu=gpu, replays=True), spec, gpu)
     except VramprobeError:
         return None
 

@@ -94,7 +94,7 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.sharding": {"predict_rank", "_some", "_check", "_doubts"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
-        "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_bounds",
+        "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_between", "_bounds",
         "_start_of_range", "_made_for", "_nothing_fits",
     },
     "speed.rates": {"Rates", "SpeedFit", "SHORT_TOKENS", "GPUS_PER_MACHINE", "generation_of"},

@@ -233,14 +233,14 @@ def _opt_layer(model: Model, hidden: Value) -> Value:
     hidden = op.add(residual, hidden)
     if not first:
         hidden = model.layer_norm(prefix + "self_attn_layer_norm", hidden)
-    residual = hidden
+    hidden = residual = layout.reshaped(hidden)  # one row a token
     if first:
         hidden = model.layer_norm(prefix + "final_layer_norm", hidden)
     hidden = model.linear(prefix + "fc1", hidden)
     hidden = model.activation(hidden)
     hidden = model.linear(prefix + "fc2", hidden)
     hidden = model.dropout(hidden, model.arch.residual_dropout)
-    hidden = op.add(residual, hidden)
+    hidden = layout.reshaped(op.add(residual, hidden))
     return hidden if first else model.layer_norm(prefix + "final_layer_norm", hidden)
 
 

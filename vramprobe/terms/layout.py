@@ -54,6 +54,13 @@ def whole(value: Value) -> Value:
     return out
 
 
+def reshaped(value: Value) -> Value:
+    """``value.view(...)`` in another shape: shares the storage; so does what backward hands on."""
+    out = value.tape.view(value)
+    value.tape.record([value], [out], [], _passed_on)
+    return out
+
+
 def split(value: Value, num_parts: int) -> list[Value]:
     """``value.split(...)`` into parts of one size: views; backward concatenates the parts' gradients."""
     return parts(value, [value.numel // num_parts for _ in range(num_parts)], by_heads=False)

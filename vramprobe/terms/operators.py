@@ -53,7 +53,11 @@ def _reduced(grad: Value, numel: int, dtype: str) -> Value:
     """The gradient for an input of ``numel`` elements: summed over what was broadcast, in the input's dtype."""
     if numel < grad.numel:
         grad = summed(grad, numel)
-    return cast(grad, dtype) if grad.dtype != dtype else grad.tape.view(grad)
+    if grad.dtype != dtype:
+        return cast(grad, dtype)
+    same = grad.tape.view(grad)
+    same.is_view = grad.is_view
+    return same
 
 
 def summed(value: Value, numel: int) -> Value:

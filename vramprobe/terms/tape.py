@@ -292,9 +292,9 @@ class Tape:
                 node.checkpoint.fill()
             before, self._cause = self._cause, node.cause
             made = node.backward(node.grads)
+            if node.checkpoint is not None:
+                node.saved = ()  # what a hook unpacks goes with the function's own variables
             if node.finish is not None:
-                if node.checkpoint is not None:
-                    node.saved = ()  # what a hook unpacks goes with the function's own variables
                 made = node.finish(made)
             self._cause = before
             node.grads = node.checkpoint = None

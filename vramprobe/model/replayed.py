@@ -77,10 +77,15 @@ def _play(spec: CellSpec, card: _Card, device: Device) -> CachingAllocator:
     has_flash, workspace_bytes, chip = card
     allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""), device)
     run = Run(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
+    return play(run, allocator)
+
+
+def play(run: Run, allocator: CachingAllocator) -> Replayed:
+    """A run that has not begun, through the allocator that it asks."""
     run.load()
     allocator.empty_cache()
     allocator.ledger.reset_peaks()
     # The first step makes the optimizer's state, and each finds the segments that the one before left.
-    for _ in range(max(2, spec.steps)):
+    for _ in range(max(2, run.spec.steps)):
         run.step()
     return allocator

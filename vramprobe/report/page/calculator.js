@@ -3,7 +3,7 @@
 // Everything is counted, and every default filled, by the translated modules ($spec, $terms, $predict$prediction …); here
 // are only plain objects in and out. Sizes are bytes.
 
-const $data = JSON.parse(document.getElementById("engine-data").textContent);
+const $data = globalThis.engineData ?? JSON.parse(document.getElementById("engine-data").textContent); // a worker has no document
 
 function $fromJson(it) { // dicts and tuples as the translated modules know them
   if (Array.isArray(it)) return $const($list(it.map($fromJson)));
@@ -186,28 +186,54 @@ function $moments(spec, has_flash = true) {
     new $terms.Moment(phase, place, $const($terms._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));
 }
 
-// The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else that of several of NVIDIA's
-// cards; none of a rank.
-function $fitOf(spec, gpu, of_one_card = false) {
+// The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else, for a replay, that of several
+// of NVIDIA's cards; none of a rank.
+function $fitOf(spec, gpu, replays = false) {
   if (spec.num_gpus > 1) return null;
   const fits = $fits.filter((one) => one.model.device === spec.device);
   const own = spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug);
   const several = () => fits.find((one) => one.model.cards.length > 1 && (gpu?.is_nvidia ?? true));
-  return (own ?? (of_one_card ? null : several()))?.model ?? null;
+  return (own ?? (replays ? several() : null))?.model ?? null;
 }
 function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
 function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $model$memory_model.BLAS_WORKSPACE_BYTES; }
-function hasFit(spec, gpu) { return $fitOf(spec, gpu, true) !== null; }
+function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
+// Whether a prediction of the cell is by the allocator's replay where it may take its time.
+function canReplay(spec, gpu) {
+  const fit = spec.device === "cuda" ? $fitOf(spec, gpu, true) : null;
+  return Boolean(fit?.allocated_over_replayed && fit.reserved_over_replayed);
+}
 
-// As api.predict: with the fit that ships for the device, or by arithmetic alone.
-function $predicted(spec, gpu, of_one_card = false) {
+// As model/replayed.py: the peaks of a cell's requests through the caching allocator. Cards whose kernels ask for the same
+// have the same, so that a cell is played once for several.
+const $played = new Map();
+function $allocConf() { return new $simulate$allocator_config.AllocatorConfig(); } // the page asks for no other
+function $replayed(spec, card) {
+  const chip = card === null ? new $terms$scratch.Chip() : $model$replayed.chip_of(card), workspace = $workspace(card);
+  const key = JSON.stringify([{...spec, model: null, architecture: $idOf(spec.architecture)}, $hasFlash(card), workspace]);
+  if ($played.size >= 256 && !$played.has(key)) $played.clear();
+  if (!$played.has(key)) $played.set(key, []);
+  let same = $played.get(key).find(({asked}) => (asked === null || chip === null ? asked === chip : asked.is_alike(chip)));
+  if (same === undefined) {
+    const allocator = new $simulate$allocator.CachingAllocator($allocConf());
+    const run = new $terms$requests.Run(spec, allocator, $hasFlash(card), workspace, chip);
+    same = {peaks: $const($model$replayed.play(run, allocator)), asked: run.asked};
+    $played.get(key).push(same);
+  }
+  return same.peaks;
+}
+
+// As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
+// that is.
+function $predicted(spec, gpu, replays = false) {
   const card = gpu?.card ?? null;
   if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
-  const fit = $fitOf(spec, gpu, of_one_card), moments = $moments(spec, $hasFlash(gpu));
+  const fit = $fitOf(spec, gpu, replays), moments = $moments(spec, $hasFlash(gpu));
   const workspaces = $model$memory_model.workspaces_bytes(spec, card);
   const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
-    return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
+    const found = $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
+    return replays && fit !== null ? $predict$prediction._with_replay(found, spec, moments, fit, card) : found;
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
     const alone = $predict$prediction.predict_moments(spec, moments, null, false, undefined, notes, 1, null, workspaces);
@@ -221,9 +247,10 @@ function $interval(it) { return it === null ? null : {value: it.value, low: it.l
 function $bytes(it) { return it && new $predict$prediction.Interval(it.value, it.low, it.high); }
 
 // Bytes of each tier (null where no fit knows it), of each term at the peak, where the peak is, and what to know of it.
-// With a fit of one GPU, that fit counts for this GPU alone; and with attention's kernels of this one.
-function predict(spec, config, gpu = null) {
-  const found = $predicted(spec, gpu);
+// With a fit of one GPU, that fit counts for this GPU alone; and with attention's kernels of this one. `replays`: by the
+// allocator's replay where canReplay, which takes tenths of a second.
+function predict(spec, config, gpu = null, replays = false) {
+  const found = $predicted(spec, gpu, replays);
   const said = {
     cell_id: found.cell_id, peak_allocated_bytes: $interval(found.peak_allocated_bytes),
     reserved_bytes: $interval(found.reserved_bytes), device_bytes: $interval(found.device_bytes),
@@ -231,16 +258,17 @@ function predict(spec, config, gpu = null) {
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
   };
-  return Object.defineProperty(said, "cell", {value: {spec, config, fit: $fitOf(spec, gpu), has_flash: $hasFlash(gpu), workspace: $workspace(gpu)}}); // for the verdict of another GPU
+  return Object.defineProperty(said, "cell", {value: {spec, config, gpu, replays}}); // for the verdict of another GPU
 }
 
 // Whether the cell fits: {verdict, tier, needed, usable_bytes, reason}. Throws where the GPU's memory is not known.
 function verdict(prediction, gpu) {
-  const {spec, config, fit, has_flash, workspace} = prediction.cell;
+  const {spec, config, gpu: other, replays} = prediction.cell;
   let refusal = null; // where the cell cannot run on this GPU at all
-  if ($fitOf(spec, gpu) !== fit || $hasFlash(gpu) !== has_flash || $workspace(gpu) !== workspace) {
+  const isAlike = $fitOf(spec, gpu) === $fitOf(spec, other) && $hasFlash(gpu) === $hasFlash(other) && $workspace(gpu) === $workspace(other);
+  if (replays ? gpu !== other : !isAlike) {
     try {
-      prediction = predict(spec, config, gpu);
+      prediction = predict(spec, config, gpu, replays);
     } catch (error) {
       if (!(error instanceof $Error)) throw error;
       refusal = error.message;
@@ -257,9 +285,9 @@ function verdict(prediction, gpu) {
 
 // The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does.
 function largest(spec, config, gpu) {
-  const fit = $fitOf(spec, gpu, true);
+  const fit = $fitOf(spec, gpu);
   const judge = (one) => {
-    const prediction = $predicted(one, gpu, true);
+    const prediction = $predicted(one, gpu);
     return new $predict$largest.Judged(prediction, $predict$prediction.verdict(prediction, gpu.card), null);
   };
   const count = (question) => {
@@ -279,8 +307,8 @@ function candidates(spec) {
     Object.fromEntries($entries(change).map(([name, value]) => [name, value === false ? null : value])));
 }
 
-window.vramprobe = {
-  catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, resolve, predict, verdict, largest, command,
-  candidates, leastShare: $predict$changes.LEAST_SHARE,
+globalThis.vramprobe = {
+  catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, canReplay, resolve, predict, verdict, largest, command,
+  candidates, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
   formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

@@ -120,7 +120,7 @@ function recommendCommand(options, question) {
     ...Object.entries(usual).filter(([name, value]) => question[name] !== value).map(([name]) => flag(name, question[name]))].join(" ");
 }
 
-Object.assign(window.vramprobe, {
+Object.assign(globalThis.vramprobe, {
   recommend, recommendCommand, terms: [...new Set($offers.map((one) => one.terms))], formatUsd: $units.format_usd, formatHours: $units.format_hours,
   speed: {sources: Object.keys($data.speed.sources).length, configurations: $data.speed.num_configurations, medianError: $data.speed.median_error, cards: $data.speed.cards},
 });

@@ -160,12 +160,14 @@ def test_the_page_evaluates_a_fit_of_a_gpu(tmp_path):
 
 @needs_chromium
 def test_the_page_replays_what_predict_replays_to_the_byte(tmp_path):
-    """Both tiers, their intervals, the verdict and its words on any card, where nothing is said of the allocator."""
+    """Both tiers, their intervals, the verdict and its words on any card, also where its end is near."""
     rng = random.Random(4)
     cards = [gpu.short_name for gpu in catalog.list_gpus() if gpu.total_bytes]
     asked = [(some_options(rng) | {"device": "cuda"}, rng.choice(cards)) for _ in range(NUM_REPLAYS)]
+    near = {"model": "qwen2.5-0.5b", "method": "lora", "batch_size": 1, "gradient_checkpointing": True}
+    asked += [(near | {"seq_len": seq_len}, "L4") for seq_len in range(9600, 10401, 160)]
     found = answers(tmp_path, [question(options, gpu=gpu, replays=True) for options, gpu in asked])
-    num_replayed = 0
+    num_replayed = num_given_back = 0
     for (options, gpu), answer in zip(asked, found, strict=True):
         try:
             wanted = api.predict(engine="formula", gpu=gpu, **options)
@@ -180,8 +182,10 @@ def test_the_page_replays_what_predict_replays_to_the_byte(tmp_path):
         assert {name: answer["verdict"][name] for name in kept} == kept, (options, gpu)
         if wanted.reserved_bytes is not None:
             num_replayed += 1
+            num_given_back += "gives its cached blocks back" in judged.reason
             assert any(note.startswith("fitted to emulated runs, which reproduce") for note in answer["notes"])
     assert num_replayed >= NUM_REPLAYS // 8
+    assert num_given_back >= 1
 
 
 def gpu_fit() -> MemoryModel:

@@ -209,19 +209,35 @@ function canReplay(spec, gpu) {
 const $played = new Map();
 function $allocConf() { return new $simulate$allocator_config.AllocatorConfig(); } // the page asks for no other
 function $replayed(spec, card) {
-  const chip = card === null ? new $terms$scratch.Chip() : $model$replayed.chip_of(card), workspace = $workspace(card);
-  const key = JSON.stringify([{...spec, model: null, architecture: $idOf(spec.architecture)}, $hasFlash(card), workspace]);
+  const chip = $chipOf(card);
+  const key = JSON.stringify([{...spec, model: null, architecture: $idOf(spec.architecture)}, $hasFlash(card), $workspace(card)]);
   if ($played.size >= 256 && !$played.has(key)) $played.clear();
   if (!$played.has(key)) $played.set(key, []);
   let same = $played.get(key).find(({asked}) => (asked === null || chip === null ? asked === chip : asked.is_alike(chip)));
   if (same === undefined) {
-    const allocator = new $simulate$allocator.CachingAllocator($allocConf());
-    const run = new $terms$requests.Run(spec, allocator, $hasFlash(card), workspace, chip);
-    same = {peaks: $const($model$replayed.play(run, allocator)), asked: run.asked};
+    const {run, ledger} = $play(spec, card, new $simulate$ledger.Device());
+    same = {asked: run.asked, peaks: $const(new $model$replayed.Replayed(ledger.allocated_peak, ledger.reserved_peak))};
     $played.get(key).push(same);
   }
   return same.peaks;
 }
+
+function $numAllocRetries(spec, card, limit_bytes) {
+  try {
+    return $play(spec, card, new $simulate$ledger.Device(null, limit_bytes)).ledger.num_alloc_retries;
+  } catch (error) {
+    if (error instanceof $simulate$ledger.OutOfMemory) return null;
+    throw error;
+  }
+}
+
+function $play(spec, card, device) {
+  const allocator = new $simulate$allocator.CachingAllocator($allocConf(), device);
+  const run = new $terms$requests.Run(spec, allocator, $hasFlash(card), $workspace(card), $chipOf(card));
+  $model$replayed.play(run, allocator);
+  return {run, ledger: allocator.ledger};
+}
+function $chipOf(card) { return card === null ? new $terms$scratch.Chip() : $model$replayed.chip_of(card); }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
 // that is.
@@ -256,6 +272,7 @@ function predict(spec, config, gpu = null, replays = false) {
     reserved_bytes: $interval(found.reserved_bytes), device_bytes: $interval(found.device_bytes),
     peak_phase: found.peak_phase, peak_place: found.peak_label,
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
+    within: found.within === null ? null : {limit_bytes: found.within.limit_bytes, num_alloc_retries: found.within.num_alloc_retries},
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
   };
   return Object.defineProperty(said, "cell", {value: {spec, config, gpu, replays}}); // for the verdict of another GPU
@@ -275,7 +292,8 @@ function verdict(prediction, gpu) {
     }
   }
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
-  const found = $predict$prediction._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device), spec.num_gpus);
+  const tiers = {peak_allocated_bytes: $bytes(allocated), reserved_bytes: $bytes(reserved), device_bytes: $bytes(device)};
+  const found = $predict$prediction.verdict({...tiers, within: prediction.within, num_gpus: spec.num_gpus}, gpu.card);
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
   return {
     verdict: refusal ? "does not fit" : found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,

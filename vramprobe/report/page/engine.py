@@ -98,7 +98,7 @@ _MODULES: dict[str, set[str] | None] = {
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
         "usable_bytes", "_outside", "basis_of",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
-        "device_tier", "_provenance", "_with_replay", "_times",
+        "device_tier", "_provenance", "_with_replay", "_times", "Within", "_within",
     },
     "terms.rank_tape": None,
     "terms.flat_tape": None,
@@ -164,6 +164,7 @@ _GIVEN = {
     "bisect.bisect_left": "$bisect.bisect_left", "bisect.insort": "$bisect.insort",
     "vramprobe.simulate.allocator_config.parse_alloc_conf": "$allocConf",
     "vramprobe.model.replayed.replayed": "$replayed",
+    "vramprobe.model.replayed.num_alloc_retries": "$numAllocRetries",
     "operator.ge": "((one, other) => one >= other)",
 }  # fmt: skip
 #: The options of a cell that the page offers beside model, batch and length, and where their allowed values stand.

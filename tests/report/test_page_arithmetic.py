@@ -188,6 +188,41 @@ def test_the_page_replays_what_predict_replays_to_the_byte(tmp_path):
     assert num_given_back >= 1
 
 
+@needs_chromium
+def test_the_page_predicts_under_older_libraries_what_predict_does(tmp_path):
+    cells = [
+        {"model": model, "method": method, "batch_size": 1, "seq_len": 1024, **more}
+        for model, method, more in (
+            ("llama-3.1-8b", "lora", {}), ("mistral-7b-v0.3", "qlora", {"gradient_checkpointing": True}),
+            ("mixtral-8x7b", "qlora", {"gradient_checkpointing": True}), ("qwen2.5-0.5b", "full", {}),
+            ("gemma-2-2b", "lora", {}), ("llama-3.2-1b", "qlora", {"dora": True}),
+        )
+    ]  # fmt: skip
+    asked = [cell | {"stack": stack} for cell in cells for stack in engine.STACKS]
+    found = answers(tmp_path, [question(options, gpu="H100-SXM", replays=True) for options in asked])
+    for options, answer in zip(asked, found, strict=True):
+        if options["model"] == "gemma-2-2b" or "dora" in options:
+            with pytest.raises(VramprobeError) as refusal:
+                api.predict(gpu="H100-SXM", engine="formula", **options)
+            assert [one["message"] for one in answer["errors"]] == [str(refusal.value)]
+            continue
+        wanted = api.predict(gpu="H100-SXM", engine="formula", **options)
+        told = said(wanted)
+        assert {name: answer.get(name) for name in told} == told, (options, answer.get("error"))
+        assert answer["command"].startswith("vramprobe predict ")
+        assert answer["command"].endswith(f" --stack {options['stack']}")
+
+
+@needs_chromium
+def test_who_wrote_a_pasted_config_is_no_release_that_was_asked_for(tmp_path):
+    options = {"model": "llama-3.1-8b", "method": "lora", "batch_size": 1, "seq_len": 512}
+    asked = [question(options), question(options)]
+    asked[1]["config"] = asked[1]["config"] | {"transformers_version": "4.43.0"}
+    one, other = answers(tmp_path, asked)
+    assert one == other
+    assert one["peak_allocated_bytes"]
+
+
 def gpu_fit() -> MemoryModel:
     """A fit with coefficients and widths of its own, as records of a card might give it."""
     model = shipped_fits()[0]
@@ -264,7 +299,8 @@ def of_lists(items):
     items = list(items)
     del items[1]
     insort(items, 4)
-    return [bisect_left(items, 4), items, [[key, list(run)] for key, run in groupby(items, lambda one: one > 3)]]
+    runs = [[key, list(run)] for key, run in groupby(items, lambda one: one > 3)]
+    return [bisect_left(items, 4), items, 2 * items, items * 2, runs]
 """
 
 

@@ -142,6 +142,28 @@ def test_the_replay_needs_no_worker(opened: Any) -> None:
     assert " reserved (" in shown == one.text("#where")
 
 
+def test_older_libraries_are_a_choice(opened: Any) -> None:
+    one = opened("#m=mixtral-8x7b&gc=1&g=H100-SXM")
+    cell = {"model": "mixtral-8x7b", "method": "qlora", "batch_size": 1, "seq_len": 2048,
+            "gradient_checkpointing": True}  # fmt: skip
+    today = format_bytes(api.predict(**cell).peak_allocated_bytes.value)
+    assert one.text("#peak") == today
+    assert "--stack transformers-4.57" in one.text("#notes")
+    one.tab.click("#more summary")
+    one.tab.select_option("#stack", "transformers-4.48")
+    assert one.fragment == "#m=mixtral-8x7b&gc=1&st=transformers-4.48&g=H100-SXM"
+    then = api.predict(stack="transformers-4.48", **cell)
+    assert one.text("#peak") == format_bytes(then.peak_allocated_bytes.value) != today
+    judged = verdict(api.predict(stack="transformers-4.48", gpu="H100-SXM", **cell), catalog.find_gpu("H100-SXM"))
+    assert one.text("#verdicts .verdict")[2:] == judged.verdict
+    assert one.text("#command").endswith(" --gradient-checkpointing --stack transformers-4.48")
+    assert one.text("#command").startswith("vramprobe predict --model mixtral-8x7b")
+    assert one.text("#command-hint") == "Predicts the same: to measure it takes those libraries."
+    assert "--stack" not in one.text("#which-command")
+    one.tab.select_option("#model", "gemma-2-2b")
+    assert "has no arithmetic for a gemma2 under transformers 4.48" in one.text("#stack-error")
+
+
 def test_no_gpu_is_a_choice_too(opened: Any) -> None:
     one = opened("#g=")
     assert one.text("#verdicts") == "No GPU is chosen."

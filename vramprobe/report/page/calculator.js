@@ -31,7 +31,6 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "num_layers"];
 const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
-const $NOT_OF_A_CELL = ["num_gpus", "sharding"]; // they are predict's
 const $SHARDING = "fsdp"; // of several GPUs, unless told
 
 function $problems(spec) {
@@ -63,16 +62,27 @@ function $filled(words, model_type) { return Object.fromEntries($entries($spec.w
 
 const $configs = new WeakMap();
 function $configOf(config) {
-  if (!$configs.has(config)) $configs.set(config, $fromJson(config));
+  if (!$configs.has(config)) { // without who wrote it, as catalog/models.py reads it
+    const kept = Object.entries(config).filter(([name]) => !$data.bookkeeping.includes(name));
+    $configs.set(config, $fromJson(Object.fromEntries(kept)));
+  }
   return $configs.get(config);
 }
 
-// A CellSpec, and beside its fields the GPUs that a rank is one of. Throws for a depth that the model has not.
+// A CellSpec, and beside its fields the GPUs that a rank is one of and the libraries that are asked for. Throws for a depth that the model has not.
 function $cell(given, config) {
-  const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, ...words} = given;
+  const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, stack = null, ...words} = given;
   const values = $filled({device: "cuda", ...words, lora_targets: $targets(words.lora_targets)}, config.model_type);
   const whole = $configOf(config), architecture = values.num_layers == null ? whole : $const($catalog$depth.cut_depth(whole, values.num_layers));
-  return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding});
+  return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding, stack});
+}
+
+// As predict/stack.py: the cell under the libraries that are asked for. Throws where its memory is not known there.
+function $stacked(spec) {
+  if (spec.stack === null) return spec;
+  const found = $predict$stack.under_versions(spec, spec.stack, $const($dict(Object.entries($data.stacks[spec.stack]))));
+  found.architecture = $const(found.architecture);
+  return $const(found);
 }
 
 // The option where a reason is told: one without which there are fewer reasons, first if the reason names it; or one
@@ -111,14 +121,19 @@ function resolve(options, config) {
   const errors = $problems(spec);
   if (errors.length) return {spec: null, errors};
   const reasons = $reasons(spec);
-  if (!reasons.length) return {spec, errors: []};
+  try {
+    if (!reasons.length) return {spec: $stacked(spec), errors: []};
+  } catch (error) {
+    if (!(error instanceof $Error)) throw error;
+    return {spec: null, errors: [{option: "stack", message: error.message}]};
+  }
   return {spec: null, errors: reasons.map((message) => ({option: $blamed(message, reasons, given, config), message}))};
 }
 
-// The command that measures the cell, or predicts one rank of several: what differs from what is usual for it.
+// The command that measures the cell, or predicts one rank of several or what other libraries take: what differs from what is usual for it.
 function command(spec) {
-  const {rc, model, architecture, method, batch_size, seq_len, num_gpus, sharding, ...fields} = spec;
-  const verb = num_gpus > 1 ? "predict" : "measure", nothing = new $spec.CellSpec();
+  const {rc, model, architecture, method, batch_size, seq_len, num_gpus, sharding, stack, ...fields} = spec;
+  const verb = num_gpus > 1 || stack ? "predict" : "measure", nothing = new $spec.CellSpec();
   const written = [`vramprobe ${verb} --model ${model} --method ${method} --batch-size ${batch_size} --seq-len ${seq_len}`];
   for (const [name, its] of Object.entries(fields)) {
     const {[name]: _, ...others} = fields;
@@ -128,6 +143,7 @@ function command(spec) {
     written.push(its === true ? flag : `${flag} ${Array.isArray(its) ? its.join(",") : its}`);
   }
   if (num_gpus > 1) written.push(`--sharding ${sharding} --num-gpus ${num_gpus}`);
+  if (stack) written.push(`--stack ${stack}`);
   return written.join(" ");
 }
 
@@ -141,7 +157,7 @@ function $courseOf(spec, has_flash) {
   const arch = $archOf(spec.architecture);
   const sides = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1, grad_accum: spec.grad_accum === 1};
   const branch = [...$items($terms$setup.branch_of(spec, arch))];
-  const alike = {...spec, ...sides, has_flash, model: null, num_gpus: null, sharding: null, architecture: $idOf(spec.architecture)};
+  const alike = {...spec, ...sides, has_flash, model: null, num_gpus: null, sharding: null, stack: null, architecture: $idOf(spec.architecture)};
   const key = JSON.stringify([alike, branch]);
   if (!$courses.has(key)) {
     const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));

@@ -13,9 +13,11 @@ from typing import Any, get_args
 
 import vramprobe
 from vramprobe import catalog, spec
+from vramprobe.catalog.models import BOOKKEEPING_KEYS
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
 from vramprobe.predict.prediction import basis_of
+from vramprobe.predict.stack import versions_of
 from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
 from vramprobe.speed.rates import shipped_speed
@@ -110,6 +112,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.zero_ranks": None,
     "terms.ranks": None,
     "predict.sharding": {"predict_rank", "_some", "_check", "_doubts"},
+    "predict.stack": {"under_versions"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_between", "_bounds",
@@ -174,6 +177,12 @@ CHOICES = {
     "device": spec.Device, "sharding": Sharding,
 }  # fmt: skip
 
+#: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.
+STACKS = (
+    "transformers-4.57", "transformers-4.53", "transformers-4.48", "transformers-4.48,bitsandbytes-0.45",
+    "transformers-4.45,bitsandbytes-0.44", "transformers-4.42,bitsandbytes-0.43.1",
+)  # fmt: skip
+
 
 def javascript() -> str:
     """The script that makes the global ``vramprobe`` from the data of :func:`data`."""
@@ -219,7 +228,9 @@ def data() -> dict[str, Any]:
     return {
         "catalog": [_model(entry) for entry in catalog.list_models()],
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
-        "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()},
+        "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()} | {"stack": list(STACKS)},
+        "stacks": {names: versions_of(names) for names in STACKS},
+        "bookkeeping": list(BOOKKEEPING_KEYS),
         "fits": [_fit(model) for model in memory_model.shipped_fits()],
         "libraries": dict(catalog.pinned_libraries()),
         "speed": shipped_speed().model_dump(mode="json"),

@@ -44,7 +44,7 @@ function $wrong(question) {
 }
 
 // What the command's own options leave open or choose themselves.
-const $CHOSEN_HERE = ["batch_size", "grad_accum", "gradient_checkpointing", "num_gpus", "sharding", "device"];
+const $CHOSEN_HERE = ["batch_size", "grad_accum", "gradient_checkpointing", "num_gpus", "sharding", "device", "stack"];
 
 // Of a question {tokens in millions, deadline in hours, budget, max_gpus, global_batch, terms, every_method}: {errors} or
 // {total, steps}. `steps` is a generator of how many options are done, at the end {answers, options, lacks}; none of its

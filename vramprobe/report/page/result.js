@@ -54,9 +54,10 @@ const result = (() => {
     byId("notes").replaceChildren(...notes.map((note) => element("p", { class: "note" }, element("b", {}, "Note: "), ...words.linked(note))));
     byId("command").replaceChildren(...wrapped(vramprobe.command(spec)));
     byId("copy-command").disabled = false;
-    byId("command-title").textContent = spec.num_gpus > 1 ? "Ask the command line" : "Verify it yourself";
+    const cannot = spec.num_gpus > 1 ? "one GPU of several cannot be measured yet" : spec.stack ? "to measure it takes those libraries" : "";
+    byId("command-title").textContent = cannot ? "Ask the command line" : "Verify it yourself";
     const saved = spec.model === state.PASTED ? " Save the pasted config as config.json first." : "";
-    byId("command-hint").textContent = (spec.num_gpus > 1 ? "Predicts the same: one GPU of several cannot be measured yet."
+    byId("command-hint").textContent = (cannot ? `Predicts the same: ${cannot}.`
       : "Runs this cell on your GPU and shows what was measured.") + saved;
   }
 

@@ -259,6 +259,7 @@ function $sub(left, right) {
   return $isBig(left, right) ? BigInt(left) - BigInt(right) : left - right;
 }
 function $mul(left, right) {
+  if (Array.isArray(right)) return $mul(right, left);
   if (Array.isArray(left)) {
     const made = [];
     for (let count = 0; count < right; count++) made.push(...left);

@@ -265,7 +265,9 @@ function $predicted(spec, gpu, replays = false) {
   const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
     const found = $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
-    return replays && fit !== null ? $predict$prediction._with_replay(found, spec, moments, fit, card) : found;
+    if (!replays || fit === null) return found;
+    const replayed = $predict$prediction._with_replay(found, spec, moments, fit, card);
+    return card === null ? replayed : $predict$prediction.with_retries(replayed, spec, card);
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
     const alone = $predict$prediction.predict_moments(spec, moments, null, false, undefined, notes, 1, null, workspaces);

@@ -100,7 +100,7 @@ _MODULES: dict[str, set[str] | None] = {
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
         "usable_bytes", "_outside", "basis_of",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
-        "device_tier", "_provenance", "_with_replay", "_times", "Within", "_within",
+        "device_tier", "_provenance", "_with_replay", "_times", "Within", "with_retries",
     },
     "terms.rank_tape": None,
     "terms.flat_tape": None,

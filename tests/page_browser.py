@@ -72,11 +72,16 @@ class Opened:
         self.tab.wait_for_selector("html[data-ready]")
 
     def _note(self, url: str) -> None:
-        if not url.startswith(("file:", "data:")):
+        if not url.startswith(("file:", "data:", "blob:")):
             self.problems.append(f"asked for {url}")
 
     def text(self, selector: str) -> str:
+        """Once the calculator's answer by the allocator's replay is there."""
+        self.settle()
         return self.tab.inner_text(selector).strip()
+
+    def settle(self) -> None:
+        self.tab.wait_for_selector("#result[data-replayed]", state="attached")
 
     @property
     def fragment(self) -> str:

@@ -5,6 +5,9 @@ import json
 import random
 import re
 import subprocess
+from bisect import bisect_left, insort
+from importlib import resources
+from itertools import groupby
 from typing import get_args
 
 import pytest
@@ -13,6 +16,7 @@ from page_browser import CHROMIUM, NO_CHROMIUM
 from vramprobe import api, catalog, spec
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
+from vramprobe.predict.prediction import verdict
 from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
 from vramprobe.report.page.translation.calls import BUILTIN_METHODS
@@ -23,16 +27,17 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 NUM_CELLS = 700
+NUM_REPLAYS = 240
 
 #: Runs in the page: each question's answer, or its error.
 ASK = """
-const answers = questions.map(({options, config, gpu, largest}) => {
+const answers = questions.map(({options, config, gpu, largest, replays}) => {
   try {
     const {spec, errors} = vramprobe.resolve(options, config);
     if (errors.length) return {errors};
     const card = vramprobe.gpus.find((one) => one.slug === gpu);
     if (largest) return vramprobe.largest(spec, config, card);
-    const prediction = vramprobe.predict(spec, config, card);
+    const prediction = vramprobe.predict(spec, config, card, replays);
     return {...prediction, verdict: vramprobe.verdict(prediction, card), command: vramprobe.command(spec)};
   } catch (error) { return {error: error.message}; }
 });
@@ -46,14 +51,17 @@ def answers(folder, questions, data=None, ask=ASK):
     def block(kind, name, value):
         return f'<script type="{kind}" id="{name}">{json.dumps(value).replace("<", chr(92) + "u003c")}</script>'
 
-    page = folder / "engine.html"
-    page.write_text(
-        '<!doctype html><meta charset="utf-8"><body></body>'
-        + block("application/json", "engine-data", data or engine.data())
+    return shown(folder, block("application/json", "engine-data", data or engine.data())
         + block("application/json", "questions", questions)
         + f"<script>{engine.javascript()}</script>"
         + f"<script>const questions = JSON.parse(document.getElementById('questions').textContent);{ask}</script>"
-    )
+    )  # fmt: skip
+
+
+def shown(folder, scripts):
+    """The JSON that these scripts leave as the page's text."""
+    page = folder / "engine.html"
+    page.write_text(f'<!doctype html><meta charset="utf-8"><body></body>{scripts}')
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     body = re.search(r"<body>(.*?)</body>", done.stdout, re.DOTALL)
@@ -110,7 +118,7 @@ def said(prediction):
 
 def expected(options, fit=None):
     if fit is None and options.get("device") != "cpu":
-        fit = "none"  # the page has no fit of several cards
+        fit = "none"  # that of several cards is for replays
     try:
         return said(api.predict(engine="formula", fit=fit, gpu="RTX-4090", replays=False, **options))
     except VramprobeError:
@@ -148,6 +156,71 @@ def test_the_page_evaluates_a_fit_of_a_gpu(tmp_path):
             assert wanted["device_bytes"] is not None
             assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
     assert num_reserved >= 20
+
+
+@needs_chromium
+def test_the_page_replays_what_predict_replays_to_the_byte(tmp_path):
+    """Both tiers, their intervals, the verdict and its words on any card, also where its end is near."""
+    rng = random.Random(4)
+    cards = [gpu.short_name for gpu in catalog.list_gpus() if gpu.total_bytes]
+    asked = [(some_options(rng) | {"device": "cuda"}, rng.choice(cards)) for _ in range(NUM_REPLAYS)]
+    near = {"model": "qwen2.5-0.5b", "method": "lora", "batch_size": 1, "gradient_checkpointing": True}
+    asked += [(near | {"seq_len": seq_len}, "L4") for seq_len in range(9600, 10401, 160)]
+    found = answers(tmp_path, [question(options, gpu=gpu, replays=True) for options, gpu in asked])
+    num_replayed = num_given_back = 0
+    for (options, gpu), answer in zip(asked, found, strict=True):
+        try:
+            wanted = api.predict(engine="formula", gpu=gpu, **options)
+        except VramprobeError:
+            assert "error" in answer or answer["errors"], (options, gpu)
+            continue
+        told = said(wanted)
+        assert {name: answer.get(name) for name in told} == told, (options, gpu, answer.get("error"))
+        judged = verdict(wanted, catalog.find_gpu(gpu))
+        kept = {"verdict": judged.verdict, "reason": judged.reason, "usable_bytes": judged.usable_bytes,
+                "needed": judged.needed_bytes.model_dump()}  # fmt: skip
+        assert {name: answer["verdict"][name] for name in kept} == kept, (options, gpu)
+        if wanted.reserved_bytes is not None:
+            num_replayed += 1
+            num_given_back += "gives its cached blocks back" in judged.reason
+            assert any(note.startswith("fitted to emulated runs, which reproduce") for note in answer["notes"])
+    assert num_replayed >= NUM_REPLAYS // 8
+    assert num_given_back >= 1
+
+
+@needs_chromium
+def test_the_page_predicts_under_older_libraries_what_predict_does(tmp_path):
+    cells = [
+        {"model": model, "method": method, "batch_size": 1, "seq_len": 1024, **more}
+        for model, method, more in (
+            ("llama-3.1-8b", "lora", {}), ("mistral-7b-v0.3", "qlora", {"gradient_checkpointing": True}),
+            ("mixtral-8x7b", "qlora", {"gradient_checkpointing": True}), ("qwen2.5-0.5b", "full", {}),
+            ("gemma-2-2b", "lora", {}), ("llama-3.2-1b", "qlora", {"dora": True}),
+        )
+    ]  # fmt: skip
+    asked = [cell | {"stack": stack} for cell in cells for stack in engine.STACKS]
+    found = answers(tmp_path, [question(options, gpu="H100-SXM", replays=True) for options in asked])
+    for options, answer in zip(asked, found, strict=True):
+        if options["model"] == "gemma-2-2b" or "dora" in options:
+            with pytest.raises(VramprobeError) as refusal:
+                api.predict(gpu="H100-SXM", engine="formula", **options)
+            assert [one["message"] for one in answer["errors"]] == [str(refusal.value)]
+            continue
+        wanted = api.predict(gpu="H100-SXM", engine="formula", **options)
+        told = said(wanted)
+        assert {name: answer.get(name) for name in told} == told, (options, answer.get("error"))
+        assert answer["command"].startswith("vramprobe predict ")
+        assert answer["command"].endswith(f" --stack {options['stack']}")
+
+
+@needs_chromium
+def test_who_wrote_a_pasted_config_is_no_release_that_was_asked_for(tmp_path):
+    options = {"model": "llama-3.1-8b", "method": "lora", "batch_size": 1, "seq_len": 512}
+    asked = [question(options), question(options)]
+    asked[1]["config"] = asked[1]["config"] | {"transformers_version": "4.43.0"}
+    one, other = answers(tmp_path, asked)
+    assert one == other
+    assert one["peak_allocated_bytes"]
 
 
 def gpu_fit() -> MemoryModel:
@@ -203,8 +276,61 @@ def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
         assert answer["peak_allocated_bytes"] == expected(options)["peak_allocated_bytes"]  # the command replays
 
 
+OPERATORS = """
+def of_whole_numbers(one, other):
+    return [one & other, one & -512, -one & other, one << 3, one >> 7, ~one, one.bit_length(), -(-one // 512) * 512]
+
+def of_tuples(one):
+    return [one < (8, 0), one <= (8, 0), one > (8, 0), one >= (8, 0), (8, 9) < one, one == (9, 0)]
+
+class Base:
+    number = 1
+
+class Other(Base):
+    def __init__(self):
+        self.number = 2
+
+def of_attributes():
+    one, other = Base(), Other()
+    one.number, other.number = other.number, one.number
+    return [Base().number, Other().number, one.number, other.number]
+
+def of_lists(items):
+    items = list(items)
+    del items[1]
+    insort(items, 4)
+    runs = [[key, list(run)] for key, run in groupby(items, lambda one: one > 3)]
+    return [bisect_left(items, 4), items, 2 * items, items * 2, runs]
+"""
+
+
+@needs_chromium
+def test_operators_on_numbers_tuples_and_lists_are_pythons(tmp_path):
+    """Whole numbers of more than 32 bits too, which JavaScript's own operators cut."""
+    numbers = [0, 1, 511, 512, 2**31 - 1, 2**31, 2**31 + 513, 2**32 + 1, 3 * 2**33 + 777, 2**49 - 1]
+    capabilities = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 0)]
+    known: dict = {"bisect_left": bisect_left, "insort": insort, "groupby": groupby}
+    exec(OPERATORS, known)
+    wanted = [
+        [known["of_whole_numbers"](one, other) for one in numbers for other in numbers],
+        [known["of_tuples"](one) for one in capabilities], known["of_attributes"](), known["of_lists"]([1, 2, 3, 5, 6]),
+    ]  # fmt: skip
+    imports = "from bisect import bisect_left, insort\nfrom itertools import groupby\n"
+    given = {name: value for name, value in engine._GIVEN.items() if name.startswith(("bisect", "itertools"))}
+    folder = resources.files("vramprobe.report.page")
+    runtime = "".join(folder.joinpath(name).read_text() for name in ("runtime.js", "builtins.js"))
+    script = f"""{runtime}{translate([Module("vramprobe.some", imports + OPERATORS)], given)}
+    const numbers = {json.dumps(numbers)}, of = $some;
+    document.body.textContent = JSON.stringify([
+      numbers.flatMap((one) => numbers.map((other) => of.of_whole_numbers(one, other))),
+      {json.dumps(capabilities)}.map((one) => of.of_tuples(one)), of.of_attributes(), of.of_lists([1, 2, 3, 5, 6]),
+    ]);"""
+    assert shown(tmp_path, f"<script>{script}</script>") == wanted
+
+
 def test_python_that_has_no_rule_is_an_error_and_not_another_number():
-    for source in ("def f(x):\n  yield from x", "def f(x):\n  return x @ x", "def f():\n  return unknown"):
+    for source in ("def f(x):\n  yield from x", "def f(x):\n  return x @ x", "def f():\n  return unknown",
+                   "def f(x):\n  return f(*x, one=1)"):  # fmt: skip
         with pytest.raises(TranslationError):
             translate([Module("vramprobe.some", source)], {})
 

@@ -139,7 +139,7 @@ def test_the_form_opens_with_the_defaults_of_the_command_line(opened: Any) -> No
     shown = asked(one.tab, "Object.fromEntries(Object.entries(spec).filter(([name]) => name !== 'rc'))")
     wanted = spec.resolve(model="llama-3.1-8b", method="qlora", device="cuda", batch_size=1, seq_len=2048)
     del shown["architecture"]
-    assert (shown.pop("num_gpus"), shown.pop("sharding")) == (1, None)
+    assert (shown.pop("num_gpus"), shown.pop("sharding"), shown.pop("stack")) == (1, None, None)
     assert shown == wanted.model_dump(mode="json", exclude={"architecture", "num_gpus", "sharding"})
     assert one.text("#command") == "vramprobe measure --model llama-3.1-8b --method qlora --batch-size 1 --seq-len 2048"
 

@@ -40,7 +40,7 @@ def test_flash_splits_keys_where_queries_are_few() -> None:
     assert flash_forward(L40S, 1, 9, 1024, 64) == [147_456, 9_437_184]
     assert flash_forward(RTX_4090, 1, 12, 1024, 64) == [196_608, 12_582_912]
     assert flash_forward(L40S, 1, 32, 2048, 64) == []
-    no_splits = attention_scratch(L40S, 1, 9, 1024, 64, 64, "bf16", has_bias=False, has_dropout=True)
+    no_splits = attention_scratch(L40S, (1, 9, 1024, 64, 64), "bf16", has_bias=False, has_dropout=True)
     assert no_splits.forward == []
 
 

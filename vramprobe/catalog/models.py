@@ -21,7 +21,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _INSTEAD = "Use a slug from `vramprobe models`, or the path of a config.json or of a checkpoint folder"
 
 #: What a config says about its file and not about the architecture; two copies of one model must resolve alike.
-_BOOKKEEPING_KEYS = ("_name_or_path", "_commit_hash", "transformers_version")
+BOOKKEEPING_KEYS = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _usable_config(text: str, where: str, trust_remote_code: bool) -> dict[str, 
         raise SpecError(f"{where} is not valid JSON (line {error.lineno}: {error.msg}); mend or replace it") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise SpecError(f"{where} has no model_type, so it is no transformers config.json; add e.g. model_type: llama")
-    dropped = _BOOKKEEPING_KEYS if trust_remote_code else (*_BOOKKEEPING_KEYS, "auto_map")
+    dropped = BOOKKEEPING_KEYS if trust_remote_code else (*BOOKKEEPING_KEYS, "auto_map")
     return {key: value for key, value in config.items() if key not in dropped}
 
 

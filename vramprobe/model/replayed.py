@@ -77,10 +77,18 @@ def _play(spec: CellSpec, card: _Card, device: Device) -> CachingAllocator:
     has_flash, workspace_bytes, chip = card
     allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""), device)
     run = Run(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
+    play(run, allocator)
+    return allocator
+
+
+def play(run: Run, allocator: CachingAllocator) -> None:
+    """The load and the training steps through the allocator that the run asks, whose peaks are those of the steps.
+
+    Raises OutOfMemory.
+    """
     run.load()
     allocator.empty_cache()
     allocator.ledger.reset_peaks()
     # The first step makes the optimizer's state, and each finds the segments that the one before left.
-    for _ in range(max(2, spec.steps)):
+    for _ in range(max(2, run.spec.steps)):
         run.step()
-    return allocator

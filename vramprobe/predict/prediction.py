@@ -412,7 +412,7 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
             (refusals if factor > FAR and name in LIMIT_NAMES else warnings).append(text)
             doublings += math.log2(factor)
     if model.is_emulated:
-        warnings.append(f"fitted to emulated runs{_basis(model)}")
+        warnings.append(f"fitted to emulated runs{basis_of(model)}")
     unseen, refused = unseen_choices(spec, model)
     for name, text in unseen.items():
         (refusals if refused and name == "method" else warnings).append(text)
@@ -429,7 +429,8 @@ def _outside(spec: CellSpec, model: MemoryModel) -> _Outside:
     return warnings, refusals, doublings, widening
 
 
-def _basis(model: MemoryModel) -> str:
+def basis_of(model: MemoryModel) -> str:
+    """What is known of the runs of an emulated fit, after a comma."""
     return f", {model.basis}" if model.basis else f": {model.device_name} itself was not measured"
 
 

@@ -25,7 +25,12 @@ def on_stack(spec: CellSpec, names: str) -> CellSpec:
     Raises SpecError for another name or a release that was not read, UnsupportedArchitecture for a cell of which that
     release's memory is not known.
     """
-    versions, pinned = _versions(names), pinned_libraries()
+    return under_versions(spec, names, versions_of(names))
+
+
+def under_versions(spec: CellSpec, names: str, versions: dict[str, str]) -> CellSpec:
+    """The same of names that were read: package → version. Raises what :func:`on_stack` raises."""
+    pinned = pinned_libraries()
     found = under(spec, {package: version for package, version in versions.items() if version != pinned[package]})
     older = architecture(found.architecture).habits.computes_in_fp32
     if older and not is_fourth(found):
@@ -40,7 +45,7 @@ def on_stack(spec: CellSpec, names: str) -> CellSpec:
     return found
 
 
-def _versions(names: str) -> dict[str, str]:
+def versions_of(names: str) -> dict[str, str]:
     """Package → version. Raises SpecError."""
     pinned, found = pinned_libraries(), {}
     for name in names.split(","):

@@ -8,6 +8,7 @@ measured: failures have their own table. What was simulated is no measurement an
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
     from vramprobe.report.cells import Cell
     from vramprobe.report.definition import Document
+
+
+#: Published runs beside emulated ones, which a fit of emulated records names.
+REPRODUCED = "benchmarks/reproduce.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +67,12 @@ def build(
         return files_of(profiles_document(profiles, shlex.join(_words(results_path, out_dir))))
     rows = read_claims(Path(claims_path)) if claims_path is not None else []
     command = shlex.join(_words(results_path, out_dir, model, fit_path, claims_path))
-    if several := _of_several_cards(results_path, command, model, rows):
+    if several := _of_several_cards(results_path, out_dir, command, model, rows):
         return several
     material = gather(results_path, out_dir, model, fit_path, claims_path)
     drawn, made, word = drawings(material), documents(material), word_for(material.records[0].instrument)
     made += [profiles_document(profiles, material.command)] if profiles else []
-    files: dict[str, bytes] = {"index.html": _page(made, drawn, rows, material.origin, material.command, word)}
+    files: dict[str, bytes] = {"index.html": _page(made, drawn, rows, material.origin, material.command, word, out_dir)}
     for document in made:
         pictures = [plots.PICTURES[name].about(word) for name in drawn if plots.ON_PAGE[name] == document.name]
         files |= files_of(document.with_pictures(*pictures))
@@ -77,8 +82,9 @@ def build(
 
 
 def _of_several_cards(
-    results_path: str | Path, command: str, model: MemoryModel | None, claim_rows: Sequence[Mapping[str, str]]
-) -> dict[str, bytes]:
+    results_path: str | Path, out_dir: str | Path, command: str, model: MemoryModel | None,
+    claim_rows: Sequence[Mapping[str, str]],
+) -> dict[str, bytes]:  # fmt: skip
     """The pages of emulated records of several cards, which no table or plot of one card can show; else none."""
     from vramprobe.report.cards import are_of_several_cards, card_documents
     from vramprobe.report.columns import provenance
@@ -91,7 +97,7 @@ def _of_several_cards(
     origin = provenance(records)
     made = card_documents(records, model, origin, command)
     files = {name: content for document in made for name, content in files_of(document).items()}
-    return files | {"index.html": _page(made, {}, claim_rows, origin, command, word_for("emulated"))}
+    return files | {"index.html": _page(made, {}, claim_rows, origin, command, word_for("emulated"), out_dir)}
 
 
 def _words(
@@ -106,16 +112,22 @@ def _words(
 
 def _page(
     made: Sequence[Document], drawn: Mapping[str, Mapping[str, bytes]], claim_rows: Sequence[Mapping[str, str]],
-    origin: Sequence[str], command: str, word: str,
+    origin: Sequence[str], command: str, word: str, out_dir: str | Path,
 ) -> bytes:  # fmt: skip
-    """The page with the calculator, all tables and plots."""
+    """The page with the calculator, all tables and plots, as it lies in ``out_dir``."""
     from vramprobe.report.page import engine, gather, page
 
     content = gather.content_of(
         made, drawn, claim_rows, engine=engine.data(), predictor=engine.predictor(), provenance=origin,
-        command=command, word=word,
+        command=command, word=word, links=_links(Path(out_dir).resolve()),
     )  # fmt: skip
     return page(content, engine.javascript()).encode()
+
+
+def _links(folder: Path) -> dict[str, str]:
+    """What the page's texts name of the repository, seen from its folder, where that lies in one."""
+    roots = [root for root in folder.parents if (root / REPRODUCED).is_file()]
+    return {REPRODUCED: Path(os.path.relpath(roots[0] / REPRODUCED, folder)).as_posix()} if roots else {}
 
 
 def gather(

@@ -82,10 +82,10 @@ def fits(ran: ByCard, cards: Sequence[Gpu], model: MemoryModel, where: dict[str,
         about=[
             f"After {_MARK.strip()} it is predicted; without, that cell was run on that emulated card, where it ended "
             "well (fits) or ran out of memory (no). Predicted: fits, where the upper end of the interval leaves room; "
-            "tight, where only the value does, or cached blocks have to go back; no. By arithmetic where that is plain, "
-            "else by the fit to emulated runs, which replays the allocator. Allocated is what tensors take at the highest moment on the "
-            f"largest card. A dash ({UNKNOWN}): the fit refuses to vouch for it. Models that the arithmetic does not "
-            "know, or that have fewer learned positions, have no row.",
+            "tight, where only the value does, or cached blocks have to go back; no. By arithmetic where that is "
+            "plain, else by the fit to emulated runs, which replays the allocator. Allocated is what tensors take at "
+            f"the highest moment on the largest card. A dash ({UNKNOWN}): the fit refuses to vouch for it. Models that "
+            "the arithmetic does not know, or that have fewer learned positions, have no row.",
         ],
         tables=tables, data=Table(title="What fits where", columns=_fits_data(), rows=data), **where,
     )  # fmt: skip

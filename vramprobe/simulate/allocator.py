@@ -78,7 +78,7 @@ class CachingAllocator:
         for name in list(self._awaiting):
             self.complete_free(name)  # synchronize_and_free_events
         for pools in (self._large, self._small):
-            cached = [block for pool in self._by_stream(pools) for _, _, block in pool.free]
+            cached = [block for pool in _by_stream(pools) for _, _, block in pool.free]
             for block in cached:
                 if block.expandable is None and block.prev is None and block.next is None:
                     self._release(block)
@@ -259,7 +259,7 @@ class CachingAllocator:
         now = self._searches[False].count
         whole = [
             block
-            for pool in self._by_stream(self._large)
+            for pool in _by_stream(self._large)
             for _, _, block in pool.free
             if block.prev is None and block.next is None
         ]
@@ -278,7 +278,7 @@ class CachingAllocator:
                 self._release(block)
             whole = [block for block in whole if block not in old]
 
-    @staticmethod
-    def _by_stream(pools: dict[int, Pool]) -> list[Pool]:
-        """Pools as the C++ set holds them: by stream."""
-        return [pools[stream] for stream in sorted(pools)]
+
+def _by_stream(pools: dict[int, Pool]) -> list[Pool]:
+    """Pools as the C++ set holds them: by stream."""
+    return [pools[stream] for stream in sorted(pools)]

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from vramprobe.terms.graph import ITEMSIZE_BYTES, Place, Storage, Value
-from vramprobe.terms.scratch import AttentionScratch, Chip, attention_scratch, sum_of_rows
+from vramprobe.terms.scratch import Asked, AttentionScratch
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
 
 #: Middle layers that are run. The outer three of each end stay as they are, the third stands for all between.
@@ -44,10 +44,10 @@ class _Request(Storage):
 class RecordingTape(Tape):
     """A Tape that writes down what is asked for, and keeps no account of its own."""
 
-    def __init__(self, chip: Chip | None = None) -> None:
-        """``chip``: whose kernels take what is taken for a while; null: that is not known."""
+    def __init__(self, asked: Asked | None = None) -> None:
+        """``asked``: the chip whose kernels take what is taken for a while; null: that is not known."""
         super().__init__()
-        self.chip, self.has_scratch = chip, chip is not None
+        self.asked, self.has_scratch = asked, asked is not None
         self.chunks = [Chunk(self.place)]
         self.thread = "forward"  # autograd's backward runs on one of its own
         self._has_workspace: set[str] = set()
@@ -64,7 +64,7 @@ class RecordingTape(Tape):
 
     def scratch(self, sizes_bytes: Iterable[int]) -> None:
         """Asked for, and given back at once."""
-        if self.chip is None:
+        if self.asked is None:
             return
         taken: list[Value] = []
         for size_bytes in sizes_bytes:
@@ -74,15 +74,15 @@ class RecordingTape(Tape):
                 del taken[next(at for at, one in enumerate(taken) if one.numel == -size_bytes)]
 
     def scratch_of_sum(self, num_rows: int, width: int, itemsize_bytes: int) -> None:
-        if self.chip is not None:
-            self.scratch(sum_of_rows(self.chip, num_rows, width, itemsize_bytes))
+        if self.asked is not None:
+            self.scratch(self.asked.sum_of_rows(num_rows, width, itemsize_bytes))
 
     def scratch_of_attention(
         self, sizes: tuple[int, int, int, int, int], dtype: str, has_bias: bool, has_dropout: bool
     ) -> AttentionScratch | None:
-        if self.chip is None:
+        if self.asked is None:
             return None
-        return attention_scratch(self.chip, *sizes, dtype, has_bias=has_bias, has_dropout=has_dropout)
+        return self.asked.attention(sizes, dtype, has_bias, has_dropout)
 
     def multiplied(self) -> None:
         """cuBLAS's workspace, for a thread that has none."""

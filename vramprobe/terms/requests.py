@@ -19,7 +19,7 @@ from vramprobe.terms.loading import Allocator, load
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
-from vramprobe.terms.scratch import Chip
+from vramprobe.terms.scratch import Asked, Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
 
@@ -49,7 +49,8 @@ class Run:
         self.arch = arch = architecture(spec.architecture)
         tensors = parameters.tensors(spec, arch)
         setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=_Given(spec.batch_size, spec.seq_len))
-        self._setup, self._workspace_bytes, self._chip = setup, workspace_bytes, chip
+        self._setup, self._workspace_bytes = setup, workspace_bytes
+        self.asked = None if chip is None else Asked(chip)  # chips that are alike in this ask for the same in all
         self._tensors = list(_in_order(Model(Tape(), setup, range(arch.num_layers)), tensors))
         self._num_steps = 0
 
@@ -83,7 +84,7 @@ class Run:
 
     def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
         """A step of a model of these layers; the last chunk is what follows the optimizer."""
-        tape = RecordingTape(self._chip)
+        tape = RecordingTape(self.asked)
         model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
@@ -99,15 +100,15 @@ class Run:
 
     def _play(self, happened: Sequence[int], number: int) -> None:
         """Ask for what a log says, from its request ``number`` on; a thread's workspace in the first step alone."""
-        allocate, free = self.allocator.allocate, self.allocator.free
+        allocator = self.allocator
         for event in happened:
             if event > 0:
-                allocate(number, event)
+                allocator.allocate(number, event)
                 number += 1
             elif event < 0:
-                free(~event)
+                allocator.free(~event)
             elif self._num_steps == 1:
-                allocate(("workspace", number), self._workspace_bytes)
+                allocator.allocate(("workspace", number), self._workspace_bytes)
 
     def _optimize(self) -> None:
         """The state, made in the first step, and what a step takes for a moment."""
@@ -128,10 +129,13 @@ def _in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Te
     for group in ([one for one in tensors if one.role != "adapter"], [one for one in tensors if one.role == "adapter"]):
         of_layers = [tensor for tensor in group if tensor.per_layer]
         first = next((at for at, tensor in enumerate(group) if tensor.per_layer), len(group))
-        yield from ((tensor.name, tensor) for tensor in group[:first] if not tensor.per_layer)
+        for tensor in group[:first]:
+            yield tensor.name, tensor
         for layer in model.layers if of_layers else ():
             model.layer = layer
             for tensor in of_layers:
                 if model.has(tensor.name):
                     yield tensor.name.replace("{layer}", str(layer)), tensor
-        yield from ((tensor.name, tensor) for tensor in group[first:] if not tensor.per_layer)
+        for tensor in group[first:]:
+            if not tensor.per_layer:
+                yield tensor.name, tensor

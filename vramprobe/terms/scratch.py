@@ -11,6 +11,7 @@ import math
 from typing import Literal, NamedTuple
 
 Fused = Literal["cudnn", "flash", "efficient"]
+_Sizes = tuple[int, int, int, int, int]  # batch, heads, length, of a head, of its value
 
 #: Threads that one multiprocessor holds, where not 2048 (CUDA C++ Programming Guide, Technical Specifications).
 _THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
@@ -60,17 +61,46 @@ class AttentionScratch(NamedTuple):
         return self.kernel == "flash"
 
 
-def attention_scratch(
-    chip: Chip, batch_size: int, num_heads: int, seq_len: int, head_size: int, value_size: int, dtype: str, *,
-    has_bias: bool, has_dropout: bool,
-) -> AttentionScratch:  # fmt: skip
+class Asked:
+    """What a chip's kernels take, as far as it was asked: other chips may have the same answers."""
+
+    def __init__(self, chip: Chip) -> None:
+        self.chip = chip
+        self._sums: dict[tuple[int, int, int], list[int]] = {}
+        self._attentions: dict[tuple[_Sizes, str, bool, bool], AttentionScratch] = {}
+
+    def sum_of_rows(self, num_rows: int, width: int, itemsize_bytes: int) -> list[int]:
+        """Of a matrix's sum over its rows."""
+        key = num_rows, width, itemsize_bytes
+        if key not in self._sums:
+            self._sums[key] = sum_of_rows(self.chip, *key)
+        return self._sums[key]
+
+    def attention(self, sizes: _Sizes, dtype: str, has_bias: bool, has_dropout: bool) -> AttentionScratch:
+        """Of a fused attention."""
+        key = sizes, dtype, has_bias, has_dropout
+        if key not in self._attentions:
+            self._attentions[key] = attention_scratch(
+                self.chip, sizes, dtype, has_bias=has_bias, has_dropout=has_dropout
+            )
+        return self._attentions[key]
+
+    def is_alike(self, chip: Chip) -> bool:
+        """Whether this chip's kernels take the same of all that was asked."""
+        return all(sum_of_rows(chip, *key) == taken for key, taken in self._sums.items()) and all(
+            attention_scratch(chip, sizes, dtype, has_bias=has_bias, has_dropout=has_dropout) == taken
+            for (sizes, dtype, has_bias, has_dropout), taken in self._attentions.items()
+        )
+
+
+def attention_scratch(chip: Chip, sizes: _Sizes, dtype: str, *, has_bias: bool, has_dropout: bool) -> AttentionScratch:
     """What the fused attention takes that runs on this chip."""
-    kernel = fused_kernel(chip, head_size, value_size, dtype, has_bias=has_bias)
-    sizes = batch_size, num_heads, seq_len, head_size
+    batch_size, num_heads, seq_len, head_size, value_size = sizes
+    kernel, query = fused_kernel(chip, head_size, value_size, dtype, has_bias=has_bias), sizes[:4]
     if kernel == "cudnn":
-        return AttentionScratch(kernel, [], cudnn_backward(*sizes))
+        return AttentionScratch(kernel, [], cudnn_backward(*query))
     if kernel == "flash":
-        return AttentionScratch(kernel, [] if has_dropout else flash_forward(chip, *sizes), flash_backward(*sizes))
+        return AttentionScratch(kernel, [] if has_dropout else flash_forward(chip, *query), flash_backward(*query))
     rows = batch_size * num_heads
     forward = efficient_forward(rows * seq_len, head_size, value_size, dtype)
     return AttentionScratch(kernel, forward, efficient_backward(chip, rows, seq_len, head_size, value_size, dtype))

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from string import Template
@@ -25,7 +25,7 @@ MAX_BYTES = 3_000_000
 #: In the order in which they need each other.
 _SCRIPTS = (
     "words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js",
-    "changes.js", "tradeoff.js", "which.js", "page.js",
+    "changes.js", "tradeoff.js", "which.js", "replay.js", "page.js",
 )  # fmt: skip
 
 
@@ -46,6 +46,7 @@ class Content:
 
     ``predictor`` says what the calculator's numbers rest on (a fit, or arithmetic alone, and versions); ``provenance``
     where those of the records come from, a line each, and ``word`` what they are called; ``command`` rebuilds the page.
+    ``links``: names of files that texts have, and where they are from the page.
     """
 
     engine: Mapping[str, Any]
@@ -55,6 +56,7 @@ class Content:
     provenance: Sequence[str]
     command: str
     word: str = "measured"
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 def page(content: Content, engine_script: str) -> str:
@@ -70,8 +72,8 @@ def page(content: Content, engine_script: str) -> str:
         engine_script=engine,
         script=script,
         policy=_policy([engine, script], style),
-        engine_data=json_for_html(content.engine),
-        predictor=escape(content.predictor),
+        engine_data=json_for_html({**content.engine, "links": dict(content.links)}),
+        predictor=_linked(escape(content.predictor), content.links),
         word=escape(content.word.capitalize()),
         chapters="\n".join(chapter_html(one, number) for number, one in enumerate(content.chapters, start=1)),
         contents="".join(
@@ -101,11 +103,18 @@ def _part(name: str) -> str:
     return resources.files("vramprobe.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
+def _linked(text: str, links: Mapping[str, str]) -> str:
+    """Escaped text with the files that it names as links."""
+    for name, href in links.items():
+        text = text.replace(escape(name), f'<a href="{escape(href)}">{escape(name)}</a>')
+    return text
+
+
 def _policy(scripts: Sequence[str], style: str) -> str:
     """Nothing but the page's own scripts, style and pictures; no connection, no form, no frame."""
     digests = " ".join(f"'{_digest(script)}'" for script in scripts)
     return (
-        f"default-src 'none'; script-src {digests}; style-src '{_digest(style)}'; img-src data:; "
+        f"default-src 'none'; script-src {digests}; style-src '{_digest(style)}'; img-src data:; worker-src blob:; "
         "base-uri 'none'; form-action 'none'"
     )
 

@@ -35,9 +35,10 @@ const $py = {
   max: $best((one, other) => $less(other, one)),
   min: $best($less),
   next: $eager((source, otherwise) => { for (const one of $items(source)) return one; return otherwise; }),
-  range: function* (first, last, step = 1) {
-    const [start, stop] = last === undefined ? [0, first] : [first, last];
-    for (let at = start; step > 0 ? at < stop : at > stop; at += step) yield at;
+  range: (first, last, step = 1) => { // an array, which may be gone through more than once
+    const [start, stop] = last === undefined ? [0, first] : [first, last], made = [];
+    for (let at = start; step > 0 ? at < stop : at > stop; at += step) made.push(at);
+    return made;
   },
   repr: (it) => typeof it === "string" ? `'${it}'` : $py.str(it),
   reversed: (source) => [...source].reverse(),
@@ -119,6 +120,7 @@ function $counter(items) { // collections.Counter: how often each occurs
 
 const $math = {
   floor: Math.floor, log2: Math.log2,
+  gcd: (one, other) => { while (other) [one, other] = [other, one % other]; return one; },
   prod: $eager((source) => { let product = 1; for (const one of $items(source)) product = $mul(product, one); return product; }),
 };
 
@@ -152,3 +154,23 @@ const $sizes = {
   open_sizes: (batch_size, seq_len, digit_bits) => new $OpenSizes(batch_size, seq_len, digit_bits),
   monomials: (b, s) => [1, b, s, b * s, s * s, b * s * s],
 };
+
+// bisect: where something belongs in a list that is in order, before all that are not less.
+const $bisect = {
+  bisect_left: (list, one) => {
+    let low = 0, high = list.length;
+    while (low < high) { const middle = (low + high) >>> 1; if ($less(list[middle], one)) low = middle + 1; else high = middle; }
+    return low;
+  },
+  insort: (list, one) => { list.splice($bisect.bisect_left(list, one), 0, $keep(one)); }, // no two of these are equal
+};
+function* $groupby(source, key) { // itertools.groupby: [key, items] of each run
+  let run = null;
+  for (const one of $items(source)) {
+    const its = key(one);
+    if (run !== null && $equal(run[0], its)) { run[1].push(one); continue; }
+    if (run !== null) yield [run[0], $list(run[1])];
+    run = [its, [one]];
+  }
+  if (run !== null) yield [run[0], $list(run[1])];
+}

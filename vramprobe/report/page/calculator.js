@@ -3,7 +3,7 @@
 // Everything is counted, and every default filled, by the translated modules ($spec, $terms, $predict$prediction …); here
 // are only plain objects in and out. Sizes are bytes.
 
-const $data = JSON.parse(document.getElementById("engine-data").textContent);
+const $data = globalThis.engineData ?? JSON.parse(document.getElementById("engine-data").textContent); // a worker has no document
 
 function $fromJson(it) { // dicts and tuples as the translated modules know them
   if (Array.isArray(it)) return $const($list(it.map($fromJson)));
@@ -31,7 +31,6 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "num_layers"];
 const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
-const $NOT_OF_A_CELL = ["num_gpus", "sharding"]; // they are predict's
 const $SHARDING = "fsdp"; // of several GPUs, unless told
 
 function $problems(spec) {
@@ -63,16 +62,27 @@ function $filled(words, model_type) { return Object.fromEntries($entries($spec.w
 
 const $configs = new WeakMap();
 function $configOf(config) {
-  if (!$configs.has(config)) $configs.set(config, $fromJson(config));
+  if (!$configs.has(config)) { // without who wrote it, as catalog/models.py reads it
+    const kept = Object.entries(config).filter(([name]) => !$data.bookkeeping.includes(name));
+    $configs.set(config, $fromJson(Object.fromEntries(kept)));
+  }
   return $configs.get(config);
 }
 
-// A CellSpec, and beside its fields the GPUs that a rank is one of. Throws for a depth that the model has not.
+// A CellSpec, and beside its fields the GPUs that a rank is one of and the libraries that are asked for. Throws for a depth that the model has not.
 function $cell(given, config) {
-  const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, ...words} = given;
+  const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, stack = null, ...words} = given;
   const values = $filled({device: "cuda", ...words, lora_targets: $targets(words.lora_targets)}, config.model_type);
   const whole = $configOf(config), architecture = values.num_layers == null ? whole : $const($catalog$depth.cut_depth(whole, values.num_layers));
-  return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding});
+  return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding, stack});
+}
+
+// As predict/stack.py: the cell under the libraries that are asked for. Throws where its memory is not known there.
+function $stacked(spec) {
+  if (spec.stack === null) return spec;
+  const found = $predict$stack.under_versions(spec, spec.stack, $const($dict(Object.entries($data.stacks[spec.stack]))));
+  found.architecture = $const(found.architecture);
+  return $const(found);
 }
 
 // The option where a reason is told: one without which there are fewer reasons, first if the reason names it; or one
@@ -111,14 +121,19 @@ function resolve(options, config) {
   const errors = $problems(spec);
   if (errors.length) return {spec: null, errors};
   const reasons = $reasons(spec);
-  if (!reasons.length) return {spec, errors: []};
+  try {
+    if (!reasons.length) return {spec: $stacked(spec), errors: []};
+  } catch (error) {
+    if (!(error instanceof $Error)) throw error;
+    return {spec: null, errors: [{option: "stack", message: error.message}]};
+  }
   return {spec: null, errors: reasons.map((message) => ({option: $blamed(message, reasons, given, config), message}))};
 }
 
-// The command that measures the cell, or predicts one rank of several: what differs from what is usual for it.
+// The command that measures the cell, or predicts one rank of several or what other libraries take: what differs from what is usual for it.
 function command(spec) {
-  const {rc, model, architecture, method, batch_size, seq_len, num_gpus, sharding, ...fields} = spec;
-  const verb = num_gpus > 1 ? "predict" : "measure", nothing = new $spec.CellSpec();
+  const {rc, model, architecture, method, batch_size, seq_len, num_gpus, sharding, stack, ...fields} = spec;
+  const verb = num_gpus > 1 || stack ? "predict" : "measure", nothing = new $spec.CellSpec();
   const written = [`vramprobe ${verb} --model ${model} --method ${method} --batch-size ${batch_size} --seq-len ${seq_len}`];
   for (const [name, its] of Object.entries(fields)) {
     const {[name]: _, ...others} = fields;
@@ -128,6 +143,7 @@ function command(spec) {
     written.push(its === true ? flag : `${flag} ${Array.isArray(its) ? its.join(",") : its}`);
   }
   if (num_gpus > 1) written.push(`--sharding ${sharding} --num-gpus ${num_gpus}`);
+  if (stack) written.push(`--stack ${stack}`);
   return written.join(" ");
 }
 
@@ -141,7 +157,7 @@ function $courseOf(spec, has_flash) {
   const arch = $archOf(spec.architecture);
   const sides = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1, grad_accum: spec.grad_accum === 1};
   const branch = [...$items($terms$setup.branch_of(spec, arch))];
-  const alike = {...spec, ...sides, has_flash, model: null, num_gpus: null, sharding: null, architecture: $idOf(spec.architecture)};
+  const alike = {...spec, ...sides, has_flash, model: null, num_gpus: null, sharding: null, stack: null, architecture: $idOf(spec.architecture)};
   const key = JSON.stringify([alike, branch]);
   if (!$courses.has(key)) {
     const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
@@ -186,28 +202,72 @@ function $moments(spec, has_flash = true) {
     new $terms.Moment(phase, place, $const($terms._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));
 }
 
-// The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else that of several of NVIDIA's
-// cards; none of a rank.
-function $fitOf(spec, gpu, of_one_card = false) {
+// The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else, for a replay, that of several
+// of NVIDIA's cards; none of a rank.
+function $fitOf(spec, gpu, replays = false) {
   if (spec.num_gpus > 1) return null;
   const fits = $fits.filter((one) => one.model.device === spec.device);
   const own = spec.device === "cpu" ? fits[0] : gpu && fits.find((one) => one.gpu === gpu.slug);
   const several = () => fits.find((one) => one.model.cards.length > 1 && (gpu?.is_nvidia ?? true));
-  return (own ?? (of_one_card ? null : several()))?.model ?? null;
+  return (own ?? (replays ? several() : null))?.model ?? null;
 }
 function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
 function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $model$memory_model.BLAS_WORKSPACE_BYTES; }
-function hasFit(spec, gpu) { return $fitOf(spec, gpu, true) !== null; }
+function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
+// Whether a prediction of the cell is by the allocator's replay where it may take its time.
+function canReplay(spec, gpu) {
+  const fit = spec.device === "cuda" ? $fitOf(spec, gpu, true) : null;
+  return Boolean(fit?.allocated_over_replayed && fit.reserved_over_replayed);
+}
 
-// As api.predict: with the fit that ships for the device, or by arithmetic alone.
-function $predicted(spec, gpu, of_one_card = false) {
+// As model/replayed.py: the peaks of a cell's requests through the caching allocator. Cards whose kernels ask for the same
+// have the same, so that a cell is played once for several.
+const $played = new Map();
+function $allocConf() { return new $simulate$allocator_config.AllocatorConfig(); } // the page asks for no other
+function $replayed(spec, card) {
+  const chip = $chipOf(card);
+  const key = JSON.stringify([{...spec, model: null, architecture: $idOf(spec.architecture)}, $hasFlash(card), $workspace(card)]);
+  if ($played.size >= 256 && !$played.has(key)) $played.clear();
+  if (!$played.has(key)) $played.set(key, []);
+  let same = $played.get(key).find(({asked}) => (asked === null || chip === null ? asked === chip : asked.is_alike(chip)));
+  if (same === undefined) {
+    const {run, ledger} = $play(spec, card, new $simulate$ledger.Device());
+    same = {asked: run.asked, peaks: $const(new $model$replayed.Replayed(ledger.allocated_peak, ledger.reserved_peak))};
+    $played.get(key).push(same);
+  }
+  return same.peaks;
+}
+
+function $numAllocRetries(spec, card, limit_bytes) {
+  try {
+    return $play(spec, card, new $simulate$ledger.Device(null, limit_bytes)).ledger.num_alloc_retries;
+  } catch (error) {
+    if (error instanceof $simulate$ledger.OutOfMemory) return null;
+    throw error;
+  }
+}
+
+function $play(spec, card, device) {
+  const allocator = new $simulate$allocator.CachingAllocator($allocConf(), device);
+  const run = new $terms$requests.Run(spec, allocator, $hasFlash(card), $workspace(card), $chipOf(card));
+  $model$replayed.play(run, allocator);
+  return {run, ledger: allocator.ledger};
+}
+function $chipOf(card) { return card === null ? new $terms$scratch.Chip() : $model$replayed.chip_of(card); }
+
+// As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
+// that is.
+function $predicted(spec, gpu, replays = false) {
   const card = gpu?.card ?? null;
   if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
-  const fit = $fitOf(spec, gpu, of_one_card), moments = $moments(spec, $hasFlash(gpu));
+  const fit = $fitOf(spec, gpu, replays), moments = $moments(spec, $hasFlash(gpu));
   const workspaces = $model$memory_model.workspaces_bytes(spec, card);
   const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
   try {
-    return $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
+    const found = $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
+    if (!replays || fit === null) return found;
+    const replayed = $predict$prediction._with_replay(found, spec, moments, fit, card);
+    return card === null ? replayed : $predict$prediction.with_retries(replayed, spec, card);
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
     const alone = $predict$prediction.predict_moments(spec, moments, null, false, undefined, notes, 1, null, workspaces);
@@ -221,33 +281,37 @@ function $interval(it) { return it === null ? null : {value: it.value, low: it.l
 function $bytes(it) { return it && new $predict$prediction.Interval(it.value, it.low, it.high); }
 
 // Bytes of each tier (null where no fit knows it), of each term at the peak, where the peak is, and what to know of it.
-// With a fit of one GPU, that fit counts for this GPU alone; and with attention's kernels of this one.
-function predict(spec, config, gpu = null) {
-  const found = $predicted(spec, gpu);
+// With a fit of one GPU, that fit counts for this GPU alone; and with attention's kernels of this one. `replays`: by the
+// allocator's replay where canReplay, which takes tenths of a second.
+function predict(spec, config, gpu = null, replays = false) {
+  const found = $predicted(spec, gpu, replays);
   const said = {
     cell_id: found.cell_id, peak_allocated_bytes: $interval(found.peak_allocated_bytes),
     reserved_bytes: $interval(found.reserved_bytes), device_bytes: $interval(found.device_bytes),
     peak_phase: found.peak_phase, peak_place: found.peak_label,
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
+    within: found.within === null ? null : {limit_bytes: found.within.limit_bytes, num_alloc_retries: found.within.num_alloc_retries},
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
   };
-  return Object.defineProperty(said, "cell", {value: {spec, config, fit: $fitOf(spec, gpu), has_flash: $hasFlash(gpu), workspace: $workspace(gpu)}}); // for the verdict of another GPU
+  return Object.defineProperty(said, "cell", {value: {spec, config, gpu, replays}}); // for the verdict of another GPU
 }
 
 // Whether the cell fits: {verdict, tier, needed, usable_bytes, reason}. Throws where the GPU's memory is not known.
 function verdict(prediction, gpu) {
-  const {spec, config, fit, has_flash, workspace} = prediction.cell;
+  const {spec, config, gpu: other, replays} = prediction.cell;
   let refusal = null; // where the cell cannot run on this GPU at all
-  if ($fitOf(spec, gpu) !== fit || $hasFlash(gpu) !== has_flash || $workspace(gpu) !== workspace) {
+  const isAlike = $fitOf(spec, gpu) === $fitOf(spec, other) && $hasFlash(gpu) === $hasFlash(other) && $workspace(gpu) === $workspace(other);
+  if (replays ? gpu !== other : !isAlike) {
     try {
-      prediction = predict(spec, config, gpu);
+      prediction = predict(spec, config, gpu, replays);
     } catch (error) {
       if (!(error instanceof $Error)) throw error;
       refusal = error.message;
     }
   }
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
-  const found = $predict$prediction._judged(gpu.card, $bytes(allocated), $bytes(reserved), $bytes(device), spec.num_gpus);
+  const tiers = {peak_allocated_bytes: $bytes(allocated), reserved_bytes: $bytes(reserved), device_bytes: $bytes(device)};
+  const found = $predict$prediction.verdict({...tiers, within: prediction.within, num_gpus: spec.num_gpus}, gpu.card);
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
   return {
     verdict: refusal ? "does not fit" : found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,
@@ -257,9 +321,9 @@ function verdict(prediction, gpu) {
 
 // The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does.
 function largest(spec, config, gpu) {
-  const fit = $fitOf(spec, gpu, true);
+  const fit = $fitOf(spec, gpu);
   const judge = (one) => {
-    const prediction = $predicted(one, gpu, true);
+    const prediction = $predicted(one, gpu);
     return new $predict$largest.Judged(prediction, $predict$prediction.verdict(prediction, gpu.card), null);
   };
   const count = (question) => {
@@ -279,8 +343,8 @@ function candidates(spec) {
     Object.fromEntries($entries(change).map(([name, value]) => [name, value === false ? null : value])));
 }
 
-window.vramprobe = {
-  catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, resolve, predict, verdict, largest, command,
-  candidates, leastShare: $predict$changes.LEAST_SHARE,
+globalThis.vramprobe = {
+  catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, canReplay, resolve, predict, verdict, largest, command,
+  candidates, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
   formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

@@ -29,6 +29,7 @@ const cards = (() => {
   /** Verdicts at once; then the largest counts, the chosen cards first, each handed to `onLargest(slug, found)`. */
   function show({ spec, config, prediction }, chosen, onLargest) {
     running += 1;
+    delete table.dataset.judged;
     for (const gpu of vramprobe.gpus) verdictOf(gpu, prediction);
     tables.again(table);
     if (!prediction) return;
@@ -45,12 +46,26 @@ const cards = (() => {
       write(cells.share, "–");
       return;
     }
-    const verdict = vramprobe.verdict(prediction, gpu);
+    writeVerdict(cells, vramprobe.verdict(prediction, gpu));
+  }
+
+  function writeVerdict(cells, verdict) {
     const order = ["fits", "tight", "does not fit"].indexOf(verdict.verdict);
     cells.verdict.replaceChildren(result.badge(verdict.verdict));
     cells.verdict.dataset.sort = String(order);
     const share = (100 * verdict.needed.value) / verdict.usable_bytes;
     write(cells.share, share.toFixed(0), share);
+  }
+
+  /** The verdict by the replay, once it is there. */
+  function judge(slug, verdict) {
+    writeVerdict(rows.get(slug), verdict);
+  }
+
+  /** All verdicts are as they stay. */
+  function end() {
+    tables.again(table);
+    table.dataset.judged = String(running);
   }
 
   function search(queue, job) {
@@ -91,5 +106,5 @@ const cards = (() => {
     else cell.dataset.sort = String(sort);
   }
 
-  return { build, show };
+  return { build, show, judge, end };
 })();

@@ -53,7 +53,7 @@ const changes = (() => {
     byId("changes-on").hidden = !aim;
     if (!prediction) return;
     const now = { needed: chart.needed(onCard(answer, aim?.gpu)).value, fits: aim?.verdict.verdict === "fits" };
-    const job = { config, options, now, take, gpu: aim?.gpu ?? null, number: running, found: [], queue: vramprobe.candidates(spec) };
+    const job = { spec, config, options, now, take, gpu: aim?.gpu ?? null, number: running, found: [], queue: vramprobe.candidates(spec) };
     setTimeout(work, PAUSE_MS, job);
   }
 
@@ -108,9 +108,10 @@ const changes = (() => {
     const found = job.found.sort((one, other) => one.needed - other.needed);
     const rows = [...(sum && Object.keys(sum.change).length > 1 ? [sum] : []), ...found];
     byId("changes").replaceChildren(...rows.map((one) => row(one, job)));
+    const how = vramprobe.canReplay(job.spec, gpu) ? "By arithmetic alone. " : ""; // the replay is too slow for dozens of answers
     const enough = rows.some(fits) ? "" : " None of them is enough.";
-    byId("changes-basis").textContent = !rows.length ? "Nothing that was tried saves more."
-      : gpu ? `${now.fits ? "It fits as it is." : "Each line by itself; a click takes it over."}${now.fits ? "" : enough}` : "Each line by itself; a click takes it over.";
+    byId("changes-basis").textContent = how + (!rows.length ? "Nothing that was tried saves more."
+      : gpu ? `${now.fits ? "It fits as it is." : "Each line by itself; a click takes it over."}${now.fits ? "" : enough}` : "Each line by itself; a click takes it over.");
     byId("changes").dataset.done = String(job.number);
   }
 

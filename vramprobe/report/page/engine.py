@@ -13,8 +13,11 @@ from typing import Any, get_args
 
 import vramprobe
 from vramprobe import catalog, spec
+from vramprobe.catalog.models import BOOKKEEPING_KEYS
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
+from vramprobe.predict.prediction import basis_of
+from vramprobe.predict.stack import versions_of
 from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
 from vramprobe.speed.rates import shipped_speed
@@ -68,19 +71,36 @@ _MODULES: dict[str, set[str] | None] = {
         "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
     "terms.versions": None,
+    "terms.scratch": None,
+    "terms.loading": {"load", "_BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
+                      "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes"},
+    "terms.request_log": {
+        "SAMPLED", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike", "_Inner",
+        "unrolled", "_source", "_start", "_require_alike", "_spread", "events",
+    },
+    "terms.requests": None,
+    "simulate.ledger": {"_TOP_ADDRESS", "Device", "Usage", "SegmentEvent", "OutOfMemory", "Ledger"},
+    "simulate.allocator_config": {
+        "MIN_BLOCK", "SMALL_SIZE", "SMALL_BUFFER", "MIN_LARGE_ALLOC", "ROUND_LARGE", "LARGE_SEGMENT", "_INTERVALS",
+        "AllocatorConfig",
+    },
+    "simulate.blocks": None,
+    "simulate.expandable": None,
+    "simulate.allocator": None,
     "model.memory_model": {
         "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "BLAS_WORKSPACE_BYTES",
         "constant_name", "half_width", "noise_share", "peak_moment", "unsure_share", "workspaces_bytes",
         "with_workspaces",
     },
+    "model.replayed": {"Replayed", "chip_of", "play"},
     "predict.prediction": {
         "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
         "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
         "Interval", "FitProvenance",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
-        "usable_bytes", "_outside", "_basis",
+        "usable_bytes", "_outside", "basis_of",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
-        "device_tier", "_provenance",
+        "device_tier", "_provenance", "_with_replay", "_times", "Within", "with_retries",
     },
     "terms.rank_tape": None,
     "terms.flat_tape": None,
@@ -92,6 +112,7 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.zero_ranks": None,
     "terms.ranks": None,
     "predict.sharding": {"predict_rank", "_some", "_check", "_doubts"},
+    "predict.stack": {"under_versions"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_between", "_bounds",
@@ -116,6 +137,11 @@ _UNWANTED = {
     ),
     "recommend.prices": frozenset({"is_old"}),
 }
+#: Modules that never hold a value of a tape, but names and sizes.
+_WITHOUT_VALUES = frozenset({
+    "terms.scratch", "terms.loading", "simulate.ledger", "simulate.allocator_config", "simulate.blocks",
+    "simulate.expandable", "simulate.allocator",
+})  # fmt: skip
 #: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
     "vramprobe.errors.VramprobeError": "$Error",
@@ -124,6 +150,7 @@ _GIVEN = {
     "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
     "vramprobe.terms.sizes.monomials": "$sizes.monomials",
     "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor",
+    "math.ceil": "Math.ceil", "math.gcd": "$math.gcd",
     "math.sqrt": "Math.sqrt", "math.hypot": "Math.hypot", "math.exp": "Math.exp",
     "typing.get_args": "(($values) => $values)",
     "vramprobe.architecture.architecture": "$archOf",
@@ -136,6 +163,11 @@ _GIVEN = {
     "vramprobe.speed.rates.shipped_speed": "$shippedSpeed",
     "dataclasses.replace": "$replace",
     "collections.Counter": "$counter",
+    "itertools.groupby": "$groupby",
+    "bisect.bisect_left": "$bisect.bisect_left", "bisect.insort": "$bisect.insort",
+    "vramprobe.simulate.allocator_config.parse_alloc_conf": "$allocConf",
+    "vramprobe.model.replayed.replayed": "$replayed",
+    "vramprobe.model.replayed.num_alloc_retries": "$numAllocRetries",
     "operator.ge": "((one, other) => one >= other)",
 }  # fmt: skip
 #: The options of a cell that the page offers beside model, batch and length, and where their allowed values stand.
@@ -144,6 +176,12 @@ CHOICES = {
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
     "device": spec.Device, "sharding": Sharding,
 }  # fmt: skip
+
+#: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.
+STACKS = (
+    "transformers-4.57", "transformers-4.53", "transformers-4.48", "transformers-4.48,bitsandbytes-0.45",
+    "transformers-4.45,bitsandbytes-0.44", "transformers-4.42,bitsandbytes-0.43.1",
+)  # fmt: skip
 
 
 def javascript() -> str:
@@ -155,6 +193,7 @@ def javascript() -> str:
             _source(name),
             None if wanted is None else frozenset(wanted),
             _UNWANTED.get(name, frozenset()),
+            counts=name not in _WITHOUT_VALUES,
         )
         for name, wanted in _MODULES.items()
     ]
@@ -170,15 +209,18 @@ def javascript() -> str:
 
 def predictor() -> str:
     """What the page's predictions rest on, in a few words."""
-    fits = [model for model in _fits() if model.device == "cuda"]
+    fits = [model for model in memory_model.shipped_fits() if model.device == "cuda"]
     version = f"vramprobe {vramprobe.__version__}"
     if not fits:
         return f"arithmetic of {version} alone; no GPU has been measured yet"
-    cards = ", ".join(sorted(
-        f"{'emulated ' if model.is_emulated else ''}{model.device_name} ({model.num_records} records)" for model in fits
-    ))  # fmt: skip
-    yet = "; no GPU has been measured yet" if all(model.is_emulated for model in fits) else ""
-    return f"{version}, fitted on {cards}; other GPUs by arithmetic alone{yet}"
+    said = [f"by the caching allocator's replay, fitted to {model.num_records} emulated runs on {model.device_name}"
+            f"{basis_of(model)}" if len(model.cards) > 1 else _of_one(model) for model in fits]  # fmt: skip
+    return f"{version}, {'; '.join(said)}; other GPUs, and several, by arithmetic alone"
+
+
+def _of_one(model: memory_model.MemoryModel) -> str:
+    word = "emulated " if model.is_emulated else ""
+    return f"fitted on {word}{model.device_name} ({model.num_records} records)"
 
 
 def data() -> dict[str, Any]:
@@ -186,17 +228,14 @@ def data() -> dict[str, Any]:
     return {
         "catalog": [_model(entry) for entry in catalog.list_models()],
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
-        "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()},
-        "fits": [_fit(model) for model in _fits()],
+        "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()} | {"stack": list(STACKS)},
+        "stacks": {names: versions_of(names) for names in STACKS},
+        "bookkeeping": list(BOOKKEEPING_KEYS),
+        "fits": [_fit(model) for model in memory_model.shipped_fits()],
         "libraries": dict(catalog.pinned_libraries()),
         "speed": shipped_speed().model_dump(mode="json"),
         "offers": [offer.model_dump(mode="json", exclude={"source"}) for offer in shipped_offers()],
     }
-
-
-def _fits() -> list[memory_model.MemoryModel]:
-    """What ships, but for the fit of several cards: its reserved memory is replayed, which the page does not."""
-    return [model for model in memory_model.shipped_fits() if len(model.cards) < 2]
 
 
 def _source(name: str) -> str:

@@ -113,7 +113,7 @@ const form = (() => {
     byId("batch-label").textContent = now.options.num_gpus > 1 ? "Batch per GPU" : "Batch";
     root.querySelector('[data-option="config"]').hidden = now.options.model !== state.PASTED;
     for (const name of SELECTS) {
-      byId(name).options[0].textContent = spec?.[name] && now.options[name] === null ? `${spec[name]} (default)` : "default";
+      byId(name).options[0].textContent = spec?.[name] && now.options[name] === null ? `${spec[name]} (default)` : byId(name).dataset.none ?? "default";
     }
     for (const name of INPUTS) byId(name).placeholder = spec?.[name] ?? byId(name).dataset.none ?? "";
     byId("cards-count").textContent = now.cards.length ? `${now.cards.length} chosen` : "none chosen";

@@ -35,6 +35,7 @@ def content_of(
     provenance: Sequence[str],
     command: str,
     word: str = "measured",
+    links: Mapping[str, str] | None = None,
 ) -> Content:
     """Everything on the page; ``drawn`` are the report's plots: their files by name; its records are ``word``."""
     chapters = [chapter for document in documents if (chapter := chapter_of(document)).tables]
@@ -51,6 +52,7 @@ def content_of(
         provenance=provenance,
         command=command,
         word=word,
+        links=links or {},
     )
 
 

@@ -11,6 +11,7 @@
     cards.build();
     changes.build();
     which.build();
+    replay.build();
     tables.start();
     load();
     for (const root of [form.root, which.root]) {
@@ -71,6 +72,29 @@
     cards.show(answer, now.cards, giveLargest);
     changes.show(answer, now.options, takeAll);
     which.show(now, answer, takeSetting);
+    awaitReplay(answer);
+  }
+
+  /** The arithmetic's answer stands until the replay's comes: without a card, on the chosen ones, then on all others. */
+  function awaitReplay(answer) {
+    const chosen = (answer.verdicts ?? []).map(({ gpu }) => gpu);
+    const others = vramprobe.gpus.filter((gpu) => gpu.memory_bytes && !chosen.includes(gpu));
+    const numOthers = others.filter((gpu) => answer.prediction && vramprobe.canReplay(answer.spec, gpu)).length;
+    const count = replay.show(answer, now.options, [...chosen, ...others], ({ slug, prediction, verdict }, left) => {
+      if (slug === null && prediction) answer = { ...answer, prediction };
+      if (verdict) {
+        cards.judge(slug, verdict);
+        answer = { ...answer, verdicts: answer.verdicts.map((one) => (one.gpu.slug === slug ? { ...one, verdict } : one)) };
+      }
+      if (left >= numOthers) {
+        result.show(answer);
+        result.await(left - numOthers);
+        redraw();
+      }
+      if (!left) cards.end();
+    });
+    result.await(count - numOthers);
+    if (!count) cards.end();
   }
 
   const found = new Map(); // slug → largest counts of the cell on show, for when it is drawn again
@@ -101,7 +125,7 @@
     byId("result").focus({ preventScroll: true });
   }
 
-  /** What the engine answers: {errors, spec, config, prediction, verdicts}, or a message in place of a prediction. */
+  /** What the engine answers: {errors, spec, config, base, prediction, verdicts}, or a message in place of a prediction. */
   function ask({ options, cards: chosen, configText }) {
     found.clear();
     const { config, problem } = configOf(options.model, configText);
@@ -112,9 +136,10 @@
       if (errors.length) return { errors, message: "Mend what the form marks to see a prediction." };
       const shown = vramprobe.gpus.filter((gpu) => gpu.memory_bytes && chosen.includes(gpu.slug))
         .sort((one, other) => one.memory_bytes - other.memory_bytes);
-      const prediction = vramprobe.predict(spec, config, shown.find((gpu) => vramprobe.hasFit(spec, gpu)));
+      const base = shown.find((gpu) => vramprobe.hasFit(spec, gpu));
+      const prediction = vramprobe.predict(spec, config, base);
       const verdicts = shown.map((gpu) => ({ gpu, verdict: vramprobe.verdict(prediction, gpu) }));
-      return { errors, spec, config, prediction, verdicts };
+      return { errors, spec, config, base, prediction, verdicts };
     } catch (error) {
       return { errors: [{ option: blamed(error.message, options), message: error.message }], spec, config, message: error.message };
     }

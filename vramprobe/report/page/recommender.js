@@ -44,7 +44,7 @@ function $wrong(question) {
 }
 
 // What the command's own options leave open or choose themselves.
-const $CHOSEN_HERE = ["batch_size", "grad_accum", "gradient_checkpointing", "num_gpus", "sharding", "device"];
+const $CHOSEN_HERE = ["batch_size", "grad_accum", "gradient_checkpointing", "num_gpus", "sharding", "device", "stack"];
 
 // Of a question {tokens in millions, deadline in hours, budget, max_gpus, global_batch, terms, every_method}: {errors} or
 // {total, steps}. `steps` is a generator of how many options are done, at the end {answers, options, lacks}; none of its
@@ -120,7 +120,7 @@ function recommendCommand(options, question) {
     ...Object.entries(usual).filter(([name, value]) => question[name] !== value).map(([name]) => flag(name, question[name]))].join(" ");
 }
 
-Object.assign(window.vramprobe, {
+Object.assign(globalThis.vramprobe, {
   recommend, recommendCommand, terms: [...new Set($offers.map((one) => one.terms))], formatUsd: $units.format_usd, formatHours: $units.format_hours,
   speed: {sources: Object.keys($data.speed.sources).length, configurations: $data.speed.num_configurations, medianError: $data.speed.median_error, cards: $data.speed.cards},
 });

@@ -51,18 +51,26 @@ const result = (() => {
     terms(prediction);
     const isKnown = !vramprobe.fits.some((one) => one.model.device === "cuda"); // said above the peak: no GPU was measured
     const notes = prediction.notes.filter((note) => !(isKnown && note.startsWith("arithmetic alone")));
-    byId("notes").replaceChildren(...notes.map((note) => element("p", { class: "note" }, element("b", {}, "Note: "), note)));
+    byId("notes").replaceChildren(...notes.map((note) => element("p", { class: "note" }, element("b", {}, "Note: "), ...words.linked(note))));
     byId("command").replaceChildren(...wrapped(vramprobe.command(spec)));
     byId("copy-command").disabled = false;
-    byId("command-title").textContent = spec.num_gpus > 1 ? "Ask the command line" : "Verify it yourself";
+    const cannot = spec.num_gpus > 1 ? "one GPU of several cannot be measured yet" : spec.stack ? "to measure it takes those libraries" : "";
+    byId("command-title").textContent = cannot ? "Ask the command line" : "Verify it yourself";
     const saved = spec.model === state.PASTED ? " Save the pasted config as config.json first." : "";
-    byId("command-hint").textContent = (spec.num_gpus > 1 ? "Predicts the same: one GPU of several cannot be measured yet."
+    byId("command-hint").textContent = (cannot ? `Predicts the same: ${cannot}.`
       : "Runs this cell on your GPU and shows what was measured.") + saved;
   }
 
   /** The command in pieces that are not broken within: an option stays with its value. */
   function wrapped(command) {
     return command.split(/ (?=--)/).flatMap((piece, index) => [index ? " " : "", element("span", {}, piece)]);
+  }
+
+  /** Say that `count` answers by the allocator's replay are still to come; 0: all that is shown stays. */
+  function awaitReplay(count) {
+    const waits = count > 0;
+    byId("replay-state").textContent = waits ? "By arithmetic alone so far; the caching allocator's replay is under way …" : "";
+    byId("result").toggleAttribute("data-replayed", !waits);
   }
 
   const place = ({ peak_place: where, peak_phase: phase }) => (where && where !== phase ? ` (${where})` : "");
@@ -74,8 +82,8 @@ const result = (() => {
     if (width < 1) return;
     const scale = chart.scaleOf(prediction, verdicts.map(({ verdict }) => verdict.usable_bytes));
     byId("chart").replaceChildren(chart.bar(width, prediction, scale, verdicts));
-    byId("verdicts").replaceChildren(...verdicts.map((one) => card(one, width, prediction, scale)));
-    byId("basis").textContent = verdicts.length ? words.basis(verdicts[0].verdict) : "";
+    byId("verdicts").replaceChildren(...verdicts.map((one) => card(one, width, prediction, scale, words.basis(verdicts[0].verdict))));
+    byId("basis").textContent = verdicts.length ? words.basis(verdicts[0].verdict) : ""; // another card's, where it differs, beside it
     if (!verdicts.length) byId("verdicts").append(element("li", { class: "soft" }, "No GPU is chosen."));
   }
 
@@ -84,10 +92,11 @@ const result = (() => {
       element("span", { "aria-hidden": "true" }, SIGNS[verdict]), ` ${verdict}`);
   }
 
-  function card({ gpu, verdict }, width, prediction, scale) {
+  function card({ gpu, verdict }, width, prediction, scale, basis) {
+    const own = words.basis(verdict) === basis ? "" : `${words.basis(verdict)}: `;
     const row = element("li", { "data-gpu": gpu.slug },
       element("p", { class: "card" }, element("b", {}, gpu.name), badge(verdict.verdict)),
-      element("p", { class: "reason" }, element("span", {}, words.amounts(verdict)), element("span", { class: "largest" }, "…")));
+      element("p", { class: "reason" }, element("span", {}, own + words.amounts(verdict)), element("span", { class: "largest" }, "…")));
     row.querySelector(".card").after(chart.track(width, prediction, verdict, scale));
     return row;
   }
@@ -106,10 +115,11 @@ const result = (() => {
       return [`${label} `, made];
     };
     const { batch_size: batch, seq_len: length } = largest;
-    const isTight = drawn?.verdicts?.find(({ gpu }) => gpu.slug === slug)?.verdict.verdict === "tight";
-    const none = isTight ? "leaves room to spare" : "fits"; // what is tight is in, but not by much
+    const shown = drawn?.verdicts?.find(({ gpu }) => gpu.slug === slug)?.verdict;
+    const how = shown?.tier === "reserved" ? ["by arithmetic alone: "] : []; // the replay is too slow to look for the largest
+    const none = shown?.verdict === "does not fit" ? "fits" : "leaves room to spare"; // what is tight is in, but not by much
     place.replaceChildren(
-      ...(batch ? button("batch_size", batch, "largest batch") : [`no batch ${none}`]), ", ",
+      ...how, ...(batch ? button("batch_size", batch, "largest batch") : [`no batch ${none}`]), ", ",
       ...(length ? button("seq_len", length, "largest length") : [`no length ${none}`]));
   }
 
@@ -140,5 +150,5 @@ const result = (() => {
     timer = setTimeout(() => { byId("spoken").textContent = text; }, 500);
   }
 
-  return { badge, wrapped, show, draw, showLargest };
+  return { badge, wrapped, show, await: awaitReplay, draw, showLargest };
 })();

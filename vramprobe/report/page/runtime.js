@@ -55,8 +55,19 @@ function $drop(it) {
 
 function $set(before, now) { $keep(now); $release(before); return now; }
 
+// One thing's end is that of what it held, and so on: what is further down than a stack may go waits for the first to be over.
+const $DEEPEST = 500, $waiting = [];
+let $depth = 0;
 function $end(it) {
   it.rc = -Infinity; // whatever happens below, it ends once
+  if ($depth === $DEEPEST) { $waiting.push(it); return; }
+  $depth++;
+  try {
+    $undo(it);
+    while ($depth === 1 && $waiting.length) $undo($waiting.pop());
+  } finally { $depth--; }
+}
+function $undo(it) {
   if (Array.isArray(it)) { for (const one of it) $release(one); return; }
   if (it instanceof $Dict) { for (const [key, value] of it.map.values()) { $release(key); $release(value); } return; }
   if (typeof it === "function") { for (const one of it.held) $release(one); return; }
@@ -158,7 +169,11 @@ function $named(names, pairs) {
 
 // -- iteration and access ----------------------------------------------------------------------------------------------
 
-function* $items(source) {
+// What nobody can end meanwhile is gone through as it is.
+function $items(source) {
+  return Array.isArray(source) && (source.rc === undefined || source.rc === Infinity) ? source : $held(source);
+}
+function* $held(source) {
   $keep(source);
   try {
     if (source instanceof $Dict) for (const [key] of [...source.map.values()]) yield key;
@@ -187,6 +202,7 @@ function $setitem(owner, key, value) {
   else owner.set(key, value);
 }
 function $delitem(owner, key) {
+  if (Array.isArray(owner)) { $release(owner.splice(key < 0 ? owner.length + key : key, 1)[0]); return; }
   const [old, value] = owner.map.get($Dict.key(key));
   owner.map.delete($Dict.key(key));
   $release(old);
@@ -214,12 +230,18 @@ function $equal(left, right) {
     if (left.isSet) return left.length === right.length && left.every((one) => $in(one, right));
     return left.length === right.length && left.every((one, index) => $equal(one, right[index]));
   }
-  return $same(left, right);
+  return $same(left, right) || (left instanceof $Frozen && right instanceof $Frozen && $areAlike(left, right));
+}
+function $areAlike(left, right) { // records, by what is in them
+  return left.constructor === right.constructor && Object.keys(left).every((name) =>
+    name === "rc" || name.startsWith("$") || $equal(left[name], right[name]));
 }
 function $less(left, right) {
   if (!Array.isArray(left)) return left < right;
-  const at = left.findIndex((one, index) => !$equal(one, right[index]));
-  return at < 0 ? left.length < right.length : at >= right.length ? false : $less(left[at], right[at]);
+  for (let at = 0; at < left.length && at < right.length; at++) {
+    if (left[at] !== right[at] && !$equal(left[at], right[at])) return $less(left[at], right[at]);
+  }
+  return left.length < right.length;
 }
 function $in(one, of) {
   if (typeof of === "string") return of.includes(one);
@@ -237,6 +259,7 @@ function $sub(left, right) {
   return $isBig(left, right) ? BigInt(left) - BigInt(right) : left - right;
 }
 function $mul(left, right) {
+  if (Array.isArray(right)) return $mul(right, left);
   if (Array.isArray(left)) {
     const made = [];
     for (let count = 0; count < right; count++) made.push(...left);
@@ -259,7 +282,14 @@ function $union(left, right) {
   $drop(right);
   return made;
 }
-function $intersection(left, right) { return $asSet([...left].filter((one) => $in(one, right))); }
+// Of whole numbers in two's complement, in halves of 32 bits, for JavaScript's own operator has no more.
+const $HALF = 2 ** 32;
+function $intersection(left, right) {
+  if (typeof left === "number") return (Math.floor(left / $HALF) & Math.floor(right / $HALF)) * $HALF + ((left & right) >>> 0);
+  return $asSet([...left].filter((one) => $in(one, right)));
+}
+function $lshift(number, bits) { return number * 2 ** bits; }
+function $rshift(number, bits) { return Math.floor(number / 2 ** bits); }
 function $extend(left, right) {
   if (!Array.isArray(left)) return $add(left, right);
   for (const one of $items(right)) left.push($keep(one));

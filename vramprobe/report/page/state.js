@@ -32,6 +32,7 @@ const state = (() => {
     lora_dropout: { key: "ld", kind: "number", more: true },
     lora_dtype: { key: "ldt", kind: "choice", more: true },
     kbit_prep: { key: "kp", kind: "choice", more: true },
+    stack: { key: "st", kind: "choice", more: true },
     num_layers: { key: "nl", kind: "number", more: true },
     dora: { key: "do", kind: "flag", label: "DoRA", more: true, methods: "lora qlora" },
   };

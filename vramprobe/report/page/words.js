@@ -32,5 +32,13 @@ const words = (() => {
     return made;
   }
 
-  return { GIB, bytes, gib, fixed, plain, count, percent, params, basis, amounts, element };
+  /** A text in which the files of the repository that it names are links, where the page lies in one. */
+  function linked(text) {
+    const found = Object.entries(vramprobe.links).find(([name]) => text.includes(name));
+    if (!found) return [text];
+    const [name, href] = found, at = text.indexOf(name);
+    return [text.slice(0, at), element("a", { href }, name), text.slice(at + name.length)];
+  }
+
+  return { GIB, bytes, gib, fixed, plain, count, percent, params, basis, amounts, element, linked };
 })();

@@ -72,7 +72,7 @@ class Calls(Expressions, ABC):
         return f"(() => {{ {opening}return {closure}; }})()" if opening else closure
 
     def _ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> str:
-        return f"$list({self._comprehension(node.generators, node.elt)})"
+        return self._made(self._comprehension(node.generators, node.elt))
 
     _GeneratorExp = _ListComp
 
@@ -114,6 +114,8 @@ class Calls(Expressions, ABC):
         if name == "isinstance":
             return f"$isinstance({self._expression(node.args[0])}, {self._type(node.args[1])})"
         if any(isinstance(one, ast.Starred) for one in node.args):
+            if any(one.arg not in (None, "strict") for one in node.keywords):  # their places are not known
+                raise self._unknown(node)
             called = self._expression(node.func)
             new = "new " if is_class_name(called) else ""
             return f"$of($list([{self._elements(node.args)}]), $all => {new}{called}(...$all))"

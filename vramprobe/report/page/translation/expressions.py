@@ -26,7 +26,7 @@ BUILTINS = frozenset({
 })  # fmt: skip
 _OPERATORS: dict[type, str] = {
     ast.Add: "$add", ast.Sub: "$sub", ast.Mult: "$mul", ast.FloorDiv: "$floordiv", ast.Mod: "$mod", ast.BitOr: "$union",
-    ast.BitAnd: "$intersection",
+    ast.BitAnd: "$intersection", ast.LShift: "$lshift", ast.RShift: "$rshift",
 }  # fmt: skip
 _COMPARISONS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
@@ -41,6 +41,7 @@ class Expressions:
         self.lines: list[str] = []
         self.scopes: list[Scope] = []
         self.num_temporaries = 0
+        self.counts = True  # references, of what the module holds
 
     def _expression(self, node: ast.expr) -> str:
         rule: Callable[[ast.expr], str] | None = getattr(self, f"_{type(node).__name__}", None)
@@ -122,9 +123,13 @@ class Expressions:
         return self._expression(node)
 
     def _List(self, node: ast.List | ast.Tuple | ast.Set) -> str:
-        return f"$list([{self._elements(node.elts)}])"
+        return self._made(f"[{self._elements(node.elts)}]")
 
     _Tuple = _List
+
+    def _made(self, items: str) -> str:
+        """A list of the items of a plain array."""
+        return f"$list({items})" if self.counts else items
 
     def _Set(self, node: ast.Set) -> str:
         return f"$py.set({self._List(node)})"
@@ -165,6 +170,8 @@ class Expressions:
                 )
             case ast.USub():
                 return f"(-{self._expression(node.operand)})"
+            case ast.Invert():
+                return f"(-{self._expression(node.operand)} - 1)"
         raise self._unknown(node)
 
     def _BinOp(self, node: ast.BinOp) -> str:
@@ -211,11 +218,15 @@ class Expressions:
                 return f"$in({a}, {b})"
             case ast.NotIn():
                 return f"!$in({a}, {b})"
+        if isinstance(left, ast.Tuple) or isinstance(right, ast.Tuple):  # JavaScript would compare their texts
+            return {ast.Lt: f"$less({a}, {b})", ast.LtE: f"!$less({b}, {a})", ast.Gt: f"$less({b}, {a})",
+                    ast.GtE: f"!$less({a}, {b})"}[type(op)]  # fmt: skip
         return f"({a} {_COMPARISONS[type(op)]} {b})"
 
     def _NamedExpr(self, node: ast.NamedExpr) -> str:
         name = js_name(node.target.id)
-        return f"({name} = $set({name}, {self._expression(node.value)}))"
+        value = self._expression(node.value)
+        return f"({name} = $set({name}, {value}))" if self.counts else f"({name} = {value})"
 
     def _temporary(self) -> str:
         self.num_temporaries += 1

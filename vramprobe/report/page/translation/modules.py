@@ -20,6 +20,7 @@ from vramprobe.report.page.translation.names import (
     is_super,
     js_name,
     parameters_of,
+    quoted,
 )
 from vramprobe.report.page.translation.statements import Statements
 
@@ -35,6 +36,7 @@ class Module:
     source: str
     wanted: frozenset[str] | None = None
     unwanted: frozenset[str] = frozenset()  # members of its classes that are left out
+    counts: bool = True  # False: nothing that it holds ends with its last reference, so none are counted
 
 
 class ModuleTranslation(Statements):
@@ -42,7 +44,7 @@ class ModuleTranslation(Statements):
 
     def __init__(self, module: Module, tree: ast.Module, signatures: Signatures, given: Mapping[str, str]) -> None:
         super().__init__(module.name, signatures, given)
-        self.module, self.tree = module, tree
+        self.module, self.tree, self.counts = module, tree, module.counts
         self.top = {name for node in tree.body for name in bound_by(node) if self._is_wanted(name)}
 
     def text(self) -> str:
@@ -124,6 +126,7 @@ class ModuleTranslation(Statements):
         if bases and not record and bases[0] != "Protocol":
             base = self._expression(node.bases[0])
         self.lines.append(f"class {node.name} extends {base} {{")
+        constants: dict[str, ast.expr] = {}
         if record:
             self._record_constructor(node)
         for member in node.body:
@@ -133,8 +136,11 @@ class ModuleTranslation(Statements):
                     if not for_pydantic and name not in self.module.unwanted:
                         self._function(member, method_of=node.name)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in ("__slots__", "model_config"):
-                    self.lines.append(f"get {js_name(name)}() {{ return {self._expression(value)}; }}")
+                    constants[name] = value
         self.lines.append("}")
+        for name, value in constants.items():  # an instance may have one of its own
+            self.lines.append(f"Object.defineProperty({node.name}.prototype, {quoted(name)}, "
+                              f"{{value: $const({self._expression(value)}), writable: true}});")  # fmt: skip
 
     def _record_constructor(self, node: ast.ClassDef) -> None:
         fields = {one.target.id: one.value for one in node.body if isinstance(one, ast.AnnAssign)}

@@ -30,7 +30,8 @@ class Statements(Calls):
         plain = {one.arg for one in [*node.args.args, *node.args.kwonlyargs]
                  if one.annotation is not None and ast.unparse(one.annotation) in _PLAIN_TYPES}  # fmt: skip
         own = sorted(locals_of(node.body) - set(names))
-        scope = Scope(frozenset([*names, *own]), [name for name in [*names, *own] if name not in plain])
+        kept = [name for name in [*names, *own] if name not in plain] if self.counts else []
+        scope = Scope(frozenset([*names, *own]), kept)
         self.scopes.append(scope)
         if own:
             self.lines.append(f"let {', '.join(map(js_name, own))};")
@@ -62,7 +63,7 @@ class Statements(Calls):
             ):
                 write(f"super({', '.join(map(self._expression, args))}); const self = this;")
             case ast.Expr(value=value):
-                write(f"$drop({self._expression(value)});")
+                write(f"$drop({self._expression(value)});" if self.counts else f"{self._expression(value)};")
             case ast.Return(value=value):
                 result = "null" if value is None else self._expression(value)
                 write(f"return $result = $keep({result});" if self.scopes[-1].kept else f"return {result};")
@@ -137,11 +138,28 @@ class Statements(Calls):
         if len(targets) == 1 and not isinstance(targets[0], ast.Tuple | ast.List):
             self._store(targets[0], self._expression(value))
             return
+        if len(targets) == 1 and (values := _side_by_side(targets[0], value)):
+            self._assign_each(targets[0].elts, values)
+            return
         held = self._temporary()
-        self.lines.append(f"const {held} = $keep({self._expression(value)});")
+        self.lines.append(f"const {held} = {self._kept(self._expression(value))};")
         for target in targets:
             self._unpack(target, held)
-        self.lines.append(f"$release({held});")
+        if self.counts:
+            self.lines.append(f"$release({held});")
+
+    def _assign_each(self, targets: Sequence[ast.expr], values: Sequence[ast.expr]) -> None:
+        """All values, then all targets: no tuple is made for it."""
+        held = [self._temporary() for _ in values]
+        for name, value in zip(held, values, strict=True):
+            self.lines.append(f"const {name} = {self._kept(self._expression(value))};")
+        for target, name in zip(targets, held, strict=True):
+            self._unpack(target, name)
+        if self.counts:
+            self.lines += [f"$release({name});" for name in held]
+
+    def _kept(self, value: str) -> str:
+        return f"$keep({value})" if self.counts else value
 
     def _unpack(self, target: ast.expr, value: str) -> None:
         """Store a JavaScript expression, or its parts, in a target."""
@@ -164,7 +182,7 @@ class Statements(Calls):
                 self.lines.append(f"{js_name(name)} = {f'$set({js_name(name)}, {value})' if is_kept else value};")
             case ast.Attribute(value=owner, attr=attribute):
                 place = f"{self._expression(owner)}.{attribute}"
-                self.lines.append(f"{place} = $set({place}, {value});")
+                self.lines.append(f"{place} = {f'$set({place}, {value})' if self.counts else value};")
             case ast.Subscript(value=owner, slice=index):
                 self.lines.append(f"$setitem({self._expression(owner)}, {self._key(index)}, {value});")
             case _:
@@ -214,3 +232,10 @@ class Statements(Calls):
             case ast.MatchAs(pattern=None, name=name):
                 return "true", name
         raise self._unknown(pattern)
+
+
+def _side_by_side(target: ast.expr, value: ast.expr) -> list[ast.expr]:
+    """The values that a tuple of targets is given one by one; none where either has a star, or is no tuple."""
+    if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
+        return []
+    return [] if any(isinstance(one, ast.Starred) for one in [*target.elts, *value.elts]) else value.elts

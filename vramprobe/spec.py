@@ -67,6 +67,9 @@ _NO_FUSED_LOSS = (
     "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoehybrid", "helium", "internlm3", "lfm2",
     "minimax_m2", "ministral3", "nemotron_h", "olmoe", "opt", "seed_oss", "t5",
 )  # fmt: skip
+#: Families whose attention transformers does not call ``self_attn``, where alone accelerate takes the mask away that
+#: ring attention has no place for: all ranks but the last of a sequence ended in torch's error.
+_NO_RING = ("bloom", "falcon", "gpt2", "gpt_neox", "t5")
 _SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
 #: As many as the emulated NCCL has room for.
@@ -626,6 +629,16 @@ def _cannot_share_sequences(spec: CellSpec) -> str | None:
             f"seq_len {spec.seq_len} with {given}: each rank takes a part from the front and one from the back, so the "
             f"length is a multiple of {2 * spec.cp_size}; use {_near(spec.seq_len, 2 * spec.cp_size)}"
         )
+    if spec.model_type in _NO_RING:
+        return (
+            f"{given}: accelerate takes the mask, which ring attention has no place for, from modules that are named "
+            f"self_attn, and {spec.model_type} has none; leave it out"
+        )
+    if (spec.dtype, spec.autocast) == ("fp32", "none") and _has_grouped_heads(spec.architecture):
+        return (
+            f"dtype fp32 without autocast, with {given}: sdpa has no fused kernel for grouped heads in fp32, and ring "
+            "attention stands in for fused ones alone; use autocast bf16"
+        )
     if kinds := _partial_attention(spec.architecture):
         return (
             f"{given}: {spec.model} has {kinds}, whose mask accelerate would drop; it splits sequences of models with "
@@ -637,6 +650,11 @@ def _cannot_share_sequences(spec: CellSpec) -> str | None:
 def _near(length: int, unit: int) -> str:
     below = length // unit * unit
     return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def _has_grouped_heads(architecture: dict[str, Any]) -> bool:
+    heads = architecture.get("num_attention_heads")
+    return architecture.get("num_key_value_heads", heads) != heads
 
 
 def _partial_attention(architecture: dict[str, Any]) -> str:

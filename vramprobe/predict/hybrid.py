@@ -6,6 +6,7 @@ of the rank that holds the most, or UnsupportedArchitecture for what is run and 
 
 from __future__ import annotations
 
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.choices import HYBRID, SHARD_SIZE
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
@@ -23,6 +24,7 @@ def predict_one_of(
     model: MemoryModel | None = None,
     *,
     shard_size: int | None = None,
+    cp_size: int = 1,
     offload: str = "none",
     allow_extrapolation: bool = False,
     gpu: HasKernels | None = None,
@@ -32,6 +34,11 @@ def predict_one_of(
     ``shard_size``: the ranks of a hybrid's group (choices.SHARD_SIZE). Raises what predict_rank and require_arithmetic
     raise, and SpecError where the ranks make no such groups.
     """
+    if cp_size > 1:
+        raise UnsupportedArchitecture(
+            f"there is no arithmetic for cp_size {cp_size}; run it, on an emulated GPU say: vramprobe measure "
+            "--emulate H100-SXM … --only-rank 0"
+        )
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
     if sharding not in HYBRID:
         if shard_size is not None and (reason := cannot_group(str(sharding), num_gpus, shard_size)):

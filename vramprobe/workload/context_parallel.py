@@ -37,6 +37,11 @@ class ContextParallelRank(Rank):
                 f"transformers does not run {self.spec.model} by context parallelism (cp_size {self.spec.cp_size}): "
                 "not all of its layers have full causal attention; leave cp_size out"
             )
+        if not any(name.endswith("self_attn") for name, _ in base.named_modules()):
+            raise VramprobeError(
+                f"{self.spec.model} has no modules named self_attn, from which accelerate would take the mask that "
+                f"ring attention (cp_size {self.spec.cp_size}) has no place for; leave cp_size out"
+            )
         return super().prepare(base)
 
     @contextmanager

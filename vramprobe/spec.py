@@ -518,7 +518,7 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          cannot_shard(spec, spec.sharding or "") or ""),
         (spec.sharding == TENSOR_PARALLEL and _cannot_divide_layers(spec) is not None,
          _cannot_divide_layers(spec) or ""),
-        (_cannot_share_sequences(spec) is not None, _cannot_share_sequences(spec) or ""),
+        (cannot_share_sequences(spec) is not None, cannot_share_sequences(spec) or ""),
         (spec.sharding is not None and cannot_offload(spec, spec.sharding) is not None,
          cannot_offload(spec, spec.sharding or "") or ""),
     ]  # fmt: skip
@@ -597,7 +597,7 @@ def _cannot_divide_layers(spec: CellSpec) -> str | None:
     return None
 
 
-def _cannot_share_sequences(spec: CellSpec) -> str | None:
+def cannot_share_sequences(spec: CellSpec) -> str | None:
     """What accelerate and torch do not run by context parallelism, or run as another model; None where they run it."""
     if spec.cp_size == 1:
         return None

@@ -217,6 +217,11 @@ def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
 
 def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
     """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`."""
+    if (options.get("cp_size") or 1) > 1:
+        raise SpecError(
+            f"cp_size {options['cp_size']}: the longest sequence is not looked for where ranks share each; predict "
+            "lengths one by one"
+        )
     return _largest_count("seq_len", gpu, seq_len=1, batch_size=batch_size, **options)
 
 

@@ -77,7 +77,7 @@ def inside(cells: list[dict[str, Any]]) -> list[dict[str, int]]:
         for step in (1, 2):
             counter = FlopCounterMode(display=False, custom_mapping=own)
             with counter:
-                training._forward(work).backward()
+                training._forward(work, work.batch).backward()
             work.optimizer.step()
             work.optimizer.zero_grad(set_to_none=True)
             counts = counter.get_flop_counts()["Global"] if step == 2 else {}

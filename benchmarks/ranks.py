@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.catalog import find_gpu
-from vramprobe.predict.hybrid import hybrid_moments
+from vramprobe.predict.hybrid import hybrid_moments, part_moments
 from vramprobe.predict.prediction import workspaces_bytes
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
@@ -37,7 +37,10 @@ NUMBERS = ("requested_bytes", "allocated_bytes", "arithmetic_bytes")
 
 def counted(spec: CellSpec) -> dict[str, int]:
     """By phase, the highest moment by arithmetic of what tensors ask for, with cuBLAS's workspaces."""
-    alone = spec.model_copy(update={"num_gpus": 1, "sharding": None, "shard_size": None, "only_rank": None})
+    alone = spec.model_copy(
+        update={"num_gpus": 1, "sharding": None, "shard_size": None, "cp_size": 1, "cp_rotation": "allgather",
+                "only_rank": None}
+    )  # fmt: skip
     moments = _moments(alone, spec)
     extra = workspaces_bytes(alone, find_gpu(GPU))
     asked = [(one.phase, one.total_bytes - one.terms.get("block_remainders", 0)) for one in moments]
@@ -46,6 +49,8 @@ def counted(spec: CellSpec) -> dict[str, int]:
 
 def _moments(alone: CellSpec, spec: CellSpec) -> list[Moment]:
     assert spec.sharding is not None
+    if spec.cp_size > 1:
+        return part_moments(spec, (spec.only_rank or 0) % spec.cp_size, all_buffers=False)
     if spec.shard_size is not None:
         return hybrid_moments(alone, spec.shard_size, spec.sharding.removesuffix("-hybrid"), all_buffers=False)
     return rank_moments(alone, spec.num_gpus, spec.sharding, all_buffers=False)
@@ -55,10 +60,15 @@ def seen(record: RunRecord) -> list[dict[str, Any]]:
     """A row for each phase of the steady step."""
     last = max(phase.step or 0 for phase in record.phases)
     return [
-        {"cell": record.cell_id, "sharding": record.spec.sharding, "phase": phase.name,
+        {"cell": record.cell_id, "sharding": _kind(record.spec), "phase": phase.name,
          "requested_bytes": phase.requested_peak_bytes, "allocated_bytes": phase.allocated_peak_bytes}
         for phase in record.phases if phase.step == last and phase.name in PHASES
     ]  # fmt: skip
+
+
+def _kind(spec: CellSpec) -> str:
+    """The sharding, and whether each sequence is shared, too."""
+    return f"{spec.sharding} with cp" if spec.cp_size > 1 else f"{spec.sharding}"
 
 
 def with_arithmetic(rows: Iterable[dict[str, Any]], cells: dict[str, CellSpec]) -> list[dict[str, Any]]:
@@ -90,10 +100,11 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# One rank of several: arithmetic beside emulated",
         "",
-        f"Rank 0 of {len(cells)} cells by the real libraries on an emulated {GPU}: the peak of each phase of the",
-        "steady step. *Requested* is what tensors asked for, which arithmetic counts; *allocated* has what the caching",
-        "allocator rounded up or did not split off a block, which it does not. Under FSDP1 requested has also what was",
-        "freed and is still used by another stream. Rebuild: `python benchmarks/ranks.py`.",
+        f"Rank 0, or the one named, of {len(cells)} cells by the real libraries on an emulated {GPU}: the peak of each",
+        "phase of the steady step. *Requested* is what tensors asked for, which arithmetic counts; *allocated* has",
+        "what the caching allocator rounded up or did not split off a block, which it does not. Under FSDP1 requested",
+        "has also what was freed and is still used by another stream. *With cp*: ranks that share each sequence.",
+        "Rebuild: `python benchmarks/ranks.py`.",
         "",
         "## By sharding",
         "",

@@ -108,7 +108,7 @@ def _train(spec: CellSpec, wrapping: str, instrument: CpuInstrument) -> dict[str
     for step in (1, 2, 3):
         for micro_step in range(1, spec.grad_accum + 1):
             with instrument.phase("forward", step, micro_step):
-                loss = training._forward(work)
+                loss = training._forward(work, work.batch)
             with instrument.phase("backward", step, micro_step):
                 loss.backward()
                 del loss

@@ -20,6 +20,7 @@ LONG = {"model": "gpt2", "seq_len": 1025}
 RANKS = {"device": "cuda", "num_gpus": 2, "sharding": "fsdp"}
 CARDS = RANKS | {"sharding": "device-map"}
 PARTS = RANKS | {"sharding": "tp"}
+SHARED = RANKS | {"num_gpus": 4, "cp_size": 2, "dtype": "bf16"}
 GROUPS = RANKS | {"num_gpus": 8, "sharding": "fsdp1-hybrid", "shard_size": 4}
 #: What cannot be → the start of the reason.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -78,6 +79,23 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (GROUPS | {"shard_size": None}, "shard_size 8 under fsdp1-hybrid makes all 8 ranks one group"),
     (GROUPS | {"sharding": "fsdp-hybrid", "optim": "adafactor"}, "fsdp-hybrid hands the optimizer DTensors"),
     (GROUPS | {"method": "qlora"}, "kbit_prep peft raises norms to fp32, which fsdp1-hybrid does not"),
+    ({"cp_size": 2}, "cp_size 2 is for several GPUs; set num_gpus to 2 or more"),
+    (RANKS | {"cp_rotation": "alltoall"}, "cp_rotation alltoall is of ranks that share each sequence; set cp_size to"),
+    (SHARED | {"sharding": "ddp"}, "cp_size 2 under ddp: accelerate splits sequences beside FSDP2 alone; use sharding"),
+    (SHARED | {"sharding": "fsdp1"}, "cp_size 2 under fsdp1: accelerate splits sequences beside FSDP2 alone"),
+    (SHARED | {"sharding": "zero3"}, "cp_size 2 under zero3: accelerate splits sequences beside FSDP2 alone"),
+    (SHARED | {"cp_size": 3}, "cp_size 3: num_gpus 4 is no multiple of it, the ranks that share each sequence"),
+    (
+        SHARED | {"sharding": "fsdp-hybrid", "shard_size": 2},
+        "cp_size 2 under fsdp-hybrid is all of shard_size 2, and accelerate wants two batches in a group at least",
+    ),
+    (SHARED | {"attn": "eager"}, "attn eager with cp_size 2: torch's ring attention stands in for sdpa's alone"),
+    (SHARED | {"padding": True}, "padding with cp_size 2: accelerate drops the mask, and padding would be attended to"),
+    (SHARED | {"seq_len": 30}, "seq_len 30 with cp_size 2: each rank takes a part from the front and one from the"),
+    (SHARED | {"model": "gpt2"}, "cp_size 2: accelerate takes the mask, which ring attention has no place for, from"),
+    (SHARED | {"model": "gemma-3-1b"}, "cp_size 2: gemma-3-1b has a sliding window of 512, whose mask accelerate"),
+    (SHARED | {"model": "lfm2-1.2b"}, "cp_size 2: lfm2-1.2b has layers of conv, whose mask accelerate would drop"),
+    (SHARED | {"dtype": "fp32", "autocast": "none"}, "dtype fp32 without autocast, with cp_size 2: sdpa has no fused"),
     (PARTS | {"num_gpus": 4}, "num_gpus 4 under tp: num_key_value_heads 2 cannot"),
     (PARTS | {"num_gpus": 3}, "num_gpus 3 under tp: num_attention_heads 4 and num_key_value_heads 2 cannot"),
     (
@@ -337,6 +355,8 @@ OTHER_VALUES: dict[str, Any] = {
     "num_gpus": 2,
     "sharding": "fsdp",
     "shard_size": 2,
+    "cp_size": 2,
+    "cp_rotation": "alltoall",
     "offload": "params",
     "only_rank": 0,
     "device": "cpu",

@@ -30,6 +30,8 @@ FSDP2 = ("fsdp", "fsdp-shard-grad-op", "fsdp-hybrid")
 #: Shared out among the ranks of a group, the same in every group; and how many make one, where nobody says.
 HYBRID = ("fsdp-hybrid", "fsdp1-hybrid")
 SHARD_SIZE = 8
+#: How ranks that share each sequence bring keys and values to one another: all at once, or one rank's at a time.
+CpRotation = Literal["allgather", "alltoall"]
 ZERO = ("zero1", "zero2", "zero3")
 TENSOR_PARALLEL = "tp"
 DEVICE_MAP = "device-map"

@@ -28,6 +28,7 @@ from vramprobe.choices import (
     ZERO,
     Attention,
     Autocast,
+    CpRotation,
     Device,
     Dtype,
     KbitPrep,
@@ -66,6 +67,9 @@ _NO_FUSED_LOSS = (
     "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoehybrid", "helium", "internlm3", "lfm2",
     "minimax_m2", "ministral3", "nemotron_h", "olmoe", "opt", "seed_oss", "t5",
 )  # fmt: skip
+#: Families whose attention transformers does not call ``self_attn``, where alone accelerate takes the mask away that
+#: ring attention has no place for: all ranks but the last of a sequence ended in torch's error.
+_NO_RING = ("bloom", "falcon", "gpt2", "gpt_neox", "t5")
 _SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
 #: As many as the emulated NCCL has room for.
@@ -116,6 +120,8 @@ class CellSpec(BaseModel):
     num_gpus: int = 1  # a rank each, with the cell's batch; under device-map, cards of one process
     sharding: Sharding | None = None  # of the ranks, or of the layers; null for one GPU
     shard_size: int | None = None  # ranks that have one model among them, where several groups do; null for one group
+    cp_size: int = 1  # ranks that share each sequence (context parallelism), and have the same batch
+    cp_rotation: CpRotation = "allgather"  # of keys and values among them
     offload: Offload = "none"  # what the ranks keep in host memory
     only_rank: int | None = None  # this one alone is run, answered as if the others were like it; emulated only
 
@@ -126,7 +132,7 @@ class CellSpec(BaseModel):
     timing_steps: int = 2
     seed: int = 0
 
-    @field_validator("batch_size", "seq_len", "grad_accum", "num_gpus")
+    @field_validator("batch_size", "seq_len", "grad_accum", "num_gpus", "cp_size")
     @classmethod
     def _positive(cls, value: int) -> int:
         if value < 1:
@@ -257,6 +263,8 @@ class CellSpec(BaseModel):
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
         groups = "" if self.shard_size is None else f"{self.shard_size}"
         parts += [f"{self.sharding}{groups}-x{self.num_gpus}"] if self.sharding else []
+        parts += [f"cp{self.cp_size}"] if self.cp_size > 1 else []
+        parts += [self.cp_rotation] if self.cp_rotation != "allgather" else []
         parts += [f"offload-{self.offload}"] if self.offload != "none" else []
         parts += [f"rank{self.only_rank}"] if self.only_rank is not None else []
         return "_".join(parts)
@@ -510,6 +518,7 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
          cannot_shard(spec, spec.sharding or "") or ""),
         (spec.sharding == TENSOR_PARALLEL and _cannot_divide_layers(spec) is not None,
          _cannot_divide_layers(spec) or ""),
+        (cannot_share_sequences(spec) is not None, cannot_share_sequences(spec) or ""),
         (spec.sharding is not None and cannot_offload(spec, spec.sharding) is not None,
          cannot_offload(spec, spec.sharding or "") or ""),
     ]  # fmt: skip
@@ -517,6 +526,11 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (not several and spec.offload != "none", f"offload {spec.offload} {alone} more, or leave it out"),
         (not several and spec.sharding is not None, f"sharding {spec.sharding} {alone} more, or leave it out"),
         (not several and spec.shard_size is not None, f"shard_size {spec.shard_size} {alone} more, or leave it out"),
+        (not several and spec.cp_size > 1, f"cp_size {spec.cp_size} {alone} more, or leave it out"),
+        (
+            spec.cp_size == 1 and spec.cp_rotation != "allgather",
+            f"cp_rotation {spec.cp_rotation} is of ranks that share each sequence; set cp_size to 2 or more",
+        ),
         (not several and spec.only_rank is not None, f"only_rank {spec.only_rank} {alone} more, or leave it out"),
         *((several and broken, reason) for broken, reason in rules),
     ]
@@ -581,6 +595,75 @@ def _cannot_divide_layers(spec: CellSpec) -> str | None:
             "part of a head; use a number that divides both"
         )
     return None
+
+
+def cannot_share_sequences(spec: CellSpec) -> str | None:
+    """What accelerate and torch do not run by context parallelism, or run as another model; None where they run it."""
+    if spec.cp_size == 1:
+        return None
+    given, sharing = f"cp_size {spec.cp_size}", spec.shard_size or spec.num_gpus
+    if spec.sharding not in FSDP2:
+        return (
+            f"{given} under {spec.sharding}: accelerate splits sequences beside FSDP2 alone; use sharding "
+            f"{', '.join(FSDP2)}, or leave it out"
+        )
+    if sharing % spec.cp_size:
+        name = "num_gpus" if spec.shard_size is None else "shard_size"
+        return (
+            f"{given}: {name} {sharing} is no multiple of it, the ranks that share each sequence; set it to a divisor"
+        )
+    if spec.cp_size == spec.shard_size:
+        return (
+            f"{given} under {spec.sharding} is all of shard_size {sharing}, and accelerate wants two batches in a "
+            "group at least; use a smaller one, or sharding fsdp"
+        )
+    if spec.attn != "sdpa":
+        return f"attn {spec.attn} with {given}: torch's ring attention stands in for sdpa's alone; use attn sdpa"
+    if spec.padding:
+        return (
+            f"padding with {given}: accelerate drops the mask, and padding would be attended to; pack sequences to one "
+            "length, and leave it out"
+        )
+    if spec.seq_len % (2 * spec.cp_size):
+        return (
+            f"seq_len {spec.seq_len} with {given}: each rank takes a part from the front and one from the back, so the "
+            f"length is a multiple of {2 * spec.cp_size}; use {_near(spec.seq_len, 2 * spec.cp_size)}"
+        )
+    if spec.model_type in _NO_RING:
+        return (
+            f"{given}: accelerate takes the mask, which ring attention has no place for, from modules that are named "
+            f"self_attn, and {spec.model_type} has none; leave it out"
+        )
+    if (spec.dtype, spec.autocast) == ("fp32", "none") and _has_grouped_heads(spec.architecture):
+        return (
+            f"dtype fp32 without autocast, with {given}: sdpa has no fused kernel for grouped heads in fp32, and ring "
+            "attention stands in for fused ones alone; use autocast bf16"
+        )
+    if kinds := _partial_attention(spec.architecture):
+        return (
+            f"{given}: {spec.model} has {kinds}, whose mask accelerate would drop; it splits sequences of models with "
+            "full causal attention alone; leave it out"
+        )
+    return None
+
+
+def _near(length: int, unit: int) -> str:
+    below = length // unit * unit
+    return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def _has_grouped_heads(architecture: dict[str, Any]) -> bool:
+    heads = architecture.get("num_attention_heads")
+    return architecture.get("num_key_value_heads", heads) != heads
+
+
+def _partial_attention(architecture: dict[str, Any]) -> str:
+    """The attention of a config.json that does not look at all tokens before, in words; empty where there is none."""
+    kinds = set(architecture.get("layer_types") or ()) - {"full_attention"}
+    if kinds:
+        return f"layers of {' and '.join(sorted(kinds))}"
+    window = architecture.get("sliding_window")
+    return f"a sliding window of {window}" if window and architecture.get("use_sliding_window", True) else ""
 
 
 def cannot_offload(spec: CellSpec, sharding: str) -> str | None:

@@ -58,6 +58,8 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
         f"Ranks that share one model under {' and '.join(choices.HYBRID)}, which keep it in each group so made "
         f"({choices.SHARD_SIZE}: a machine's cards).",
     ),
+    "cp_size": (int, "Ranks that share each sequence, by context parallelism under fsdp (1)."),
+    "cp_rotation": (str, f"Of keys and values among those: {_words(choices.CpRotation)} (allgather)."),
     "offload": (str, f"What the ranks keep in host memory: {_words(choices.Offload)}."),
     "only_rank": (int, "Run this rank alone, as one of --num-gpus (emulated; from 0)."),
     "device": (str, "auto | cuda | cpu (auto; simulate: cuda; predict: cuda, or the fit's own)."),
@@ -68,7 +70,7 @@ CELL_OPTIONS: dict[str, tuple[Any, str]] = {
     "seed": (int, "Of weights and tokens (0)."),
 }
 #: Those of several ranks, for verbs that say so in words of their own, or run one GPU alone.
-RANK_OPTIONS = ("num_gpus", "sharding", "shard_size", "offload", "only_rank")
+RANK_OPTIONS = ("num_gpus", "sharding", "shard_size", "cp_size", "cp_rotation", "offload", "only_rank")
 _REQUIRED = ("model", "method", "batch_size", "seq_len")
 
 #: Option → (type, default, its flags where they are not its name, help); in the words of api.plan and api.run.

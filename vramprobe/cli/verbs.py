@@ -316,6 +316,7 @@ def predict(
     shard_size: Annotated[
         int | None, typer.Option(help=f"Of {' and '.join(HYBRID)}: as many GPUs, and not all ({SHARD_SIZE}).")
     ] = None,
+    cp_size: Annotated[int | None, typer.Option(help="GPUs that share each sequence, under fsdp (1).")] = None,
     changes: Annotated[
         bool, typer.Option("--changes", help="What other options would save, also where it fits.")
     ] = False,
@@ -337,7 +338,7 @@ def predict(
     card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
-    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size}
+    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size, "cp_size": cp_size}
     question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
                 "--min-gpus": min_gpus}  # fmt: skip
     asking = [flag for flag, asked in question.items() if asked]
@@ -352,8 +353,9 @@ def predict(
     if asking == ["--min-gpus"]:
         if num_gpus is not None:
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
-        if shard_size is not None:
-            raise typer.BadParameter("--min-gpus asks how many GPUs share one model, so drop --shard-size.")
+        if shard_size is not None or cp_size is not None:
+            given = "--shard-size" if cp_size is None else "--cp-size"
+            raise typer.BadParameter(f"--min-gpus asks how many GPUs share one model, so drop {given}.")
         _show_min_gpus(_min_gpus(gpu, sharding, engine, cell), as_json=json_output)
         return
     if asking:

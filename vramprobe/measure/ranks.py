@@ -68,6 +68,8 @@ class Seat:
             from vramprobe.workload.zero_ranks import ZeroRank as kind
         elif spec.sharding == TENSOR_PARALLEL:
             from vramprobe.workload.tensor_parallel import TensorParallelRank as kind
+        elif spec.cp_size > 1:
+            from vramprobe.workload.context_parallel import ContextParallelRank as kind
         else:
             from vramprobe.workload.ranks import Rank as kind
         return kind(spec, meeting_place=self.meeting_place, host_is_filled=not is_emulated)

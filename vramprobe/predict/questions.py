@@ -27,11 +27,12 @@ SHARDING: Sharding = "fsdp"
 
 
 class _Ranks(NamedTuple):
-    """Of which kind, how many, how many to a hybrid's group; null: one GPU, or what is usual."""
+    """Of which kind, how many, how many to a hybrid's group, to a sequence; null: one GPU, or what is usual."""
 
     sharding: Sharding | None = None
     num_gpus: int | None = None
     shard_size: int | None = None
+    cp_size: int | None = None
 
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
@@ -61,6 +62,7 @@ def predict(
     sharding: Sharding | None = None,
     num_gpus: int | None = None,
     shard_size: int | None = None,
+    cp_size: int | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
     stack: str | None = None,
@@ -78,7 +80,7 @@ def predict(
     from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict.prediction import with_retries
 
-    ranks = _Ranks(sharding, num_gpus, shard_size)
+    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size)
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if stack is not None:
@@ -112,6 +114,7 @@ def changes(
     sharding: Sharding | None = None,
     num_gpus: int | None = None,
     shard_size: int | None = None,
+    cp_size: int | None = None,
     allow_extrapolation: bool = False,
     **options: Any,
 ) -> list[Change]:
@@ -123,7 +126,7 @@ def changes(
     """
     from vramprobe.predict.changes import candidates, what_would_save
 
-    ranks = _Ranks(sharding, num_gpus, shard_size)._asdict()
+    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size)._asdict()
     words = _without_recipe(options) | {"device": device} | ranks
     own = {
         "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation, "replays": False,
@@ -169,11 +172,13 @@ def _engine(
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    sharding, num_gpus, shard_size = ranks
+    sharding, num_gpus, shard_size, cp_size = ranks
     if shard_size is not None and sharding is None:
         raise SpecError(
             f"shard_size {shard_size} is for several GPUs; give sharding {' or '.join(HYBRID)}, and num_gpus"
         )
+    if cp_size is not None and sharding is None:
+        raise SpecError(f"cp_size {cp_size} is for several GPUs; give sharding fsdp, and num_gpus")
     if (sharding is None) != (num_gpus is None):
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
     if sharding is not None and engine == "trace":
@@ -187,7 +192,8 @@ def _engine(
                 if sharding is not None and num_gpus is not None:
                     from vramprobe.predict.hybrid import predict_one_of
 
-                    return predict_one_of(one, num_gpus, sharding, model, shard_size=shard_size, **extra)
+                    groups = {"shard_size": shard_size, "cp_size": cp_size or 1}
+                    return predict_one_of(one, num_gpus, sharding, model, **groups, **extra)
                 return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:
@@ -211,6 +217,11 @@ def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
 
 def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
     """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`."""
+    if (options.get("cp_size") or 1) > 1:
+        raise SpecError(
+            f"cp_size {options['cp_size']}: the longest sequence is not looked for where ranks share each; predict "
+            "lengths one by one"
+        )
     return _largest_count("seq_len", gpu, seq_len=1, batch_size=batch_size, **options)
 
 

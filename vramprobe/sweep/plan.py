@@ -268,8 +268,9 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
     gpu = card and card.gpu
     if spec.num_gpus > 1:
         return predict_one_of(
-            spec, spec.num_gpus, spec.sharding, fit, shard_size=spec.shard_size, offload=spec.offload, gpu=gpu
-        )
+            spec, spec.num_gpus, spec.sharding, fit, shard_size=spec.shard_size, cp_size=spec.cp_size,
+            cp_rotation=spec.cp_rotation, offload=spec.offload, gpu=gpu,
+        )  # fmt: skip
     try:
         found = predict(spec, fit, gpu=gpu)
     except OutOfRange:

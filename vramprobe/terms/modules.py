@@ -365,10 +365,23 @@ class Model:
                 allowed = self._allowed(setup.batch_size * numel, slides=slides)
                 self._masks[slides] = self.tape.new(allowed.numel, dtype)
                 del allowed
+        elif self.tape.leaps:
+            self._masks = {False: self._of_packed(setup.batch_size * numel)}
         elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
             # Falcon asks for a mask always (allow_is_causal_skip=False).
             slides = arch.model_type != "falcon"
             self._masks = {slides: self._allowed(numel, slides=slides)}
+
+    def _of_packed(self, numel: int) -> Value:
+        """The bools of a mask of several sequences in one: which are the same one's, and which are before."""
+        tape = self.tape
+        same = tape.new(numel, "bool")
+        allowed = tape.new(numel, "bool")
+        del same
+        before = tape.new(numel, "bool")
+        allowed = tape.new(numel, "bool")
+        del before
+        return allowed
 
     def _allowed(self, numel: int, *, slides: bool) -> Value:
         """The bools of a mask; of one that slides in the window, and behind (masking_utils.py, ``and_masks``)."""
@@ -391,7 +404,7 @@ class Model:
         checkpoints."""
         if self.arch.habits.repeats_heads and not self.setup.gradient_checkpointing:
             self.cache += [key, value]
-        out, self.held_in_layer = attend(self.setup, query, key, value, self.mask)
+        out, self.held_in_layer = attend(self.setup, query, key, value, None if self.tape.has_parts else self.mask)
         return out
 
     def heads_product(self, left: Value, right: Value, numel: int) -> Value:
@@ -425,7 +438,8 @@ class Model:
 
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""
-        numel = self.setup.seq_len * self.arch.rotary_size
+        rows = self.setup.batch_size if self.tape.has_parts else 1  # as position ids have them
+        numel = rows * self.setup.seq_len * self.arch.rotary_size
         if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"
         for _ in range(self.arch.num_rotary_tables):

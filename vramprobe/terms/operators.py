@@ -343,10 +343,10 @@ def cross_entropy(logits: Value, batch_size: int, seq_len: int, *, shifts_logits
     if shifts_logits:
         logits = tape.new_like(whole)
         tape.record([whole], [logits], [], lambda grads: [value_like(grads[0])])
-    labels = shifted_labels(tape, batch_size, seq_len)[-1]
+    labels = [] if tape.has_parts else shifted_labels(tape, batch_size, seq_len)[-1:]  # parts' are shifted before
     logs = tape.new_like(logits)
     tape.record([logits], [logs], [logs], lambda grads: [value_like(grads[0])])
     loss, weight = tape.new(1, "fp32"), tape.new(1, "fp32")
     numel = logs.numel
-    tape.record([logs], [loss], [labels, weight], lambda grads: [tape.new(numel, "fp32")])
+    tape.record([logs], [loss], [*labels, weight], lambda grads: [tape.new(numel, "fp32")])
     return loss

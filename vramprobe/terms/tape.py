@@ -57,6 +57,7 @@ class Tape:
 
     causes = CAUSES
     has_scratch = False  # whether what kernels take for a while is asked for
+    has_parts = False  # whether a sequence is shared with other ranks, and this one has a part of it (ring.py)
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:
@@ -171,6 +172,15 @@ class Tape:
         self, sizes: tuple[int, int, int, int, int], dtype: str, has_bias: bool, has_dropout: bool
     ) -> AttentionScratch | None:
         """The same of fused attention, where it is known; ``sizes``: batch, heads, length, of a head, of its value."""
+        return None
+
+    @property
+    def leaps(self) -> bool:
+        """Whether that part is not in one piece, which transformers makes a mask for."""
+        return False
+
+    def shared_attention(self, query: Value, key: Value, value: Value, num_out: int, num_stats: int) -> Value | None:
+        """Attention to the whole of a sequence that is shared; null where each rank has its own."""
         return None
 
     def multiplied(self) -> None:

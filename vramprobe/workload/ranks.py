@@ -10,6 +10,8 @@ Stepper for training.py. Nothing of the libraries is changed; what is asked of t
 * fsdp1-hybrid: ``HYBRID_SHARD``, whose groups are the machines: each rank sees as many cards as make one.
 * fsdp-hybrid: a ``ParallelismConfig`` of ``dp_replicate_size`` groups of ``dp_shard_size`` ranks: a mesh of two
   dimensions.
+* fsdp… with a cp_size: ``dp_shard_size`` × ``cp_size`` ranks share the model, and ``cp_size`` each sequence
+  (context_parallel.py).
 * zero1 … zero3: DeepSpeed's engine (zero_ranks.py).
 * offload params: FSDP's shards, their gradients and state stay on the host.
 
@@ -167,12 +169,20 @@ def _plugin(spec: CellSpec) -> dict[str, Any]:
 
 
 def _mesh(spec: CellSpec) -> dict[str, Any]:
-    if spec.sharding != "fsdp-hybrid" or spec.shard_size is None:
+    sizes: dict[str, Any] = {}
+    if spec.sharding == "fsdp-hybrid" and spec.shard_size is not None:
+        sizes = {"dp_replicate_size": spec.num_gpus // spec.shard_size, "dp_shard_size": spec.shard_size}
+    if spec.cp_size > 1:
+        from accelerate.utils import TorchContextParallelConfig
+
+        sharing = spec.shard_size or spec.num_gpus
+        rotation = TorchContextParallelConfig(cp_comm_strategy=spec.cp_rotation)
+        sizes |= {"dp_shard_size": sharing // spec.cp_size, "cp_size": spec.cp_size, "cp_handler": rotation}
+    if not sizes:
         return {}
     from accelerate.utils import ParallelismConfig
 
-    groups = spec.num_gpus // spec.shard_size
-    return {"parallelism_config": ParallelismConfig(dp_replicate_size=groups, dp_shard_size=spec.shard_size)}
+    return {"parallelism_config": ParallelismConfig(**sizes)}
 
 
 def _divide_adapters_apart(spec: CellSpec, model: nn.Module, accelerator: Any) -> None:

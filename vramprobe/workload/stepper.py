@@ -42,6 +42,12 @@ class Stepper:
         """Around forward and backward."""
         return nullcontext()
 
+    def inputs(
+        self, model: nn.Module, batch: dict[str, torch.Tensor]
+    ) -> AbstractContextManager[dict[str, torch.Tensor]]:
+        """What the model is called with in a micro-step, until its backward has ended."""
+        return nullcontext(batch)
+
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         """Of one micro-step."""
         loss.backward()

@@ -7,7 +7,7 @@ outside autocast, optimizer step, gradients set to None. Never measures anything
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,9 +83,9 @@ def train_step(work: Workload, observer: Observer, step: int) -> None:
     """One optimizer step over ``grad_accum`` micro-batches; ``step`` counts from 1."""
     spec, stepper = work.spec, work.stepper
     for micro_step in range(1, spec.grad_accum + 1):
-        with stepper.micro_step(work.model, is_last=micro_step == spec.grad_accum):
+        with stepper.micro_step(work.model, is_last=micro_step == spec.grad_accum), ExitStack() as until_backward_ends:
             with observer.phase("forward", step, micro_step):
-                loss = _forward(work)
+                loss = _forward(work, until_backward_ends.enter_context(stepper.inputs(work.model, work.batch)))
             with observer.phase("backward", step, micro_step):
                 stepper.backward(work.model, loss)
                 del loss
@@ -147,14 +147,14 @@ def _attention_nodes(tensor: torch.Tensor) -> list[str]:
     return sorted(name.removesuffix("0").removesuffix("Backward") for name in found)
 
 
-def _forward(work: Workload) -> torch.Tensor:
+def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The loss; the logits and the rest of the outputs are gone when this returns, as they are in a trainer."""
     spec = work.spec
     autocast: AbstractContextManager = nullcontext()
     if spec.autocast != "none" and not work.stepper.autocasts:
         autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])
     with autocast:
-        loss = work.model(**work.batch, use_cache=False).loss
+        loss = work.model(**batch, use_cache=False).loss
     return loss / spec.grad_accum if spec.grad_accum > 1 else loss
 
 

@@ -27,6 +27,7 @@ _INTEGERS = {
     "seed",
     "peak_step",
     "shard_size",
+    "cp_size",
     "only_rank",
 }
 _NUMBERS = {"lora_alpha", "lora_dropout"}
@@ -64,6 +65,8 @@ _MEANINGS = {
     "num_gpus": "ranks that trained together, one on each GPU",
     "sharding": "what they shared out, by the framework's name (ddp, fsdp, zero3, …); null on one GPU",
     "shard_size": "ranks of a group that shared one model, where several groups each had one; else null",
+    "cp_size": "ranks that shared each sequence, by context parallelism; 1 where each rank had its own",
+    "cp_rotation": "how those brought keys and values together: allgather or alltoall",
     "offload": "what the ranks kept in host memory: none, optimizer (state, stepped weights, gradients) or params, too",
     "only_rank": "the one rank that ran, its peers' messages made up; null where all ran",
     "device": "cuda or cpu",

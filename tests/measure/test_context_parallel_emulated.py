@@ -1,0 +1,149 @@
+"""Context parallelism on emulated cards, beside Trainer with accelerate's ParallelismConfig, unchanged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import vramprobe
+from emulated import require_emulation
+from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
+
+from vramprobe.records import store
+from vramprobe.records.record import RankRecord, RunRecord
+
+SWEEP = f"""
+name: shared
+defaults: {{model: {TINY_LLAMA_PATH}, batch_size: 2, seq_len: 1024, num_gpus: 2, sharding: fsdp, cp_size: 2,
+           device: cuda}}
+cells:
+  - {{method: full, autocast: bf16}}
+  - {{method: full, autocast: bf16, only_rank: [0, 1]}}
+  - {{method: lora, lora_targets: q_v, gradient_checkpointing: true}}
+  - {{method: full, autocast: bf16, cp_rotation: alltoall}}
+  - {{method: full, autocast: bf16, num_gpus: 8, sharding: fsdp-hybrid, shard_size: 4, grad_accum: 2, only_rank: 3}}
+"""
+#: As a user writes it; each rank leaves what its tensors asked for at most in each step.
+SCRIPT = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+from accelerate import ParallelismConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+folder, method = sys.argv[1:]
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+if method == "lora":
+    from peft import LoraConfig, get_peft_model
+    targets = ["q_proj", "v_proj"]
+    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
+seen = []
+
+class Peaks(TrainerCallback):
+    def on_step_begin(self, *args, **words):
+        torch.cuda.reset_peak_memory_stats()
+    def on_step_end(self, *args, **words):
+        seen.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
+
+tokens = torch.arange(1024) % 256
+settings = TrainingArguments(
+    output_dir="out", per_device_train_batch_size=2, max_steps=3, bf16=True, report_to=[], max_grad_norm=0.0,
+    save_strategy="no", optim="adamw_torch_fused", disable_tqdm=True, gradient_checkpointing=method == "lora",
+    parallelism_config=ParallelismConfig(cp_size=2), fsdp=True,
+    fsdp_config={"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"})
+trainer = Trainer(
+    model=model, args=settings, train_dataset=[{"input_ids": tokens, "labels": tokens}] * 64, callbacks=[Peaks()])
+trainer.train()
+with open(f"seen-{dist.get_rank()}.json", "w") as file:
+    json.dump(seen, file)
+"""
+#: Keys and values that a rank has of a layer in bf16: both, batch, heads, tokens, width.
+OWN = 2 * (2 * 2 * 2 * 512 * 16)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
+    require_emulation()
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "shared.yaml").write_text(SWEEP)
+    done = vramprobe("run", "shared.yaml", "--emulate", "H100-SXM x2", "--out", "out", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return store.read(folder / "out").records
+
+
+def one(records: list[RunRecord], method: str = "full", **words: object) -> RunRecord:
+    """The cell of two ranks that is so, all of them run and gathering at once unless told otherwise."""
+    words = {"num_gpus": 2, "only_rank": None, "cp_rotation": "allgather", "method": method} | words
+    (found,) = [
+        record for record in records if all(getattr(record.spec, name) == value for name, value in words.items())
+    ]
+    return found
+
+
+def counted(rank: RankRecord) -> list[dict]:
+    return [phase.model_dump(exclude={"rss_end_bytes", "device_used_bytes"}) for phase in rank.phases]
+
+
+def moved(rank: RankRecord) -> dict[tuple[str, str], int]:
+    return {(part.phase, part.kind): part.payload_bytes for part in rank.traffic}
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(index: int, records: list[RunRecord]) -> None:
+    (alone,) = one(records, only_rank=index).ranks
+    same = one(records).ranks[index]
+    assert counted(alone) == counted(same)
+    assert (alone.ledger, alone.traffic) == (same.ledger, same.traffic)
+
+
+def test_the_model_is_shared_out_and_so_is_each_sequence(records: list[RunRecord]) -> None:
+    """Half of the weights, in fp32 under autocast; the batch's parts lie where the whole lay."""
+    record = one(records)
+    assert record.facts.num_params == TINY_LLAMA_PARAMS
+    for rank in record.ranks:
+        assert 0 < rank.ledger.weights_bytes - 4 * TINY_LLAMA_PARAMS // 2 <= 64
+        assert rank.ledger.batch_bytes == 2 * 2 * 1024 * 8
+        assert rank.ledger.at_peak is not None
+
+
+def test_ranks_before_the_last_build_a_mask_that_nobody_reads(records: list[RunRecord]) -> None:
+    """Their positions leap from the front's part to the back's, which transformers takes for packed sequences."""
+    first, last = one(records, "lora").ranks
+    kept = [rank.ledger.saved_activations_bytes for rank in (first, last)]
+    assert kept[0] - kept[1] == 2 * 512 * 512
+
+
+def test_what_a_step_moves(records: list[RunRecord]) -> None:
+    """Beside FSDP's, in forward and in backward every layer's keys and values once; in backward their gradients in fp32
+    once for each rank."""
+    weights, root = 2 * TINY_LLAMA_PARAMS, 2 * (64 + 256 * 64)
+    for rank in one(records).ranks:
+        assert moved(rank) == {
+            ("forward", "all_gather"): weights + 2 * 2 * OWN, ("backward", "all_gather"): weights - root + 2 * 2 * OWN,
+            ("backward", "reduce_scatter"): weights, ("backward", "send"): 2 * 2 * 2 * OWN,
+            ("backward", "receive"): 2 * 2 * 2 * OWN,
+        }  # fmt: skip
+    for rank in one(records, cp_rotation="alltoall").ranks:
+        assert moved(rank)["forward", "all_gather"] == weights
+        assert moved(rank)["forward", "send"] == 2 * OWN
+        assert moved(rank)["backward", "send"] == (2 * 2 + 1) * 2 * OWN
+
+
+def test_groups_of_groups_run_and_accumulate(records: list[RunRecord]) -> None:
+    (rank,) = one(records, num_gpus=8, only_rank=3).ranks
+    assert {part.num_ranks for part in rank.traffic} == {2, 4}
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_as_trainer_trains_it(method: str, records: list[RunRecord], tmp_path: Path) -> None:
+    """The second and third step of both ranks, which repeat. Trainer has a count of tokens beside the batch."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["torchrun", "--nproc-per-node", "2", "train.py", str(TINY_LLAMA_PATH), method]
+    done = vramprobe("profile", "--emulate", "H100-SXM x2", "--", *words, cwd=tmp_path)
+    for index in (0, 1):
+        seen = tmp_path / f"seen-{index}.json"
+        assert seen.exists(), done.stdout + done.stderr
+        theirs = json.loads(seen.read_text())
+        ours = max(phase.requested_peak_bytes for phase in one(records, method).ranks[index].phases if phase.step == 3)
+        assert [0 <= peak - ours <= 32 for peak in theirs[1:]] == [True, True], (theirs, ours)

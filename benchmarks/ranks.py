@@ -52,13 +52,17 @@ def _moments(alone: CellSpec, spec: CellSpec) -> list[Moment]:
 
 
 def seen(record: RunRecord) -> list[dict[str, Any]]:
-    """A row for each phase of the steady step."""
+    """A row for each phase of the steady step, of several micro-steps the highest."""
     last = max(phase.step or 0 for phase in record.phases)
-    return [
-        {"cell": record.cell_id, "sharding": record.spec.sharding, "phase": phase.name,
-         "requested_bytes": phase.requested_peak_bytes, "allocated_bytes": phase.allocated_peak_bytes}
-        for phase in record.phases if phase.step == last and phase.name in PHASES
-    ]  # fmt: skip
+    found = []
+    for name in PHASES:
+        phases = [phase for phase in record.phases if phase.step == last and phase.name == name]
+        found.append({
+            "cell": record.cell_id, "sharding": record.spec.sharding, "phase": name,
+            "requested_bytes": max(phase.requested_peak_bytes or 0 for phase in phases),
+            "allocated_bytes": max(phase.allocated_peak_bytes or 0 for phase in phases),
+        })  # fmt: skip
+    return found
 
 
 def with_arithmetic(rows: Iterable[dict[str, Any]], cells: dict[str, CellSpec]) -> list[dict[str, Any]]:
@@ -93,7 +97,8 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         f"Rank 0 of {len(cells)} cells by the real libraries on an emulated {GPU}: the peak of each phase of the",
         "steady step. *Requested* is what tensors asked for, which arithmetic counts; *allocated* has what the caching",
         "allocator rounded up or did not split off a block, which it does not. Under FSDP1 requested has also what was",
-        "freed and is still used by another stream. Rebuild: `python benchmarks/ranks.py`.",
+        "freed and is still used by another stream. Of accumulated micro-steps the highest counts, phase by phase.",
+        "Rebuild: `python benchmarks/ranks.py`.",
         "",
         "## By sharding",
         "",

@@ -64,6 +64,36 @@ def test_a_hybrid_s_groups_share_and_keep_what_they_add_up_by_hand() -> None:
     assert at_the_step[True] == at_the_step[False]
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-shard-grad-op", "fsdp1", "fsdp1-shard-grad-op"])
+def test_accumulated_gradients_are_whole_until_the_last_micro_step(sharding: Sharding) -> None:
+    """In the dtype of the computation on any number of ranks; then this rank's fp32 shares alone are left."""
+    words = {"recipe": "mixed", "grad_accum": 4}
+    for num_gpus in (2, 4):
+        first = at(sharding, "forward", num_gpus, **words).terms["gradients"]
+        assert first == 2 * P
+        assert at(sharding, "forward", num_gpus, recipe="mixed").terms.get("gradients", 0) == 0
+        assert at(sharding, "optimizer_step", num_gpus, **words).terms["gradients"] == 4 * P // num_gpus
+
+
+def test_fsdp1_keeps_weights_between_micro_steps_where_it_keeps_them_from_forward_to_backward() -> None:
+
+    def at_first(sharding: Sharding, grad_accum: int) -> int:
+        found = rank_moments(tiny(recipe="mixed", grad_accum=grad_accum), 4, sharding, all_buffers=False)
+        return next(one.terms["gathered_weights"] for one in found if (one.phase, one.label) == ("forward", "embedding"))
+
+    assert at_first("fsdp1-shard-grad-op", 1) < at_first("fsdp1-shard-grad-op", 2) == 2 * P
+    assert at_first("fsdp1", 1) == at_first("fsdp1", 2) < 2 * P
+
+
+def test_of_two_micro_steps_none_begins_and_ends_with_whole_gradients() -> None:
+    """So that as the first layer's come in, a third one's, which has them already, is the highest."""
+    two, three, four = (
+        max(one.total_bytes for one in rank_moments(tiny(grad_accum=number), 4, "fsdp", all_buffers=False)
+            if (one.phase, one.label) == ("backward", "first layer")) for number in (2, 3, 4)
+    )  # fmt: skip
+    assert two < three == four
+
+
 def test_hybrids_that_cannot_be_are_refused() -> None:
     with pytest.raises(SpecError, match="num_gpus 16 under fsdp-hybrid is no multiple of shard_size 3"):
         predict_one_of(tiny(), 16, "fsdp-hybrid", shard_size=3)
@@ -363,8 +393,6 @@ def test_ddp_is_no_answer_to_how_many_gpus() -> None:
         ({"optim": "paged_adamw_8bit"}, "fsdp", "DTensors, which paged_adamw_8bit does not take"),
         ({"optim": "adafactor"}, "fsdp-shard-grad-op", "DTensors, which adafactor does not take"),
         ({"method": "qlora", "quant": "nf4"}, "fsdp", "bnb_4bit_quant_storage bf16; as uint8, its default"),
-        ({"grad_accum": 2}, "fsdp", "a trainer's no_sync keeps them whole"),
-        ({"grad_accum": 2}, "fsdp1", "a trainer's no_sync keeps them whole"),
     ],
 )
 def test_what_the_libraries_do_not_do_is_said(words: dict[str, Any], sharding: Sharding, warning: str) -> None:

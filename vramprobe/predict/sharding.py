@@ -177,8 +177,4 @@ def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) 
             "what ZeRO-3 gathers is counted layer by layer: 31 emulated ranks are off by 0.1 % on average and 0.8 % at "
             "worst (benchmarks/ranks.md), one of 405B by 3 %"
         )
-    if sharding.startswith("fsdp") and spec.grad_accum > 1:
-        found.append(
-            "gradients are reduced in every micro-step, as FSDP does by itself; a trainer's no_sync keeps them whole"
-        )
     return found

@@ -13,7 +13,13 @@ from vramprobe.terms import optimizer, parameters
 from vramprobe.terms.flat_tape import flat_walk
 from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.rank_parts import RankCourse, computed_tensors, quantised_parts, stored_tensors
+from vramprobe.terms.rank_parts import (
+    RankCourse,
+    computed_tensors,
+    quantised_parts,
+    stored_tensors,
+    walked_micro_steps,
+)
 from vramprobe.terms.rank_tape import Unit, Units, rank_units
 from vramprobe.terms.setup import setup_of
 
@@ -37,7 +43,7 @@ def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: boo
                 first = group[0][0]
                 width = ITEMSIZE_BYTES[first.dtype]
                 trained.append(first._replace(shape=(shard // width,), num_copies=copies))
-    units = Units(rank_units(in_layer), rank_units(outside), reshards=reshards)
+    units = Units(rank_units(in_layer), rank_units(outside), reshards=reshards, micro_steps=walked_micro_steps(spec))
     # peft asks an adapter for its dtype before its unit is gathered, and FSDP casts what comes to the gathered one's.
     raised = spec.lora_dtype if spec.autocast != "none" and spec.method != "full" else None
     walk = flat_walk(setup_of(spec, arch, computed, has_flash, raised), units)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from vramprobe.terms.families import layer_place
+from vramprobe.terms.graph import Value
 from vramprobe.terms.rank_tape import RankTape, Units
 from vramprobe.terms.setup import Setup
 from vramprobe.terms.tape import Covers
@@ -27,20 +28,19 @@ def flat_walk(setup: Setup, units: Units) -> Walk:
     """The Walk of one rank."""
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-    return walk_layers(setup, layers, FlatTape(setup.sizes.covers, units, places, setup.accumulates))
+    return walk_layers(setup, layers, FlatTape(setup.sizes.covers, units, places), units.micro_steps)
 
 
 class FlatTape(RankTape):
     """A RankTape whose units are flat parameters."""
 
-    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], accumulates: bool) -> None:
-        super().__init__(covers, units, layers, accumulates)
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str]) -> None:
+        super().__init__(covers, units, layers)
+        self._whole: dict[str, Value] = {}  # flat gradients of the micro-steps before
 
     def _enter(self, phase: str, name: str) -> None:
         if phase == "forward":
             if name == "embedding":
-                if self._accumulates:
-                    self._hold_shards()
                 self._gather("root")
             self._gather(name)
         elif name in self._names:
@@ -56,19 +56,29 @@ class FlatTape(RankTape):
         del copied
 
     def _reduce(self, name: str) -> None:
-        """Join the unit's gradients, free its weights, and keep this rank's share."""
+        """Join the unit's gradients, free its weights, and keep this rank's share; before the last micro-step, all."""
         unit = self._by_name[name]
         if not unit.reduced:
-            self._gathered.pop(name, None)
+            self._let_go(name)
             return
         joined = self._bytes(unit.reduced, "gradient_buckets")
         for leaf in self._leaves[name]:
             leaf.gradient = None
-        self._gathered.pop(name, None)
+        self._let_go(name)
+        if not self._reduces:
+            if name not in self._whole:
+                self._recause(joined.storage, "gradients")
+                self._whole[name] = joined
+            return
+        whole = self._whole.pop(name, joined)  # to which the joined ones are added in place
         shard = self._bytes(unit.reduced_share, "gradients")
         if unit.shard != unit.reduced_share:  # cast to the stored weights' dtype
             shard = self._bytes(unit.shard, "gradients")
-        if not self._accumulates:
-            self._shards.append(shard)
-        del shard
+        self._shards.append(shard)
+        del whole
         del joined
+
+    def _let_go(self, name: str) -> None:
+        """Of the gathered weights, which stay between micro-steps where they stay from forward to backward."""
+        if self._reduces or self._units.reshards:
+            self._gathered.pop(name, None)

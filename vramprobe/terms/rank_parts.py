@@ -60,6 +60,11 @@ def share_of(spec: CellSpec, tensor: Tensor, num_gpus: int, *, by_rows: bool) ->
     return Share(cut.numel, cut.num_bytes, 0, cut)
 
 
+def walked_micro_steps(spec: CellSpec) -> int:
+    """How many differ of those that FSDP runs: the first, which finds no gradients, those between, and the last."""
+    return min(spec.grad_accum, 3)
+
+
 @dataclass(frozen=True)
 class RankCourse:
     """A step of a rank whose batch size and length are left open, as ``terms.Course`` is one of a single GPU's."""

@@ -15,6 +15,8 @@ What is counted, and where the rule stands in the libraries' code:
   tensors aligned to 16 bytes and the whole padded to a multiple of N; adapters are units of their own, and each raises
   its input to its stored dtype before FSDP lowers it again, so that each saves a copy of its own. Left out: that
   adapters are gathered one after the other, and not with their layer (0.02 to 0.04 % of 135M).
+* Accumulated gradients: FSDP reduces them in the last micro-step alone (accelerate's ``no_sync``); until then each rank
+  has them whole, in the dtype of the computation, and under FSDP1's SHARD_GRAD_OP the gathered weights, too.
 * ``is_replicated``: the same among the ranks of one group (``fsdp-hybrid``, ``fsdp1-hybrid``). FSDP2 keeps what a group
   has reduced and all groups add up until backward has ended (_fsdp_param_group.py, ``_all_reduce_state``), which is
   more where it is cast to the dtype of stored weights.
@@ -29,9 +31,9 @@ What is counted, and where the rule stands in the libraries' code:
 * ``ddp``: all is whole, and DDP's buckets hold the gradients a second time (``gradient_as_bucket_view`` is off).
 
 What is not counted: NCCL's buffers and the CUDA context (predict/prediction.py sets both aside in a verdict), rounding
-to 512 bytes and what the caching allocator does not split off, what a trainer's ``no_sync`` keeps whole when gradients
-are accumulated, offloading to the host. What libraries did otherwise when published LoRA peaks under FSDP1 were
-measured (torch 2.4, reentrant checkpointing) is in benchmarks/published_ranks.md.
+to 512 bytes and what the caching allocator does not split off, offloading to the host. What libraries did otherwise
+when published LoRA peaks under FSDP1 were measured (torch 2.4, reentrant checkpointing) is in
+benchmarks/published_ranks.md.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from vramprobe.terms.rank_parts import (
     quantised_parts,
     share_of,
     stored_tensors,
+    walked_micro_steps,
 )
 from vramprobe.terms.rank_tape import Unit, Units, rank_units, rank_walk
 from vramprobe.terms.setup import setup_of
@@ -83,7 +86,7 @@ def rank_moments(
     if num_gpus == 1:
         return moments(spec, has_flash)
     made = course_of(spec, has_flash).rank_moments
-    key = (sharding, num_gpus, all_buffers, is_replicated, spec.batch_size, spec.seq_len)
+    key = (sharding, num_gpus, all_buffers, is_replicated, walked_micro_steps(spec), spec.batch_size, spec.seq_len)
     if sharding == "ddp":  # the same on any number
         key = (sharding, spec.batch_size, spec.seq_len)
     if key not in made:
@@ -113,7 +116,8 @@ def _kept(
     is_replicated: bool = False,
 ) -> RankCourse:  # fmt: skip
     """The course of a rank, kept for the next one of a cell that differs in batch size and length only."""
-    ranks, key = course_of(spec, has_flash).ranks, (num_gpus, sharding, all_buffers, is_replicated)
+    ranks = course_of(spec, has_flash).ranks
+    key = (num_gpus, sharding, all_buffers, is_replicated, walked_micro_steps(spec))
     if key not in ranks:
         ranks[key] = _course(
             spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated
@@ -155,7 +159,7 @@ def _fsdp(
     computed = computed_tensors(spec, stored)
     shares = [share_of(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
     units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart)
-    units = units._replace(is_replicated=is_replicated)
+    units = units._replace(is_replicated=is_replicated, micro_steps=walked_micro_steps(spec))
     walk = rank_walk(setup_of(spec, arch, computed, has_flash), units)
     trained = [share.as_state for tensor, share in zip(stored, shares, strict=True) if tensor.trained]
     idle = {

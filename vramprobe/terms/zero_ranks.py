@@ -12,7 +12,8 @@ from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import optimizer, parameters
 from vramprobe.terms.graph import ITEMSIZE_BYTES
-from vramprobe.terms.rank_parts import RankCourse, computed_tensors, share_of, stored_tensors
+from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.rank_parts import RankCourse, computed_tensors, quantised_parts, share_of, stored_tensors
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.zero_buckets import BucketRank, Rules, placed
 from vramprobe.terms.zero_gather import PERSISTENT_ELEMENTS, gathered_bytes
@@ -66,21 +67,29 @@ def bucket_course(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_fl
     return RankCourse(rank, idle, at_step, {}, {}, 0)
 
 
+def _as_divided(spec: CellSpec, tensor: Tensor) -> Tensor:
+    """A packed weight is divided and gathered as what it is stored in: so many elements of ``bnb_4bit_quant_storage``."""
+    if not tensor.quantised:
+        return tensor
+    packed, _ = quantised_parts(spec, tensor)
+    return tensor._replace(shape=(-(-packed // ITEMSIZE_BYTES[spec.dtype]),), dtype=spec.dtype, quantised=False)
+
+
 def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCourse:
     """Each tensor divided, in bf16 where DeepSpeed is told of it, else in fp32; with an fp32 copy, state and gradients.
 
     Buckets and gradients are there all along (stage3.py, ``__ipg_bucket_flat_buffer``).
-    A small tensor is whole beside its part (``persistence_threshold``), and adapters, which are made after ZeRO's init,
-    keep their dtype; nothing runs under autocast. What is gathered when is in zero_gather.py; here each place has the
+    A small tensor is whole beside its part (``persistence_threshold``). Adapters, which are made after ZeRO's init, keep
+    their dtype; those of quantised weights, which are loaded whole, are cast with the module. Nothing runs under autocast. What is gathered when is in zero_gather.py; here each place has the
     most that is gathered within it. Not explained: 405B's rank of 128 has 3 % more in backward.
     """
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     dtype = "fp32" if spec.autocast == "none" else spec.autocast
-    is_kept = [tensor.quantised or tensor.role == "adapter" for tensor in stored]
+    is_kept = [tensor.quantised or (tensor.role == "adapter" and spec.quant == "none") for tensor in stored]
     computed = tuple([tensor if kept else tensor._replace(dtype=dtype)
                       for tensor, kept in zip(stored, is_kept, strict=True)])  # fmt: skip
-    small = sum(tensor.num_bytes * tensor.num_copies for tensor in computed
-                if not tensor.quantised and tensor.numel < PERSISTENT_ELEMENTS)  # fmt: skip
+    divided = {tensor.name: _as_divided(spec, tensor) for tensor in computed}
+    small = sum(one.num_bytes * one.num_copies for one in divided.values() if one.numel < PERSISTENT_ELEMENTS)
     shares = [share_of(spec, tensor, num_gpus, by_rows=False) for tensor in computed]
     width = ITEMSIZE_BYTES[dtype]
     parts = [share.elements * tensor.num_copies for tensor, share in zip(computed, shares, strict=True)
@@ -99,13 +108,14 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
     }  # fmt: skip
     largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
     raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
-    temporaries = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
+    stepped = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
+    temporaries = max(stepped - small, 0)  # what is kept whole goes before the step, and comes back after it
     rules = Rules(
         in_bucket=width, sent=width, kept=0, held=0, is_compact=False, stage=3, bucket_elements=BUCKET_ELEMENTS
     )
     bucket = Bucket(BUCKET_ELEMENTS, 0, is_first_stage=False, raised=False)
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
-    used = [tensor for name in walk.names for tensor in computed if tensor.name == name]
+    used = [divided[name] for name in walk.names if name in divided]
     gathered = gathered_bytes(used, arch.num_layers, num_gpus, computes_again=spec.gradient_checkpointing)
     rank = BucketRank(
         walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules, gathered=gathered

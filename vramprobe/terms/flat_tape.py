@@ -4,7 +4,8 @@ In: the units, as rank_tape.py has them. Out: the Walk of one rank. No torch her
 2.13, torch/distributed/fsdp, under accelerate's answers (BACKWARD_PRE, original parameters):
 
 * _flat_param.py, ``unshard``: a unit is gathered into its flat parameter, of which weights are views; what is cast is
-  copied beside it (``_mp_shard``) until then. Nothing is copied out.
+  copied beside it (``_mp_shard``) until then. Nothing is copied out. What comes from the host as it is stays beside it,
+  as the original parameters are views of it (``flat_param_to``).
 * _runtime_utils.py, ``_pre_backward_hook``: a unit in backward has the next one gathered at once, the loss the last.
 * The gradients of the views wait for each other and are joined to one (autograd's ``split_with_sizes``), then the
   weights are freed, then they are reduced (``_post_backward_hook``).
@@ -52,7 +53,8 @@ class FlatTape(RankTape):
         if name in self._gathered or not self._by_name[name].gathered:
             return
         copied = self._bytes(self._by_name[name].cast, "gathered_weights")
-        self._gathered[name] = self._bytes(self._by_name[name].gathered, "gathered_weights")
+        unit = self._by_name[name]
+        self._gathered[name] = self._bytes(unit.gathered + unit.moved, "gathered_weights")
         del copied
 
     def _reduce(self, name: str) -> None:
@@ -74,7 +76,9 @@ class FlatTape(RankTape):
         shard = self._bytes(unit.reduced_share, "gradients")
         if unit.shard != unit.reduced_share:  # cast to the stored weights' dtype
             shard = self._bytes(unit.shard, "gradients")
-        self._shards.append(shard)
+        if not self._units.on_host:
+            self._shards.append(shard)
+        del shard
         del whole
         del joined
 

@@ -75,6 +75,7 @@ class RankCourse:
     added: dict[str, int]  # all along, beside what the walk counts under the same name
     in_passes: dict[str, int]  # the same in forward and backward only
     undivided: int  # what packed weights take more where FSDP leaves them whole
+    host: int = 0  # tensors in host memory between two steps, where something is offloaded
 
 
 def moments_of(course: RankCourse, spec: CellSpec) -> list[Moment]:

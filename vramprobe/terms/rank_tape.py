@@ -35,10 +35,11 @@ class Unit(NamedTuple):
     """Bytes of what is gathered by one collective; padded, so that every rank's share is as large."""
 
     gathered: int = 0  # weights, whole, in the dtype they are gathered in
-    cast: int = 0  # this rank's share of those that are cast before they are sent
+    cast: int = 0  # this rank's share of those that are cast before they are sent, or come from the host
     reduced: int = 0  # gradients, whole, in the dtype they are reduced in
     reduced_share: int = 0  # this rank's share of them
     shard: int = 0  # the same in the dtype of the stored weights, as the optimizer gets it
+    moved: int = 0  # this rank's share of those that FSDP1 copies from the host as they are stored: kept while gathered
 
 
 class Units(NamedTuple):
@@ -51,6 +52,7 @@ class Units(NamedTuple):
     apart: bool = False  # whether the head's own hook starts the backward's gathering, and not the loss's
     reshards: bool = True  # False: a layer stays gathered from its forward to its backward
     is_replicated: bool = False  # whether what is reduced is then added up among several groups
+    on_host: bool = False  # whether a rank's share of weights and gradients lies in host memory
     micro_steps: int = 1  # that are walked: the first, one of those between and the last, as far as there are
 
 
@@ -229,7 +231,8 @@ class RankTape(Tape):
             self._added_up.append(shard)
         if is_cast:
             shard = self._bytes(unit.shard, "gradients")
-        self._shards.append(shard)
+        if not self._units.on_host:
+            self._shards.append(shard)
         self._reducing = buffer
 
     def _finish(self) -> None:

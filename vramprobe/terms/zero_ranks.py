@@ -25,9 +25,13 @@ BUCKET_ELEMENTS = 500_000_000
 SUB_GROUP_ELEMENTS = 1_000_000_000
 #: Of an element, while its gradient's norm is taken (stage_1_and_2.py, ``get_norm_dtype``: double).
 _NORM_BYTES = 8
+#: How many steps there were, which torch's AdamW keeps in a tensor and DeepSpeed's CPUAdam does not.
+_COUNTER_BYTES = 4
 
 
-def bucket_course(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_flash: bool) -> RankCourse:
+def bucket_course(
+    spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_flash: bool, on_host: bool = False
+) -> RankCourse:
     """Weights whole, an fp32 copy of the trained ones and its state divided; gradients in a bucket, then divided.
 
     Of the rank with the first part of the flat parameters, which has the largest pieces where an embedding comes first.
@@ -40,7 +44,8 @@ def bucket_course(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_fl
     raised = spec.autocast == "none" and width == 2  # a 16-bit model that DeepSpeed is not told of: averaged in fp32
     held = 4 if raised else width
     rules = Rules(
-        in_bucket=held if is_first_stage else width, sent=held, kept=held, held=held, is_compact=raised,
+        in_bucket=held if is_first_stage else width, sent=held, kept=0 if on_host and not raised else held, held=held,
+        is_compact=raised,
         stage=1 if is_first_stage else 2, bucket_elements=BUCKET_ELEMENTS,
     )  # fmt: skip
     bucket = Bucket(BUCKET_ELEMENTS, BUCKET_ELEMENTS * rules.in_bucket, is_first_stage, raised and is_first_stage)
@@ -64,6 +69,13 @@ def bucket_course(spec: CellSpec, num_gpus: int, *, is_first_stage: bool, has_fl
     at_step = {"gradients": kept + (rank.left_bytes if stays else 0),
                "gradient_buckets": bucket.num_bytes if stays else 0,
                "optimizer_temporaries": max(norm, stepped, optimizer.temporaries_bytes(spec, [master]))}  # fmt: skip
+    if on_host:
+        state = idle.pop("optimizer_state")
+        idle["weights"] -= master.num_bytes
+        del at_step["optimizer_temporaries"]
+        buffer = max(tensor.numel for tensor in trained) * width  # of the largest tensor, there and here
+        host = part * (4 + 4 + width) + state - _COUNTER_BYTES + buffer
+        return RankCourse(rank, idle, at_step, {"gradients": buffer}, {}, 0, host)
     return RankCourse(rank, idle, at_step, {}, {}, 0)
 
 
@@ -75,7 +87,7 @@ def _as_divided(spec: CellSpec, tensor: Tensor) -> Tensor:
     return tensor._replace(shape=(-(-packed // ITEMSIZE_BYTES[spec.dtype]),), dtype=spec.dtype, quantised=False)
 
 
-def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCourse:
+def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: str = "none") -> RankCourse:
     """Each tensor divided, in bf16 where DeepSpeed is told of it, else in fp32; with an fp32 copy, state and gradients.
 
     Buckets and gradients are there all along (stage3.py, ``__ipg_bucket_flat_buffer``).
@@ -120,4 +132,10 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool) -> RankCour
     rank = BucketRank(
         walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules, gathered=gathered
     )
-    return RankCourse(rank, {}, {"optimizer_temporaries": temporaries}, held, {}, 0)
+    if offload == "none":
+        return RankCourse(rank, {}, {"optimizer_temporaries": temporaries}, held, {}, 0)
+    shares_bytes = sum(share.weights * tensor.num_copies for tensor, share in zip(computed, shares, strict=True))
+    moved = shares_bytes if offload == "params" else 0
+    on_card = {"weights": held["weights"] - master.num_bytes - moved, "gradient_buckets": held["gradient_buckets"]}
+    host = part * (4 + 4 + width) + held["optimizer_state"] - _COUNTER_BYTES + moved
+    return RankCourse(rank, {}, {}, on_card, {}, 0, host)

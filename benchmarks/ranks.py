@@ -37,7 +37,9 @@ NUMBERS = ("requested_bytes", "allocated_bytes", "arithmetic_bytes")
 
 def counted(spec: CellSpec) -> dict[str, int]:
     """By phase, the highest moment by arithmetic of what tensors ask for, with cuBLAS's workspaces."""
-    alone = spec.model_copy(update={"num_gpus": 1, "sharding": None, "shard_size": None, "only_rank": None, "offload": "none"})
+    alone = spec.model_copy(
+        update={"num_gpus": 1, "sharding": None, "shard_size": None, "only_rank": None, "offload": "none"}
+    )
     moments = _moments(alone, spec)
     extra = workspaces_bytes(alone, find_gpu(GPU))
     asked = [(one.phase, one.total_bytes - one.terms.get("block_remainders", 0)) for one in moments]
@@ -47,7 +49,8 @@ def counted(spec: CellSpec) -> dict[str, int]:
 def _moments(alone: CellSpec, spec: CellSpec) -> list[Moment]:
     assert spec.sharding is not None
     if spec.shard_size is not None:
-        return hybrid_moments(alone, spec.shard_size, spec.sharding.removesuffix("-hybrid"), all_buffers=False)
+        within = spec.sharding.removesuffix("-hybrid")
+        return hybrid_moments(alone, spec.shard_size, within, all_buffers=False, offload=spec.offload)
     return rank_moments(alone, spec.num_gpus, spec.sharding, all_buffers=False, offload=spec.offload)
 
 

@@ -40,8 +40,10 @@ def at(sharding: Sharding, phase: str, num_gpus: int = 4, *, all_buffers: bool =
 
 
 def test_ranks_that_are_run_and_not_counted_say_so() -> None:
-    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for offload params; run it"):
-        require_arithmetic("fsdp", "params")
+    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for sharding tp; run it"):
+        require_arithmetic("tp")
+    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for offload params of nf4 weights; run it"):
+        predict_one_of(tiny(method="qlora", quant="nf4", kbit_prep="none"), 2, "fsdp", offload="params")
     assert require_arithmetic("fsdp") == "fsdp"
 
 
@@ -80,7 +82,9 @@ def test_fsdp1_keeps_weights_between_micro_steps_where_it_keeps_them_from_forwar
 
     def at_first(sharding: Sharding, grad_accum: int) -> int:
         found = rank_moments(tiny(recipe="mixed", grad_accum=grad_accum), 4, sharding, all_buffers=False)
-        return next(one.terms["gathered_weights"] for one in found if (one.phase, one.label) == ("forward", "embedding"))
+        return next(
+            one.terms["gathered_weights"] for one in found if (one.phase, one.label) == ("forward", "embedding")
+        )
 
     assert at_first("fsdp1-shard-grad-op", 1) < at_first("fsdp1-shard-grad-op", 2) == 2 * P
     assert at_first("fsdp1", 1) == at_first("fsdp1", 2) < 2 * P
@@ -104,8 +108,6 @@ def test_hybrids_that_cannot_be_are_refused() -> None:
         predict_one_of(tiny(), 8, "zero3", shard_size=2)
     with pytest.raises(SpecError, match="quant int8 under fsdp1-hybrid"):
         predict_one_of(tiny(method="qlora", quant="int8", kbit_prep="none"), 16, "fsdp1-hybrid")
-    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for offload params"):
-        predict_one_of(tiny(), 16, "fsdp-hybrid", offload="params")
     with pytest.raises(UnsupportedArchitecture, match="more GPUs make more groups"):
         require_arithmetic("fsdp1-hybrid")
 

@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Sharding
+from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Offload, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -316,6 +316,9 @@ def predict(
     shard_size: Annotated[
         int | None, typer.Option(help=f"Of {' and '.join(HYBRID)}: as many GPUs, and not all ({SHARD_SIZE}).")
     ] = None,
+    offload: Annotated[
+        str | None, typer.Option(help=f"{' | '.join(get_args(Offload))}: what the ranks keep in host memory.")
+    ] = None,
     changes: Annotated[
         bool, typer.Option("--changes", help="What other options would save, also where it fits.")
     ] = False,
@@ -337,7 +340,7 @@ def predict(
     card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
-    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size}
+    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size, "offload": offload}
     question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
                 "--min-gpus": min_gpus}  # fmt: skip
     asking = [flag for flag, asked in question.items() if asked]
@@ -354,7 +357,7 @@ def predict(
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
         if shard_size is not None:
             raise typer.BadParameter("--min-gpus asks how many GPUs share one model, so drop --shard-size.")
-        _show_min_gpus(_min_gpus(gpu, sharding, engine, cell), as_json=json_output)
+        _show_min_gpus(_min_gpus(gpu, sharding, engine, cell, offload), as_json=json_output)
         return
     if asking:
         ask = api.max_batch_size if max_batch else api.max_seq_len if max_seq_len else api.largest_model
@@ -410,7 +413,9 @@ def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple
         return [], str(error)
 
 
-def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
+def _min_gpus(
+    gpu: str, sharding: str | None, engine: str, cell: dict[str, Any], offload: str | None = None
+) -> list[MinGpus]:
     """For one kind of sharding, or for each that the libraries can do with this cell."""
     from vramprobe import api
     from vramprobe.spec import cannot_shard
@@ -419,7 +424,9 @@ def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any])
     if engine == "trace":
         raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
     if sharding:
-        return [api.min_gpus(gpu=gpu, sharding=sharding, **cell)]
+        return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)]
+    if offload not in (None, "none"):
+        raise typer.BadParameter("--offload belongs to one kind of sharding; name it: --sharding zero2.")
     spec = api.cell(**{name: value for name, value in cell.items() if name not in ("fit", "allow_extrapolation")})
     return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in DIVIDING if not cannot_shard(spec, kind)]
 

@@ -27,9 +27,7 @@ from vramprobe.terms.setup import setup_of
 _ALIGNED_BYTES = 16
 
 
-def flat_course(
-    spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: bool, on_host: bool = False
-) -> RankCourse:
+def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: bool, on_host: bool = False) -> RankCourse:
     """Units are the layers and, as the root's, all outside them; an adapter is a unit of its own (peft's policy)."""
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     computed = computed_tensors(spec, stored)

@@ -162,9 +162,7 @@ def _course(
             is_replicated=is_replicated, on_host=offload != "none",
         )  # fmt: skip
     if sharding in _FLAT:
-        return flat_course(
-            spec, num_gpus, reshards=sharding == "fsdp1", has_flash=has_flash, on_host=offload != "none"
-        )
+        return flat_course(spec, num_gpus, reshards=sharding == "fsdp1", has_flash=has_flash, on_host=offload != "none")
     if sharding in ("zero1", "zero2"):
         return bucket_course(
             spec, num_gpus, is_first_stage=sharding == "zero1", has_flash=has_flash, on_host=offload != "none"

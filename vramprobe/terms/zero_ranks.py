@@ -80,7 +80,7 @@ def bucket_course(
 
 
 def _as_divided(spec: CellSpec, tensor: Tensor) -> Tensor:
-    """A packed weight is divided and gathered as what it is stored in: so many elements of ``bnb_4bit_quant_storage``."""
+    """A packed weight is divided and gathered as it is stored: so many elements of ``bnb_4bit_quant_storage``."""
     if not tensor.quantised:
         return tensor
     packed, _ = quantised_parts(spec, tensor)
@@ -91,9 +91,10 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     """Each tensor divided, in bf16 where DeepSpeed is told of it, else in fp32; with an fp32 copy, state and gradients.
 
     Buckets and gradients are there all along (stage3.py, ``__ipg_bucket_flat_buffer``).
-    A small tensor is whole beside its part (``persistence_threshold``). Adapters, which are made after ZeRO's init, keep
-    their dtype; those of quantised weights, which are loaded whole, are cast with the module. Nothing runs under autocast. What is gathered when is in zero_gather.py; here each place has the
-    most that is gathered within it. Not explained: 405B's rank of 128 has 3 % more in backward.
+    A small tensor is whole beside its part (``persistence_threshold``), but while the optimizer steps. Adapters, which
+    are made after ZeRO's init, keep their dtype; those of quantised weights, which are loaded whole, are cast with the
+    module. Nothing runs under autocast. What is gathered when is in zero_gather.py; here each place has the most that
+    is gathered within it. Offloaded parts of small tensors come to the card to be gathered after the step. Not explained: 405B's rank of 128 has 3 % more in backward.
     """
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     dtype = "fp32" if spec.autocast == "none" else spec.autocast
@@ -138,4 +139,7 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     moved = shares_bytes if offload == "params" else 0
     on_card = {"weights": held["weights"] - master.num_bytes - moved, "gradient_buckets": held["gradient_buckets"]}
     host = part * (4 + 4 + width) + held["optimizer_state"] - _COUNTER_BYTES + moved
-    return RankCourse(rank, {}, {}, on_card, {}, 0, host)
+    parts_of_small = sum(share.weights * tensor.num_copies for tensor, share in zip(computed, shares, strict=True)
+                         if tensor.numel < PERSISTENT_ELEMENTS)  # fmt: skip
+    at_step = {"optimizer_temporaries": parts_of_small} if moved else {}
+    return RankCourse(rank, {}, at_step, on_card, {}, 0, host)

@@ -66,6 +66,13 @@ def test_zero_1_and_2_have_a_buffer_of_the_largest_tensor_here_and_there(shardin
     assert host_bytes(tiny(), 4, sharding, "optimizer") == 18 * P // 4 + 2 * LARGEST
 
 
+def test_zero_2_accumulates_whole_gradients_on_the_host_of_the_weights_that_a_rank_has_any_of() -> None:
+    """Of the first rank of four: the embedding, and of the first layer what comes before its part ends."""
+    once, twice = (host_bytes(tiny(grad_accum=number), 4, "zero2", "optimizer") for number in (1, 2))
+    assert 2 * P // 4 <= twice - once <= 2 * (P // 4 + 64 * 176)
+    assert host_bytes(tiny(grad_accum=2), 4, "zero1", "optimizer") == once
+
+
 def test_zero_3_moves_its_optimizer_and_then_its_parts() -> None:
     """Every tensor of this model is so small that the card has it whole all the same."""
     bucket, part = {"gradient_buckets": 2 * BUCKET_ELEMENTS} | BATCH, P // 4

@@ -213,7 +213,7 @@ class RankTape(Tape):
         return self._micro_steps_left == 1
 
     def _reduce(self, name: str) -> None:
-        """Free the unit's weights; in the last micro-step copy its gradients to one buffer and keep this rank's share."""
+        """Free the unit's weights; in the last micro-step copy its gradients to one buffer and keep a share of them."""
         unit = self._by_name[name]
         self._gathered.pop(name, None)
         if not self._reduces:

@@ -75,6 +75,8 @@ def bucket_course(
         del at_step["optimizer_temporaries"]
         buffer = max(tensor.numel for tensor in trained) * width  # of the largest tensor, there and here
         host = part * (4 + 4 + width) + state - _COUNTER_BYTES + buffer
+        if spec.grad_accum > 1 and not is_first_stage and not raised:  # ``accumulated_grads_in_cpu``: whole tensors
+            host += width * sum([one.numel for one in weights if one.first < part])
         return RankCourse(rank, idle, at_step, {"gradients": buffer}, {}, 0, host)
     return RankCourse(rank, idle, at_step, {}, {}, 0)
 
@@ -94,7 +96,8 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     A small tensor is whole beside its part (``persistence_threshold``), but while the optimizer steps. Adapters, which
     are made after ZeRO's init, keep their dtype; those of quantised weights, which are loaded whole, are cast with the
     module. Nothing runs under autocast. What is gathered when is in zero_gather.py; here each place has the most that
-    is gathered within it. Offloaded parts of small tensors come to the card to be gathered after the step. Not explained: 405B's rank of 128 has 3 % more in backward.
+    is gathered within it. Offloaded parts of small tensors come to the card to be gathered after the step. Not
+    explained: 405B's rank of 128 has 3 % more in backward.
     """
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     dtype = "fp32" if spec.autocast == "none" else spec.autocast

@@ -59,9 +59,9 @@ def predict_rank(
     sharding: Sharding,
     model: MemoryModel | None = None,
     *,
-    offload: str = "none",
     allow_extrapolation: bool = False,
     gpu: HasKernels | None = None,
+    offload: str = "none",
 ) -> Prediction:
     """The allocated peak of one rank of ``num_gpus``; ``spec`` has the batch of one rank.
 

@@ -20,18 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.catalog import find_gpu
-from vramprobe.predict.hybrid import hybrid_moments, part_moments
+from vramprobe.predict.host import loaded_bytes
+from vramprobe.predict.hybrid import part_moments
 from vramprobe.predict.prediction import workspaces_bytes
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
 from vramprobe.terms import Moment
-from vramprobe.terms.ranks import rank_moments
+from vramprobe.terms.ranks import host_bytes, rank_moments
 
 FOLDER = Path(__file__).resolve().parent
 SWEEP, RESULTS, GPU = FOLDER / "ranks.yaml", FOLDER.parent / "out" / "ranks", "H100-SXM"
 PHASES = ("forward", "backward", "optimizer_step")
+HOST = "host"
 NUMBERS = ("requested_bytes", "allocated_bytes", "arithmetic_bytes")
 
 
@@ -39,31 +41,51 @@ def counted(spec: CellSpec) -> dict[str, int]:
     """By phase, the highest moment by arithmetic of what tensors ask for, with cuBLAS's workspaces."""
     alone = spec.model_copy(
         update={"num_gpus": 1, "sharding": None, "shard_size": None, "cp_size": 1, "cp_rotation": "allgather",
-                "only_rank": None}
+                "only_rank": None, "offload": "none"}
     )  # fmt: skip
     moments = _moments(alone, spec)
     extra = workspaces_bytes(alone, find_gpu(GPU))
     asked = [(one.phase, one.total_bytes - one.terms.get("block_remainders", 0)) for one in moments]
-    return {name: max(size for phase, size in asked if phase == name) + extra for name in PHASES}
+    found = {name: max(size for phase, size in asked if phase == name) + extra for name in PHASES}
+    if spec.offload == "none":
+        return found
+    within, size = _group(spec)
+    return found | {HOST: max(host_bytes(alone, size, within, spec.offload), loaded_bytes(alone, within))}
+
+
+def _group(spec: CellSpec) -> tuple[Any, int]:
+    """Of those that share a model: by which kind, how many."""
+    assert spec.sharding is not None
+    return spec.sharding.removesuffix("-hybrid"), spec.shard_size or spec.num_gpus
 
 
 def _moments(alone: CellSpec, spec: CellSpec) -> list[Moment]:
-    assert spec.sharding is not None
     if spec.cp_size > 1:
         return part_moments(spec, (spec.only_rank or 0) % spec.cp_size, all_buffers=False)
-    if spec.shard_size is not None:
-        return hybrid_moments(alone, spec.shard_size, spec.sharding.removesuffix("-hybrid"), all_buffers=False)
-    return rank_moments(alone, spec.num_gpus, spec.sharding, all_buffers=False)
+    within, size = _group(spec)
+    return rank_moments(
+        alone, size, within, all_buffers=False, is_replicated=spec.shard_size is not None, offload=spec.offload
+    )
 
 
 def seen(record: RunRecord) -> list[dict[str, Any]]:
-    """A row for each phase of the steady step."""
+    """A row for each phase of the steady step, of several micro-steps the highest; of offloaded ones one for the host,
+    tensors and pinned blocks."""
+    away = "" if record.spec.offload == "none" else f", {record.spec.offload} on the host"
+    named = {"cell": record.cell_id, "sharding": f"{_kind(record.spec)}{away}"}
     last = max(phase.step or 0 for phase in record.phases)
-    return [
-        {"cell": record.cell_id, "sharding": _kind(record.spec), "phase": phase.name,
-         "requested_bytes": phase.requested_peak_bytes, "allocated_bytes": phase.allocated_peak_bytes}
-        for phase in record.phases if phase.step == last and phase.name in PHASES
-    ]  # fmt: skip
+    found = []
+    for name in PHASES:
+        phases = [phase for phase in record.phases if phase.step == last and phase.name == name]
+        found.append({
+            **named, "phase": name, "requested_bytes": max(phase.requested_peak_bytes or 0 for phase in phases),
+            "allocated_bytes": max(phase.allocated_peak_bytes or 0 for phase in phases),
+        })  # fmt: skip
+    if away and record.ranks:
+        host = record.ranks[0]
+        found.append({**named, "phase": HOST, "requested_bytes": host.host_tensors_bytes,
+                      "allocated_bytes": host.host_pinned_bytes})  # fmt: skip
+    return found
 
 
 def _kind(spec: CellSpec) -> str:
@@ -103,7 +125,8 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         f"Rank 0, or the one named, of {len(cells)} cells by the real libraries on an emulated {GPU}: the peak of each",
         "phase of the steady step. *Requested* is what tensors asked for, which arithmetic counts; *allocated* has",
         "what the caching allocator rounded up or did not split off a block, which it does not. Under FSDP1 requested",
-        "has also what was freed and is still used by another stream. *With cp*: ranks that share each sequence.",
+        "has also what was freed and is still used by another stream. Of accumulated micro-steps the highest counts,",
+        "phase by phase. *With cp*: ranks that share each sequence.",
         "Rebuild: `python benchmarks/ranks.py`.",
         "",
         "## By sharding",
@@ -113,7 +136,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
     ]
     for sharding in dict.fromkeys(row["sharding"] for row in rows):
         own = [group for _, group in cells if group[0]["sharding"] == sharding]
-        tops = [max(group, key=lambda row: row["allocated_bytes"]) for group in own]
+        tops = [max(_on_card(group), key=lambda row: row["allocated_bytes"]) for group in own]
         shown = []
         for tier in ("requested_bytes", "allocated_bytes"):
             off = [off_percent(row, tier) for row in tops]
@@ -124,9 +147,26 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         "| cell | forward | backward | optimizer step |", "| --- | ---: | ---: | ---: |",
     ]  # fmt: skip
     for cell, group in cells:
-        shown = [f"{row['requested_bytes']:,} ({off_percent(row, 'requested_bytes'):+.3f} %)" for row in group]
+        shown = [
+            f"{row['requested_bytes']:,} ({off_percent(row, 'requested_bytes'):+.3f} %)" for row in _on_card(group)
+        ]
         lines.append(f"| {cell} | {' | '.join(shown)} |")
+    lines += [
+        "", "## On the host", "",
+        "Of rank 0, emulated, at most: its tensors, with arithmetic less emulated behind them (under FSDP the whole",
+        "model, as it is loaded, where that is more than its part of the states), and what torch took for those that",
+        "are pinned.",
+        "", "| cell | tensors | pinned blocks |", "| --- | ---: | ---: |",
+    ]  # fmt: skip
+    for row in rows:
+        if row["phase"] == HOST:
+            shown = f"{row['requested_bytes']:,} ({off_percent(row, 'requested_bytes'):+.4f} %)"
+            lines.append(f"| {row['cell']} | {shown} | {row['allocated_bytes']:,} |")
     return "\n".join(lines) + "\n"
+
+
+def _on_card(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in group if row["phase"] != HOST]
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from vramprobe import api
@@ -107,6 +108,8 @@ def _train(spec: CellSpec, wrapping: str, instrument: CpuInstrument) -> dict[str
     work, held = training.Workload(spec, model, optimizer, batch, Stepper(spec)), {}
     for step in (1, 2, 3):
         for micro_step in range(1, spec.grad_accum + 1):
+            if isinstance(model, FSDPModule):  # as accelerate's no_sync does
+                model.set_requires_gradient_sync(micro_step == spec.grad_accum)
             with instrument.phase("forward", step, micro_step):
                 loss = training._forward(work, work.batch)
             with instrument.phase("backward", step, micro_step):

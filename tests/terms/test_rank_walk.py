@@ -30,7 +30,7 @@ def asked(spec: CellSpec, num_gpus: int, apart: bool) -> tuple[Setup, Units]:
 def of_known_shares(setup: Setup, units: Units) -> Walk:
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places, accumulates=setup.accumulates))
+    return walk_layers(setup, layers, RankTape(setup.sizes.covers, units, places), units.micro_steps)
 
 
 @pytest.mark.parametrize(("model", "method", "options"), [

@@ -300,6 +300,7 @@ def print_min_gpus(found: Iterable[MinGpus]) -> None:
             f"  {one.sharding:<18}  {count}: {format_bytes(needed.value)} each, up to {format_bytes(needed.high)} "
             f"of {format_bytes(one.verdict.usable_bytes)}"
             + (f"; tight on {one.tight_num_gpus}" if one.tight_num_gpus else "")
+            + (f"; {format_bytes(one.host_bytes)} of a machine's host memory" if one.host_bytes else "")
         )
 
 

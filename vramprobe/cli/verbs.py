@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Sharding
+from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Offload, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -317,6 +317,9 @@ def predict(
         int | None, typer.Option(help=f"Of {' and '.join(HYBRID)}: as many GPUs, and not all ({SHARD_SIZE}).")
     ] = None,
     cp_size: Annotated[int | None, typer.Option(help="GPUs that share each sequence, under fsdp (1).")] = None,
+    offload: Annotated[
+        str | None, typer.Option(help=f"{' | '.join(get_args(Offload))}: what the ranks keep in host memory.")
+    ] = None,
     changes: Annotated[
         bool, typer.Option("--changes", help="What other options would save, also where it fits.")
     ] = False,
@@ -338,7 +341,8 @@ def predict(
     card = find_gpu(gpu) if gpu is not None else None
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
-    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size, "cp_size": cp_size}
+    ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size, "cp_size": cp_size,
+             "offload": offload}  # fmt: skip
     question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
                 "--min-gpus": min_gpus}  # fmt: skip
     asking = [flag for flag, asked in question.items() if asked]
@@ -356,7 +360,7 @@ def predict(
         if shard_size is not None or cp_size is not None:
             given = "--shard-size" if cp_size is None else "--cp-size"
             raise typer.BadParameter(f"--min-gpus asks how many GPUs share one model, so drop {given}.")
-        _show_min_gpus(_min_gpus(gpu, sharding, engine, cell), as_json=json_output)
+        _show_min_gpus(_min_gpus(gpu, sharding, engine, cell, offload), as_json=json_output)
         return
     if asking:
         ask = api.max_batch_size if max_batch else api.max_seq_len if max_seq_len else api.largest_model
@@ -412,7 +416,9 @@ def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple
         return [], str(error)
 
 
-def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any]) -> list[MinGpus]:
+def _min_gpus(
+    gpu: str, sharding: str | None, engine: str, cell: dict[str, Any], offload: str | None = None
+) -> list[MinGpus]:
     """For one kind of sharding, or for each that the libraries can do with this cell."""
     from vramprobe import api
     from vramprobe.spec import cannot_shard
@@ -421,7 +427,9 @@ def _min_gpus(gpu: str, sharding: str | None, engine: str, cell: dict[str, Any])
     if engine == "trace":
         raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
     if sharding:
-        return [api.min_gpus(gpu=gpu, sharding=sharding, **cell)]
+        return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)]
+    if offload not in (None, "none"):
+        raise typer.BadParameter("--offload belongs to one kind of sharding; name it: --sharding zero2.")
     spec = api.cell(**{name: value for name, value in cell.items() if name not in ("fit", "allow_extrapolation")})
     return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in DIVIDING if not cannot_shard(spec, kind)]
 

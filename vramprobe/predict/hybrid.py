@@ -8,14 +8,16 @@ No torch here.
 
 from __future__ import annotations
 
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.choices import HYBRID, SHARD_SIZE
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
+from vramprobe.predict.host import in_words
 from vramprobe.predict.prediction import HasKernels, Prediction, predict_moments, without_flash
-from vramprobe.predict.sharding import _doubts, predict_rank, require_arithmetic
+from vramprobe.predict.sharding import _doubts, predict_rank, require_arithmetic, require_offload
 from vramprobe.spec import CellSpec, cannot_group, cannot_shard, cannot_share_sequences
 from vramprobe.terms import Moment
-from vramprobe.terms.ranks import Sharding, rank_moments
+from vramprobe.terms.ranks import Sharding, host_bytes, rank_moments
 from vramprobe.terms.ring import Ring, ring_moments
 
 
@@ -35,41 +37,57 @@ def predict_one_of(
     """The allocated peak of one rank of ``num_gpus``, as predict_rank has it; hybrids are counted, too.
 
     ``shard_size``: the ranks of a hybrid's group (choices.SHARD_SIZE); ``cp_size``: those that share each sequence of
-    ``spec``. Raises what predict_rank and require_arithmetic raise, and SpecError where the ranks make no such groups.
+    ``spec``. ``offload``: what lies in host memory, of which the Prediction has a rank's bytes. Raises what
+    predict_rank, require_offload and require_arithmetic raise, and SpecError where the ranks make no such groups.
     """
+    require_offload(spec, str(sharding), offload)
+    if offload != "none" and num_gpus == 1:
+        raise SpecError(f"offload {offload} is for several GPUs; give num_gpus 2 or more, or leave it out")
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
     if sharding in HYBRID and shard_size is None:
         shard_size = SHARD_SIZE
     if cp_size > 1:
         ranks = {"num_gpus": num_gpus, "sharding": sharding, "shard_size": shard_size, "cp_size": cp_size,
                  "cp_rotation": cp_rotation}  # fmt: skip
-        require_arithmetic(str(sharding).removesuffix("-hybrid"), offload)
+        require_arithmetic(str(sharding).removesuffix("-hybrid"))
+        if offload != "none":
+            raise UnsupportedArchitecture(
+                f"there is no arithmetic for offload {offload} with cp_size; run it, on emulated GPUs say: vramprobe "
+                "measure --emulate"
+            )
         return _predict_part(spec, spec.model_copy(update=ranks), model, **words)
     if sharding not in HYBRID:
         if shard_size is not None and (reason := cannot_group(str(sharding), num_gpus, shard_size)):
             raise SpecError(reason)
-        return predict_rank(spec, num_gpus, require_arithmetic(sharding, offload), model, **words)
+        counted = require_arithmetic(sharding)
+        found = predict_rank(spec, num_gpus, counted, model, offload=offload, **words)
+        return _offloaded(found, spec, num_gpus, counted, offload)
     assert shard_size is not None
-    size, base = shard_size, require_arithmetic(sharding.removesuffix("-hybrid"), offload)
+    size, base = shard_size, require_arithmetic(sharding.removesuffix("-hybrid"))
     if reason := cannot_group(sharding, num_gpus, size) or cannot_shard(spec, sharding):
         raise SpecError(reason)
     has_flash = gpu is None or gpu.has_flash
     few, many = (
-        hybrid_moments(spec, size, base, all_buffers=in_one_unit, has_flash=has_flash) for in_one_unit in (False, True)
+        hybrid_moments(spec, size, base, all_buffers=in_one_unit, has_flash=has_flash, offload=offload)
+        for in_one_unit in (False, True)
     )
     note = f"one rank of {num_gpus} under {sharding}, {size} to a group, by arithmetic, per rank, not measured"
-    return predict_moments(
+    found = predict_moments(
         spec, few, model, allow_extrapolation=allow_extrapolation, at_most=many, num_gpus=num_gpus, sharding=sharding,
         notes=[note, *_doubts(spec, size, base, has_flash), *without_flash(spec, gpu)],
         workspaces=workspaces_bytes(spec, gpu),
     )  # fmt: skip
+    return _offloaded(found, spec, size, base, offload)
 
 
 def hybrid_moments(
-    spec: CellSpec, shard_size: int, within: Sharding, *, all_buffers: bool, has_flash: bool = True
-) -> list[Moment]:
+    spec: CellSpec, shard_size: int, within: Sharding, *, all_buffers: bool, has_flash: bool = True,
+    offload: str = "none",
+) -> list[Moment]:  # fmt: skip
     """Of a rank whose group shares the model by ``within``: how many groups there are does not matter."""
-    return rank_moments(spec, shard_size, within, all_buffers=all_buffers, has_flash=has_flash, is_replicated=True)
+    return rank_moments(
+        spec, shard_size, within, all_buffers=all_buffers, has_flash=has_flash, is_replicated=True, offload=offload
+    )
 
 
 def _predict_part(
@@ -115,3 +133,14 @@ def part_moments(ranks: CellSpec, index: int, *, all_buffers: bool, has_flash: b
         Ring(ranks.cp_size, index, ranks.cp_rotation == "allgather"), reshards=ranks.sharding != "fsdp-shard-grad-op",
         is_replicated=ranks.sharding in HYBRID, all_buffers=all_buffers, has_flash=has_flash,
     )  # fmt: skip
+
+
+def _offloaded(found: Prediction, spec: CellSpec, num_gpus: int, within: Sharding, offload: str) -> Prediction:
+    """With what lies on the host, of ranks of which so many share a model."""
+    if offload == "none":
+        return found
+    return found.model_copy(update={
+        "cell_id": found.cell_id if spec.sharding else f"{found.cell_id}_offload-{offload}",
+        "warnings": [*found.warnings, in_words(spec, num_gpus, within, offload)],
+        "host_bytes": host_bytes(spec, num_gpus, within, offload),
+    })  # fmt: skip

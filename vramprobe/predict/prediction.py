@@ -121,6 +121,7 @@ class Prediction(_Frozen):
     libraries: dict[str, str] = {}  # package → version: what it holds for
     num_gpus: int = 1  # more: of one rank, by arithmetic (sharding.py)
     sharding: str | None = None
+    host_bytes: int | None = None  # tensors of one rank in host memory, where something is offloaded
 
 
 class HasMemory(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
-from vramprobe.choices import HYBRID, Sharding
+from vramprobe.choices import HYBRID, Offload, Sharding
 from vramprobe.errors import OutOfRange, SpecError
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ SHARDING: Sharding = "fsdp"
 
 
 class _Ranks(NamedTuple):
-    """Of which kind, how many, how many to a hybrid's group, to a sequence; null: one GPU, or what is usual."""
+    """Of which kind, how many, how many to a hybrid's group, to a sequence, what is offloaded; null: one GPU, or what is
+    usual."""
 
     sharding: Sharding | None = None
     num_gpus: int | None = None
     shard_size: int | None = None
     cp_size: int | None = None
+    offload: Offload | None = None
 
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
@@ -63,6 +65,7 @@ def predict(
     num_gpus: int | None = None,
     shard_size: int | None = None,
     cp_size: int | None = None,
+    offload: Offload | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
     stack: str | None = None,
@@ -73,14 +76,14 @@ def predict(
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's; ``shard_size`` of
-    them to a group, under a hybrid. ``replays``: on CUDA by the allocator's replay, where the fit knows how far off
-    that is; else by arithmetic alone, as on the page.
+    them to a group, under a hybrid; ``offload``: what they keep in host memory. ``replays``: on CUDA by the allocator's
+    replay, where the fit knows how far off that is; else by arithmetic alone, as on the page.
     ``stack``: under another release, ``transformers-4.48``, by arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict.prediction import with_retries
 
-    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size)
+    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, offload)
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if stack is not None:
@@ -115,6 +118,7 @@ def changes(
     num_gpus: int | None = None,
     shard_size: int | None = None,
     cp_size: int | None = None,
+    offload: Offload | None = None,
     allow_extrapolation: bool = False,
     **options: Any,
 ) -> list[Change]:
@@ -126,7 +130,7 @@ def changes(
     """
     from vramprobe.predict.changes import candidates, what_would_save
 
-    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size)._asdict()
+    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, offload)._asdict()
     words = _without_recipe(options) | {"device": device} | ranks
     own = {
         "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation, "replays": False,
@@ -172,7 +176,9 @@ def _engine(
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    sharding, num_gpus, shard_size, cp_size = ranks
+    sharding, num_gpus, shard_size, cp_size, offload = ranks
+    if offload not in (None, "none") and sharding is None:
+        raise SpecError(f"offload {offload} is for several GPUs; give sharding and num_gpus")
     if shard_size is not None and sharding is None:
         raise SpecError(
             f"shard_size {shard_size} is for several GPUs; give sharding {' or '.join(HYBRID)}, and num_gpus"
@@ -192,7 +198,7 @@ def _engine(
                 if sharding is not None and num_gpus is not None:
                     from vramprobe.predict.hybrid import predict_one_of
 
-                    groups = {"shard_size": shard_size, "cp_size": cp_size or 1}
+                    groups = {"shard_size": shard_size, "cp_size": cp_size or 1, "offload": offload or "none"}
                     return predict_one_of(one, num_gpus, sharding, model, **groups, **extra)
                 return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
@@ -252,6 +258,7 @@ def min_gpus(
     gpu: str,
     sharding: Sharding,
     fit: str | Path | MemoryModel | None = None,
+    offload: Offload | None = None,
     allow_extrapolation: bool = False,
     **options: Any,
 ) -> MinGpus:
@@ -261,7 +268,9 @@ def min_gpus(
     one = cell(device=options.pop("device", None) or "cuda", **options)
     card = catalog.find_gpu(gpu)
     counted = ranks.require_arithmetic(sharding)
-    return ranks.min_gpus(one, card, counted, given_fit(fit), allow_extrapolation=allow_extrapolation)
+    return ranks.min_gpus(
+        one, card, counted, given_fit(fit), offload=offload or "none", allow_extrapolation=allow_extrapolation
+    )
 
 
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:

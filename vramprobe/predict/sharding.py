@@ -17,6 +17,7 @@ from vramprobe import choices
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
+from vramprobe.predict.host import of_machine_bytes
 from vramprobe.predict.prediction import (
     HasKernels,
     Prediction,
@@ -25,7 +26,7 @@ from vramprobe.predict.prediction import (
     verdict,
     without_flash,
 )  # fmt: skip
-from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_shard
+from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_offload, cannot_shard
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
 from vramprobe.units import format_bytes
 
@@ -48,6 +49,8 @@ class MinGpus(BaseModel):
     num_gpus: int | None
     tight_num_gpus: int | None = None
     verdict: Verdict  # of one rank
+    offload: str = "none"
+    host_bytes: int | None = None  # tensors of all ranks of a machine in its memory, where something is offloaded
 
 
 def predict_rank(
@@ -58,6 +61,7 @@ def predict_rank(
     *,
     allow_extrapolation: bool = False,
     gpu: HasKernels | None = None,
+    offload: str = "none",
 ) -> Prediction:
     """The allocated peak of one rank of ``num_gpus``; ``spec`` has the batch of one rank.
 
@@ -68,7 +72,10 @@ def predict_rank(
     """
     _check(spec, num_gpus, sharding)
     has_flash = gpu is None or gpu.has_flash
-    few, many = (rank_moments(spec, num_gpus, sharding, all_buffers=yes, has_flash=has_flash) for yes in (False, True))
+    few, many = (
+        rank_moments(spec, num_gpus, sharding, all_buffers=yes, has_flash=has_flash, offload=offload)
+        for yes in (False, True)
+    )
     note = f"one rank of {num_gpus} under {sharding}, by arithmetic, per rank, not measured"
     notes = [note, *_doubts(spec, num_gpus, sharding, has_flash)] if num_gpus > 1 else ["one GPU: nothing is sharded"]
     notes += without_flash(spec, gpu)
@@ -84,25 +91,34 @@ def min_gpus(
     sharding: Sharding,
     model: MemoryModel | None = None,
     *,
+    offload: str = "none",
     allow_extrapolation: bool = False,
 ) -> MinGpus:
-    """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``.
+    """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``. On one, nothing is
+    offloaded.
 
     Raises SpecError for ddp, which divides nothing, and what predict_rank raises.
     """
     if sharding == "ddp":
         raise SpecError(f"sharding: ddp divides nothing, so no number of GPUs makes a cell fit; use {_some(DIVIDING)}")
 
+    require_offload(spec, sharding, offload)
+
     @cache
     def judged(num_gpus: int) -> Verdict:
-        one = predict_rank(spec, num_gpus, sharding, model, allow_extrapolation=allow_extrapolation, gpu=gpu)
+        one = predict_rank(
+            spec, num_gpus, sharding, model, offload=offload, allow_extrapolation=allow_extrapolation, gpu=gpu
+        )
         return verdict(one, gpu)
 
     fewest = _first(lambda num_gpus: judged(num_gpus).verdict == "fits")
     tight = _first(lambda num_gpus: judged(num_gpus).verdict != "does not fit")
+    on_host = None
+    if offload != "none" and (fewest or MAX_GPUS) > 1:
+        on_host = of_machine_bytes(spec, fewest or MAX_GPUS, sharding, offload)
     return MinGpus(
         sharding=sharding, num_gpus=fewest, tight_num_gpus=None if tight == fewest else tight,
-        verdict=judged(fewest or MAX_GPUS),
+        verdict=judged(fewest or MAX_GPUS), offload=offload, host_bytes=on_host,
     )  # fmt: skip
 
 
@@ -122,12 +138,16 @@ def _first(holds: Callable[[int], bool]) -> int | None:
     return many
 
 
-def require_arithmetic(sharding: str | None, offload: str = "none") -> Sharding:
+def require_offload(spec: CellSpec, sharding: str, offload: str) -> None:
+    """Raises SpecError for what cannot be offloaded so."""
+    if offload not in get_args(choices.Offload):
+        raise SpecError(f"offload: {offload!r} given; allowed: {_some(get_args(choices.Offload))}")
+    if reason := cannot_offload(spec.model_copy(update={"offload": offload}), sharding):
+        raise SpecError(reason)
+
+
+def require_arithmetic(sharding: str | None) -> Sharding:
     """The same name. Raises UnsupportedArchitecture for ranks that are run and not counted, SpecError for any other."""
-    if offload != "none":
-        raise UnsupportedArchitecture(
-            f"there is no arithmetic for offload {offload}; run it, on emulated GPUs say: vramprobe measure --emulate"
-        )
     for counted in get_args(Sharding):
         if sharding == counted:
             return counted
@@ -170,15 +190,9 @@ def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) 
             f"4-bit weights are divided only with bnb_4bit_quant_storage {spec.dtype}; as uint8, its default, "
             f"accelerate leaves them whole on each rank: {format_bytes(whole)} more"
         )
-    if sharding == "zero3" and spec.quant != "none":
-        found.append(f"{spec.quant} weights are divided under {sharding}, and no run of them was compared with this")
     if sharding == "zero3":
         found.append(
-            "what ZeRO-3 gathers is counted layer by layer: 31 emulated ranks are off by 0.1 % on average and 0.8 % at "
+            "what ZeRO-3 gathers is counted layer by layer: 35 emulated ranks are off by 0.1 % on average and 0.8 % at "
             "worst (benchmarks/ranks.md), one of 405B by 3 %"
-        )
-    if sharding.startswith("fsdp") and spec.grad_accum > 1:
-        found.append(
-            "gradients are reduced in every micro-step, as FSDP does by itself; a trainer's no_sync keeps them whole"
         )
     return found

@@ -13,7 +13,13 @@ from vramprobe.terms import optimizer, parameters
 from vramprobe.terms.flat_tape import flat_walk
 from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.rank_parts import RankCourse, computed_tensors, quantised_parts, stored_tensors
+from vramprobe.terms.rank_parts import (
+    RankCourse,
+    computed_tensors,
+    quantised_parts,
+    stored_tensors,
+    walked_micro_steps,
+)
 from vramprobe.terms.rank_tape import Unit, Units, rank_units
 from vramprobe.terms.setup import setup_of
 
@@ -21,14 +27,14 @@ from vramprobe.terms.setup import setup_of
 _ALIGNED_BYTES = 16
 
 
-def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: bool) -> RankCourse:
+def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: bool, on_host: bool = False) -> RankCourse:
     """Units are the layers and, as the root's, all outside them; an adapter is a unit of its own (peft's policy)."""
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     computed = computed_tensors(spec, stored)
     in_layer, outside, held, trained = [], [], 0, []
     for per_layer in (True, False):
         for group in _flat_groups(stored, computed, per_layer=per_layer):
-            unit, shard = _flat_unit(spec, group, num_gpus)
+            unit, shard = _flat_unit(spec, group, num_gpus, on_host)
             copies = group[0][0].num_copies if per_layer else 1
             (in_layer if per_layer else outside).append(unit)
             held += shard * copies
@@ -37,17 +43,19 @@ def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: boo
                 first = group[0][0]
                 width = ITEMSIZE_BYTES[first.dtype]
                 trained.append(first._replace(shape=(shard // width,), num_copies=copies))
-    units = Units(rank_units(in_layer), rank_units(outside), reshards=reshards)
+    units = Units(
+        rank_units(in_layer), rank_units(outside), reshards=reshards, on_host=on_host,
+        micro_steps=walked_micro_steps(spec),
+    )  # fmt: skip
     # peft asks an adapter for its dtype before its unit is gathered, and FSDP casts what comes to the gathered one's.
     raised = spec.lora_dtype if spec.autocast != "none" and spec.method != "full" else None
     walk = flat_walk(setup_of(spec, arch, computed, has_flash, raised), units)
-    idle = {
-        "weights": parameters.buffers_bytes(arch, spec.dtype) + held,
-        "optimizer_state": optimizer.allocated_state_bytes(spec, trained),
-    }
+    buffers, state = parameters.buffers_bytes(arch, spec.dtype), optimizer.allocated_state_bytes(spec, trained)
     at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),
                "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
-    return RankCourse(walk, idle, at_step, {}, {}, 0)
+    if on_host:
+        return RankCourse(walk, {"weights": buffers}, {}, {}, {}, 0, held + state + at_step["gradients"])
+    return RankCourse(walk, {"weights": buffers + held, "optimizer_state": state}, at_step, {}, {}, 0)
 
 
 _Pair = tuple[Tensor, Tensor]  # as stored, as computed with
@@ -61,7 +69,7 @@ def _flat_groups(stored: Sequence[Tensor], computed: Sequence[Tensor], *, per_la
     return [group for group in (together, *([pair] for pair in pairs if pair not in together)) if group]
 
 
-def _flat_unit(spec: CellSpec, group: Sequence[_Pair], num_gpus: int) -> tuple[Unit, int]:
+def _flat_unit(spec: CellSpec, group: Sequence[_Pair], num_gpus: int, on_host: bool) -> tuple[Unit, int]:
     """(what is gathered and reduced, this rank's bytes of it) of one flat parameter."""
     stored_bytes, computed_bytes = ITEMSIZE_BYTES[group[0][0].dtype], ITEMSIZE_BYTES[group[0][1].dtype]
     aligned = _ALIGNED_BYTES // computed_bytes
@@ -74,7 +82,8 @@ def _flat_unit(spec: CellSpec, group: Sequence[_Pair], num_gpus: int) -> tuple[U
         elements += -(-numel // aligned) * aligned
     share = -(-elements // num_gpus)
     sent, shard = share * computed_bytes, share * stored_bytes
-    cast = sent if stored_bytes != computed_bytes else 0
-    if not group[0][0].trained:
-        return Unit(sent * num_gpus, cast), shard
-    return Unit(sent * num_gpus, cast, sent * num_gpus, sent, shard), shard
+    is_cast = stored_bytes != computed_bytes
+    unit = Unit(sent * num_gpus, sent if is_cast else 0, moved=0 if is_cast or not on_host else sent)
+    if group[0][0].trained:
+        unit = unit._replace(reduced=sent * num_gpus, reduced_share=sent, shard=shard)
+    return unit, shard

@@ -123,6 +123,7 @@ class Model:
         if eight_bit and self.device == "cuda":
             return self._in_8_bit(name, value, tensor)
         habits = self.arch.habits
+        self.weight(f"{name}.weight")  # is in use
         given = value if eight_bit or habits.computes_in_fp32 else op.cast(value, tensor.dtype)
         num_out, numel, before = self.num_out(name), given.numel, given.dtype
         whole = self._dequantised(tensor, given.dtype, is_forward=True)

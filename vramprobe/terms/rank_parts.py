@@ -60,6 +60,11 @@ def share_of(spec: CellSpec, tensor: Tensor, num_gpus: int, *, by_rows: bool) ->
     return Share(cut.numel, cut.num_bytes, 0, cut)
 
 
+def walked_micro_steps(spec: CellSpec) -> int:
+    """How many differ of those that FSDP runs: the first, which finds no gradients, those between, and the last."""
+    return min(spec.grad_accum, 3)
+
+
 @dataclass(frozen=True)
 class RankCourse:
     """A step of a rank whose batch size and length are left open, as ``terms.Course`` is one of a single GPU's."""
@@ -70,6 +75,7 @@ class RankCourse:
     added: dict[str, int]  # all along, beside what the walk counts under the same name
     in_passes: dict[str, int]  # the same in forward and backward only
     undivided: int  # what packed weights take more where FSDP leaves them whole
+    host: int = 0  # tensors in host memory between two steps, where something is offloaded
 
 
 def moments_of(course: RankCourse, spec: CellSpec) -> list[Moment]:

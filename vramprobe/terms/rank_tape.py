@@ -1,7 +1,9 @@
 """A tape on which one rank gathers and reduces as ``fully_shard`` does: FSDP2's collectives over the same walk.
 
 In: the units that are gathered at once, with their bytes. Out: the Walk of one rank, whose causes count in addition
-``gathered_weights`` and ``gradient_buckets``, and whose gradients are shards once they are reduced. No torch here.
+``gathered_weights`` and ``gradient_buckets``, and whose gradients are shards once they are reduced. Of several
+micro-steps only the last one reduces (``no_sync``): until then gradients stay whole, in the dtype of the computation.
+No torch here.
 
 The order of events is that of torch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py: ``unshard``,
 ``wait_for_unshard``, ``pre_backward``, ``post_backward``; _fsdp_collectives.py: ``foreach_all_gather``,
@@ -20,22 +22,24 @@ from vramprobe.terms.families import layer_place
 from vramprobe.terms.graph import CAUSES, Edge, Leaf, Place, Value
 from vramprobe.terms.setup import Setup
 from vramprobe.terms.sizes import OpenSizes
-from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Tape, highest
+from vramprobe.terms.tape import Covers, Tape, highest
 from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
 
 #: Causes that only a rank of several has.
 RANK_CAUSES = ("gathered_weights", "gradient_buckets")
 _ROOT = "root"
+_END = ("backward", "end")
 
 
 class Unit(NamedTuple):
     """Bytes of what is gathered by one collective; padded, so that every rank's share is as large."""
 
     gathered: int = 0  # weights, whole, in the dtype they are gathered in
-    cast: int = 0  # this rank's share of those that are cast before they are sent
+    cast: int = 0  # this rank's share of those that are cast before they are sent, or come from the host
     reduced: int = 0  # gradients, whole, in the dtype they are reduced in
     reduced_share: int = 0  # this rank's share of them
     shard: int = 0  # the same in the dtype of the stored weights, as the optimizer gets it
+    moved: int = 0  # this rank's share of those that FSDP1 copies from the host as they are stored: kept while gathered
 
 
 class Units(NamedTuple):
@@ -48,6 +52,8 @@ class Units(NamedTuple):
     apart: bool = False  # whether the head's own hook starts the backward's gathering, and not the loss's
     reshards: bool = True  # False: a layer stays gathered from its forward to its backward
     is_replicated: bool = False  # whether what is reduced is then added up among several groups
+    on_host: bool = False  # whether a rank's share of weights and gradients lies in host memory
+    micro_steps: int = 1  # that are walked: the first, one of those between and the last, as far as there are
 
 
 def rank_walk(setup: Setup, units: Units) -> Walk:
@@ -93,7 +99,7 @@ def _open_walk(setup: Setup, units: Units, num_shares: int) -> Walk:
     sizes = setup.sizes.with_others(num_shares)
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-    return walk_layers(replace(setup, sizes=sizes), layers, RankTape(sizes.covers, units, places, setup.accumulates))
+    return walk_layers(replace(setup, sizes=sizes), layers, RankTape(sizes.covers, units, places), units.micro_steps)
 
 
 class RankTape(Tape):
@@ -102,14 +108,14 @@ class RankTape(Tape):
     causes = (*CAUSES, *RANK_CAUSES)
     holds_whole_gradients = False
 
-    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], accumulates: bool) -> None:
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str]) -> None:
         super().__init__(covers)
         self._units = units
         self._by_name = {
             "embedding": units.embedding, **dict.fromkeys(layers, units.layer), "loss": units.tail, _ROOT: units.root,
         }  # fmt: skip
         self._names = ["embedding", *layers, "loss"]  # in the order of forward
-        self._accumulates = accumulates
+        self._micro_steps_left = units.micro_steps  # this one included
         self._gathered: dict[str, Value] = {}
         self._sent: dict[str, Value] = {}  # all-gathers under way: flat outputs that are still to be copied out
         self._last_sent: Value | None = None  # forward keeps the newest until the next one was sent
@@ -129,16 +135,16 @@ class RankTape(Tape):
             self._gathered.pop(name, None)
         if phase != place[0]:
             self._last_sent = None
-        if place == ("backward", "end"):
+        if place == _END:
             self._finish()
+            self._head = None
+            self._micro_steps_left -= 1
         super()._go_to(place)
         self._enter(*place)
 
     def _enter(self, phase: str, name: str) -> None:
         if phase == "forward":
             if name == "embedding":
-                if self._accumulates:
-                    self._hold_shards()
                 self._gather_in_forward(_ROOT)
             self._gather_in_forward(name)
         elif name == "loss" and not self._units.apart:
@@ -163,14 +169,6 @@ class RankTape(Tape):
 
     def _bytes(self, num_bytes: int, cause: str) -> Value:
         return self.new(num_bytes, "int8", cause)
-
-    def _hold_shards(self) -> None:
-        """What the micro-steps before have reduced."""
-        before = self._middle_layer_bytes
-        for name, unit in self._by_name.items():
-            self._middle_layer_bytes = self._account_of(name) if name.startswith(MIDDLE_LAYER) else None
-            self._shards.append(self._bytes(unit.shard, "gradients"))
-        self._middle_layer_bytes = before
 
     def constant(self, numel: int, dtype: str, *, trained: bool = False) -> Value:
         """A weight: of the unit that is gathered here, or of the root."""
@@ -209,15 +207,17 @@ class RankTape(Tape):
         if index >= 0 and self._by_name[before].gathered and before not in self._gathered:
             self._sent[before] = self._send(before)
 
-    def _accumulate(self, leaf: Leaf) -> None:
-        """A whole gradient, until its unit's are reduced."""
-        leaf.gradient = None
-        super()._accumulate(leaf)
+    @property
+    def _reduces(self) -> bool:
+        """Whether this is the last micro-step."""
+        return self._micro_steps_left == 1
 
     def _reduce(self, name: str) -> None:
-        """Free the unit's weights, copy its gradients into one buffer, and keep this rank's share."""
+        """Free the unit's weights; in the last micro-step copy its gradients to one buffer and keep a share of them."""
         unit = self._by_name[name]
         self._gathered.pop(name, None)
+        if not self._reduces:
+            return
         self._reducing = None
         if not unit.reduced:
             return
@@ -231,9 +231,8 @@ class RankTape(Tape):
             self._added_up.append(shard)
         if is_cast:
             shard = self._bytes(unit.shard, "gradients")
-        if not self._accumulates:
+        if not self._units.on_host:
             self._shards.append(shard)
-        del shard
         self._reducing = buffer
 
     def _finish(self) -> None:

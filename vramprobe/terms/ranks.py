@@ -15,6 +15,8 @@ What is counted, and where the rule stands in the libraries' code:
   tensors aligned to 16 bytes and the whole padded to a multiple of N; adapters are units of their own, and each raises
   its input to its stored dtype before FSDP lowers it again, so that each saves a copy of its own. Left out: that
   adapters are gathered one after the other, and not with their layer (0.02 to 0.04 % of 135M).
+* Accumulated gradients: FSDP reduces them in the last micro-step alone (accelerate's ``no_sync``); until then each rank
+  has them whole, in the dtype of the computation, and under FSDP1's SHARD_GRAD_OP the gathered weights, too.
 * ``is_replicated``: the same among the ranks of one group (``fsdp-hybrid``, ``fsdp1-hybrid``). FSDP2 keeps what a group
   has reduced and all groups add up until backward has ended (_fsdp_param_group.py, ``_all_reduce_state``), which is
   more where it is cast to the dtype of stored weights.
@@ -29,9 +31,9 @@ What is counted, and where the rule stands in the libraries' code:
 * ``ddp``: all is whole, and DDP's buckets hold the gradients a second time (``gradient_as_bucket_view`` is off).
 
 What is not counted: NCCL's buffers and the CUDA context (predict/prediction.py sets both aside in a verdict), rounding
-to 512 bytes and what the caching allocator does not split off, what a trainer's ``no_sync`` keeps whole when gradients
-are accumulated, offloading to the host. What libraries did otherwise when published LoRA peaks under FSDP1 were
-measured (torch 2.4, reentrant checkpointing) is in benchmarks/published_ranks.md.
+to 512 bytes and what the caching allocator does not split off, offloading to the host. What libraries did otherwise
+when published LoRA peaks under FSDP1 were measured (torch 2.4, reentrant checkpointing) is in
+benchmarks/published_ranks.md.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from vramprobe.terms.rank_parts import (
     quantised_parts,
     share_of,
     stored_tensors,
+    walked_micro_steps,
 )
 from vramprobe.terms.rank_tape import Unit, Units, rank_units, rank_walk
 from vramprobe.terms.setup import setup_of
@@ -70,7 +73,7 @@ DIVIDING: tuple[Sharding, ...] = ("zero1", "zero2", "zero3", "fsdp", "fsdp-shard
 
 def rank_moments(
     spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool = True,
-    is_replicated: bool = False,
+    is_replicated: bool = False, offload: str = "none",
 ) -> list[Moment]:  # fmt: skip
     """The moments of a step on the rank that holds the most, in the order of the step.
 
@@ -79,28 +82,40 @@ def rank_moments(
     ``all_buffers``: of DeepSpeed, its buckets are full and its prefetched layers there, as by its defaults; without,
     one layer at a time. Of FSDP, the embedding, last norm and head are one unit with the root, as without accelerate.
     ``is_replicated``: of FSDP, the ranks are one group of several, among which gradients are added up (HYBRID_SHARD).
+    ``offload``: what lies in host memory (choices.Offload), of weights that are not quantised.
     """
     if num_gpus == 1:
         return moments(spec, has_flash)
     made = course_of(spec, has_flash).rank_moments
-    key = (sharding, num_gpus, all_buffers, is_replicated, spec.batch_size, spec.seq_len)
+    micro_steps = walked_micro_steps(spec)
+    key = (sharding, num_gpus, all_buffers, is_replicated, offload, micro_steps, spec.batch_size, spec.seq_len)
     if sharding == "ddp":  # the same on any number
         key = (sharding, spec.batch_size, spec.seq_len)
     if key not in made:
         made[key] = _counted(
-            spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated
-        )
+            spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated,
+            offload=offload,
+        )  # fmt: skip
     return made[key]
 
 
 def _counted(
-    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool, is_replicated: bool
-) -> list[Moment]:
+    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool, is_replicated: bool,
+    offload: str,
+) -> list[Moment]:  # fmt: skip
     if sharding == "ddp":  # its reducer makes its buckets, as large as the gradients, when it is built, and keeps them
         buckets = {"gradient_buckets": course_of(spec, has_flash).at_step["gradients"]}
         return [Moment(one.phase, one.label, one.terms | buckets) for one in moments(spec, has_flash)]
-    course = _kept(spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated)
+    course = _kept(
+        spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated,
+        offload=offload,
+    )  # fmt: skip
     return moments_of(course, spec)
+
+
+def host_bytes(spec: CellSpec, num_gpus: int, sharding: Sharding, offload: str, has_flash: bool = True) -> int:
+    """What a rank has in host memory between two steps: each tensor once, without what pinning rounds up."""
+    return _kept(spec, num_gpus, sharding, all_buffers=False, has_flash=has_flash, offload=offload).host
 
 
 def whole_packed_bytes(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool = True) -> int:
@@ -110,20 +125,28 @@ def whole_packed_bytes(spec: CellSpec, num_gpus: int, sharding: Sharding, has_fl
 
 def _kept(
     spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool,
-    is_replicated: bool = False,
+    is_replicated: bool = False, offload: str = "none",
 ) -> RankCourse:  # fmt: skip
     """The course of a rank, kept for the next one of a cell that differs in batch size and length only."""
-    ranks, key = course_of(spec, has_flash).ranks, (num_gpus, sharding, all_buffers, is_replicated)
+    ranks = course_of(spec, has_flash).ranks
+    key = (num_gpus, sharding, all_buffers, is_replicated, offload, walked_micro_steps(spec))
     if key not in ranks:
         ranks[key] = _course(
-            spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated
-        )
+            spec, num_gpus, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated,
+            offload=offload,
+        )  # fmt: skip
     return ranks[key]
 
 
 def _course(
-    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool, is_replicated: bool
-) -> RankCourse:
+    spec: CellSpec, num_gpus: int, sharding: Sharding, *, all_buffers: bool, has_flash: bool, is_replicated: bool,
+    offload: str,
+) -> RankCourse:  # fmt: skip
+    if offload != "none" and spec.quant != "none":
+        raise UnsupportedArchitecture(
+            f"there is no arithmetic for offload {offload} of {spec.quant} weights; run it, on emulated GPUs say: "
+            "vramprobe measure --emulate"
+        )
     if spec.fused_linear_cross_entropy:
         raise UnsupportedArchitecture(
             f"a rank of {spec.model} cannot be counted under {sharding} with a fused loss, which reads the head's "
@@ -136,26 +159,28 @@ def _course(
     if sharding in FSDP:
         return _fsdp(
             spec, num_gpus, reshards=sharding == "fsdp", apart=not all_buffers, has_flash=has_flash,
-            is_replicated=is_replicated,
+            is_replicated=is_replicated, on_host=offload != "none",
         )  # fmt: skip
     if sharding in _FLAT:
-        return flat_course(spec, num_gpus, reshards=sharding == "fsdp1", has_flash=has_flash)
+        return flat_course(spec, num_gpus, reshards=sharding == "fsdp1", has_flash=has_flash, on_host=offload != "none")
     if sharding in ("zero1", "zero2"):
-        return bucket_course(spec, num_gpus, is_first_stage=sharding == "zero1", has_flash=has_flash)
-    return stage3_course(spec, num_gpus, has_flash=has_flash)
+        return bucket_course(
+            spec, num_gpus, is_first_stage=sharding == "zero1", has_flash=has_flash, on_host=offload != "none"
+        )
+    return stage3_course(spec, num_gpus, has_flash=has_flash, offload=offload)
 
 
 # -- FSDP ---------------------------------------------------------------------------------------------------------
 
 
 def _fsdp(
-    spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool, is_replicated: bool
+    spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool, is_replicated: bool, on_host: bool
 ) -> RankCourse:
     arch, stored = architecture(spec.architecture), stored_tensors(spec)
     computed = computed_tensors(spec, stored)
     shares = [share_of(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
-    units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart)
-    units = units._replace(is_replicated=is_replicated)
+    units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart, on_host=on_host)
+    units = units._replace(is_replicated=is_replicated, on_host=on_host, micro_steps=walked_micro_steps(spec))
     walk = rank_walk(setup_of(spec, arch, computed, has_flash), units)
     trained = [share.as_state for tensor, share in zip(stored, shares, strict=True) if tensor.trained]
     idle = {
@@ -168,16 +193,20 @@ def _fsdp(
                "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
     undivided = sum((quantised_parts(spec, tensor)[0] - share.weights) * tensor.num_copies
                     for tensor, share in zip(stored, shares, strict=True) if tensor.quantised)  # fmt: skip
+    if on_host:
+        buffers = parameters.buffers_bytes(arch, spec.dtype)
+        held = sum(idle.values()) - buffers + at_step["gradients"]
+        return RankCourse(walk, {"weights": buffers}, {}, {}, {}, undivided, held)
     return RankCourse(walk, idle, at_step, {}, {}, undivided)
 
 
 def _units(
     stored: Sequence[Tensor], computed: Sequence[Tensor], shares: Sequence[Share], num_gpus: int, *, reshards: bool,
-    apart: bool,
+    apart: bool, on_host: bool = False,
 ) -> Units:  # fmt: skip
     """Accelerate's (utils/fsdp_utils.py, ``fsdp2_prepare_model``): each layer, the embedding, the last norm with the
     head. Tied, the embedding is in one unit with the norm; without ``apart`` all outside the layers is the root's."""
-    made = [_unit(*one, num_gpus) for one in zip(stored, computed, shares, strict=True)]
+    made = [_unit(*one, num_gpus, on_host) for one in zip(stored, computed, shares, strict=True)]
     pairs = list(zip(stored, made, strict=True))
     layer = rank_units([unit for tensor, unit in pairs if tensor.per_layer])
     outside = [(tensor, unit) for tensor, unit in pairs if not tensor.per_layer]
@@ -188,12 +217,12 @@ def _units(
     return Units(layer, Unit(), embedding, tail, apart=True, reshards=reshards)
 
 
-def _unit(stored: Tensor, computed: Tensor, share: Share, num_gpus: int) -> Unit:
+def _unit(stored: Tensor, computed: Tensor, share: Share, num_gpus: int, on_host: bool) -> Unit:
     """One copy of a tensor, padded."""
     width = 1 if stored.quantised else ITEMSIZE_BYTES[computed.dtype]
     sent = share.elements * width
     is_cast = not stored.quantised and stored.dtype != computed.dtype
-    cast = sent if is_cast else 0
+    cast = sent if is_cast or on_host else 0
     if not stored.trained:
         return Unit(sent * num_gpus, cast)
     return Unit(sent * num_gpus, cast, sent * num_gpus, sent, share.weights)

@@ -70,7 +70,7 @@ class Tape:
         self.middle_layer_held: dict[Place, dict[str, dict[str, int]]] = {}
         self._middle_layers: dict[str, dict[str, int]] = {}
         self._middle_layer_bytes: dict[str, int] | None = None  # of the middle layer that the step is in
-        self._covers = covers
+        self.covers = covers
         self._peaks: dict[Place, list[Peak]] = {}
         self._peaks_here: list[Peak] = []
         self._rising = False  # nothing was freed since something was allocated
@@ -86,7 +86,7 @@ class Tape:
         """What may be the highest moment of each place since the last call, in the order in which the places came."""
         self._look()
         taken, self._peaks, self._peaks_here = self._peaks, {}, []
-        return {place: highest(peaks, self._covers) for place, peaks in taken.items()}
+        return {place: highest(peaks, self.covers) for place, peaks in taken.items()}
 
     def _look(self) -> None:
         """See how high it is, if it rose: before anything is freed, becomes something else, or another place begins."""
@@ -97,9 +97,9 @@ class Tape:
         if not peaks:
             self._peaks[self.place] = peaks
         elif total <= peaks[-1][0]:
-            if self._covers(peaks[-1][0], total):
+            if self.covers(peaks[-1][0], total):
                 return
-        elif self._covers(total, peaks[-1][0]):
+        elif self.covers(total, peaks[-1][0]):
             peaks.pop()
         peaks.append((total, self.live_bytes.copy()))
 

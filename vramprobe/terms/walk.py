@@ -90,26 +90,37 @@ def one_of_each_kind(arch: Architecture) -> list[int]:
     return sorted(found.values())
 
 
-def walk_layers(setup: Setup, layers: Sequence[int], tape: Tape | None = None) -> Walk:
+def walk_layers(setup: Setup, layers: Sequence[int], tape: Tape | None = None, num_micro_steps: int = 1) -> Walk:
     """The same by walking these layers: all that there are, or one of each kind. ``tape``: another than the plain one.
 
-    Of several micro-steps a later one is walked: gradients are alive throughout, so the first is nowhere higher.
+    Of several micro-steps a later one is walked: gradients are alive throughout, so the first is nowhere higher. With
+    ``num_micro_steps`` so many, on a tape that knows of them: each place has what may be highest of any of them.
     """
     sizes = setup.sizes
     tape = tape or Tape(sizes.covers)
     model = Model(tape, setup, layers)
+    peaks: dict[Place, list[Peak]] = {}
+    saved = 0
+    for _ in range(num_micro_steps):
+        saved, found = _micro_step(tape, model)
+        model.end_of_step()
+        peaks = {place: highest([*peaks.get(place, []), *more], sizes.covers) for place, more in found.items()}
+    return Walk(sizes, saved, peaks)
+
+
+def _micro_step(tape: Tape, model: Model) -> tuple[int, dict[Place, list[Peak]]]:
+    """Bytes saved for backward, and what may be the highest moment of each place, of as many layers as there are."""
+    arch, layers = model.arch, model.layers
     saved = play(tape, model)
     peaks = tape.take_peaks()
-    if len(layers) < setup.arch.num_layers:
-        others = Others(setup.arch, layers, tape.middle_layer_held)
-        saved += sum(total for total, _ in others.more(_BELOW["backward"])) - sum(
-            total for total, _ in others.more(_START)
-        )
-        peaks = {
-            place: highest([plus(peak, more) for more in others.around(place) for peak in found], sizes.covers)
-            for place, found in peaks.items()
-        }
-    return Walk(sizes, saved, peaks)
+    if len(layers) == arch.num_layers:
+        return saved, peaks
+    others = Others(arch, layers, tape.middle_layer_held)
+    saved += sum(total for total, _ in others.more(_BELOW["backward"])) - sum(total for total, _ in others.more(_START))
+    return saved, {
+        place: highest([plus(peak, more) for more in others.around(place) for peak in found], tape.covers)
+        for place, found in peaks.items()
+    }
 
 
 def play(tape: Tape, model: Model) -> int:

@@ -419,3 +419,16 @@ def test_any_number_of_gpus_will_do(sharding: Sharding, num_gpus: int) -> None:
     """Also more than a tensor has rows: each rank then has one."""
     weights = predict_rank(tiny(), num_gpus, sharding).terms["weights"] - BUFFERS
     assert weights >= (2 * P if sharding in ("ddp", "zero1", "zero2") else -(-2 * P // num_gpus))
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp1", "fsdp-shard-grad-op", "fsdp1-shard-grad-op"])
+def test_mixed_precision_raises_what_fsdp_trains(sharding: str) -> None:
+    """accelerate 1.15 does so for both; without autocast 16 bits stay 16 bits."""
+    words = {"device": "cuda", "model": "qwen2.5-0.5b", "method": "full", "batch_size": 1, "seq_len": 64}
+    raised, whole, kept = (
+        predict_rank(resolve(dtype=dtype, autocast=autocast, **words), 4, sharding).terms
+        for dtype, autocast in (("bf16", "bf16"), ("fp32", "bf16"), ("bf16", "none"))
+    )
+    assert raised["optimizer_state"] == whole["optimizer_state"] > 1.9 * kept["optimizer_state"]
+    assert raised["weights"] == pytest.approx(whole["weights"], rel=1e-5)
+    assert kept["weights"] == pytest.approx(whole["weights"] / 2, rel=1e-3)

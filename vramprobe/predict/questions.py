@@ -27,8 +27,7 @@ SHARDING: Sharding = "fsdp"
 
 
 class _Ranks(NamedTuple):
-    """Of which kind, how many, how many to a hybrid's group, to a sequence, what is offloaded; null: one GPU, or what is
-    usual."""
+    """Of which kind, how many, to a group, to a sequence, what is offloaded; null: one GPU, or what is usual."""
 
     sharding: Sharding | None = None
     num_gpus: int | None = None

@@ -16,8 +16,8 @@ from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_parts import (
     RankCourse,
     computed_tensors,
+    prepared_tensors,
     quantised_parts,
-    stored_tensors,
     walked_micro_steps,
 )
 from vramprobe.terms.rank_tape import Unit, Units, rank_units
@@ -29,7 +29,7 @@ _ALIGNED_BYTES = 16
 
 def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: bool, on_host: bool = False) -> RankCourse:
     """Units are the layers and, as the root's, all outside them; an adapter is a unit of its own (peft's policy)."""
-    arch, stored = architecture(spec.architecture), stored_tensors(spec)
+    arch, stored = architecture(spec.architecture), prepared_tensors(spec, is_flat=True)
     computed = computed_tensors(spec, stored)
     in_layer, outside, held, trained = [], [], 0, []
     for per_layer in (True, False):
@@ -48,7 +48,7 @@ def flat_course(spec: CellSpec, num_gpus: int, *, reshards: bool, has_flash: boo
         micro_steps=walked_micro_steps(spec),
     )  # fmt: skip
     # peft asks an adapter for its dtype before its unit is gathered, and FSDP casts what comes to the gathered one's.
-    raised = spec.lora_dtype if spec.autocast != "none" and spec.method != "full" else None
+    raised = "fp32" if spec.autocast != "none" and spec.method != "full" else None
     walk = flat_walk(setup_of(spec, arch, computed, has_flash, raised), units)
     buffers, state = parameters.buffers_bytes(arch, spec.dtype), optimizer.allocated_state_bytes(spec, trained)
     at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),

@@ -23,6 +23,18 @@ def stored_tensors(spec: CellSpec) -> tuple[Tensor, ...]:
     return parameters.tensors(spec, architecture(spec.architecture))
 
 
+def prepared_tensors(spec: CellSpec, *, is_flat: bool = False) -> tuple[Tensor, ...]:
+    """As accelerate has them shared by FSDP: mixed precision raises to fp32 what is trained, in whatever dtype it was
+    loaded (utils/fsdp_utils.py, ``fsdp2_prepare_model``, but beside 4-bit weights; accelerator.py, ``prepare_model``).
+
+    ``is_flat``: FSDP1's.
+    """
+    stored = stored_tensors(spec)
+    if spec.autocast == "none" or (spec.quant not in ("none", "int8") and not is_flat):
+        return stored
+    return tuple([one._replace(dtype="fp32") if one.trained else one for one in stored])
+
+
 def computed_tensors(spec: CellSpec, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """As the step computes with them: mixed precision casts what is gathered (FSDP) or the module (DeepSpeed)."""
     if spec.autocast == "none":

@@ -52,9 +52,9 @@ from vramprobe.terms.rank_parts import (
     Share,
     computed_tensors,
     moments_of,
+    prepared_tensors,
     quantised_parts,
     share_of,
-    stored_tensors,
     walked_micro_steps,
 )
 from vramprobe.terms.rank_tape import Unit, Units, rank_units, rank_walk
@@ -176,7 +176,7 @@ def _course(
 def _fsdp(
     spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, has_flash: bool, is_replicated: bool, on_host: bool
 ) -> RankCourse:
-    arch, stored = architecture(spec.architecture), stored_tensors(spec)
+    arch, stored = architecture(spec.architecture), prepared_tensors(spec)
     computed = computed_tensors(spec, stored)
     shares = [share_of(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
     units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart, on_host=on_host)

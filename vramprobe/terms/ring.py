@@ -17,7 +17,14 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
 from vramprobe.terms.families import layer_place
 from vramprobe.terms.graph import ITEMSIZE_BYTES, Value
-from vramprobe.terms.rank_parts import RankCourse, computed_tensors, moments_of, share_of, stored_tensors
+from vramprobe.terms.rank_parts import (
+    RankCourse,
+    computed_tensors,
+    moments_of,
+    prepared_tensors,
+    share_of,
+    walked_micro_steps,
+)
 from vramprobe.terms.rank_tape import RankTape, Units
 from vramprobe.terms.ranks import _kept, _units
 from vramprobe.terms.setup import Setup, setup_of
@@ -48,12 +55,13 @@ def ring_moments(
     course: RankCourse = _kept(
         own, num_sharing, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated
     )
-    stored = stored_tensors(spec)
+    stored = prepared_tensors(spec)
     computed = computed_tensors(spec, stored)
     shares = [share_of(spec, tensor, num_sharing, by_rows=True) for tensor in stored]
     units = _units(stored, computed, shares, num_sharing, reshards=reshards, apart=not all_buffers)
     setup = setup_of(own, architecture(spec.architecture), computed, has_flash)
-    walk = ring_walk(setup, units._replace(is_replicated=is_replicated), ring)
+    units = units._replace(is_replicated=is_replicated, micro_steps=walked_micro_steps(spec))
+    walk = ring_walk(setup, units, ring)
     whole, part = 8 * spec.num_tokens, 8 * own.num_tokens
     # Ids, labels and shifted ones, whose parts lie where the wholes did, of a single row the padded ones; positions.
     batch = 3 * whole + (8 if spec.batch_size == 1 else 0) + max(8 * spec.seq_len, part)
@@ -69,7 +77,7 @@ def ring_walk(setup: Setup, units: Units, ring: Ring) -> Walk:
     """The Walk of one rank, whose length is that of its own tokens."""
     layers = one_of_each_kind(setup.arch)
     places = [layer_place(setup.arch, layer) for layer in layers]
-    return walk_layers(setup, layers, RingTape(setup.sizes.covers, units, places, setup.accumulates, ring))
+    return walk_layers(setup, layers, RingTape(setup.sizes.covers, units, places, ring), units.micro_steps)
 
 
 class RingTape(RankTape):
@@ -77,8 +85,8 @@ class RingTape(RankTape):
 
     has_parts = True
 
-    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], accumulates: bool, ring: Ring) -> None:
-        super().__init__(covers, units, layers, accumulates)
+    def __init__(self, covers: Covers, units: Units, layers: Sequence[str], ring: Ring) -> None:
+        super().__init__(covers, units, layers)
         self.ring = ring
 
     @property

@@ -36,6 +36,16 @@ Row = dict[str, Any]
 #: Nothing of theirs is fitted. Their cells were first looked at when the way of fitting had been chosen; since then the
 #: differences that they showed have been followed, event by event, to the requests that the arithmetic lacked.
 UNSEEN_CARDS = frozenset({"H200", "L4", "L40S", "RTX-3090", "RTX-5090"})
+#: Cells that were run when the above had been done, judged by the arithmetic of commit e836207, as it then stood: what
+#: they showed has been mended since, so that this is not computed again.
+CLEAN = (
+    "421 further cells on RTX-3090, RTX-5090, L40S and T4 were run after that, and first looked at with the arithmetic",
+    "as it then stood (commit e836207). Both tiers came out to the byte in 357. Three ran only because the allocator",
+    "gave cached blocks back, which is judged in [emulated_edges.md](emulated_edges.md); of the other 418 allocated",
+    "memory was off by 0.002 % on average and 0.21 % at worst, reserved by 0.04 % and 6.24 %: one block of 100 MiB of",
+    "opt-125m under checkpointing, on two cards. That was followed (OPT's layers hand gradients on as views, to which",
+    "none is added in place) and mended for all OPT alike; without it the worst was 0.53 %.",
+)
 _TIERS = ("allocated", "reserved")
 _WIDE = 1.0  # percent: differences from here on are listed with a cause
 
@@ -175,6 +185,8 @@ def summary(rows: list[Row], model: MemoryModel) -> str:
         "request, beside their emulated runs, and the order of requests was mended, for all cells alike. Neither table",
         "is a clean test since: what is left here is what that did not mend.\n",
         *_errors(elsewhere, lambda row: row["method"], lambda row: row["gpu"]),
+        "\n## A clean test\n",
+        *CLEAN,
     ]
     wide = [row for row in rows if max(abs(float(row[f"{tier}_error_percent"])) for tier in _TIERS) >= _WIDE]
     lines += ["\n## What reserved memory was off by\n", *FOUND]
@@ -217,8 +229,13 @@ def stale() -> list[str]:
     return found
 
 
+def is_at_ease(record: RunRecord) -> bool:
+    """Whether its card had room for all that the allocator kept; where it had not, emulated_edges.py judges."""
+    return record.outcome.kind == "ok" and not record.num_alloc_retries
+
+
 def is_fitted(record: RunRecord) -> bool:
-    return not record.held_out and card_of(record) not in UNSEEN_CARDS
+    return is_at_ease(record) and not record.held_out and card_of(record) not in UNSEEN_CARDS
 
 
 def main() -> None:
@@ -234,7 +251,7 @@ def main() -> None:
     records = read_records()
     model = fit([one for one in records if is_fitted(one)]).model_copy(update={"basis": basis()})
     save_fit(model, FIT)
-    rows = [row_of(record, model) for record in records if not is_fitted(record) and record.outcome.kind == "ok"]
+    rows = [row_of(record, model) for record in records if is_at_ease(record) and not is_fitted(record)]
     with TABLE.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()

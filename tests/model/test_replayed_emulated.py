@@ -26,6 +26,7 @@ CELLS = {
     "GPT-2's variables": ("T4", "gpt2_full_fp32_adamw-fused_b1s1024_ckpt"),
     "BLOOM's": ("T4", "bloomz-560m_full_fp32_adamw-fused_b1s512_ckpt_eager"),
     "OPT's": ("RTX-4090", "opt-125m_full_bf16_adamw-fused_b1s1024"),
+    "OPT's reshapes": ("L40S", "opt-125m_full_bf16_adamw-fused_b1s1024_ckpt"),
     "adapters in a tied head's place": ("L40S", "qwen2.5-1.5b_lora-r64-all_bf16+bf16_adamw-fused_b1s1024_ckpt"),
     "raised weights": ("RTX-5090", "gemma-3-4b_qlora-nf4-peft-r16-all_bf16+bf16_adamw-fused_b1s512_ckpt"),
     "norms of queries, clones": ("RTX-5090", "qwen3-14b_qlora-nf4-peft-r16-all_bf16+bf16_adamw-fused_b1s512_ckpt"),

@@ -113,9 +113,9 @@ def test_garbage_that_goes_between_phases_costs_no_composition(monkeypatch: pyte
     forward, gradients = training._forward, stepper.gradient_storages
     kept: list[torch.Tensor] = []
 
-    def littering(work: Any) -> torch.Tensor:
+    def littering(work: Any, batch: Any) -> torch.Tensor:
         kept.append(torch.empty(1000, device="cuda"))
-        return forward(work)
+        return forward(work, batch)
 
     def collecting(model: Any) -> Any:
         kept.clear()

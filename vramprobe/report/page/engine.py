@@ -215,7 +215,9 @@ def predictor() -> str:
         return f"arithmetic of {version} alone; no GPU has been measured yet"
     said = [f"by the caching allocator's replay, fitted to {model.num_records} emulated runs on {model.device_name}"
             f"{basis_of(model)}" if len(model.cards) > 1 else _of_one(model) for model in fits]  # fmt: skip
-    return f"{version}, {'; '.join(said)}; other GPUs, and several, by arithmetic alone"
+    is_said = any(model.basis or not model.is_emulated for model in fits)
+    rest = "" if is_said else "; no GPU has been measured yet"
+    return f"{version}, {'; '.join(said)}; other GPUs, and several, by arithmetic alone{rest}"
 
 
 def _of_one(model: memory_model.MemoryModel) -> str:

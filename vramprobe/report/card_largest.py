@@ -67,8 +67,8 @@ def largest(cards: Sequence[Gpu], command: str) -> Document:
         about=[
             "Predicted, neither measured nor emulated: by arithmetic alone, checkpointing on, the most whose upper end "
             "of the interval leaves room for the CUDA context and a margin (fits). vramprobe predict --max-batch and "
-            "--max-seq-len replay the allocator for one cell, and may say less or more: what it keeps in reserve is not "
-            f"counted here. {NO}: not even 1 fits so. A length may be more than a model was trained for.",
+            "--max-seq-len replay the allocator for one cell, and may say less or more: what it keeps in reserve is "
+            f"not counted here. {NO}: not even 1 fits so. A length may be more than a model was trained for.",
         ],
         tables=tables,
         data=Table(title="The largest batch and length", columns=data, rows=pairs),

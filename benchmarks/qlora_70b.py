@@ -78,8 +78,8 @@ def run(recipe: Recipe, num_layers: int | None, *, environments: Path, uv: str, 
         (model / "config.json").write_text(json.dumps(recipe.config(num_layers)))
         words = shlex.split(recipe.command.format(model=recipe.model))
         told = profiled(
-            [str(python.parent / words[0]), *words[1:]], work, recipe.cards, limit_seconds=limit_seconds,
-            seq_len=_MOST_SEQ_LEN, hidden={str(work): "", str(python.parents[1]): "", str(Path.home()): "~/"},
+            [str(python.parent / words[0]), *words[1:]], work, recipe.cards, python=python,
+            limit_seconds=limit_seconds, seq_len=_MOST_SEQ_LEN,
         )  # fmt: skip
     return {
         "run": recipe.name, "num_layers": num_layers, "fingerprint": recipe.fingerprint(num_layers),

@@ -38,8 +38,7 @@ def attempt(run: Run, python: Path, pins: dict[str, str], *, limit_seconds: floa
         model = work / run.model
         model.mkdir()
         (model / "config.json").write_text(json.dumps(run.config))
-        hidden = {str(work): "", str(python.parents[1]): "", str(Path.home()): "~/"}
-        told = profiled(run.command(python, model), work, CARD, limit_seconds=limit_seconds, hidden=hidden)
+        told = profiled(run.command(python, model), work, CARD, python=python, limit_seconds=limit_seconds)
     after = psutil.Process().cpu_times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {
@@ -50,10 +49,10 @@ def attempt(run: Run, python: Path, pins: dict[str, str], *, limit_seconds: floa
 
 
 def profiled(
-    command: list[str], work: Path, cards: str, *, limit_seconds: float, hidden: dict[str, str],
-    seq_len: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The part of an entry that is this command's own. ``hidden``: paths, and what is written instead of them."""
+    command: list[str], work: Path, cards: str, *, python: Path, limit_seconds: float, seq_len: int | None = None
+) -> dict[str, Any]:
+    """The part of an entry that is this command's own. It runs in ``work``, by ``python`` or what lies beside it."""
+    hidden = {str(REPOSITORY): "", str(work): "", str(python.parents[1]): "", str(Path.home()): "~/"}
     words = ["profile", "--emulate", cards, "--empty-weights", "--trace", "step", "--json"]
     words += [*([] if seq_len is None else ["--seq-len", str(seq_len)]), "--", *command]
     environment = os.environ | {

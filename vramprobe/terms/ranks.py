@@ -31,7 +31,7 @@ What is counted, and where the rule stands in the libraries' code:
 * ``ddp``: all is whole, and DDP's buckets hold the gradients a second time (``gradient_as_bucket_view`` is off).
 
 What is not counted: NCCL's buffers and the CUDA context (predict/prediction.py sets both aside in a verdict), rounding
-to 512 bytes and what the caching allocator does not split off, offloading to the host. What libraries did otherwise
+to 512 bytes and what the caching allocator does not split off. What libraries did otherwise
 when published LoRA peaks under FSDP1 were measured (torch 2.4, reentrant checkpointing) is in
 benchmarks/published_ranks.md.
 """
@@ -179,8 +179,7 @@ def _fsdp(
     arch, stored = architecture(spec.architecture), prepared_tensors(spec)
     computed = computed_tensors(spec, stored)
     shares = [share_of(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
-    units = _units(stored, computed, shares, num_gpus, reshards=reshards, apart=apart, on_host=on_host)
-    units = units._replace(is_replicated=is_replicated, on_host=on_host, micro_steps=walked_micro_steps(spec))
+    units = fsdp_units(spec, num_gpus, reshards=reshards, apart=apart, is_replicated=is_replicated, on_host=on_host)
     walk = rank_walk(setup_of(spec, arch, computed, has_flash), units)
     trained = [share.as_state for tensor, share in zip(stored, shares, strict=True) if tensor.trained]
     idle = {
@@ -198,6 +197,18 @@ def _fsdp(
         held = sum(idle.values()) - buffers + at_step["gradients"]
         return RankCourse(walk, {"weights": buffers}, {}, {}, {}, undivided, held)
     return RankCourse(walk, idle, at_step, {}, {}, undivided)
+
+
+def fsdp_units(
+    spec: CellSpec, num_gpus: int, *, reshards: bool, apart: bool, is_replicated: bool, on_host: bool = False
+) -> Units:
+    """What a rank of FSDP2 gathers and reduces at a time, of so many that share the model."""
+    stored = prepared_tensors(spec)
+    shares = [share_of(spec, tensor, num_gpus, by_rows=True) for tensor in stored]
+    units = _units(
+        stored, computed_tensors(spec, stored), shares, num_gpus, reshards=reshards, apart=apart, on_host=on_host
+    )
+    return units._replace(is_replicated=is_replicated, on_host=on_host, micro_steps=walked_micro_steps(spec))
 
 
 def _units(

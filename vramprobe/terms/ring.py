@@ -17,16 +17,9 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
 from vramprobe.terms.families import layer_place
 from vramprobe.terms.graph import ITEMSIZE_BYTES, Value
-from vramprobe.terms.rank_parts import (
-    RankCourse,
-    computed_tensors,
-    moments_of,
-    prepared_tensors,
-    share_of,
-    walked_micro_steps,
-)
+from vramprobe.terms.rank_parts import RankCourse, computed_tensors, moments_of, prepared_tensors
 from vramprobe.terms.rank_tape import RankTape, Units
-from vramprobe.terms.ranks import _kept, _units
+from vramprobe.terms.ranks import _kept, fsdp_units
 from vramprobe.terms.setup import Setup, setup_of
 from vramprobe.terms.tape import Covers
 from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
@@ -55,13 +48,9 @@ def ring_moments(
     course: RankCourse = _kept(
         own, num_sharing, sharding, all_buffers=all_buffers, has_flash=has_flash, is_replicated=is_replicated
     )
-    stored = prepared_tensors(spec)
-    computed = computed_tensors(spec, stored)
-    shares = [share_of(spec, tensor, num_sharing, by_rows=True) for tensor in stored]
-    units = _units(stored, computed, shares, num_sharing, reshards=reshards, apart=not all_buffers)
-    setup = setup_of(own, architecture(spec.architecture), computed, has_flash)
-    units = units._replace(is_replicated=is_replicated, micro_steps=walked_micro_steps(spec))
-    walk = ring_walk(setup, units, ring)
+    units = fsdp_units(spec, num_sharing, reshards=reshards, apart=not all_buffers, is_replicated=is_replicated)
+    computed = computed_tensors(spec, prepared_tensors(spec))
+    walk = ring_walk(setup_of(own, architecture(spec.architecture), computed, has_flash), units, ring)
     whole, part = 8 * spec.num_tokens, 8 * own.num_tokens
     # Ids, labels and shifted ones, whose parts lie where the wholes did, of a single row the padded ones; positions.
     batch = 3 * whole + (8 if spec.batch_size == 1 else 0) + max(8 * spec.seq_len, part)

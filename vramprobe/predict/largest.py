@@ -73,38 +73,19 @@ def largest_count(
     """
     most, notes = _bounds(question, spec, None if allow_extrapolation else model)
     seen: dict[int, Judged] = {}
-
-    def judged(count: int) -> Judged:
-        if count not in seen:
-            seen[count] = judge(spec.model_copy(update={question: count}))
-        return seen[count]
-
-    def over_fits(count: int) -> float:
-        found = judged(count).verdict
-        return found.needed_bytes.high - TIGHT_SHARE * found.usable_bytes
-
-    def over_tight(count: int) -> int:
-        found = judged(count).verdict
-        return found.needed_bytes.value - found.usable_bytes
-
-    tight = _last(over_tight, 1, most)
+    judged = _once(question, spec, judge, seen)
+    tight = _last(lambda count: _over_tight(judged(count)), 1, most)
     if tight is None:
         raise VramprobeError(_nothing_fits(question, spec, judged(1).verdict))
     # Below the fitted range the interval narrows as the cell comes nearer to it, so that less may be tight where more
     # fits: bisect from where the range begins, and look at each below it only if that does not fit.
     start = min(tight, _start_of_range(question, spec, model))
-    fits = _last(over_fits, start, tight)
+    fits = _last(lambda count: _over_fits(judged(count)), start, tight)
     if fits is None:
-        fits = next((count for count in range(start - 1, 0, -1) if over_fits(count) <= 0), None)
-    for count in (fits, tight):
-        if count is not None and (refusal := judged(count).refusal) is not None and not allow_extrapolation:
-            raise refusal
-    return Largest(
-        question=question, gpu=judged(tight).verdict.gpu, fits=_answer(fits, judged) if fits else None,
-        tight=_answer(tight, judged) if tight != fits else None,
-        notes=(notes if tight == most else []) + _made_for(question, spec, tight),
-        num_predictions=len(seen),
-    )  # fmt: skip
+        fits = next((count for count in range(start - 1, 0, -1) if _over_fits(judged(count)) <= 0), None)
+    if not allow_extrapolation:
+        _refuse(judged, fits, tight)
+    return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
 
 
 def largest_replayed(
@@ -122,36 +103,56 @@ def largest_replayed(
     """
     most, notes = _bounds(question, spec, None if allow_extrapolation else model)
     seen: dict[int, Judged] = {}
+    judged, roughly = _once(question, spec, judge, seen), _once(question, spec, rough, {})
+
+    def guess(count: int) -> float:
+        return _over_tight(roughly(count))
+
+    tight = _near(lambda count: _over_tight(judged(count)), guess, 1, most)
+    if tight is None:
+        raise VramprobeError(_nothing_fits(question, spec, judged(1).verdict))
+    fits = _near(lambda count: _over_fits(judged(count)), guess, 1, tight)
+    if not allow_extrapolation:
+        _refuse(judged, fits, tight)
+    return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
+
+
+def _once(
+    question: Literal["batch_size", "seq_len"], spec: CellSpec, judge: Judge, seen: dict[int, Judged]
+) -> Callable[[int], Judged]:
+    """What is judged of each count, asked for once; ``seen`` keeps it."""
 
     def judged(count: int) -> Judged:
         if count not in seen:
             seen[count] = judge(spec.model_copy(update={question: count}))
         return seen[count]
 
-    def over_tight(count: int) -> float:
-        found = judged(count).verdict
-        return found.needed_bytes.value - found.usable_bytes
+    return judged
 
-    def over_fits(count: int) -> float:
-        found = judged(count).verdict
-        return found.needed_bytes.high - TIGHT_SHARE * found.usable_bytes
 
-    def guessed(count: int) -> float:
-        found = rough(spec.model_copy(update={question: count})).verdict
-        return found.needed_bytes.value - found.usable_bytes
+def _over_tight(found: Judged) -> int:
+    return found.verdict.needed_bytes.value - found.verdict.usable_bytes
 
-    tight = _near(over_tight, guessed, 1, most)
-    if tight is None:
-        raise VramprobeError(_nothing_fits(question, spec, judged(1).verdict))
-    fits = _near(over_fits, guessed, 1, tight)
+
+def _over_fits(found: Judged) -> float:
+    return found.verdict.needed_bytes.high - TIGHT_SHARE * found.verdict.usable_bytes
+
+
+def _refuse(judged: Callable[[int], Judged], fits: int | None, tight: int) -> None:
+    """Raises OutOfRange where predict refuses to vouch for an answer."""
     for count in (fits, tight):
-        if count is not None and (refusal := judged(count).refusal) is not None and not allow_extrapolation:
+        if count is not None and (refusal := judged(count).refusal) is not None:
             raise refusal
+
+
+def _found(
+    question: Literal["batch_size", "seq_len"], spec: CellSpec, judged: Callable[[int], Judged], fits: int | None,
+    tight: int, notes: list[str], num_predictions: int,
+) -> Largest:  # fmt: skip
     return Largest(
         question=question, gpu=judged(tight).verdict.gpu, fits=_answer(fits, judged) if fits else None,
-        tight=_answer(tight, judged) if tight != fits else None,
-        notes=(notes if tight == most else []) + _made_for(question, spec, tight),
-        num_predictions=len(seen),
+        tight=_answer(tight, judged) if tight != fits else None, notes=notes + _made_for(question, spec, tight),
+        num_predictions=num_predictions,
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def predict(
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's; ``shard_size`` of
     them to a group, under a hybrid; ``offload``: what they keep in host memory. ``replays``: on CUDA by the allocator's
-    replay, where the fit knows how far off that is; else by arithmetic alone, as on the page.
+    replay, where the fit knows how far off that is; else by arithmetic alone.
     ``stack``: under another release, ``transformers-4.48``, by arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit

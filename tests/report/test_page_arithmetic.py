@@ -28,6 +28,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 NUM_CELLS = 700
 NUM_REPLAYS = 240
+NUM_SEARCHES = 60
 
 #: Runs in the page: each question's answer, or its error.
 ASK = """
@@ -36,7 +37,12 @@ const answers = questions.map(({options, config, gpu, largest, replays}) => {
     const {spec, errors} = vramprobe.resolve(options, config);
     if (errors.length) return {errors};
     const card = vramprobe.gpus.find((one) => one.slug === gpu);
-    if (largest) return vramprobe.largest(spec, config, card);
+    if (largest === "bit by bit") {
+      let found = null, steps = 0;
+      for (; found === null; steps += 1) found = vramprobe.lookForLargest(spec, config, card);
+      return {...found, steps};
+    }
+    if (largest) return vramprobe.largest(spec, config, card, replays);
     const prediction = vramprobe.predict(spec, config, card, replays);
     return {...prediction, verdict: vramprobe.verdict(prediction, card), command: vramprobe.command(spec)};
   } catch (error) { return {error: error.message}; }
@@ -257,6 +263,38 @@ def test_the_page_finds_the_largest_batch_and_length_that_predict_finds(tmp_path
                 wanted = None
             assert answer[kind] == (wanted and wanted.value), options
     assert num_answered >= 10
+
+
+@needs_chromium
+def test_the_page_replays_the_largest_batch_and_length_that_predict_replays(tmp_path):
+    """On any card, with what ships; also bit by bit, as the page's worker asks."""
+    rng = random.Random(5)
+    cards = [gpu.short_name for gpu in catalog.list_gpus() if gpu.total_bytes]
+    asked = []
+    for _ in range(NUM_SEARCHES):
+        cell = on_one_gpu(some_options(rng)) | {"batch_size": 1, "seq_len": rng.choice([128, 1000])}
+        asked.append((cell | {"num_layers": rng.choice([1, 2, 3, 5])}, rng.choice(cards)))
+    how = [rng.choice([True, "bit by bit"]) for _ in asked]
+    found = answers(tmp_path, [
+        question(options, gpu=gpu, largest=one, replays=True) for (options, gpu), one in zip(asked, how, strict=True)
+    ])  # fmt: skip
+    num_answered = num_replayed = num_in_steps = 0
+    for (options, gpu), answer in zip(asked, found, strict=True):
+        if "errors" in answer or "error" in answer or expected(options) is None:
+            continue
+        for kind, ask in (("batch_size", api.max_batch_size), ("seq_len", api.max_seq_len)):
+            words = {name: value for name, value in options.items() if name != kind}
+            try:
+                wanted = ask(gpu=gpu, engine="formula", **words).fits
+            except VramprobeError:
+                wanted = None
+            assert answer[kind] == (wanted and wanted.value), (options, gpu)
+            num_answered += 1
+            num_replayed += wanted is not None and wanted.prediction.reserved_bytes is not None
+        num_in_steps += answer.get("steps", 1) > 2
+    assert num_answered >= NUM_SEARCHES // 2
+    assert num_replayed >= num_answered // 3
+    assert num_in_steps >= NUM_SEARCHES // 10
 
 
 @needs_chromium

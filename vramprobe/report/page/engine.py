@@ -115,8 +115,9 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.stack": {"under_versions"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
-        "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_between", "_bounds",
-        "_start_of_range", "_made_for", "_nothing_fits", "_once", "_over_tight", "_over_fits", "_refuse", "_found",
+        "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "largest_replayed", "_answer", "_last",
+        "_between", "_near", "_bounds", "_start_of_range", "_made_for", "_nothing_fits", "_once", "_over_tight",
+        "_over_fits", "_refuse", "_found",
     },
     "speed.rates": {"Rates", "SpeedFit", "SHORT_TOKENS", "GPUS_PER_MACHINE", "generation_of"},
     "speed.work": None,

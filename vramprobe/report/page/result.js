@@ -116,7 +116,7 @@ const result = (() => {
     };
     const { batch_size: batch, seq_len: length } = largest;
     const shown = drawn?.verdicts?.find(({ gpu }) => gpu.slug === slug)?.verdict;
-    const how = shown?.tier === "reserved" ? ["by arithmetic alone: "] : []; // the replay is too slow to look for the largest
+    const how = largest.isAwaited ? ["by arithmetic so far, the replay is looking: "] : []; // a dozen replays take seconds
     const none = shown?.verdict === "does not fit" ? "fits" : "leaves room to spare"; // what is tight is in, but not by much
     place.replaceChildren(
       ...how, ...(batch ? button("batch_size", batch, "largest batch") : [`no batch ${none}`]), ", ",

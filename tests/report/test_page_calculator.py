@@ -157,7 +157,9 @@ def test_counts_on_all_other_cards_are_looked_for_once_they_are_seen(opened: Any
     one.tab.wait_for_selector("#gpus-rows[data-done]")
     waiting(one.tab.locator("#verdicts .largest")).not_to_contain_text("so far", timeout=60_000)
     cell = {"model": "qwen2.5-0.5b", "method": "lora", "num_layers": 2}
-    assert one.cells("gpus-rows", 4)[in_list("L4")] == f"{api.max_batch_size(gpu='L4', seq_len=2048, **cell).fits.value:,}"
+    assert (
+        one.cells("gpus-rows", 4)[in_list("L4")] == f"{api.max_batch_size(gpu='L4', seq_len=2048, **cell).fits.value:,}"
+    )
     assert one.cells("gpus-rows", 4)[in_list("H200")].endswith(" …")
     one.tab.locator("#gpus-rows").scroll_into_view_if_needed()
     one.tab.wait_for_selector("#gpus-rows[data-counted]", timeout=120_000)

@@ -32,6 +32,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     tab.click("#cards-choice summary")
     tab.check("#card-B200")
     tab.uncheck("#card-RTX-4090")
+    tab.locator("#gpus-rows").scroll_into_view_if_needed()
     tab.wait_for_selector("#gpus-rows[data-judged]")
     prediction = asked(tab, "vramprobe.predict(spec, config, null, true)")
     assert one.tab.get_attribute("#copy-command", "disabled") is None
@@ -127,6 +128,7 @@ def test_the_replay_follows_the_arithmetic_and_says_what_predict_says(opened: An
         assert one.text(f"#verdicts [data-gpu={gpu}] .verdict")[2:] == judged.verdict
         reason = one.text(f"#verdicts [data-gpu={gpu}] .reason span >> nth=0")
         assert judged.reason in (reason, f"{basis}: {reason}")
+    one.tab.locator("#gpus-rows").scroll_into_view_if_needed()
     one.tab.wait_for_selector("#gpus-rows[data-judged]")
     for row, gpu in zip(one.cells("gpus-rows", 2), catalog.list_gpus(), strict=True):
         if gpu.total_bytes:

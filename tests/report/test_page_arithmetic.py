@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 from bisect import bisect_left, insort
+from collections import Counter
 from importlib import resources
 from itertools import groupby
 from typing import get_args
@@ -14,6 +15,7 @@ import pytest
 from page_browser import CHROMIUM, NO_CHROMIUM
 
 from vramprobe import api, catalog, spec
+from vramprobe.choices import FSDP2, HYBRID
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.predict.prediction import verdict
@@ -29,6 +31,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 NUM_CELLS = 700
 NUM_REPLAYS = 240
 NUM_SEARCHES = 60
+NUM_RANKS = 300
 
 #: Runs in the page: each question's answer, or its error.
 ASK = """
@@ -103,7 +106,8 @@ def some_options(rng):
 
 def on_one_gpu(options):
     """A fit is of one GPU, and the page predicts a rank of several by arithmetic alone."""
-    return {name: value for name, value in options.items() if name not in ("num_gpus", "sharding")} | {"device": "cuda"}
+    of_ranks = ("num_gpus", "sharding", "shard_size", "cp_size", "offload")
+    return {name: value for name, value in options.items() if name not in of_ranks} | {"device": "cuda"}
 
 
 def question(options, gpu="RTX-4090", **more):
@@ -145,6 +149,44 @@ def test_the_page_counts_what_predict_counts_to_the_byte(tmp_path):
             num_predicted += 1
             assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
     assert num_predicted >= 500
+
+
+@needs_chromium
+def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predict_does(tmp_path):
+    """To the byte, the host's memory in the notes; what is refused, in the same words."""
+    rng = random.Random(6)
+    asked = [some_ranks(rng) for _ in range(NUM_RANKS)]
+    found = answers(tmp_path, [question(options) for options in asked])
+    counts = Counter()
+    for options, answer in zip(asked, found, strict=True):
+        kinds = [name for name in ("shard_size", "cp_size", "offload") if name in options]
+        try:
+            wanted = said(api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options))
+        except VramprobeError as refusal:
+            if expected(on_one_gpu(options)) is not None:
+                counts["refused"] += 1
+                assert str(refusal) == answer.get("error", (answer.get("errors") or [{}])[0].get("message")), options
+            continue
+        counts.update([options["sharding"], *kinds])
+        assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+    assert min(counts[kind] for kind in (*HYBRID, "shard_size", "cp_size", "offload", "refused")) >= 5, counts
+
+
+def some_ranks(rng):
+    """A random rank's words: of groups, of shared sequences, offloaded; some impossible."""
+    model = rng.choice(["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "pythia-1b"])
+    words = some_options(rng) | {"model": model, "device": "cuda", "seq_len": rng.choice([512, 1000, 2048])}
+    words |= {"num_gpus": rng.choice([2, 8, 16, 64]), "optim": rng.choice(["adamw_torch", "adamw_torch_fused", "sgd"])}
+    words["fused_linear_cross_entropy"] = rng.random() < 0.05
+    words["sharding"] = rng.choice([*HYBRID, *HYBRID, *get_args(Sharding)])
+    if words["sharding"] in HYBRID and rng.random() < 0.5 or rng.random() < 0.05:
+        words["shard_size"] = rng.choice([2, 4, 5, 8])
+    if rng.random() < 0.3:
+        words |= {"cp_size": rng.choice([2, 4]), "sharding": rng.choice([*FSDP2, "fsdp1"])}
+        words.pop("attn", None)
+    elif rng.random() < 0.5:
+        words["offload"] = rng.choice(["params", "optimizer"])
+    return words
 
 
 @needs_chromium
@@ -305,6 +347,7 @@ def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
 
     rng = random.Random(3)
     asked = [one for one in (some_options(rng) for _ in range(200)) if expected(one)][:20]
+    asked += [one for one in (some_ranks(rng) for _ in range(60)) if expected(one)][:10]
     for options, answer in zip(asked, answers(tmp_path, [question(one) for one in asked]), strict=True):
         vramprobe, verb, *words = answer["command"].split()
         assert (vramprobe, verb) == ("vramprobe", "predict" if "num_gpus" in options else "measure")

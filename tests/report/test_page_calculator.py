@@ -270,7 +270,7 @@ def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> Non
     assert one.text("#verdicts .verdict")[2:] == judged.verdict
     assert one.text("#command").endswith(" --gradient-checkpointing --sharding zero3 --num-gpus 8")
     assert one.text("#command").startswith("vramprobe predict --model llama-3.1-70b")
-    assert "cannot be measured" in one.text("#command-hint")
+    assert "vramprobe measure takes as many GPUs, or --emulate" in one.text("#command-hint")
     names = [row.split("\n")[0] for row in one.tab.locator("#terms tbody tr").all_inner_texts()]
     assert names == [*(name.replace("_", " ") for name in predicted.terms)]
     assert one.tab.locator("#notes .note").all_inner_texts() == [f"Note: {note}" for note in predicted.warnings]

@@ -29,7 +29,7 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 // -- the cell ----------------------------------------------------------------------------------------------------------
 
-const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "num_layers"];
+const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "shard_size", "cp_size", "num_layers"];
 const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
 const $SHARDING = "fsdp"; // of several GPUs, unless told
 
@@ -98,12 +98,8 @@ function $blamed(reason, reasons, given, config) {
   return mending.find((name) => named.includes(name)) ?? mending[0] ?? named[0] ?? null;
 }
 
-// Why a cell cannot be, as spec.py and sharding.py say it.
-function $reasons(spec) {
-  const reasons = [...$items($spec._impossible(spec))];
-  const rank = spec.num_gpus > 1 ? $spec.cannot_shard(spec, spec.sharding) : null;
-  return rank === null ? reasons : [...reasons, rank];
-}
+// Why a cell cannot be on any GPU, as spec.py says it; what ranks cannot be is said by what predicts them.
+function $reasons(spec) { return [...$items($spec._impossible(spec))]; }
 
 // {spec, errors}: a checked cell with every default, or what is wrong, each with the option where one is to blame.
 function resolve(options, config) {
@@ -274,11 +270,22 @@ function $counted(spec, gpu, fit, replays) {
   return {found: replays && fit !== null ? $predict$prediction._with_replay(found, spec, moments, fit, card) : found, refusal};
 }
 
+// The cell on one GPU: what the ranks of several share is told beside it.
+function $alone(spec) {
+  const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, offload: "none"};
+  return Object.assign(new $spec.CellSpec(spec.model, spec.architecture), spec, one_gpu);
+}
+
+function $ofRanks(spec, card) {
+  const {num_gpus, sharding, shard_size, cp_size, cp_rotation, offload} = spec;
+  return $predict$hybrid.predict_one_of($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card);
+}
+
 // As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
 // that is.
 function $predicted(spec, gpu, replays = false) {
   const card = gpu?.card ?? null;
-  if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
+  if (spec.num_gpus > 1) return $ofRanks(spec, card);
   const fit = $fitOf(spec, gpu, replays), {found, refusal} = $counted(spec, gpu, fit, replays);
   if (refusal === null) return !replays || fit === null || card === null ? found : $predict$prediction.with_retries(found, spec, card);
   const alone = $counted(spec, gpu, null, false).found;
@@ -358,7 +365,8 @@ function largest(spec, config, gpu, replays = false) {
       throw error;
     }
   };
-  return {batch_size: count("batch_size"), seq_len: count("seq_len")};
+  // questions.max_seq_len does not look for the length where ranks share each
+  return {batch_size: count("batch_size"), seq_len: spec.cp_size > 1 ? undefined : count("seq_len")};
 }
 
 // The same by the replay, for one replay more than when it was asked last: null until there is an answer. A search takes
@@ -383,6 +391,6 @@ function candidates(spec) {
 
 globalThis.vramprobe = {
   catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, canReplay, resolve, predict, verdict, largest, lookForLargest, command,
-  candidates, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
+  candidates, hybrid: $data.hybrid, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
   formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

@@ -1,6 +1,6 @@
 """Cards: one process whose layers lie on several, by ``device_map="auto"`` -> the moments of each, by arithmetic.
 
-In: a spec of one GPU's, how many cards, how much is free on each. Out: Moments by card, as ``terms`` has them for one.
+In: a spec of one GPU's, how many cards, each with room enough. Out: Moments by card, as ``terms`` has them for one.
 The walk is that of a single GPU, with each part's work where the part lies (device_map.py), and what accelerate's hooks
 copy between cards (hooks.py, ``AlignDevicesHook``): a layer's input, rotary tables, mask and positions, in every layer
 that is on another card than they are; the logits, which go to the batch's card with the output; autocast's wrapper then
@@ -10,6 +10,7 @@ makes fp32 ones of them. The walk is gone once for each card, and counts what li
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture, architecture
@@ -51,14 +52,14 @@ class Cards(NamedTuple):
     cards: tuple[Card, ...]
 
 
-def cards_of(spec: CellSpec, num_cards: int, has_flash: bool = True, free_bytes: float = float("inf")) -> Cards:
+def cards_of(spec: CellSpec, num_cards: int, has_flash: bool = True) -> Cards:
     """The Cards of a cell, kept for the next one that differs in batch size and length only.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for, SpecError for what device_map.card_map refuses.
     """
     arch = architecture(spec.architecture)
     _require_known(spec, arch)
-    placed = card_map(spec, arch, num_cards, free_bytes)
+    placed = card_map(spec, arch, num_cards)
     kept = course_of(spec, has_flash).ranks
     key = ("device-map", placed)
     if key not in kept:
@@ -85,8 +86,10 @@ def _require_known(spec: CellSpec, arch: Architecture) -> None:
 
 def _card(spec: CellSpec, arch: Architecture, placed: CardMap, card: int, has_flash: bool) -> Card:
     tensors = parameters.tensors(spec, arch)
-    setup = setup_of(spec, arch, tensors, has_flash)
-    walk = walk_layers(setup, range(arch.num_layers), CardTape(setup.sizes.covers, placed, card))
+    walked = _walked(placed, card)
+    layers = tuple([placed.layers[layer] for layer in walked])
+    setup = setup_of(spec, replace(arch, num_layers=len(layers)), tensors, has_flash)
+    walk = walk_layers(setup, range(len(layers)), CardTape(setup.sizes.covers, replace(placed, layers=layers), card))
     own = list(_on_card(tensors, placed, card))
     trained = [tensor for tensor in own if tensor.trained]
     buffers = parameters.buffers_bytes(arch, spec.dtype) if placed.rotary == card else 0
@@ -94,10 +97,19 @@ def _card(spec: CellSpec, arch: Architecture, placed: CardMap, card: int, has_fl
         "weights": parameters.weights_bytes(own, spec.quant) + buffers,
         "optimizer_state": optimizer.allocated_state_bytes(spec, trained),
         "block_remainders": remainders.of_what_stands(spec, own),
-    }
+    }  # fmt: skip
     at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),
                "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
     return Card(walk, idle, at_step, remainders.of_gradients(trained), placed.of("batch") == card)
+
+
+def _walked(placed: CardMap, card: int) -> list[int]:
+    """This card's layers, and of those of each other the first and the last: those between leave nothing here."""
+    found = set()
+    for other in range(placed.num_cards):
+        own = [layer for layer, its_card in enumerate(placed.layers) if its_card == other]
+        found |= set(own if other == card else [*own[:1], *own[-1:]])
+    return sorted(found)
 
 
 def _on_card(tensors: Sequence[Tensor], placed: CardMap, card: int) -> Sequence[Tensor]:

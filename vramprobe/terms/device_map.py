@@ -1,13 +1,12 @@
 """Device map: where transformers' ``device_map="auto"`` puts each part of a model on several cards, by arithmetic.
 
-In: a spec and its architecture, how many cards, how much is free on each. Out: a CardMap. Written as in transformers 5
+In: a spec and its architecture, how many cards, each with room enough. Out: a CardMap. Written as in transformers 5
 (integrations/accelerate.py: ``get_balanced_memory``, ``infer_auto_device_map``; accelerate's ``get_max_layer_size``),
 which looks at the weights as they are made, without adapters, and at buffers. No torch here.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,14 +44,7 @@ class CardMap:
 
     def of_tensor(self, tensor: Tensor) -> int:
         """The card of what there is once."""
-        return self.of(part_of(tensor))
-
-
-def part_of(tensor: Tensor) -> str:
-    """Which part a tensor outside the layers belongs to."""
-    if tensor.name.startswith("lm_head."):
-        return "head"
-    return "embedding" if "embed_tokens" in tensor.name else "norm"
+        return self.of(parameters.part_of(tensor))
 
 
 @dataclass(frozen=True)
@@ -75,10 +67,10 @@ class _Part:
             yield from child.whole()
 
 
-def card_map(spec: CellSpec, arch: Architecture, num_cards: int, free_bytes: float = math.inf) -> CardMap:
-    """Where each part lies on so many cards, each with ``free_bytes``.
+def card_map(spec: CellSpec, arch: Architecture, num_cards: int) -> CardMap:
+    """Where each part lies on so many cards.
 
-    Raises SpecError where the map needs the host or a single card, UnsupportedArchitecture for a family without rule.
+    Raises SpecError where that is a single one, UnsupportedArchitecture for a family without rule.
     """
     if arch.model_type not in LLAMA_LIKE:
         raise UnsupportedArchitecture(
@@ -90,17 +82,12 @@ def card_map(spec: CellSpec, arch: Architecture, num_cards: int, free_bytes: flo
             f"num_gpus {num_cards} under device-map: the model has {arch.num_layers} layers, and no layer is divided; "
             f"give 2 to {arch.num_layers}"
         )
-    found = _inferred(_model(spec, arch), arch.tied, _shares(spec, arch, num_cards, free_bytes))
-    if None in found.values():
-        raise SpecError(
-            f'the weights do not fit on {num_cards} cards: device_map="auto" leaves parts to the host, where nothing '
-            "can be trained; use more cards, larger ones, or qlora"
-        )
+    found = _inferred(_model(spec, arch), arch.tied, num_cards, _share(spec, arch, num_cards))
 
     def card_of(name: str) -> int:
         while name not in found:
             name = name.rpartition(".")[0]
-        return int(found[name] or 0)
+        return found[name]
 
     layers = tuple([card_of(f"model.layers.{index}") for index in range(arch.num_layers)])
     outside = {"embedding": "model.embed_tokens", "norm": "model.norm", "rotary": "model.rotary_emb", "head": "lm_head"}
@@ -124,7 +111,7 @@ def _model(spec: CellSpec, arch: Architecture) -> _Part:
     for tensor in parameters.tensors(spec.model_copy(update={"kbit_prep": "none"}), arch):
         if tensor.role != "adapter":
             width = _ELEMENT_BYTES[spec.quant] if tensor.quantised else ITEMSIZE_BYTES[spec.dtype]
-            sizes["layer" if tensor.per_layer else part_of(tensor)] += tensor.numel * width
+            sizes["layer" if tensor.per_layer else parameters.part_of(tensor)] += tensor.numel * width
     layers = tuple([_Part(f"model.layers.{index}", sizes["layer"]) for index in range(arch.num_layers)])
     inner = (
         _Part("model.embed_tokens", sizes["embedding"]), _Part("model.layers", children=layers),
@@ -133,21 +120,19 @@ def _model(spec: CellSpec, arch: Architecture) -> _Part:
     return _Part("", children=(_Part("model", children=inner), _Part("lm_head", sizes["head"])))
 
 
-def _shares(spec: CellSpec, arch: Architecture, num_cards: int, free_bytes: float) -> list[float]:
-    """What may lie on each card: of all but the last an equal part, with room for the largest thing beside it."""
+def _share(spec: CellSpec, arch: Architecture, num_cards: int) -> float:
+    """What may lie on each card but the last: an equal part, with room for the largest thing beside it."""
     model = _model(spec, arch)
     room = int(_ROOM * max(part.num_bytes for part in model.whole()))
-    equal = model.num_bytes // num_cards + room
-    shares = [min(equal, free_bytes)] * (num_cards - 1) + [free_bytes]
-    return [share * _QUANTISED_SHARE for share in shares] if spec.quant != "none" else shares
+    return (model.num_bytes // num_cards + room) * (1.0 if spec.quant == "none" else _QUANTISED_SHARE)
 
 
-def _inferred(model: _Part, tied: bool, shares: Sequence[float]) -> dict[str, int | None]:
-    """The card of each module that was put somewhere as a whole; null: the host.
+def _inferred(model: _Part, tied: bool, num_cards: int, share: float) -> dict[str, int]:
+    """The card of each module that was put somewhere as a whole.
 
     The first card keeps as much free as the largest of what is still to come takes.
     """
-    found: dict[str, int | None] = {}
+    found: dict[str, int] = {}
     waiting = list(model.children)
     largest, names = _largest(waiting)
     card, used = 0, 0.0
@@ -156,8 +141,8 @@ def _inferred(model: _Part, tied: bool, shares: Sequence[float]) -> dict[str, in
         names = [name for name in names if name != part.name and not name.startswith(f"{part.name}.")]
         if not names:
             largest, names = _largest(waiting)
-        limit = shares[card] - (largest if card == 0 else 0)
-        if used + part.num_bytes <= limit:
+        kept_free = largest if card == 0 else 0
+        if card == num_cards - 1 or used + part.num_bytes <= share - kept_free:
             used += part.num_bytes
             found[part.name] = card
             if tied and part.name in ("model", "model.embed_tokens"):  # the head goes with it
@@ -166,8 +151,6 @@ def _inferred(model: _Part, tied: bool, shares: Sequence[float]) -> dict[str, in
         elif part.children:
             waiting = [*part.children, *waiting]
             largest, names = _largest(waiting)
-        elif card + 1 == len(shares):
-            found[part.name] = None
         else:
             card, used = card + 1, 0.0
             waiting.insert(0, part)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
 from vramprobe.terms import falcon, gpt_oss, layout, llama, mla, relatives, variants
 from vramprobe.terms import operators as op
-from vramprobe.terms.device_map import part_of
 from vramprobe.terms.experts import mixture
 from vramprobe.terms.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.graph import TEMPORARY, Checkpoint, Value
 from vramprobe.terms.modules import Model
+from vramprobe.terms.parameters import part_of
 from vramprobe.terms.tape import MIDDLE_LAYER
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer

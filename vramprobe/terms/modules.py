@@ -427,7 +427,8 @@ class Model:
     def leave_layer(self) -> None:
         """What was brought to the layer goes, but for what backward holds."""
         if self._handed is not None:
-            (self.tables, self.shared), self._handed = self._handed, None
+            self.tables, self.shared = self._handed
+            self._handed = None
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""

@@ -110,7 +110,8 @@ def test_the_fewest_cards() -> None:
     found = min_gpus(gpu="RTX-4090", **words)
     assert (found.num_gpus, found.tight_num_gpus, found.verdict.verdict) == (3, 2, "fits")
     assert min_gpus(gpu="H200", **words).num_gpus == 1
-    none = min_gpus(gpu="RTX-4090", **words | {"model": "mistral-7b-v0.3", "num_layers": 3, "batch_size": 64, "seq_len": 32767})
+    large = {"model": "mistral-7b-v0.3", "num_layers": 3, "batch_size": 64, "seq_len": 32767}
+    none = min_gpus(gpu="RTX-4090", **words | large)
     assert (none.num_gpus, none.verdict.verdict) == (None, "does not fit")
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import vramprobe
 
 from vramprobe.emulate.enter import installation_to_use
 from vramprobe.errors import VramprobeError
+from vramprobe.records import store
+from vramprobe.records.record import RankRecord, RunRecord
 
 
 def require_emulation() -> Path:
@@ -16,3 +19,17 @@ def require_emulation() -> Path:
         return installation_to_use().python
     except VramprobeError as error:
         pytest.skip(str(error))
+
+
+def swept(folder: Path, sweep: str, *, cards: str) -> list[RunRecord]:
+    """The records of a sweep's cells on emulated cards; skips where there are none."""
+    require_emulation()
+    (folder / "sweep.yaml").write_text(sweep)
+    done = vramprobe("run", "sweep.yaml", "--emulate", cards, "--out", "out", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return store.read(folder / "out").records
+
+
+def counted(rank: RankRecord) -> list[dict]:
+    """What the allocator counted, phase by phase; the host's and the whole card's are not one rank's alone."""
+    return [phase.model_dump(exclude={"rss_end_bytes", "device_used_bytes"}) for phase in rank.phases]

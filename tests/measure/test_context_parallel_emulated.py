@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from command_line import vramprobe
-from emulated import require_emulation
+from emulated import counted, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 
-from vramprobe.records import store
 from vramprobe.records.record import RankRecord, RunRecord
 
 SWEEP = f"""
@@ -64,12 +63,7 @@ OWN = 2 * (2 * 2 * 2 * 512 * 16)
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
-    require_emulation()
-    folder = tmp_path_factory.mktemp("shared")
-    (folder / "shared.yaml").write_text(SWEEP)
-    done = vramprobe("run", "shared.yaml", "--emulate", "H100-SXM x2", "--out", "out", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return store.read(folder / "out").records
+    return swept(tmp_path_factory.mktemp("shared"), SWEEP, cards="H100-SXM x2")
 
 
 def one(records: list[RunRecord], method: str = "full", **words: object) -> RunRecord:
@@ -79,10 +73,6 @@ def one(records: list[RunRecord], method: str = "full", **words: object) -> RunR
         record for record in records if all(getattr(record.spec, name) == value for name, value in words.items())
     ]
     return found
-
-
-def counted(rank: RankRecord) -> list[dict]:
-    return [phase.model_dump(exclude={"rss_end_bytes", "device_used_bytes"}) for phase in rank.phases]
 
 
 def moved(rank: RankRecord) -> dict[tuple[str, str], int]:

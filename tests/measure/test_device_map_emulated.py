@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from command_line import vramprobe
-from emulated import require_emulation
+from emulated import require_emulation, swept
 from factories import TINY_LLAMA, TINY_LLAMA_PATH
 
-from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 
 METHODS = ("full", "lora", "qlora")
@@ -70,14 +69,10 @@ AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(s
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    require_emulation()
     folder = tmp_path_factory.mktemp("cards")
-    (folder / "cards.yaml").write_text(SWEEP)
     (folder / "six").mkdir()
     (folder / "six" / "config.json").write_text(SIX_LAYERS)
-    done = vramprobe("run", "cards.yaml", "--emulate", "H100-SXM x3", "--out", "out", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {record.spec.method: record for record in store.read(folder / "out").records}
+    return {record.spec.method: record for record in swept(folder, SWEEP, cards="H100-SXM x3")}
 
 
 @pytest.fixture(scope="module")

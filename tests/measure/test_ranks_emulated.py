@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from command_line import vramprobe
-from emulated import require_emulation
+from emulated import counted, require_emulation, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 
-from vramprobe.records import store
 from vramprobe.records.record import RankRecord, RunRecord
 
 SWEEP = f"""
@@ -35,17 +34,7 @@ cells:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
-    require_emulation()
-    folder = tmp_path_factory.mktemp("ranks")
-    (folder / "ranks.yaml").write_text(SWEEP)
-    done = vramprobe("run", "ranks.yaml", "--emulate", "H100-SXM x4", "--out", "out", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return store.read(folder / "out").records
-
-
-def counted(rank: RankRecord) -> list[dict]:
-    """What the allocator counted, phase by phase; the host's and the whole card's are not one rank's alone."""
-    return [phase.model_dump(exclude={"rss_end_bytes", "device_used_bytes"}) for phase in rank.phases]
+    return swept(tmp_path_factory.mktemp("ranks"), SWEEP, cards="H100-SXM x4")
 
 
 def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) -> None:

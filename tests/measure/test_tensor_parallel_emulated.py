@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from command_line import vramprobe
-from emulated import require_emulation
+from emulated import counted, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 
-from vramprobe.records import store
-from vramprobe.records.record import RankRecord, RunRecord
+from vramprobe.records.record import RunRecord
 
 SWEEP = f"""
 name: parts
@@ -69,17 +68,8 @@ WHOLE, BUFFERS = 5 * 64, 2 * 8 * 4
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], RunRecord]:
     """By method, and whether one rank ran by itself."""
-    require_emulation()
-    folder = tmp_path_factory.mktemp("parts")
-    (folder / "parts.yaml").write_text(SWEEP)
-    done = vramprobe("run", "parts.yaml", "--emulate", "H100-SXM x2", "--out", "out", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = store.read(folder / "out").records
+    found = swept(tmp_path_factory.mktemp("parts"), SWEEP, cards="H100-SXM x2")
     return {(record.spec.method, record.spec.only_rank is not None): record for record in found}
-
-
-def counted(rank: RankRecord) -> list[dict]:
-    return [phase.model_dump(exclude={"rss_end_bytes", "device_used_bytes"}) for phase in rank.phases]
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

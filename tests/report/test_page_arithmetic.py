@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 from bisect import bisect_left, insort
+from collections import Counter
 from importlib import resources
 from itertools import groupby
 from typing import get_args
@@ -14,6 +15,7 @@ import pytest
 from page_browser import CHROMIUM, NO_CHROMIUM
 
 from vramprobe import api, catalog, spec
+from vramprobe.choices import FSDP2, HYBRID
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.predict.prediction import verdict
@@ -28,6 +30,8 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 NUM_CELLS = 700
 NUM_REPLAYS = 240
+NUM_SEARCHES = 60
+NUM_RANKS = 300
 
 #: Runs in the page: each question's answer, or its error.
 ASK = """
@@ -36,7 +40,12 @@ const answers = questions.map(({options, config, gpu, largest, replays}) => {
     const {spec, errors} = vramprobe.resolve(options, config);
     if (errors.length) return {errors};
     const card = vramprobe.gpus.find((one) => one.slug === gpu);
-    if (largest) return vramprobe.largest(spec, config, card);
+    if (largest === "bit by bit") {
+      let found = null, steps = 0;
+      for (; found === null; steps += 1) found = vramprobe.lookForLargest(spec, config, card);
+      return {...found, steps};
+    }
+    if (largest) return vramprobe.largest(spec, config, card, replays);
     const prediction = vramprobe.predict(spec, config, card, replays);
     return {...prediction, verdict: vramprobe.verdict(prediction, card), command: vramprobe.command(spec)};
   } catch (error) { return {error: error.message}; }
@@ -97,7 +106,8 @@ def some_options(rng):
 
 def on_one_gpu(options):
     """A fit is of one GPU, and the page predicts a rank of several by arithmetic alone."""
-    return {name: value for name, value in options.items() if name not in ("num_gpus", "sharding")} | {"device": "cuda"}
+    of_ranks = ("num_gpus", "sharding", "shard_size", "cp_size", "offload")
+    return {name: value for name, value in options.items() if name not in of_ranks} | {"device": "cuda"}
 
 
 def question(options, gpu="RTX-4090", **more):
@@ -139,6 +149,50 @@ def test_the_page_counts_what_predict_counts_to_the_byte(tmp_path):
             num_predicted += 1
             assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
     assert num_predicted >= 500
+
+
+@needs_chromium
+def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predict_does(tmp_path):
+    """To the byte, the host's memory in the notes; what is refused, in the same words."""
+    rng = random.Random(6)
+    asked = [some_ranks(rng) for _ in range(NUM_RANKS)]
+    found = answers(tmp_path, [question(options) for options in asked])
+    counts = Counter()
+    for options, answer in zip(asked, found, strict=True):
+        kinds = [name for name in ("shard_size", "cp_size", "offload") if name in options]
+        wanted = said_or_refused(options)
+        if isinstance(wanted, str):
+            if expected(on_one_gpu(options)) is not None:
+                counts["refused"] += 1
+                assert wanted == answer.get("error"), options
+            continue
+        counts.update([options["sharding"], *kinds])
+        assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+    assert min(counts[kind] for kind in (*HYBRID, "shard_size", "cp_size", "offload", "refused")) >= 5, counts
+
+
+def said_or_refused(options):
+    try:
+        return said(api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options))
+    except VramprobeError as refusal:
+        return str(refusal)
+
+
+def some_ranks(rng):
+    """A random rank's words: of groups, of shared sequences, offloaded; some impossible."""
+    model = rng.choice(["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "pythia-1b"])
+    words = some_options(rng) | {"model": model, "device": "cuda", "seq_len": rng.choice([512, 1000, 2048])}
+    words |= {"num_gpus": rng.choice([2, 8, 16, 64]), "optim": rng.choice(["adamw_torch", "adamw_torch_fused", "sgd"])}
+    words["fused_linear_cross_entropy"] = rng.random() < 0.05
+    words["sharding"] = rng.choice([*HYBRID, *HYBRID, *get_args(Sharding)])
+    if (words["sharding"] in HYBRID and rng.random() < 0.5) or rng.random() < 0.05:
+        words["shard_size"] = rng.choice([2, 4, 5, 8])
+    if rng.random() < 0.3:
+        words |= {"cp_size": rng.choice([2, 4]), "sharding": rng.choice([*FSDP2, "fsdp1"])}
+        words.pop("attn", None)
+    elif rng.random() < 0.5:
+        words["offload"] = rng.choice(["params", "optimizer"])
+    return words
 
 
 @needs_chromium
@@ -260,6 +314,38 @@ def test_the_page_finds_the_largest_batch_and_length_that_predict_finds(tmp_path
 
 
 @needs_chromium
+def test_the_page_replays_the_largest_batch_and_length_that_predict_replays(tmp_path):
+    """On any card, with what ships; also bit by bit, as the page's worker asks."""
+    rng = random.Random(5)
+    cards = [gpu.short_name for gpu in catalog.list_gpus() if gpu.total_bytes]
+    asked = []
+    for _ in range(NUM_SEARCHES):
+        cell = on_one_gpu(some_options(rng)) | {"batch_size": 1, "seq_len": rng.choice([128, 1000])}
+        asked.append((cell | {"num_layers": rng.choice([1, 2, 3, 5])}, rng.choice(cards)))
+    how = [rng.choice([True, "bit by bit"]) for _ in asked]
+    found = answers(tmp_path, [
+        question(options, gpu=gpu, largest=one, replays=True) for (options, gpu), one in zip(asked, how, strict=True)
+    ])  # fmt: skip
+    num_answered = num_replayed = num_in_steps = 0
+    for (options, gpu), answer in zip(asked, found, strict=True):
+        if "errors" in answer or "error" in answer or expected(options) is None:
+            continue
+        for kind, ask in (("batch_size", api.max_batch_size), ("seq_len", api.max_seq_len)):
+            words = {name: value for name, value in options.items() if name != kind}
+            try:
+                wanted = ask(gpu=gpu, engine="formula", **words).fits
+            except VramprobeError:
+                wanted = None
+            assert answer[kind] == (wanted and wanted.value), (options, gpu)
+            num_answered += 1
+            num_replayed += wanted is not None and wanted.prediction.reserved_bytes is not None
+        num_in_steps += answer.get("steps", 1) > 2
+    assert num_answered >= NUM_SEARCHES // 2
+    assert num_replayed >= num_answered // 3
+    assert num_in_steps >= NUM_SEARCHES // 10
+
+
+@needs_chromium
 def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
     from typer.testing import CliRunner
 
@@ -267,6 +353,7 @@ def test_the_page_says_the_command_that_makes_the_cell(tmp_path):
 
     rng = random.Random(3)
     asked = [one for one in (some_options(rng) for _ in range(200)) if expected(one)][:20]
+    asked += [one for one in (some_ranks(rng) for _ in range(60)) if expected(one)][:10]
     for options, answer in zip(asked, answers(tmp_path, [question(one) for one in asked]), strict=True):
         vramprobe, verb, *words = answer["command"].split()
         assert (vramprobe, verb) == ("vramprobe", "predict" if "num_gpus" in options else "measure")

@@ -32,6 +32,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     tab.click("#cards-choice summary")
     tab.check("#card-B200")
     tab.uncheck("#card-RTX-4090")
+    tab.locator("#gpus-rows").scroll_into_view_if_needed()
     tab.wait_for_selector("#gpus-rows[data-judged]")
     prediction = asked(tab, "vramprobe.predict(spec, config, null, true)")
     assert one.tab.get_attribute("#copy-command", "disabled") is None
@@ -127,10 +128,55 @@ def test_the_replay_follows_the_arithmetic_and_says_what_predict_says(opened: An
         assert one.text(f"#verdicts [data-gpu={gpu}] .verdict")[2:] == judged.verdict
         reason = one.text(f"#verdicts [data-gpu={gpu}] .reason span >> nth=0")
         assert judged.reason in (reason, f"{basis}: {reason}")
+    one.tab.locator("#gpus-rows").scroll_into_view_if_needed()
     one.tab.wait_for_selector("#gpus-rows[data-judged]")
     for row, gpu in zip(one.cells("gpus-rows", 2), catalog.list_gpus(), strict=True):
         if gpu.total_bytes:
             assert row[2:] == verdict(api.predict(gpu=gpu.short_name, **cell), gpu).verdict, gpu.short_name
+
+
+def test_the_replay_finds_the_largest_counts_that_predict_finds(opened: Any) -> None:
+    """The arithmetic's first, until the worker has looked; another cell ends its search."""
+    one = opened("#m=llama-3.1-8b&gc=1&g=L4,MI300X")
+    first = one.tab.locator("#verdicts [data-gpu=L4] .largest")
+    waiting(first).to_contain_text("by arithmetic so far, the replay is looking: largest batch")
+    one.tab.evaluate(
+        "() => { form.root.elements.num_layers.value = '3'; form.root.dispatchEvent(new Event('input')); }"
+    )
+    cell = {"model": "llama-3.1-8b", "method": "qlora", "gradient_checkpointing": True, "num_layers": 3}
+    for gpu in ("MI300X", "L4"):
+        batch = api.max_batch_size(gpu=gpu, seq_len=2048, **cell).fits.value
+        length = api.max_seq_len(gpu=gpu, batch_size=1, **cell).fits.value
+        place = waiting(one.tab.locator(f"#verdicts [data-gpu={gpu}] .largest"))
+        place.to_have_text(f"largest batch {batch:,}, largest length {length:,}", timeout=60_000)
+        assert one.cells("gpus-rows", 4)[in_list(gpu)].removesuffix(" …") == f"{batch:,}"
+    rough = api.max_batch_size(gpu="L4", seq_len=2048, fit="none", **cell).fits.value
+    assert rough != api.max_batch_size(gpu="L4", seq_len=2048, **cell).fits.value
+
+
+def test_counts_on_all_other_cards_are_looked_for_once_they_are_seen(opened: Any) -> None:
+    one = opened("#m=qwen2.5-0.5b&t=lora&nl=2&g=L4")
+    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    waiting(one.tab.locator("#verdicts .largest")).not_to_contain_text("so far", timeout=60_000)
+    cell = {"model": "qwen2.5-0.5b", "method": "lora", "num_layers": 2}
+    assert (
+        one.cells("gpus-rows", 4)[in_list("L4")] == f"{api.max_batch_size(gpu='L4', seq_len=2048, **cell).fits.value:,}"
+    )
+    assert one.cells("gpus-rows", 4)[in_list("H200")].endswith(" …")
+    one.tab.locator("#gpus-rows").scroll_into_view_if_needed()
+    one.tab.wait_for_selector("#gpus-rows[data-counted]", timeout=120_000)
+    for gpu in catalog.list_gpus():
+        if gpu.total_bytes and gpu.short_name in ("H200", "T4", "MI300X"):
+            batch = api.max_batch_size(gpu=gpu.short_name, seq_len=2048, **cell).fits.value
+            length = api.max_seq_len(gpu=gpu.short_name, batch_size=1, **cell).fits.value
+            told = [one.cells("gpus-rows", column)[in_list(gpu.short_name)] for column in (4, 5)]
+            assert told == [f"{batch:,}", f"{length:,}"], gpu.short_name
+    assert not any("…" in text for column in (4, 5) for text in one.cells("gpus-rows", column))
+
+
+def in_list(gpu: str) -> int:
+    """Its row in the table of all cards."""
+    return [one.short_name for one in catalog.list_gpus()].index(gpu)
 
 
 def test_the_replay_needs_no_worker(opened: Any) -> None:
@@ -173,9 +219,9 @@ def test_no_gpu_is_a_choice_too(opened: Any) -> None:
 
 
 def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
-    one = opened("#gc=1")
+    one = opened("#gc=1&nl=8&g=RTX-4090")
     button = one.tab.locator("[data-gpu=RTX-4090] .largest button").first
-    button.wait_for()
+    waiting(one.tab.locator("#verdicts .largest")).not_to_contain_text("so far", timeout=60_000)
     largest = button.inner_text()
     button.click()
     assert one.tab.input_value("#batch_size") == largest.replace(",", "")
@@ -189,11 +235,15 @@ def test_what_is_tight_is_not_said_not_to_fit(opened: Any) -> None:
 
 
 def test_every_card_gets_the_largest_counts_that_the_engine_finds_for_it(opened: Any) -> None:
-    one = opened("#m=qwen2.5-7b&t=lora")
+    one = opened("#m=qwen2.5-7b&t=lora&g=")
     one.tab.wait_for_selector("#gpus-rows[data-done]")
     found = asked(one.tab, "vramprobe.gpus.map(gpu => gpu.memory_bytes && vramprobe.largest(spec, config, gpu))")
+    replays = asked(one.tab, "vramprobe.gpus.map(gpu => vramprobe.canReplay(spec, gpu) && gpu.memory_bytes)")
     for column, name in ((4, "batch_size"), (5, "seq_len")):
-        told = [f"{one_card[name]:,}" if one_card and one_card[name] else "–" for one_card in found]
+        told = [
+            (f"{one_card[name]:,}" if one_card and one_card[name] else "–") + (" …" if can_replay else "")
+            for one_card, can_replay in zip(found, replays, strict=True)
+        ]
         assert one.cells("gpus-rows", column) == told
 
 
@@ -220,7 +270,7 @@ def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> Non
     assert one.text("#verdicts .verdict")[2:] == judged.verdict
     assert one.text("#command").endswith(" --gradient-checkpointing --sharding zero3 --num-gpus 8")
     assert one.text("#command").startswith("vramprobe predict --model llama-3.1-70b")
-    assert "cannot be measured" in one.text("#command-hint")
+    assert "vramprobe measure takes as many GPUs, or --emulate" in one.text("#command-hint")
     names = [row.split("\n")[0] for row in one.tab.locator("#terms tbody tr").all_inner_texts()]
     assert names == [*(name.replace("_", " ") for name in predicted.terms)]
     assert one.tab.locator("#notes .note").all_inner_texts() == [f"Note: {note}" for note in predicted.warnings]

@@ -8,8 +8,11 @@ from typing import Any, get_args
 import pytest
 from page_browser import asked, waiting
 
-from vramprobe import catalog, spec
+from vramprobe import api, catalog, spec
+from vramprobe.choices import HYBRID
+from vramprobe.errors import SpecError
 from vramprobe.terms.ranks import Sharding
+from vramprobe.units import format_bytes
 
 
 def test_a_shared_link_opens_the_same_configuration(opened: Any) -> None:
@@ -170,7 +173,7 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
     assert one.fragment == "#n=8&sh=zero3"
     assert one.tab.input_value("#sharding") == "zero3"
     assert one.text("label[for=batch_size]") == "Batch per GPU"
-    assert one.tab.locator("#sharding option").all_inner_texts() == ["default", *get_args(Sharding)]
+    assert one.tab.locator("#sharding option").all_inner_texts() == ["default", *get_args(Sharding), *HYBRID]
     one.tab.select_option("#sharding", "")
     assert one.tab.locator("#sharding option").first.inner_text() == "fsdp (default)"
     one.tab.select_option("#quant", "int8")
@@ -180,3 +183,34 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
     one.tab.fill("#num_gpus", "")
     assert one.tab.locator("#sharding").is_hidden()
     assert one.text("label[for=batch_size]") == "Batch"
+
+
+def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_several_gpus(opened: Any) -> None:
+    one = opened("#t=full&m=llama-3.2-1b&gc=1")
+    hidden = [one.tab.locator(f"#{name}") for name in ("shard_size", "cp_size", "offload")]
+    assert all(field.is_hidden() for field in hidden)
+    one.tab.fill("#num_gpus", "16")
+    assert [field.is_hidden() for field in hidden] == [True, False, False]
+    one.tab.select_option("#sharding", "fsdp-hybrid")
+    assert [field.is_hidden() for field in hidden] == [False, False, False]
+    one.tab.fill("#shard_size", "4")
+    one.tab.select_option("#offload", "params")
+    assert one.fragment == "#m=llama-3.2-1b&t=full&gc=1&n=16&sh=fsdp-hybrid&ss=4&of=params"
+    words = {"model": "llama-3.2-1b", "method": "full", "batch_size": 1, "seq_len": 2048, "num_gpus": 16,
+             "gradient_checkpointing": True, "sharding": "fsdp-hybrid", "shard_size": 4}  # fmt: skip
+    predicted = api.predict(fit="none", offload="params", **words)
+    assert one.text("#peak") == format_bytes(predicted.peak_allocated_bytes.value)
+    assert one.tab.locator("#notes .note").all_inner_texts() == [f"Note: {note}" for note in predicted.warnings]
+    assert any(note.startswith("on the host: ") for note in predicted.warnings)
+    assert one.text("#command").endswith(" --shard-size 4 --offload params --sharding fsdp-hybrid --num-gpus 16")
+    one.tab.select_option("#offload", "optimizer")
+    with pytest.raises(SpecError) as refusal:
+        api.predict(fit="none", offload="optimizer", **words)
+    assert one.text("#offload-error") == str(refusal.value) == one.text("#no-prediction")
+    one.tab.select_option("#offload", "")
+    one.tab.fill("#cp_size", "2")
+    assert one.text("#peak") == format_bytes(api.predict(fit="none", cp_size=2, **words).peak_allocated_bytes.value)
+    waiting(one.tab.locator("#verdicts .largest").first).to_contain_text("where GPUs share each sequence")
+    one.tab.select_option("#sharding", "zero3")
+    assert one.fragment == "#m=llama-3.2-1b&t=full&gc=1&n=16&sh=zero3&cp=2"
+    assert one.text("#cp_size-error").startswith("cp_size 2 under zero3")

@@ -29,7 +29,7 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
 // -- the cell ----------------------------------------------------------------------------------------------------------
 
-const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "num_layers"];
+const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "shard_size", "cp_size", "num_layers"];
 const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
 const $SHARDING = "fsdp"; // of several GPUs, unless told
 
@@ -98,12 +98,8 @@ function $blamed(reason, reasons, given, config) {
   return mending.find((name) => named.includes(name)) ?? mending[0] ?? named[0] ?? null;
 }
 
-// Why a cell cannot be, as spec.py and sharding.py say it.
-function $reasons(spec) {
-  const reasons = [...$items($spec._impossible(spec))];
-  const rank = spec.num_gpus > 1 ? $spec.cannot_shard(spec, spec.sharding) : null;
-  return rank === null ? reasons : [...reasons, rank];
-}
+// Why a cell cannot be on any GPU, as spec.py says it; what ranks cannot be is said by what predicts them.
+function $reasons(spec) { return [...$items($spec._impossible(spec))]; }
 
 // {spec, errors}: a checked cell with every default, or what is wrong, each with the option where one is to blame.
 function resolve(options, config) {
@@ -223,6 +219,8 @@ function canReplay(spec, gpu) {
 // As model/replayed.py: the peaks of a cell's requests through the caching allocator. Cards whose kernels ask for the same
 // have the same, so that a cell is played once for several.
 const $played = new Map();
+let $replaysLeft = Infinity; // that may be played before whoever asks is asked again
+class $Pause {}
 function $allocConf() { return new $simulate$allocator_config.AllocatorConfig(); } // the page asks for no other
 function $replayed(spec, card) {
   const chip = $chipOf(card);
@@ -231,6 +229,8 @@ function $replayed(spec, card) {
   if (!$played.has(key)) $played.set(key, []);
   let same = $played.get(key).find(({asked}) => (asked === null || chip === null ? asked === chip : asked.is_alike(chip)));
   if (same === undefined) {
+    if ($replaysLeft < 1) throw new $Pause();
+    $replaysLeft -= 1;
     const {run, ledger} = $play(spec, card, new $simulate$ledger.Device());
     same = {asked: run.asked, peaks: $const(new $model$replayed.Replayed(ledger.allocated_peak, ledger.reserved_peak))};
     $played.get(key).push(same);
@@ -255,26 +255,42 @@ function $play(spec, card, device) {
 }
 function $chipOf(card) { return card === null ? new $terms$scratch.Chip() : $model$replayed.chip_of(card); }
 
+// What the fit makes of a cell, and why it refuses to vouch for it, if it does.
+function $counted(spec, gpu, fit, replays) {
+  const card = gpu?.card ?? null, moments = $moments(spec, $hasFlash(gpu));
+  const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
+  let found = null, refusal = null;
+  try {
+    found = $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, $model$memory_model.workspaces_bytes(spec, card));
+  } catch (error) {
+    if (!(error instanceof $OutOfRange)) throw error;
+    found = error.prediction;
+    refusal = error;
+  }
+  return {found: replays && fit !== null ? $predict$prediction._with_replay(found, spec, moments, fit, card) : found, refusal};
+}
+
+// The cell on one GPU: what the ranks of several share is told beside it.
+function $alone(spec) {
+  const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, offload: "none"};
+  return Object.assign(new $spec.CellSpec(spec.model, spec.architecture), spec, one_gpu);
+}
+
+function $ofRanks(spec, card) {
+  const {num_gpus, sharding, shard_size, cp_size, cp_rotation, offload} = spec;
+  return $predict$hybrid.predict_one_of($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card);
+}
+
 // As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
 // that is.
 function $predicted(spec, gpu, replays = false) {
   const card = gpu?.card ?? null;
-  if (spec.num_gpus > 1) return $predict$sharding.predict_rank(spec, spec.num_gpus, spec.sharding, null, false, card);
-  const fit = $fitOf(spec, gpu, replays), moments = $moments(spec, $hasFlash(gpu));
-  const workspaces = $model$memory_model.workspaces_bytes(spec, card);
-  const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
-  try {
-    const found = $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, workspaces);
-    if (!replays || fit === null) return found;
-    const replayed = $predict$prediction._with_replay(found, spec, moments, fit, card);
-    return card === null ? replayed : $predict$prediction.with_retries(replayed, spec, card);
-  } catch (error) {
-    if (!(error instanceof $OutOfRange)) throw error;
-    const alone = $predict$prediction.predict_moments(spec, moments, null, false, undefined, notes, 1, null, workspaces);
-    const first = error.prediction.warnings[0];
-    alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${first}`);
-    return alone;
-  }
+  if (spec.num_gpus > 1) return $ofRanks(spec, card);
+  const fit = $fitOf(spec, gpu, replays), {found, refusal} = $counted(spec, gpu, fit, replays);
+  if (refusal === null) return !replays || fit === null || card === null ? found : $predict$prediction.with_retries(found, spec, card);
+  const alone = $counted(spec, gpu, null, false).found;
+  alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${refusal.prediction.warnings[0]}`);
+  return alone;
 }
 
 function $interval(it) { return it === null ? null : {value: it.value, low: it.low, high: it.high}; }
@@ -319,22 +335,52 @@ function verdict(prediction, gpu) {
   };
 }
 
-// The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does.
-function largest(spec, config, gpu) {
-  const fit = $fitOf(spec, gpu);
-  const judge = (one) => {
+// The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does. `replays`: as
+// predict --max-batch and --max-seq-len find them, where canReplay.
+function largest(spec, config, gpu, replays = false) {
+  const {Judged, largest_count, largest_replayed} = $predict$largest, verdict = (prediction) => $predict$prediction.verdict(prediction, gpu.card);
+  const rough = (one) => {
     const prediction = $predicted(one, gpu);
-    return new $predict$largest.Judged(prediction, $predict$prediction.verdict(prediction, gpu.card), null);
+    return new Judged(prediction, verdict(prediction), null);
+  };
+  const fit = $fitOf(spec, gpu, replays), own = $fitOf(spec, gpu);
+  const judge = (one) => {
+    const {found, refusal} = $counted(one, gpu, fit, true);
+    return new Judged(found, verdict(found), refusal);
+  };
+  const found = (question) => {
+    if (!replays || !canReplay(spec, gpu)) return largest_count(question, spec, rough, own);
+    try {
+      return largest_replayed(question, spec, judge, rough, fit);
+    } catch (error) {
+      if (!(error instanceof $OutOfRange)) throw error;
+      return largest_count(question, spec, rough, own);
+    }
   };
   const count = (question) => {
     try {
-      return $predict$largest.largest_count(question, spec, judge, fit).fits?.value ?? null;
+      return found(question).fits?.value ?? null;
     } catch (error) {
       if (error instanceof $Error) return null;
       throw error;
     }
   };
-  return {batch_size: count("batch_size"), seq_len: count("seq_len")};
+  // questions.max_seq_len does not look for the length where ranks share each
+  return {batch_size: count("batch_size"), seq_len: spec.cp_size > 1 ? undefined : count("seq_len")};
+}
+
+// The same by the replay, for one replay more than when it was asked last: null until there is an answer. A search takes
+// seconds, and whoever asks can leave it between two of them.
+function lookForLargest(spec, config, gpu) {
+  $replaysLeft = 1;
+  try {
+    return largest(spec, config, gpu, true);
+  } catch (error) {
+    if (error instanceof $Pause) return null;
+    throw error;
+  } finally {
+    $replaysLeft = Infinity;
+  }
 }
 
 // Other options to try, the mildest first, as predict tries them; a flag that is off is null, as the form has it.
@@ -344,7 +390,7 @@ function candidates(spec) {
 }
 
 globalThis.vramprobe = {
-  catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, canReplay, resolve, predict, verdict, largest, command,
-  candidates, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
+  catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, canReplay, resolve, predict, verdict, largest, lookForLargest, command,
+  candidates, hybrid: $data.hybrid, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
   formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

@@ -1,4 +1,5 @@
-// The table of every GPU: verdict, share, largest batch and length; the last two are worked out while nobody waits.
+// The table of every GPU: verdict, share, largest batch and length; the last two are worked out while nobody waits, by arithmetic
+// until the replay's are handed over.
 // In: a spec and its prediction. Out: cells changed in place. One search at a time: a newer cell ends the older's.
 "use strict";
 
@@ -8,7 +9,7 @@ const cards = (() => {
   const rows = new Map();
   const PAUSE_MS = 120; // after the last change: who is typing is not slowed down
   const SLICE_MS = 12; // of work between two looks at what the user does
-  let running = 0;
+  let running = 0, job = null;
 
   function build() {
     for (const gpu of vramprobe.gpus) {
@@ -29,13 +30,14 @@ const cards = (() => {
   /** Verdicts at once; then the largest counts, the chosen cards first, each handed to `onLargest(slug, found)`. */
   function show({ spec, config, prediction }, chosen, onLargest) {
     running += 1;
-    delete table.dataset.judged;
+    for (const state of ["judged", "counted", "done"]) delete table.dataset[state];
     for (const gpu of vramprobe.gpus) verdictOf(gpu, prediction);
     tables.again(table);
     if (!prediction) return;
     const known = vramprobe.gpus.filter((gpu) => gpu.memory_bytes);
     const queue = [...known.filter((gpu) => chosen.includes(gpu.slug)), ...known.filter((gpu) => !chosen.includes(gpu.slug))];
-    setTimeout(search, PAUSE_MS, queue, { spec, config, onLargest, number: running, seen: new Map() });
+    job = { spec, config, onLargest, number: running, seen: new Map(), counted: new Set() };
+    setTimeout(search, PAUSE_MS, queue, job);
   }
 
   function verdictOf(gpu, prediction) {
@@ -62,10 +64,17 @@ const cards = (() => {
     writeVerdict(rows.get(slug), verdict);
   }
 
-  /** All verdicts are as they stay. */
-  function end() {
+  /** The largest counts by the replay, once they are there. */
+  function count(slug, largest) {
+    job.counted.add(slug);
+    writeLargest(slug, { ...largest, isReplayed: true }, job);
+  }
+
+  /** All verdicts (`judged`), or all counts (`counted`), are as they stay. */
+  function end(state) {
+    if (table.dataset[state] === String(running)) return;
     tables.again(table);
-    table.dataset.judged = String(running);
+    table.dataset[state] = String(running);
   }
 
   function search(queue, job) {
@@ -73,16 +82,22 @@ const cards = (() => {
     const until = performance.now() + SLICE_MS;
     while (queue.length && performance.now() < until) {
       const gpu = queue.shift();
-      const found = largestOf(gpu, job), cells = rows.get(gpu.slug);
-      write(cells.batch, found.batch_size ? words.count(found.batch_size) : "–", found.batch_size ?? "");
-      write(cells.length, found.seq_len ? words.count(found.seq_len) : "–", found.seq_len ?? "");
-      job.onLargest(gpu.slug, found);
+      if (job.counted.has(gpu.slug)) continue;
+      writeLargest(gpu.slug, { ...largestOf(gpu, job), isAwaited: vramprobe.canReplay(job.spec, gpu) }, job);
     }
     if (queue.length) setTimeout(search, 0, queue, job);
     else {
       tables.again(table);
       table.dataset.done = String(job.number);
     }
+  }
+
+  function writeLargest(slug, largest, job) {
+    const cells = rows.get(slug), more = largest.isAwaited ? " …" : "";
+    for (const [name, option] of [["batch", "batch_size"], ["length", "seq_len"]]) {
+      write(cells[name], (largest[option] ? words.count(largest[option]) : "–") + more, largest[option] ?? "");
+    }
+    job.onLargest(slug, largest);
   }
 
   /** Of cards with the same memory and kernels, which have the same answer, the first is asked about. */
@@ -106,5 +121,5 @@ const cards = (() => {
     else cell.dataset.sort = String(sort);
   }
 
-  return { build, show, judge, end };
+  return { build, show, judge, count, end };
 })();

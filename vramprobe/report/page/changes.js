@@ -18,6 +18,7 @@ const changes = (() => {
   /** {change, options, needed, verdict} of other options; null where they cannot be, or change nothing. */
   function tried(change, options, job) {
     const next = { ...options, ...change };
+    if (change.sharding && !vramprobe.hybrid.includes(change.sharding)) next.shard_size = null; // of groups alone
     try {
       const { spec, errors } = vramprobe.resolve(next, job.config);
       if (errors.length) return null;

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib import resources
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.catalog.models import BOOKKEEPING_KEYS
+from vramprobe.choices import HYBRID, Offload
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
 from vramprobe.predict.prediction import basis_of
@@ -25,6 +26,9 @@ from vramprobe.terms.ranks import Sharding
 
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
+    "choices": {
+        "Sharding", "FSDP1", "FSDP2", "HYBRID", "SHARD_SIZE", "ZERO", "TENSOR_PARALLEL", "DEVICE_MAP", "Offload",
+    },
     "units": {
         "GIB", "MIB", "KIB", "format_bytes", "format_hours", "spread_of_hours", "_unit_of_hours", "few_digits",
         "format_usd",
@@ -42,7 +46,8 @@ _MODULES: dict[str, set[str] | None] = {
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
         "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
-        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard",
+        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_offload",
+        "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads", "_partial_attention",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -111,12 +116,16 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.flat_ranks": None,
     "terms.zero_ranks": None,
     "terms.ranks": None,
-    "predict.sharding": {"predict_rank", "_some", "_check", "_doubts"},
+    "predict.host": {"in_words", "loaded_bytes"},
+    "predict.sharding": {"predict_rank", "_some", "_check", "_doubts", "require_offload", "require_arithmetic"},
+    "terms.ring": None,
+    "predict.hybrid": None,
     "predict.stack": {"under_versions"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
-        "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "_answer", "_last", "_between", "_bounds",
-        "_start_of_range", "_made_for", "_nothing_fits", "_once", "_over_tight", "_over_fits", "_refuse", "_found",
+        "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "largest_replayed", "_answer", "_last",
+        "_between", "_near", "_bounds", "_start_of_range", "_made_for", "_nothing_fits", "_once", "_over_tight",
+        "_over_fits", "_refuse", "_found",
     },
     "speed.rates": {"Rates", "SpeedFit", "SHORT_TOKENS", "GPUS_PER_MACHINE", "generation_of"},
     "speed.work": None,
@@ -144,6 +153,7 @@ _WITHOUT_VALUES = frozenset({
 })  # fmt: skip
 #: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
+    "vramprobe.choices": "$choices",
     "vramprobe.errors.VramprobeError": "$Error",
     "vramprobe.errors.SpecError": "$Error",
     "vramprobe.errors.OutOfRange": "$OutOfRange",
@@ -174,7 +184,7 @@ _GIVEN = {
 CHOICES = {
     "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
-    "device": spec.Device, "sharding": Sharding,
+    "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID)], "offload": Offload,
 }  # fmt: skip
 
 #: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.
@@ -231,6 +241,7 @@ def data() -> dict[str, Any]:
         "catalog": [_model(entry) for entry in catalog.list_models()],
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
         "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()} | {"stack": list(STACKS)},
+        "hybrid": list(HYBRID),
         "stacks": {names: versions_of(names) for names in STACKS},
         "bookkeeping": list(BOOKKEEPING_KEYS),
         "fits": [_fit(model) for model in memory_model.shipped_fits()],

@@ -11,7 +11,7 @@
     cards.build();
     changes.build();
     which.build();
-    replay.build();
+    replay.build(byId("gpus-rows"));
     tables.start();
     load();
     for (const root of [form.root, which.root]) {
@@ -79,22 +79,28 @@
   function awaitReplay(answer) {
     const chosen = (answer.verdicts ?? []).map(({ gpu }) => gpu);
     const others = vramprobe.gpus.filter((gpu) => gpu.memory_bytes && !chosen.includes(gpu));
-    const numOthers = others.filter((gpu) => answer.prediction && vramprobe.canReplay(answer.spec, gpu)).length;
-    const count = replay.show(answer, now.options, [...chosen, ...others], ({ slug, prediction, verdict }, left) => {
+    const asked = replay.show(answer, now.options, chosen, others, ({ stage, slug, prediction, verdict, largest }, left) => {
       if (slug === null && prediction) answer = { ...answer, prediction };
       if (verdict) {
         cards.judge(slug, verdict);
         answer = { ...answer, verdicts: answer.verdicts.map((one) => (one.gpu.slug === slug ? { ...one, verdict } : one)) };
       }
-      if (left >= numOthers) {
+      if (stage === "shown") {
         result.show(answer);
-        result.await(left - numOthers);
+        result.await(left.shown);
         redraw();
       }
-      if (!left) cards.end();
+      if (largest) cards.count(slug, largest);
+      told(left);
     });
-    result.await(count - numOthers);
-    if (!count) cards.end();
+    result.await(asked.shown);
+    told(asked);
+  }
+
+  /** What of the table of all cards stays as it is. */
+  function told(left) {
+    if (!left.shown && !left.others) cards.end("judged");
+    if (!left.largest && !left.othersLargest) cards.end("counted");
   }
 
   const found = new Map(); // slug → largest counts of the cell on show, for when it is drawn again

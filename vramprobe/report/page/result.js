@@ -54,7 +54,7 @@ const result = (() => {
     byId("notes").replaceChildren(...notes.map((note) => element("p", { class: "note" }, element("b", {}, "Note: "), ...words.linked(note))));
     byId("command").replaceChildren(...wrapped(vramprobe.command(spec)));
     byId("copy-command").disabled = false;
-    const cannot = spec.num_gpus > 1 ? "one GPU of several cannot be measured yet" : spec.stack ? "to measure it takes those libraries" : "";
+    const cannot = spec.num_gpus > 1 ? "to measure it, vramprobe measure takes as many GPUs, or --emulate" : spec.stack ? "to measure it takes those libraries" : "";
     byId("command-title").textContent = cannot ? "Ask the command line" : "Verify it yourself";
     const saved = spec.model === state.PASTED ? " Save the pasted config as config.json first." : "";
     byId("command-hint").textContent = (cannot ? `Predicts the same: ${cannot}.`
@@ -116,11 +116,12 @@ const result = (() => {
     };
     const { batch_size: batch, seq_len: length } = largest;
     const shown = drawn?.verdicts?.find(({ gpu }) => gpu.slug === slug)?.verdict;
-    const how = shown?.tier === "reserved" ? ["by arithmetic alone: "] : []; // the replay is too slow to look for the largest
+    const how = largest.isAwaited ? ["by arithmetic so far, the replay is looking: "] : []; // a dozen replays take seconds
     const none = shown?.verdict === "does not fit" ? "fits" : "leaves room to spare"; // what is tight is in, but not by much
     place.replaceChildren(
       ...how, ...(batch ? button("batch_size", batch, "largest batch") : [`no batch ${none}`]), ", ",
-      ...(length ? button("seq_len", length, "largest length") : [`no length ${none}`]));
+      ...(length ? button("seq_len", length, "largest length")
+        : [length === null ? `no length ${none}` : "the longest is not looked for where GPUs share each sequence"]));
   }
 
   function terms(prediction) {

@@ -1,8 +1,9 @@
 """One process over several cards by device_map="auto", whole models: ``python benchmarks/device_map.py``.
 
 Each cell of benchmarks/device_map.yaml on emulated RTX 4090s and A100s; what has a record in out/device_map is not run
-again, and ``--kept`` runs none. Written: benchmarks/device_map.csv, a row for each card of each cell, and .md;
-``--check`` fails where the page is not what the table makes.
+again, and ``--kept`` runs none. Written: benchmarks/device_map.csv, a row for each card of each cell with the
+arithmetic beside it, and .md; ``--compare`` counts the arithmetic anew beside the runs that the table has, ``--check``
+does and fails where table or page are stale.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import csv
 import io
 import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from vramprobe.catalog import find_gpu
+from vramprobe.predict.cards import predict_cards
 from vramprobe.records import store
 from vramprobe.records.record import RankRecord, RunRecord
+from vramprobe.sweep.definition import load_sweep
 from vramprobe.units import format_bytes
 
 FOLDER = Path(__file__).resolve().parent
@@ -25,7 +30,8 @@ SWEEP, TABLE, RESULTS = FOLDER / "device_map.yaml", FOLDER / "device_map.csv", F
 GPUS = ("RTX-4090", "A100-40GB-SXM")
 NUM_GPUS = 4
 FIELDS = ("gpu", "num_gpus", "model", "method", "kbit_prep", "gradient_checkpointing", "seq_len", "outcome", "phase",
-          "full_card", "card", "num_layers", "allocated_bytes", "reserved_bytes", "load_bytes", "cell")  # fmt: skip
+          "full_card", "card", "num_layers", "allocated_bytes", "reserved_bytes", "load_bytes", "cell",
+          "arithmetic_bytes")  # fmt: skip
 SIZES = ("allocated_bytes", "reserved_bytes", "load_bytes")
 Row = dict[str, str]
 HEAD = """# One process over several cards: `device_map="auto"`
@@ -34,10 +40,13 @@ Whole models on emulated cards by the real libraries; nothing here was measured 
 fused AdamW, rank 16 on all linear layers; *prep*: `prepare_model_for_kbit_training` (peft), which raises what is not
 quantised to fp32, or none; *again*: layers are computed again in backward. By card: layers that transformers put there,
 allocated and reserved at the peak of a step; the fullest card in bold. The emulated CUDA context is 519 MiB a card.
+*Arithmetic*: how far what `predict` counts is off what is allocated, by card;
+{summary}.
 Rebuild: `python benchmarks/device_map.py`.
 
 """
-COLUMNS = ("cards", "model", "recipe", "prep", "tokens", "again", "so", "by card: layers, allocated (reserved)")
+COLUMNS = ("cards", "model", "recipe", "prep", "tokens", "again", "so", "by card: layers, allocated (reserved)",
+           "arithmetic")  # fmt: skip
 
 
 def run() -> None:
@@ -70,8 +79,38 @@ def _of_card(card: RankRecord) -> dict[str, object]:
     return row
 
 
-def as_markdown(rows: Iterable[Row]) -> str:
+def with_arithmetic(rows: Iterable[Row]) -> list[Row]:
+    """The same, each card of a cell that fits with what is counted for it."""
+    cells = {spec.cell_id: spec for spec in load_sweep(SWEEP, device="cuda").cells}
+    found = []
+    for (gpu, cell), group in groupby(rows, key=lambda row: (row["gpu"], row["cell"])):
+        peaks = predict_cards(cells[cell], cells[cell].num_gpus, gpu=find_gpu(gpu)).cards or []
+        for row in group:
+            size = str(peaks[int(row["card"])].peak_allocated_bytes) if row["outcome"] == "ok" else ""
+            found.append(row | {"arithmetic_bytes": size})
+    return found
+
+
+def off_percent(row: Row) -> float:
+    """How far the arithmetic is off."""
+    return 100 * (int(row["arithmetic_bytes"]) / int(row["allocated_bytes"]) - 1)
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """The whole table."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
     """A line for each cell, or for those alike on several kinds of card."""
+    off = [off_percent(row) for row in rows if row["arithmetic_bytes"]]
+    summary = (
+        f"over {len(off)} cards {statistics.fmean(map(abs, off)):.2f} % on average, {max(off, key=abs):+.2f} % at worst"
+    )
     gpus: dict[tuple[str, ...], list[str]] = {}
     for _, group in groupby(rows, key=lambda row: (row["gpu"], row["cell"])):
         cards = list(group)
@@ -82,9 +121,11 @@ def as_markdown(rows: Iterable[Row]) -> str:
             one["num_gpus"], one["model"], {"lora": "LoRA", "qlora": "QLoRA"}[one["method"]],
             one["kbit_prep"], f"{int(one['seq_len']):,}", "yes" if one["gradient_checkpointing"] == "True" else "no",
             so, _by_card(cards),
+            ", ".join(f"{off_percent(card):+.2f} %" for card in cards) if cards[0]["arithmetic_bytes"] else "-",
         )  # fmt: skip
         gpus.setdefault(said, []).append(one["gpu"])
-    lines = [HEAD + f"| {' | '.join(COLUMNS)} |", "| --- | --- | --- | --- | ---: | --- | --- | --- |"]
+    lines = [HEAD.format(summary=summary) + f"| {' | '.join(COLUMNS)} |"]
+    lines += ["| --- | --- | --- | --- | ---: | --- | --- | --- | --- |"]
     lines += [f"| {said[0]} × {' or '.join(on)} | {' | '.join(said[1:])} |" for said, on in gpus.items()]
     return "\n".join(lines) + "\n"
 
@@ -103,23 +144,26 @@ def _by_card(cards: list[Row]) -> str:
 
 def main() -> None:
     page = TABLE.with_suffix(".md")
-    if "--check" in sys.argv:
+    if "--check" in sys.argv or "--compare" in sys.argv:
         with TABLE.open(newline="") as file:
-            stale = page.read_text() != as_markdown(csv.DictReader(file))
-        sys.exit("device_map.md is stale; rebuild it: python benchmarks/device_map.py --kept" if stale else 0)
-    if "--kept" not in sys.argv:
-        run()
-    rows = []
-    for gpu in GPUS:
-        latest = store.latest_by_fingerprint(store.read(RESULTS / gpu).records).values()
-        order = sorted(latest, key=lambda one: (one.spec.num_params, one.spec.num_gpus, one.spec.method, one.cell_id))
-        rows += [row for record in order for row in rows_of(record, gpu)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    TABLE.write_text(text.getvalue())
-    page.write_text(as_markdown(rows))
+            rows = list(csv.DictReader(file))
+    else:
+        if "--kept" not in sys.argv:
+            run()
+        rows = []
+        for gpu in GPUS:
+            latest = store.latest_by_fingerprint(store.read(RESULTS / gpu).records).values()
+            order = sorted(
+                latest, key=lambda one: (one.spec.num_params, one.spec.num_gpus, one.spec.method, one.cell_id)
+            )
+            rows += [row for record in order for row in rows_of(record, gpu)]
+    rows = with_arithmetic(rows)
+    made = {TABLE: as_csv(rows), page: as_markdown(rows)}
+    if "--check" in sys.argv:
+        stale = [path.name for path, text in made.items() if path.read_text() != text]
+        sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/device_map.py --compare" if stale else 0)
+    for path, text in made.items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

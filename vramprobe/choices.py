@@ -36,7 +36,7 @@ ZERO = ("zero1", "zero2", "zero3")
 TENSOR_PARALLEL = "tp"
 DEVICE_MAP = "device-map"
 #: Those that there is no arithmetic for.
-UNCOUNTED = (TENSOR_PARALLEL, DEVICE_MAP)
+UNCOUNTED = (TENSOR_PARALLEL,)
 #: What several ranks keep in host memory: the optimizer's state, the weights that it steps and their gradients; or that
 #: and the parameters, which come to the card to be computed with.
 Offload = Literal["none", "optimizer", "params"]

@@ -100,6 +100,16 @@ class FitProvenance(_Frozen):
     vramprobe_version: str
 
 
+class CardPeak(_Frozen):
+    """One of the cards that one process has its layers on."""
+
+    card: int
+    parts: str  # what lies there, in words
+    num_layers: int
+    peak_allocated_bytes: int
+    peak_phase: PhaseName
+
+
 class Prediction(_Frozen):
     """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value.
 
@@ -122,6 +132,7 @@ class Prediction(_Frozen):
     num_gpus: int = 1  # more: of one rank, by arithmetic (sharding.py)
     sharding: str | None = None
     host_bytes: int | None = None  # tensors of one rank in host memory, where something is offloaded
+    cards: list[CardPeak] | None = None  # under device-map, of which the fullest is the prediction's
 
 
 class HasMemory(Protocol):
@@ -323,7 +334,7 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     """
     judged = _judged(
         gpu, prediction.peak_allocated_bytes, prediction.reserved_bytes, prediction.device_bytes,
-        num_gpus=prediction.num_gpus,
+        num_gpus=prediction.num_gpus if prediction.cards is None else 1,  # a single process needs no NCCL
     )  # fmt: skip
     within = prediction.within
     if judged.verdict != "does not fit" or within is None or within.limit_bytes > judged.usable_bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -45,7 +45,7 @@ class MinGpus(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sharding: Sharding
+    sharding: Sharding | Literal["device-map"]
     num_gpus: int | None
     tight_num_gpus: int | None = None
     verdict: Verdict  # of one rank

@@ -15,6 +15,7 @@ from vramprobe.terms.experts import mixture
 from vramprobe.terms.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.graph import TEMPORARY, Checkpoint, Value
 from vramprobe.terms.modules import Model
+from vramprobe.terms.parameters import part_of
 from vramprobe.terms.tape import MIDDLE_LAYER
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
@@ -26,38 +27,52 @@ def forward(model: Model) -> Value:
     tape = model.tape
     embed, layer, finish = _family(model.arch)
     tape.at("forward", "embedding")
+    tape.come_to_part("embedding")
     hidden = embed(model)
     model.held.append(hidden)
     for index in model.layers:
         model.enter(index)
         tape.at("forward", layer_place(model.arch, index))
-        hidden = _checkpointed(model, layer, hidden) if model.setup.gradient_checkpointing else layer(model, hidden)
+        tape.come_to_part(index)
+        given = model.brought(hidden)
+        hidden = _checkpointed(model, layer, given) if model.setup.gradient_checkpointing else layer(model, given)
+        del given
         model.held_in_layer = None
+        model.leave_layer()
     tape.at("forward", "loss")
-    hidden = finish(model, hidden)
+    tape.come_to_part("norm")
+    hidden = finish(model, tape.brought(hidden))
     model.end_of_layers()
     with tape.cause("logits", saved="logits"):
         if model.setup.fused_loss:
             loss = fused_linear_cross_entropy(model, hidden)
         else:
-            logits, put = model.logits(hidden), model.arch.habits.logits
+            tape.come_to_part("head")
+            logits, put = model.logits(tape.brought(hidden)), model.arch.habits.logits
             if put == "shifted copy":
                 logits = op.cast(logits, "fp32")  # the model's own forward does that, and drops those of 16 bits
             shifts = put != "labels padded"
             loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len, shifts_logits=shifts)
+            tape.come_to_part("batch")
+            logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
+    if tape.is_spread and model.setup.autocast != "none":
+        wide = op.cast(logits, "fp32")  # accelerate hands out no other
+        del wide
     model.cache.clear()
     return op.scaled(loss) if model.setup.accumulates else loss
 
 
 def make_gradients(model: Model) -> None:
     """What an earlier micro-step leaves: a gradient of every trained weight, alive throughout this one."""
+    tape = model.tape
     for index in model.layers:
         model.layer = index
-        model.tape.at("forward", layer_place(model.arch, index))
+        tape.at("forward", layer_place(model.arch, index))
         for name, tensor in model.tensors.items():
             if tensor.trained and (tensor.per_layer or index == 0) and model.has(name):
-                model.tape.make_gradient(model.weight(name))
+                tape.come_to_part(index if tensor.per_layer else part_of(tensor))
+                tape.make_gradient(model.weight(name))
 
 
 def layer_place(arch: Architecture, layer: int) -> str:
@@ -86,6 +101,7 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
     tape.keep(hidden, "checkpoint_store")
 
     def run_again(hidden: Value = hidden, state: Value | None = state) -> Value:
+        tape.come_to_part(index)
         model.layer, model.tables, model.shared = index, tables, shared
         now = state and op.value_like(state)  # fork_rng puts the present state back afterwards
         try:

@@ -36,6 +36,7 @@ class Model:
         # What the layer is handed, and what its checkpoint holds: rotary cos and sin; position ids and mask.
         self.tables: tuple[Value, ...] | None = None
         self.shared: tuple[Value, ...] = ()
+        self._handed: tuple[tuple[Value, ...] | None, tuple[Value, ...]] | None = None  # both, where layers get copies
         self._all_tables: list[tuple[Value, Value]] = []  # alive in forward, for layers of each kind
         self._masks: dict[bool, Value] = {}  # by whether the layer slides
         self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
@@ -412,6 +413,23 @@ class Model:
         """``torch.matmul`` of two values laid out by heads, under the cell's autocast."""
         return product(left, right, numel, self.setup.batch_size, self.setup.autocast)
 
+    def brought(self, hidden: Value) -> Value:
+        """The layer's input where the layer lies, and there what else it is handed."""
+        tape = self.tape
+        if not tape.is_spread:
+            return hidden
+        self._handed = self.tables, self.shared
+        hidden = tape.brought(hidden)
+        self.tables = self.tables and tuple([tape.brought(one) for one in self.tables])
+        self.shared = tuple([tape.brought(one) for one in self.shared])
+        return hidden
+
+    def leave_layer(self) -> None:
+        """What was brought to the layer goes, but for what backward holds."""
+        if self._handed is not None:
+            self.tables, self.shared = self._handed
+            self._handed = None
+
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""
         self.tables, self.shared = None, ()
@@ -443,6 +461,7 @@ class Model:
         numel = rows * self.setup.seq_len * self.arch.rotary_size
         if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"
+        self.tape.come_to_part("rotary")
         for _ in range(self.arch.num_rotary_tables):
             # In fp32 without a graph: each position's angles, twice, and cos and sin of these, scaled, then cast to the
             # hidden states' dtype.

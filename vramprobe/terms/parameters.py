@@ -66,6 +66,13 @@ def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
     return tuple(base if full else base + _adapters(spec, arch))
 
 
+def part_of(tensor: Tensor) -> str:
+    """Which part of a model a tensor outside its layers is: embedding, norm or head."""
+    if tensor.name.startswith("lm_head."):
+        return "head"
+    return "embedding" if "embed_tokens" in tensor.name else "norm"
+
+
 def _base_dtype(spec: CellSpec, parameter: Parameter, *, own_linear: bool) -> str:
     name, role = parameter.name, parameter.role
     is_quantised = spec.quant != "none" and not own_linear  # its linear layers

@@ -58,6 +58,7 @@ class Tape:
     causes = CAUSES
     has_scratch = False  # whether what kernels take for a while is asked for
     has_parts = False  # whether a sequence is shared with other ranks, and this one has a part of it (ring.py)
+    is_spread = False  # whether parts of the model lie on several cards (cards.py)
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:
@@ -182,6 +183,13 @@ class Tape:
     def shared_attention(self, query: Value, key: Value, value: Value, num_out: int, num_stats: int) -> Value | None:
         """Attention to the whole of a sequence that is shared; null where each rank has its own."""
         return None
+
+    def come_to_part(self, part: int | str) -> None:
+        """What follows is done where this part of the model lies: a layer, by its number, or what is outside them."""
+
+    def brought(self, value: Value) -> Value:
+        """The value where that is: itself, on a single card."""
+        return value
 
     def multiplied(self) -> None:
         """A product has its result: from the first one on cuBLAS keeps a workspace for the thread (requests.py)."""

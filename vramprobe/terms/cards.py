@@ -1,0 +1,179 @@
+"""Cards: one process whose layers lie on several, by ``device_map="auto"`` -> the moments of each, by arithmetic.
+
+In: a spec of one GPU's, how many cards, each with room enough. Out: Moments by card, as ``terms`` has them for one.
+The walk is that of a single GPU, with each part's work where the part lies (device_map.py), and what accelerate's hooks
+copy between cards (hooks.py, ``AlignDevicesHook``): a layer's input, rotary tables, mask and positions, in every layer
+that is on another card than they are; the logits, which go to the batch's card with the output; autocast's wrapper then
+makes fp32 ones of them. The walk is gone once for each card, and counts what lies there. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from vramprobe.architecture import Architecture, UnsupportedArchitecture, architecture
+from vramprobe.spec import CellSpec
+from vramprobe.terms import BATCH_BYTES_PER_TOKEN, Moment, course_of, optimizer, parameters, remainders
+from vramprobe.terms.device_map import CardMap, card_map
+from vramprobe.terms.graph import CAUSES, ITEMSIZE_BYTES, Backward, Edge, Storage, Value
+from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.setup import setup_of
+from vramprobe.terms.tape import Covers, Tape
+from vramprobe.terms.walk import Walk, walk_layers
+
+
+class Card(NamedTuple):
+    """A step on one card, whose batch size and length are left open."""
+
+    walk: Walk
+    idle: dict[str, int]  # alive between two steps, but for the batch
+    at_step: dict[str, int]
+    gradient_remainders: int
+    has_batch: bool
+
+    def moments(self, spec: CellSpec) -> list[Moment]:
+        """Of the cell's batch size and length, in the order of the step."""
+        idle = self.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens if self.has_batch else 0}
+        places = self.walk.highest(spec.batch_size, spec.seq_len)
+        made = []
+        for (phase, label), terms in [*places.items(), (("optimizer_step", "optimizer"), self.at_step)]:
+            share = self.gradient_remainders * terms.get("gradients", 0) // max(self.at_step["gradients"], 1)
+            counted = idle | terms | {"block_remainders": idle["block_remainders"] + share}
+            made.append(Moment(phase, label, {cause: counted[cause] for cause in CAUSES if counted.get(cause)}))
+        return made
+
+
+class Cards(NamedTuple):
+    """All of a cell's, and what lies on which."""
+
+    map: CardMap
+    cards: tuple[Card, ...]
+
+
+def cards_of(spec: CellSpec, num_cards: int, has_flash: bool = True) -> Cards:
+    """The Cards of a cell, kept for the next one that differs in batch size and length only.
+
+    Raises UnsupportedArchitecture for what there is no arithmetic for, SpecError for what device_map.card_map refuses.
+    """
+    arch = architecture(spec.architecture)
+    _require_known(spec, arch)
+    placed = card_map(spec, arch, num_cards)
+    kept = course_of(spec, has_flash).ranks
+    key = ("device-map", placed)
+    if key not in kept:
+        kept[key] = Cards(placed, tuple([_card(spec, arch, placed, card, has_flash) for card in range(num_cards)]))
+    found: Cards = kept[key]
+    return found
+
+
+def _require_known(spec: CellSpec, arch: Architecture) -> None:
+    unknown = [
+        (arch.habits.rotary_positions > 0 or arch.habits.reenters, "a release of transformers before 5"),
+        (spec.fused_linear_cross_entropy, "a fused loss"),
+        (spec.attn != "sdpa", f"attn {spec.attn}"),
+        (arch.sliding_window is not None and spec.seq_len >= arch.sliding_window,
+         f"seq_len {spec.seq_len}, beyond the sliding window of {arch.sliding_window}"),
+    ]  # fmt: skip
+    for is_so, named in unknown:
+        if is_so:
+            raise UnsupportedArchitecture(
+                f"there is no arithmetic for sharding device-map with {named}; run it, on emulated GPUs say: vramprobe "
+                "measure --emulate"
+            )
+
+
+def _card(spec: CellSpec, arch: Architecture, placed: CardMap, card: int, has_flash: bool) -> Card:
+    tensors = parameters.tensors(spec, arch)
+    walked = _walked(placed, card)
+    layers = tuple([placed.layers[layer] for layer in walked])
+    setup = setup_of(spec, replace(arch, num_layers=len(layers)), tensors, has_flash)
+    walk = walk_layers(setup, range(len(layers)), CardTape(setup.sizes.covers, replace(placed, layers=layers), card))
+    own = list(_on_card(tensors, placed, card))
+    trained = [tensor for tensor in own if tensor.trained]
+    buffers = parameters.buffers_bytes(arch, spec.dtype) if placed.rotary == card else 0
+    idle = {
+        "weights": parameters.weights_bytes(own, spec.quant) + buffers,
+        "optimizer_state": optimizer.allocated_state_bytes(spec, trained),
+        "block_remainders": remainders.of_what_stands(spec, own),
+    }  # fmt: skip
+    at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),
+               "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
+    return Card(walk, idle, at_step, remainders.of_gradients(trained), placed.of("batch") == card)
+
+
+def _walked(placed: CardMap, card: int) -> list[int]:
+    """This card's layers, and of those of each other the first and the last: those between leave nothing here."""
+    found = set()
+    for other in range(placed.num_cards):
+        own = [layer for layer, its_card in enumerate(placed.layers) if its_card == other]
+        found |= set(own if other == card else [*own[:1], *own[-1:]])
+    return sorted(found)
+
+
+def _on_card(tensors: Sequence[Tensor], placed: CardMap, card: int) -> Sequence[Tensor]:
+    """The same, as many copies of each as lie there."""
+    of_layers = placed.layers.count(card)
+    counts = [of_layers if one.per_layer else int(placed.of_tensor(one) == card) for one in tensors]
+    return [one._replace(num_copies=count) for one, count in zip(tensors, counts, strict=True) if count]
+
+
+class _OnCard(Storage):
+    __slots__ = ("card",)
+    card: int
+
+
+class CardTape(Tape):
+    """A Tape whose work is done on the card of each part, and which counts one card's bytes."""
+
+    is_spread = True
+
+    def __init__(self, covers: Covers, placed: CardMap, watched: int) -> None:
+        super().__init__(covers)
+        self._placed, self._watched, self._card = placed, watched, 0
+
+    def come_to_part(self, part: int | str) -> None:
+        self._card = self._placed.of(part)
+
+    def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
+        """Allocate ``numel`` elements, which are counted where this is the card that is watched."""
+        cause, num_bytes = cause or self._cause, 0
+        if self._card == self._watched:
+            num_bytes = numel * ITEMSIZE_BYTES[dtype]
+            self.live_bytes[cause] += num_bytes
+            self.total_bytes += num_bytes
+            if self._middle_layer_bytes is not None:
+                self._middle_layer_bytes[cause] += num_bytes
+            if num_bytes:
+                self._rising = True
+        storage = _OnCard(num_bytes, cause, self._middle_layer_bytes)
+        storage.card = self._card
+        return Value(self, numel, dtype, storage)
+
+    def brought(self, value: Value) -> Value:
+        """``value.to(device)``: itself where it is there, else a copy; its backward brings the gradient back."""
+        there = value.storage.card
+        if there == self._card:
+            return value
+        out = self.new_like(value)
+
+        def backward(grads: list[Value]) -> list[Value | None]:
+            self._card = there
+            return [self.new_like(grads[0])]
+
+        self.record([value], [out], [], backward)
+        return out
+
+    def record(
+        self, inputs: Sequence[Value], outputs: Sequence[Value], saved: Sequence[Value], backward: Backward,
+        **options: Any,
+    ) -> Edge | None:  # fmt: skip
+        """As a Tape does; the node's backward runs on the card of its forward."""
+        card = self._card
+
+        def there(grads: list[Value]) -> list[Value | None]:
+            self._card = card
+            return backward(grads)
+
+        return super().record(inputs, outputs, saved, there, **options)

@@ -1,8 +1,8 @@
-"""Cards: a cell in one process over several cards (``device_map="auto"``) -> each one's memory; how many it takes.
+"""Cards: a cell on several of them, by ranks (hybrid.py) or in one process (``device_map="auto"``), which is here.
 
-In: a spec (its batch is the process's), how many cards, a fit or none. Out: a Prediction of the card that holds the
-most, with all of them beside it, and the fewest that fit a GPU. What is counted is said in terms/cards.py. No torch
-here.
+In: a spec (its batch is one rank's, or the process's), how many cards, a fit or none. Out: a Prediction, of one process
+that of the card that holds the most, with all of them beside it; the fewest that fit a GPU. What is counted is said in
+terms/cards.py. No torch here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.choices import DEVICE_MAP
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, peak_moment, with_workspaces, workspaces_bytes
+from vramprobe.predict.hybrid import predict_one_of
 from vramprobe.predict.prediction import (
     CardPeak,
     HasKernels,
@@ -26,8 +27,8 @@ from vramprobe.predict.prediction import (
     verdict,
 )  # fmt: skip
 from vramprobe.predict.prediction import without_flash as flash_notes
-from vramprobe.predict.sharding import MinGpus
-from vramprobe.spec import CellSpec
+from vramprobe.predict.sharding import MinGpus, require_offload
+from vramprobe.spec import CellSpec, cannot_group, cannot_share_sequences
 from vramprobe.terms import Moment
 from vramprobe.terms.cards import cards_of
 from vramprobe.terms.device_map import CardMap
@@ -39,6 +40,36 @@ if TYPE_CHECKING:
 #: The cards of one machine: beyond them no answer is sought.
 MAX_CARDS = 16
 _OUTSIDE = {"embedding": "embedding", "norm": "last norm", "head": "head"}
+
+
+def predict_several(
+    spec: CellSpec,
+    num_gpus: int,
+    sharding: str | None,
+    model: MemoryModel | None = None,
+    *,
+    shard_size: int | None = None,
+    cp_size: int = 1,
+    cp_rotation: str = "allgather",
+    offload: str = "none",
+    allow_extrapolation: bool = False,
+    gpu: HasKernels | None = None,
+) -> Prediction:
+    """One of ``num_gpus`` ranks, as predict_one_of has it; under ``device-map`` one process over so many cards.
+
+    Raises what these raise, and SpecError for what is not for one process.
+    """
+    words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
+    if sharding != DEVICE_MAP:
+        return predict_one_of(
+            spec, num_gpus, sharding, model, shard_size=shard_size, cp_size=cp_size, cp_rotation=cp_rotation,
+            offload=offload, **words,
+        )  # fmt: skip
+    require_offload(spec, DEVICE_MAP, offload)
+    spread = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "cp_size": cp_size})
+    if reason := cannot_group(DEVICE_MAP, num_gpus, shard_size) or cannot_share_sequences(spread):
+        raise SpecError(reason)
+    return predict_cards(spec, num_gpus, model, **words)
 
 
 def predict_cards(

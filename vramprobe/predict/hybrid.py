@@ -1,5 +1,5 @@
 """Ranks of several by whichever way: in one group (sharding.py), in groups that each share one model among them, or
-with a part of every sequence (context parallelism); or none, but one process over several cards (cards.py).
+with a part of every sequence (context parallelism).
 
 In: a spec (its batch is one rank's), how many ranks under which sharding, how many make a group, and how many share a
 sequence. Out: a Prediction of the rank that holds the most, or UnsupportedArchitecture for what is run and not counted.
@@ -9,10 +9,9 @@ No torch here.
 from __future__ import annotations
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.choices import DEVICE_MAP, HYBRID, SHARD_SIZE
+from vramprobe.choices import HYBRID, SHARD_SIZE
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
-from vramprobe.predict.cards import predict_cards
 from vramprobe.predict.host import in_words
 from vramprobe.predict.prediction import HasKernels, Prediction, predict_moments, without_flash
 from vramprobe.predict.sharding import _doubts, predict_rank, require_arithmetic, require_offload
@@ -45,11 +44,6 @@ def predict_one_of(
     if offload != "none" and num_gpus == 1:
         raise SpecError(f"offload {offload} is for several GPUs; give num_gpus 2 or more, or leave it out")
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
-    if sharding == DEVICE_MAP:
-        spread = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "cp_size": cp_size})
-        if reason := cannot_group(DEVICE_MAP, num_gpus, shard_size) or cannot_share_sequences(spread):
-            raise SpecError(reason)
-        return predict_cards(spec, num_gpus, model, **words)
     if sharding in HYBRID and shard_size is None:
         shard_size = SHARD_SIZE
     if cp_size > 1:

@@ -195,10 +195,10 @@ def _engine(
         if engine != "trace":
             try:
                 if sharding is not None and num_gpus is not None:
-                    from vramprobe.predict.hybrid import predict_one_of
+                    from vramprobe.predict.cards import predict_several
 
                     groups = {"shard_size": shard_size, "cp_size": cp_size or 1, "offload": offload or "none"}
-                    return predict_one_of(one, num_gpus, sharding, model, **groups, **extra)
+                    return predict_several(one, num_gpus, sharding, model, **groups, **extra)
                 return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:

@@ -15,7 +15,7 @@ from typing import Literal
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.hybrid import predict_one_of
+from vramprobe.predict.cards import predict_several
 from vramprobe.predict.prediction import Prediction, predict, verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
@@ -267,7 +267,7 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
     """With reserved memory by the allocator's replay where the spread of that tier leaves the verdict open."""
     gpu = card and card.gpu
     if spec.num_gpus > 1:
-        return predict_one_of(
+        return predict_several(
             spec, spec.num_gpus, spec.sharding, fit, shard_size=spec.shard_size, cp_size=spec.cp_size,
             cp_rotation=spec.cp_rotation, offload=spec.offload, gpu=gpu,
         )  # fmt: skip

@@ -48,8 +48,8 @@ CLEAN = (
     "",
     "575 cells more, on A100, RTX-4090, RTX-5090, L4, H200 and B200, were judged in the same way by commit ed0cdaa and",
     "the fit that it shipped: 468 to the byte in both tiers. One ran out, as it was said to; of the other 574",
-    "allocated memory was off by 0.0001 % on average and 0.02 % at worst, reserved by 0.02 % and 4.14 %. Three were off",
-    "by more than 0.5 %, none of them followed: DoRA on a RTX 5090 (+1.7, +4.1 %), pythia-1b in full on a L4 (-2.1 %).",
+    "allocated memory was off by 0.0001 % on average and 0.02 % at worst, reserved by 0.02 % and 4.14 %. Three were",
+    "off by more than 0.5 %, none followed: DoRA on a RTX 5090 (+1.7, +4.1 %), pythia-1b full on a L4 (-2.1 %).",
 )
 _TIERS = ("allocated", "reserved")
 _WIDE = 1.0  # percent: differences from here on are listed with a cause

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
+from stacks import pins
 
 UNEXPLAINED = "unexplained"
 FILE = Path(__file__).with_name("causes.toml")
@@ -46,12 +47,17 @@ def list_causes() -> list[Cause]:
 
 
 def step_of(cause: Cause, entries: list[dict[str, Any]]) -> tuple[str, int, int] | None:
-    """(the release before, peak with it, peak with the cause's own), from the journal's bisection; else None."""
+    """(the release before, peak with it, peak with the cause's own), from the journal's bisection and the run that it
+    began from; else None.
+    """
     package, version = cause.release.split()
-    sizes = {
-        entry["changed"][package]: entry["peak_bytes"] for entry in entries
-        if entry["run"] == cause.bisected and entry["outcome"] == "ok" and list(entry.get("changed", ())) == [package]
-    }  # fmt: skip
+    sizes = {}
+    for entry in entries:
+        if entry["run"] != cause.bisected or entry["outcome"] != "ok":
+            continue
+        changed = entry.get("changed", {} if entry["stack"] == cause.stacks[0] else None)
+        if changed is not None and not set(changed) - {package}:
+            sizes[(pins(cause.stacks[0]) | changed)[package]] = entry["peak_bytes"]
     earlier = [one for one in sizes if Version(one) < Version(version)]
     if version not in sizes or not earlier:
         return None

@@ -21,7 +21,6 @@ from versioned.runs import CARD, Run, runs
 from vramprobe.units import GIB
 
 JUMP_PERCENT = 1.0
-FOLLOWED_PERCENT = 0.3  # what arithmetic is off by has been followed beyond this, or is said to be unexplained
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 COLUMNS = (
     "run", "model", "num_layers", "method", "trainer", "stack", "day", *PACKAGES, "outcome", "peak_bytes",
@@ -188,7 +187,7 @@ def _predicted(found: list[Row], stacks: list[str]) -> list[str]:
     lines = [
         "What `vramprobe predict --stack transformers-X,bitsandbytes-Y` says of a step of the runs by transformers'",
         f"Trainer, by arithmetic alone and no fit: {len(offs)} of them, the worst {worst:+.2f} % off. In percent of",
-        f"the emulated step, loading left out. What is off by more than {FOLLOWED_PERCENT:g} % is unexplained.", "",
+        "the emulated step, loading left out:", "",
         f"| run | {' | '.join(name.removeprefix('hf-') for name in stacks)} |", f"| --- |{' ---: |' * len(stacks)}",
     ]  # fmt: skip
     for run in dict.fromkeys(name for name, _ in offs):

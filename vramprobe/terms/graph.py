@@ -125,7 +125,8 @@ class Checkpoint:
     """A stretch of forward whose saved values are dropped and made again when backward first asks for one.
 
     As torch.utils.checkpoint without re-entry does it: the graph of the first run stays, without what it saved; the
-    second run fills it in. With re-entry the second run goes to its end, and its output stays as long as its graph.
+    second run fills it in. With re-entry the second run comes before all of the stretch's backward and goes to its end,
+    and its output stays as long as its graph.
     """
 
     def __init__(self, tape: Tape, run_again: Callable[[], Value], *, reenters: bool = False) -> None:

@@ -252,6 +252,8 @@ class Tape:
         first_run = checkpoint is None or checkpoint.again is None
         if first_run:  # of a second run, what it saves is all that is used
             self._nodes.append(node)
+            if checkpoint is not None and checkpoint.reenters:
+                node.checkpoint = checkpoint  # whose backward begins with the second run, whatever comes first
             for edge in edges:
                 if edge is not None and isinstance(edge[0], Leaf):
                     edge[0].num_awaited += 1

@@ -12,8 +12,6 @@ says whether they are what the records give.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import itertools
 import statistics
 import subprocess
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from csv_text import as_csv
 
 from vramprobe.catalog import Claim, find_gpu, list_claims
 from vramprobe.literature.calibrate import calibrate
@@ -216,11 +215,7 @@ def main() -> None:
         collect(found, asked.folder)
     records = ran()
     table = rows(found, records)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, table[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    tables = {TABLE: text.getvalue(), TABLE.with_suffix(".md"): as_markdown(table, records)}
+    tables = {TABLE: as_csv(table), TABLE.with_suffix(".md"): as_markdown(table, records)}
     made = {path: content.encode() for path, content in tables.items()} | formulas()
     if asked.check:
         stale = [path.name for path, content in made.items() if not path.exists() or path.read_bytes() != content]

@@ -9,7 +9,6 @@ does and fails where table or page are stale.
 from __future__ import annotations
 
 import csv
-import io
 import re
 import statistics
 import subprocess
@@ -17,6 +16,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+
+from csv_text import as_csv
 
 from vramprobe.catalog import find_gpu
 from vramprobe.predict.cards import predict_cards
@@ -96,15 +97,6 @@ def off_percent(row: Row) -> float:
     return 100 * (int(row["arithmetic_bytes"]) / int(row["allocated_bytes"]) - 1)
 
 
-def as_csv(rows: Iterable[Row]) -> str:
-    """The whole table."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def as_markdown(rows: Sequence[Row]) -> str:
     """A line for each cell, or for those alike on several kinds of card."""
     off = [off_percent(row) for row in rows if row["arithmetic_bytes"]]
@@ -158,7 +150,7 @@ def main() -> None:
             )
             rows += [row for record in order for row in rows_of(record, gpu)]
     rows = with_arithmetic(rows)
-    made = {TABLE: as_csv(rows), page: as_markdown(rows)}
+    made = {TABLE: as_csv(rows, FIELDS), page: as_markdown(rows)}
     if "--check" in sys.argv:
         stale = [path.name for path, text in made.items() if path.read_text() != text]
         sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/device_map.py --compare" if stale else 0)

@@ -10,14 +10,13 @@ and fails where these are stale.
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Iterable
 from itertools import product
 from typing import Any, NamedTuple
 
 import one_rank
+from csv_text import as_csv
 
 from vramprobe.catalog import find_gpu, list_claims
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, TIGHT_SHARE
@@ -293,12 +292,8 @@ def main() -> None:
             one_rank.anew(row, **({"lora_r": 64} if "-r64-" in row["cell"] else {})) for row in one_rank.read(RUNS)
         ]
     predicted = answers()
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(predicted)
     page = as_markdown(predicted, found)
-    made = {TABLE: text.getvalue(), RUNS: one_rank.as_csv(found), TABLE.with_suffix(".md"): page}
+    made = {TABLE: as_csv(predicted, _FIELDS), RUNS: as_csv(found, one_rank.FIELDS), TABLE.with_suffix(".md"): page}
     if "--check" in sys.argv:
         stale = [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]
         sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/fewest_cards.py" if stale else 0)

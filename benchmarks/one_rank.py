@@ -7,7 +7,6 @@ all that the tables are made of, so that they can be made anew without a run.
 from __future__ import annotations
 
 import csv
-import io
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -126,15 +125,6 @@ def said_of(prediction: Prediction, card: str) -> Row:
     """What arithmetic says."""
     return {"said": verdict(prediction, find_gpu(card)).verdict,
             "predicted_bytes": prediction.peak_allocated_bytes.value}  # fmt: skip
-
-
-def as_csv(rows: Iterable[Row]) -> str:
-    """The whole table."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def read(path: Path) -> list[Row]:

@@ -19,6 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from csv_text import as_csv
+
 from vramprobe.catalog import find_gpu
 from vramprobe.predict.host import loaded_bytes
 from vramprobe.predict.hybrid import part_moments
@@ -100,15 +102,6 @@ def with_arithmetic(rows: Iterable[dict[str, Any]], cells: dict[str, CellSpec]) 
         by_phase = counted(cells[cell])
         found += [row | {"arithmetic_bytes": by_phase[row["phase"]]} for row in group]
     return found
-
-
-def as_csv(rows: list[dict[str, Any]]) -> str:
-    """The whole table."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def off_percent(row: dict[str, Any], tier: str) -> float:

@@ -12,6 +12,7 @@ import sys
 from itertools import product
 
 import one_rank
+from csv_text import as_csv
 
 from vramprobe.units import format_bytes
 
@@ -75,7 +76,7 @@ def main() -> None:
     check = "--check" in sys.argv
     is_read = check or "--predict" in sys.argv
     found = [one_rank.anew(row) for row in one_rank.read(TABLE)] if is_read else rows()
-    made = {TABLE: one_rank.as_csv(found), TABLE.with_suffix(".md"): as_markdown(found)}
+    made = {TABLE: as_csv(found, one_rank.FIELDS), TABLE.with_suffix(".md"): as_markdown(found)}
     if check:
         stale = [path.name for path, text in made.items() if path.read_text() != text]
         sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/ranks_405b.py" if stale else 0)

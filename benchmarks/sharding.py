@@ -12,9 +12,7 @@ Two kernels of the CPU take scratch that CUDA's do not, and are put aside: oneDN
 
 from __future__ import annotations
 
-import csv
 import gc
-import io
 import itertools
 import json
 import sys
@@ -28,6 +26,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from csv_text import as_csv
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -250,15 +249,6 @@ def _all_cases() -> Iterator[Case]:
     for wrapping, method in itertools.product(WRAPPINGS, METHODS):
         for num_gpus in (1,) if wrapping == "nothing" else (2, 3, 4, 8):
             yield method, wrapping, num_gpus
-
-
-def as_csv(found: list[dict[str, Any]]) -> str:
-    """The whole table."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return text.getvalue()
 
 
 def as_markdown(found: list[dict[str, Any]]) -> str:

@@ -82,7 +82,8 @@ def card_map(spec: CellSpec, arch: Architecture, num_cards: int) -> CardMap:
             f"num_gpus {num_cards} under device-map: the model has {arch.num_layers} layers, and no layer is divided; "
             f"give 2 to {arch.num_layers}"
         )
-    found = _inferred(_model(spec, arch), arch.tied, num_cards, _share(spec, arch, num_cards))
+    model = _model(spec, arch)
+    found = _inferred(model, arch.tied, num_cards, _share(model, spec.quant, num_cards))
 
     def card_of(name: str) -> int:
         while name not in found:
@@ -120,11 +121,10 @@ def _model(spec: CellSpec, arch: Architecture) -> _Part:
     return _Part("", children=(_Part("model", children=inner), _Part("lm_head", sizes["head"])))
 
 
-def _share(spec: CellSpec, arch: Architecture, num_cards: int) -> float:
+def _share(model: _Part, quant: str, num_cards: int) -> float:
     """What may lie on each card but the last: an equal part, with room for the largest thing beside it."""
-    model = _model(spec, arch)
     room = int(_ROOM * max(part.num_bytes for part in model.whole()))
-    return (model.num_bytes // num_cards + room) * (1.0 if spec.quant == "none" else _QUANTISED_SHARE)
+    return (model.num_bytes // num_cards + room) * (1.0 if quant == "none" else _QUANTISED_SHARE)
 
 
 def _inferred(model: _Part, tied: bool, num_cards: int, share: float) -> dict[str, int]:

@@ -127,7 +127,7 @@ class _OnCard(Storage):
 class CardTape(Tape):
     """A Tape whose work is done on the card of each part, and which counts one card's bytes."""
 
-    is_spread = True
+    is_spread = raises_outputs = True
 
     def __init__(self, covers: Covers, placed: CardMap, watched: int) -> None:
         super().__init__(covers)

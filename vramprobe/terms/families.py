@@ -56,7 +56,7 @@ def forward(model: Model) -> Value:
             tape.come_to_part("batch")
             logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
-    if tape.is_spread and model.setup.autocast != "none":
+    if tape.raises_outputs and model.setup.autocast != "none":
         wide = op.cast(logits, "fp32")  # accelerate hands out no other
         del wide
     model.cache.clear()

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from vramprobe.terms.families import layer_place
 from vramprobe.terms.graph import Value
-from vramprobe.terms.rank_tape import RankTape, Units
+from vramprobe.terms.rank_tape import GATHERING, REDUCING, SENDING, RankTape, Units
 from vramprobe.terms.setup import Setup
 from vramprobe.terms.tape import Covers
 from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
@@ -34,6 +34,8 @@ def flat_walk(setup: Setup, units: Units) -> Walk:
 
 class FlatTape(RankTape):
     """A RankTape whose units are flat parameters."""
+
+    raises_outputs = True
 
     def __init__(self, covers: Covers, units: Units, layers: Sequence[str]) -> None:
         super().__init__(covers, units, layers)
@@ -52,9 +54,9 @@ class FlatTape(RankTape):
         """Into the flat parameter, from a copy in the dtype that is sent."""
         if name in self._gathered or not self._by_name[name].gathered:
             return
-        copied = self._bytes(self._by_name[name].cast, "gathered_weights")
+        copied = self._bytes(self._by_name[name].cast, "gathered_weights", SENDING)
         unit = self._by_name[name]
-        self._gathered[name] = self._bytes(unit.gathered + unit.moved, "gathered_weights")
+        self._gathered[name] = self._bytes(unit.gathered + unit.moved, "gathered_weights", GATHERING)
         del copied
 
     def _reduce(self, name: str) -> None:
@@ -63,21 +65,21 @@ class FlatTape(RankTape):
         if not unit.reduced:
             self._let_go(name)
             return
-        joined = self._bytes(unit.reduced, "gradient_buckets")
+        joined = self._bytes(unit.reduced, "gradient_buckets", GATHERING)  # as what it is joined from was divided there
+        self._let_go(name)
         for leaf in self._leaves[name]:
             leaf.gradient = None
-        self._let_go(name)
         if not self._reduces:
             if name not in self._whole:
                 self._recause(joined.storage, "gradients")
                 self._whole[name] = joined
             return
         whole = self._whole.pop(name, joined)  # to which the joined ones are added in place
-        shard = self._bytes(unit.reduced_share, "gradients")
+        shard = self._bytes(unit.reduced_share, "gradients", REDUCING)
         if unit.shard != unit.reduced_share:  # cast to the stored weights' dtype
-            shard = self._bytes(unit.shard, "gradients")
+            shard = self._bytes(unit.shard, "gradients", REDUCING)
         if not self._units.on_host:
-            self._shards.append(shard)
+            self._shards[name] = shard
         del shard
         del whole
         del joined
@@ -85,4 +87,4 @@ class FlatTape(RankTape):
     def _let_go(self, name: str) -> None:
         """Of the gathered weights, which stay between micro-steps where they stay from forward to backward."""
         if self._reduces or self._units.reshards:
-            self._gathered.pop(name, None)
+            self._free_whole(name)

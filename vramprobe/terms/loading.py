@@ -17,7 +17,7 @@ from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.parameters import Tensor
 
 #: input_ids and labels.
-_BATCH = ("input_ids", "labels")
+BATCH = ("input_ids", "labels")
 #: What weights are filled from: 2^20 numbers in fp32.
 _TILE_BYTES = 4 * 2**20
 _SHIFTED = 3  # of a doubly quantised weight's parts: the scales less their mean, which go
@@ -46,7 +46,7 @@ def load(spec: CellSpec, arch: Architecture, tensors: Sequence[tuple[str, Tensor
     _add_adapters(spec, [one for one in tensors if one[1].role == "adapter"], allocator)
     if spec.kbit_prep == "trl":
         _cast(spec, [one for one in base if not one[1].quantised], allocator)
-    for name in _BATCH:
+    for name in BATCH:
         allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)
 
 
@@ -77,6 +77,11 @@ def _load_quantised(
             allocator.allocate(("weight", name), _loaded_bytes(spec, tensor))
     _add_buffers(spec, arch, allocator)
     allocator.free("tile")
+
+
+def packed_number(quant: str) -> int:
+    """Which of a quantised weight's parts is the weight."""
+    return 0 if quant in parameters.DOUBLE_QUANTISED else 1
 
 
 def _quantise(spec: CellSpec, name: str, tensor: Tensor, allocator: Allocator) -> None:

@@ -222,10 +222,12 @@ class Model:
         if setup.dora:
             result = self._with_dora(name, given, result)
             return op.cast(result, dtype) if converts or not quantised else result
-        out = op.scaled(self._matmul(
-            self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank),
-            f"{name}.lora_B", None, self.num_out(name),
-        ))  # fmt: skip
+        low = self._matmul(op.dropout(given, setup.lora_dropout, self.device), f"{name}.lora_A", None, rank)
+        if setup.adapter_input:  # FSDP1's own copy
+            del given
+        out = self._matmul(low, f"{name}.lora_B", None, self.num_out(name))
+        del low
+        out = op.scaled(out)
         if quantised and converts:
             out = op.cast(out, dtype)
         result = op.add(result, out)

@@ -27,6 +27,8 @@ from vramprobe.terms.walk import Walk, one_of_each_kind, walk_layers
 
 #: Causes that only a rank of several has.
 RANK_CAUSES = ("gathered_weights", "gradient_buckets")
+#: CUDA streams, each with blocks of its own in the caching allocator: the step's, and those of the collectives.
+COMPUTING, SENDING, GATHERING, REDUCING = 0, 1, 2, 3
 _ROOT = "root"
 _END = ("backward", "end")
 
@@ -120,7 +122,7 @@ class RankTape(Tape):
         self._sent: dict[str, Value] = {}  # all-gathers under way: flat outputs that are still to be copied out
         self._last_sent: Value | None = None  # forward keeps the newest until the next one was sent
         self._reducing: Value | None = None  # the newest reduce-scatter's input, kept until the next one
-        self._shards: list[Value] = []
+        self._shards: dict[str, Value] = {}  # by unit
         self._added_up: list[Value] = []  # what groups have reduced and add up: kept until the end of backward
         self._leaves: dict[str, list[Leaf]] = {name: [] for name in self._by_name}
         self._head: Any = None  # the node of the head's product
@@ -132,7 +134,7 @@ class RankTape(Tape):
         if phase == "backward" and name in self._by_name and name != "embedding":
             self._reduce(name)
         elif phase == "forward" and self._units.reshards and name in self._names[:-1]:
-            self._gathered.pop(name, None)
+            self._free_whole(name)
         if phase != place[0]:
             self._last_sent = None
         if place == _END:
@@ -156,18 +158,25 @@ class RankTape(Tape):
         if not self._by_name[name].gathered:
             return
         sent = self._send(name)
-        self._gathered[name] = self._bytes(self._by_name[name].gathered, "gathered_weights")
+        self._copy_out(name)
         self._last_sent = sent  # wait_for_unshard's own variable holds the one before until it has copied out
 
     def _send(self, name: str) -> Value:
         """An all-gather's flat output; what is cast is copied beside it before it is sent."""
         unit = self._by_name[name]
-        copied = self._bytes(unit.cast, "gathered_weights")
-        sent = self._bytes(unit.gathered, "gathered_weights")
+        copied = self._bytes(unit.cast, "gathered_weights", SENDING)
+        sent = self._bytes(unit.gathered, "gathered_weights", SENDING)
         del copied
         return sent
 
-    def _bytes(self, num_bytes: int, cause: str) -> Value:
+    def _copy_out(self, name: str) -> None:
+        self._gathered[name] = self._bytes(self._by_name[name].gathered, "gathered_weights")
+
+    def _free_whole(self, name: str) -> None:
+        self._gathered.pop(name, None)
+
+    def _bytes(self, num_bytes: int, cause: str, stream: int = COMPUTING) -> Value:
+        """As many; on which stream matters to a log of requests alone (rank_log.py)."""
         return self.new(num_bytes, "int8", cause)
 
     def constant(self, numel: int, dtype: str, *, trained: bool = False) -> Value:
@@ -197,7 +206,7 @@ class RankTape(Tape):
         """Copy out what was sent ahead, then send the next one ahead."""
         if name not in self._gathered and self._by_name[name].gathered:
             sent = self._sent.pop(name, None) or self._send(name)
-            self._gathered[name] = self._bytes(self._by_name[name].gathered, "gathered_weights")
+            self._copy_out(name)
             del sent
         self._send_before(name)
 
@@ -215,7 +224,7 @@ class RankTape(Tape):
     def _reduce(self, name: str) -> None:
         """Free the unit's weights; in the last micro-step copy its gradients to one buffer and keep a share of them."""
         unit = self._by_name[name]
-        self._gathered.pop(name, None)
+        self._free_whole(name)
         if not self._reduces:
             return
         self._reducing = None
@@ -226,13 +235,13 @@ class RankTape(Tape):
             leaf.gradient = None
         is_cast = unit.shard != unit.reduced_share  # to the stored weights' dtype
         kept = is_cast and self._units.is_replicated
-        shard = self._bytes(unit.reduced_share, "gradient_buckets" if kept else "gradients")
+        shard = self._bytes(unit.reduced_share, "gradient_buckets" if kept else "gradients", REDUCING)
         if kept:
             self._added_up.append(shard)
         if is_cast:
-            shard = self._bytes(unit.shard, "gradients")
+            shard = self._bytes(unit.shard, "gradients", REDUCING)
         if not self._units.on_host:
-            self._shards.append(shard)
+            self._shards[name] = shard
         self._reducing = buffer
 
     def _finish(self) -> None:

@@ -211,6 +211,26 @@ def fsdp_units(
     return units._replace(is_replicated=is_replicated, on_host=on_host, micro_steps=walked_micro_steps(spec))
 
 
+def unit_parts(spec: CellSpec, num_gpus: int) -> dict[str, list[int]]:
+    """Bytes of each weight that is copied out, by the name of its unit, a layer's under "layer"."""
+    stored = prepared_tensors(spec)
+    found: dict[str, list[int]] = {"layer": [], "root": [], "embedding": [], "loss": []}
+    is_tied = not any(tensor.name.startswith("lm_head.") for tensor in stored)
+    for tensor, computed in zip(stored, computed_tensors(spec, stored), strict=True):
+        unit = _unit(tensor, computed, share_of(spec, tensor, num_gpus, by_rows=True), num_gpus, False)
+        name = (
+            "layer"
+            if tensor.per_layer
+            else "root"
+            if is_tied
+            else "embedding"
+            if tensor.role == "embedding"
+            else "loss"
+        )
+        found[name].append(unit.gathered)
+    return found
+
+
 def _units(
     stored: Sequence[Tensor], computed: Sequence[Tensor], shares: Sequence[Share], num_gpus: int, *, reshards: bool,
     apart: bool, on_host: bool = False,

@@ -8,19 +8,22 @@ those differ from each other, or are named in another way than layer by layer, i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from vramprobe.terms.graph import ITEMSIZE_BYTES, Place, Storage, Value
+from vramprobe.terms.graph import ITEMSIZE_BYTES, Leaf, Place, Storage, Value
 from vramprobe.terms.scratch import Asked, AttentionScratch
-from vramprobe.terms.tape import MIDDLE_LAYER, Tape
+from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Tape
 
 #: Middle layers that are run. The outer three of each end stay as they are, the third stands for all between.
 SAMPLED = 6
 _END = SAMPLED // 2
 _TEMPLATE = _END - 1
 WORKSPACE = "workspace"
+#: A request on another stream than the first has that one's number so many bytes up.
+STREAM = 1 << 48
 
 Region = Literal["forward", "backward"]
 Freed = tuple[int, int]  # what is given back: in which chunk it was asked for, as which of its requests
@@ -30,10 +33,11 @@ Token = int | str | Freed  # bytes asked for, WORKSPACE, or what is given back
 class Chunk:
     """What is asked for at one place."""
 
-    __slots__ = ("num_requests", "place", "tokens")
+    __slots__ = ("arrived", "num_requests", "place", "tokens")
 
     def __init__(self, place: Place, tokens: list[Token] | None = None, num_requests: int = 0) -> None:
         self.place, self.tokens, self.num_requests = place, tokens or [], num_requests
+        self.arrived: list[int] = []  # bytes of the gradients that come here, where somebody asks (rank_log.py)
 
 
 class _Request(Storage):
@@ -44,10 +48,11 @@ class _Request(Storage):
 class RecordingTape(Tape):
     """A Tape that writes down what is asked for, and keeps no account of its own."""
 
-    def __init__(self, asked: Asked | None = None) -> None:
+    def __init__(self, covers: Covers = operator.ge, asked: Asked | None = None) -> None:
         """``asked``: the chip whose kernels take what is taken for a while; null: that is not known."""
-        super().__init__()
+        super().__init__(covers)
         self.asked, self.has_scratch = asked, asked is not None
+        self.stream = 0
         self.chunks = [Chunk(self.place)]
         self.thread = "forward"  # autograd's backward runs on one of its own
         self._has_workspace: set[str] = set()
@@ -59,7 +64,7 @@ class RecordingTape(Tape):
             chunk = self.chunks[-1]
             storage.at = (len(self.chunks) - 1, chunk.num_requests)
             chunk.num_requests += 1
-            chunk.tokens.append(storage.num_bytes)
+            chunk.tokens.append(storage.num_bytes + self.stream * STREAM)
         return Value(self, numel, dtype, storage)
 
     def scratch(self, sizes_bytes: Iterable[int]) -> None:
@@ -93,7 +98,19 @@ class RecordingTape(Tape):
     def come_to(self, place: Place) -> None:
         """What follows is asked for at another place."""
         self.place = place
-        self.chunks.append(Chunk(place))
+        self.chunks.append(Chunk(self._kind_of(place)))
+
+    def end_backward(self) -> None:
+        """Autograd has returned."""
+
+    def zero_grad(self, leaves: Iterable[Leaf]) -> None:
+        """The gradients go."""
+        for leaf in leaves:
+            leaf.gradient = None
+
+    def _kind_of(self, place: Place) -> Place:
+        """Under which name: all middle layers have one."""
+        return place
 
     def _free(self, storage: _Request) -> None:
         if storage.num_bytes:
@@ -158,7 +175,9 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
             else (moved(token[0]), token[1])
             for token in inner[region, source]
         ]  # fmt: skip
-        return Chunk(old.place, tokens, old.num_requests)
+        made = Chunk(old.place, tokens, old.num_requests)
+        made.arrived = old.arrived
+        return made
 
     def outer_chunk(index: int) -> Chunk:
         tokens: list[Token] = []
@@ -167,7 +186,9 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
                 tokens += [(moved(one[0]), one[1]) if isinstance(one, tuple) else one for one in group]
             else:
                 tokens += [(of_layer(region, layer), number) for layer, number in _spread(list(group), num_middle)]
-        return Chunk(chunks[index].place, tokens, chunks[index].num_requests)
+        made = Chunk(chunks[index].place, tokens, chunks[index].num_requests)
+        made.arrived = chunks[index].arrived
+        return made
 
     made: dict[int, Chunk] = {}
     for index in range(len(chunks)):

@@ -25,7 +25,7 @@ from vramprobe.terms.tape import MIDDLE_LAYER, Tape
 
 
 @dataclass(frozen=True)
-class _Given:
+class Given:
     """A cell's own batch size and length, where walk.py leaves both open."""
 
     batch_size: int
@@ -48,10 +48,10 @@ class Run:
         self.spec, self.allocator = spec, allocator
         self.arch = arch = architecture(spec.architecture)
         tensors = parameters.tensors(spec, arch)
-        setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=_Given(spec.batch_size, spec.seq_len))
+        setup = replace(setup_of(spec, arch, tensors, has_flash), sizes=Given(spec.batch_size, spec.seq_len))
         self._setup, self._workspace_bytes = setup, workspace_bytes
         self.asked = None if chip is None else Asked(chip)  # chips that are alike in this ask for the same in all
-        self._tensors = list(_in_order(Model(Tape(), setup, range(arch.num_layers)), tensors))
+        self._tensors = list(in_order(Model(Tape(), setup, range(arch.num_layers)), tensors))
         self._num_steps = 0
 
     def load(self) -> None:
@@ -69,34 +69,41 @@ class Run:
     @cached_property
     def _log(self) -> tuple[list[int], list[int]]:
         """Events until the optimizer's step, and after it. Every step asks for the same."""
-        arch, num_middle = self.arch, self.arch.num_layers - 2
-        chunks = None
-        if num_middle > SAMPLED and {families.layer_place(arch, layer) for layer in range(1, num_middle + 1)} == {
-            MIDDLE_LAYER
-        }:
-            with suppress(NotAlike):
-                chunks = unrolled(self._chunks([*range(SAMPLED + 1), arch.num_layers - 1]), num_middle)
-        made = chunks or self._chunks(range(arch.num_layers))
+        made = self._step_chunks
         *work, _ = made
         num_work = sum(len(chunk.tokens) for chunk in work)
         found = events(made)
         return found[:num_work], found[num_work:]
 
+    @cached_property
+    def _step_chunks(self) -> list[Chunk]:
+        """A step; the last chunk is what follows the optimizer."""
+        arch, num_middle = self.arch, self.arch.num_layers - 2
+        if num_middle > SAMPLED and {families.layer_place(arch, layer) for layer in range(1, num_middle + 1)} == {
+            MIDDLE_LAYER
+        }:
+            with suppress(NotAlike):
+                return unrolled(self._chunks([*range(SAMPLED + 1), arch.num_layers - 1]), num_middle)
+        return self._chunks(range(arch.num_layers))
+
     def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
-        """A step of a model of these layers; the last chunk is what follows the optimizer."""
-        tape = RecordingTape(self.asked)
+        """The same of a model of these layers."""
+        tape = self._tape(layers)
         model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
             tape.thread = "backward"
             tape.backward(loss.node, gradient)
+            tape.end_backward()
             tape.thread = "forward"
             del loss, gradient
             model.end_of_step()
         tape.come_to(("zero_grad", "end"))
-        for leaf in model.leaves():
-            leaf.gradient = None
+        tape.zero_grad(model.leaves())
         return list(tape.chunks)
+
+    def _tape(self, layers: Sequence[int]) -> RecordingTape:
+        return RecordingTape(asked=self.asked)
 
     def _play(self, happened: Sequence[int], number: int) -> None:
         """Ask for what a log says, from its request ``number`` on; a thread's workspace in the first step alone."""
@@ -124,7 +131,7 @@ class Run:
             self.allocator.free(("temporary", number))
 
 
-def _in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+def in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Each copy of each tensor with its own name: the base model as it is made, then the adapters, layer by layer."""
     for group in ([one for one in tensors if one.role != "adapter"], [one for one in tensors if one.role == "adapter"]):
         of_layers = [tensor for tensor in group if tensor.per_layer]

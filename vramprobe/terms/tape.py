@@ -59,6 +59,7 @@ class Tape:
     has_scratch = False  # whether what kernels take for a while is asked for
     has_parts = False  # whether a sequence is shared with other ranks, and this one has a part of it (ring.py)
     is_spread = False  # whether parts of the model lie on several cards (cards.py)
+    raises_outputs = False  # whether accelerate hands out the logits of autocast in fp32
     holds_whole_gradients = True  # False: one that knows itself what an earlier micro-step leaves
 
     def __init__(self, covers: Covers = operator.ge) -> None:

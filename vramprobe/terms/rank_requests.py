@@ -1,0 +1,297 @@
+"""Requests of one rank of several: what it asks of its allocator, and on which stream.
+
+In: a spec with its ranks, what its card decides, an allocator. Out: the allocator's own counts, as requests.py has them
+of a single card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vramprobe.choices import FSDP1, FSDP2
+from vramprobe.spec import CellSpec
+from vramprobe.terms import families, optimizer, parameters
+from vramprobe.terms.flat_ranks import FlatPart, flat_parts, flat_setup
+from vramprobe.terms.graph import ITEMSIZE_BYTES
+from vramprobe.terms.loading import BATCH, Allocator, load, packed_number
+from vramprobe.terms.modules import Model
+from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.rank_log import DividedLog, FlatLog, RankLog, ReplicaLog
+from vramprobe.terms.rank_parts import (
+    computed_tensors,
+    prepared_tensors,
+    quantised_parts,
+    share_of,
+    stored_tensors,
+)
+from vramprobe.terms.rank_tape import Units, rank_units
+from vramprobe.terms.ranks import fsdp_units, unit_parts
+from vramprobe.terms.request_log import STREAM, RecordingTape
+from vramprobe.terms.requests import Given, Run, in_order
+from vramprobe.terms.scratch import Chip
+from vramprobe.terms.setup import Setup, setup_of
+from vramprobe.terms.tape import Tape
+from vramprobe.units import MIB
+
+#: What FSDP1 and DDP send at once (``PARAM_BROADCAST_BUCKET_SIZE``, ``broadcast_bucket_size``), and DDP's buckets once
+#: it knows the order of gradients (``bucket_cap_mb``, ``_DEFAULT_FIRST_BUCKET_BYTES``).
+_BROADCAST_BYTES = 250 * MIB
+_BUCKET_BYTES, _FIRST_BUCKET_BYTES = 25 * MIB, MIB
+
+
+class RankRun(Run):
+    """What all kinds of FSDP have in common."""
+
+    def __init__(
+        self, spec: CellSpec, allocator: Allocator, *, has_flash: bool, workspace_bytes: int, chip: Chip | None = None
+    ) -> None:
+        super().__init__(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
+        self._stored = prepared_tensors(spec, is_flat=spec.sharding in FSDP1)
+        setup = self._setup_of(computed_tensors(spec, self._stored), has_flash)
+        self._setup = replace(setup, sizes=Given(spec.batch_size, spec.seq_len))
+        model = Model(Tape(), self._setup, range(self.arch.num_layers))
+        self._tensors = list(in_order(model, self._stored))
+        self._loaded = {name: tensor.dtype for name, tensor in in_order(model, stored_tensors(spec))}
+
+    def _setup_of(self, computed: Sequence[Tensor], has_flash: bool) -> Setup:
+        raise NotImplementedError
+
+    def _log_of(self, kinds: Sequence[str]) -> RankLog:
+        raise NotImplementedError
+
+    def _divide(self) -> None:
+        raise NotImplementedError
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        raise NotImplementedError
+
+    def load(self) -> None:
+        """On the host, then each weight whole and its share; quantised ones stand on the card before."""
+        spec, allocator = self.spec, self.allocator
+        if spec.quant != "none":
+            load(spec, self.arch, self._tensors, allocator)
+        self._divide()
+        if spec.quant == "none":
+            for number, size_bytes in enumerate(parameters.buffer_parts(self.arch, spec.dtype)):
+                allocator.allocate(("buffer", number), size_bytes)
+            for name in BATCH:
+                allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)
+
+    def _whole(self, name: str, tensor: Tensor) -> Any:
+        """The weight on the card, by the name that it was asked for under."""
+        if self.spec.quant == "none":
+            self.allocator.allocate(("whole", name), self._loaded_bytes(name, tensor))
+            return "whole", name
+        numbered = ("weight", name, packed_number(self.spec.quant))
+        return next(key for key in (("cast", name), ("weight", name), numbered) if self.allocator.has(key))
+
+    def _loaded_bytes(self, name: str, tensor: Tensor) -> int:
+        """Before anything is raised; of a quantised weight without its state."""
+        if tensor.quantised:
+            return quantised_parts(self.spec, tensor)[0]
+        return tensor.numel * ITEMSIZE_BYTES[self._loaded[name]]
+
+    def _tape(self, layers: Sequence[int]) -> RecordingTape:
+        tape = self._log_of([families.layer_place(self.arch, layer) for layer in layers])
+        tape.asked, tape.has_scratch = self.asked, self.asked is not None
+        return tape
+
+    def _play(self, happened: Sequence[int], number: int) -> None:
+        allocator = self.allocator
+        for event in happened:
+            if event > 0:
+                stream, size_bytes = divmod(event, STREAM)
+                allocator.allocate(number, size_bytes, stream)
+                number += 1
+            elif event < 0:
+                allocator.free(~event)
+            elif self._num_steps == 1:
+                allocator.allocate(("workspace", number), self._workspace_bytes)
+
+    def _optimize(self) -> None:
+        trained = self._trained()
+        if self._num_steps == 1:
+            for name, tensor in trained:
+                for number, size_bytes in enumerate(optimizer.allocated_state_parts(self.spec, tensor)):
+                    self.allocator.allocate(("state", name, number), size_bytes)
+        taken = optimizer.temporary_parts(self.spec, [tensor for _, tensor in trained])
+        for number, size_bytes in enumerate(taken):
+            self.allocator.allocate(("temporary", number), size_bytes)
+        for number in range(len(taken)):
+            self.allocator.free(("temporary", number))
+
+
+class FsdpRun(RankRun):
+    """A rank under FSDP2."""
+
+    def _setup_of(self, computed: Sequence[Tensor], has_flash: bool) -> Setup:
+        return setup_of(self.spec, self.arch, computed, has_flash)
+
+    def _log_of(self, kinds: Sequence[str]) -> RankLog:
+        spec = self.spec
+        units = fsdp_units(spec, spec.num_gpus, reshards=spec.sharding == "fsdp", apart=True, is_replicated=False)
+        units = units._replace(micro_steps=spec.grad_accum)
+        return DividedLog(self._setup.sizes.covers, units, kinds, unit_parts(spec, spec.num_gpus))
+
+    def _loaded_bytes(self, name: str, tensor: Tensor) -> int:
+        return tensor.num_bytes
+
+    def _divide(self) -> None:
+        for name, tensor in by_module(self._tensors):
+            whole = self._whole(name, tensor)
+            self.allocator.allocate(("share", name), self._share(tensor).weights)
+            self.allocator.free(whole)
+
+    def _share(self, tensor: Tensor) -> Any:
+        return share_of(self.spec, tensor, self.spec.num_gpus, by_rows=True)
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        return [(name, self._share(tensor).as_state) for name, tensor in self._tensors if tensor.trained]
+
+
+class FlatRun(RankRun):
+    """A rank under FSDP1."""
+
+    def _setup_of(self, computed: Sequence[Tensor], has_flash: bool) -> Setup:
+        return flat_setup(self.spec, computed, has_flash)
+
+    def _log_of(self, kinds: Sequence[str]) -> RankLog:
+        spec = self.spec
+        parts = flat_parts(spec, spec.num_gpus)
+        apart = [part.unit for part in parts if part.is_adapter]
+        layer, root = (
+            rank_units([part.unit for part in parts if part.per_layer == yes and not part.is_adapter])
+            for yes in (True, False)
+        )
+        units = Units(layer, root, reshards=spec.sharding == "fsdp1", micro_steps=spec.grad_accum)
+        return FlatLog(self._setup.sizes.covers, units, kinds, apart)
+
+    def step(self) -> None:
+        """The first begins with each flat parameter once, whole, on the step's own stream
+        (_flat_param.py, ``init_flat_param_attributes``)."""
+        if self._num_steps == 0:
+            for _, part in self._root_first():
+                sizes = [part.unit.cast, part.unit.gathered]
+                if part.unit.cast:
+                    sizes.append(part.share_bytes * self.spec.num_gpus)
+                for size_bytes in sizes:
+                    self.allocator.allocate("once", size_bytes)
+                    self.allocator.free("once")
+            for number, part in self._root_first():
+                if part.loaded_bytes != part.share_bytes:  # the parts that were raised; views kept them
+                    self.allocator.free(("share", number))
+        super().step()
+
+    def _groups(self) -> list[tuple[FlatPart, list[tuple[str, Tensor]]]]:
+        """The flat parameters as they are made: in each layer its adapters' and its own, then what is outside."""
+        by_name = dict(self._tensors)
+        parts = flat_parts(self.spec, self.spec.num_gpus)
+        found = []
+        for layer in range(self.arch.num_layers):
+            for part in parts:
+                if part.per_layer:
+                    names = [name.replace("{layer}", str(layer)) for name in part.names]
+                    found.append((part, [(name, by_name[name]) for name in names if name in by_name]))
+        for part in parts:
+            if not part.per_layer:
+                found.append((part, [(name, by_name[name]) for name in part.names]))
+        return found
+
+    def _divide(self) -> None:
+        allocator = self.allocator
+        for number, (part, tensors) in enumerate(self._groups()):
+            wholes = [self._whole(name, tensor) for name, tensor in tensors]
+            whole_bytes = part.loaded_bytes * self.spec.num_gpus
+            broadcast(allocator, [self._loaded_bytes(name, tensor) for name, tensor in tensors])
+            allocator.allocate("flat", whole_bytes)
+            allocator.allocate(("share", number), part.loaded_bytes)
+            allocator.free("flat")
+            for whole in wholes:
+                allocator.free(whole)
+        for number, part in self._root_first():
+            if part.loaded_bytes != part.share_bytes:
+                allocator.allocate(("raised", number), part.share_bytes)
+
+    def _root_first(self) -> list[tuple[int, FlatPart]]:
+        groups = [(number, part) for number, (part, _) in enumerate(self._groups())]
+        return [*(one for one in groups if not one[1].per_layer), *(one for one in groups if one[1].per_layer)]
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        found = []
+        for part, tensors in self._groups():
+            if not part.trained:
+                continue
+            left = part.share_elements
+            for name, tensor in tensors:
+                if left > 0:
+                    found.append((name, tensor._replace(shape=(min(tensor.numel, left),))))
+                left -= -(-tensor.numel // part.aligned) * part.aligned
+        return found
+
+
+class ReplicaRun(Run):
+    """A rank under DDP."""
+
+    def load(self) -> None:
+        """The whole model, sent from rank 0, and DDP's first bucket, for all gradients."""
+        super().load()
+        weights = [tensor.num_bytes for _, tensor in self._tensors if not tensor.quantised]
+        broadcast(self.allocator, weights)
+        self.allocator.allocate(("bucket", 0), sum(tensor.num_bytes for _, tensor in self._tensors if tensor.trained))
+
+    def step(self) -> None:
+        """The second begins with buckets in the order in which gradients came (reducer.cpp, ``rebuild_buckets``)."""
+        if self._num_steps == 1:
+            self.allocator.free(("bucket", 0))
+            for number, size_bytes in enumerate(self._buckets()):
+                self.allocator.allocate(("bucket", number), size_bytes)
+        super().step()
+
+    def _buckets(self) -> list[int]:
+        found, size_bytes = [], 0
+        arrived = [one for chunk in self._step_chunks for one in chunk.arrived]
+        for one in arrived[-(len(arrived) // self.spec.grad_accum) :]:
+            size_bytes += one
+            if size_bytes >= (_BUCKET_BYTES if found else _FIRST_BUCKET_BYTES):
+                found.append(size_bytes)
+                size_bytes = 0
+        return [*found, size_bytes] if size_bytes else found
+
+    def _tape(self, layers: Sequence[int]) -> RecordingTape:
+        return ReplicaLog(self.asked)
+
+
+def run_of(spec: CellSpec, allocator: Allocator, **options: Any) -> Run:
+    """The run of a cell's rank. Raises KeyError for a sharding that is not counted here."""
+    kinds: dict[str, Callable[..., Run]] = (
+        dict.fromkeys(FSDP2, FsdpRun) | dict.fromkeys(FSDP1, FlatRun) | {"ddp": ReplicaRun}
+    )
+    return kinds[spec.sharding](spec, allocator, **options)
+
+
+def by_module(tensors: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """As the model's own list has them: adapters behind what they adapt."""
+    found: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors:
+        found.setdefault(name.split(".lora_")[0].removesuffix(".weight"), []).append((name, tensor))
+    return [one for group in found.values() for one in group]
+
+
+def broadcast(allocator: Allocator, sizes_bytes: Sequence[int]) -> None:
+    """From rank 0, several weights at a time, two such pieces under way (torch/csrc/distributed/c10d/comm.cpp,
+    ``broadcast_coalesced``); a piece of one weight is the weight itself."""
+    pieces: list[list[int]] = [[]]
+    for size_bytes in sizes_bytes:
+        pieces[-1].append(size_bytes)
+        if sum(pieces[-1]) >= _BROADCAST_BYTES:
+            pieces.append([])
+    under_way: list[int] = []
+    for number, piece in enumerate(pieces):
+        if len(under_way) == 2:
+            allocator.free(("sent", under_way.pop(0)))
+        allocator.allocate(("sent", number), sum(piece) if len(piece) > 1 else 0)
+        under_way.append(number)
+    for number in under_way:
+        allocator.free(("sent", number))

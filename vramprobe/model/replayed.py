@@ -14,6 +14,7 @@ from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import parse_alloc_conf
 from vramprobe.simulate.ledger import Device, OutOfMemory
 from vramprobe.spec import CellSpec
+from vramprobe.terms.rank_requests import run_of
 from vramprobe.terms.requests import Run
 from vramprobe.terms.scratch import Chip
 
@@ -33,7 +34,8 @@ _kept: dict[tuple[str, bool, int, Chip | None], Replayed] = {}
 
 
 def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
-    """The peaks of ``spec`` on a card that is never full; without ``gpu`` on one as an A100.
+    """The peaks of ``spec``, or of its first rank of several, on a card that is never full; without ``gpu`` on one as an
+    A100.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
@@ -76,7 +78,7 @@ def _play(spec: CellSpec, card: _Card, device: Device) -> CachingAllocator:
     """The allocator after the load and the training steps, its peaks those of the steps. Raises OutOfMemory."""
     has_flash, workspace_bytes, chip = card
     allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""), device)
-    run = Run(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
+    run = run_of(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
     play(run, allocator)
     return allocator
 

@@ -59,6 +59,8 @@ CONTEXT_ALLOWANCE_BYTES = 1 * GIB
 #: NCCL's buffers on each rank of several. Published runs on 2 and 4 A100s leave 1.6 to 2.5 GiB between nvidia-smi and
 #: what torch reserves, the context within (benchmarks/reproduce.md); more ranks have not been seen.
 NCCL_ALLOWANCE_BYTES = 3 * GIB // 2
+#: Of what rests on no run.
+ALONE = "arithmetic alone: no fit was given"
 #: Beyond this the intervals leave the range of floats, and nobody's computer is near it.
 LARGEST_BYTES = 10**300
 #: A prediction above this share of the usable memory is tight: fragmentation and a longer batch need room.
@@ -303,7 +305,7 @@ def predict_moments(
     room = peak_moment(at_most, coefficients).total_bytes - moment.total_bytes if at_most else 0
     constant = model.constant_of(spec.method) if model else 0
     value = moment.total_bytes + constant
-    alone: _Outside = (["arithmetic alone: no fit was given"], [], 0.0, 0.0)
+    alone: _Outside = ([ALONE], [], 0.0, 0.0)
     warnings, refusals, doublings, widening = _outside(spec, model) if model else alone
     half = half_width(model.interval, value, moment.terms, spec.method, doublings) if model else None
     low, high = bounds(spec.device, half, widening)

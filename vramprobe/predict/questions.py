@@ -198,7 +198,13 @@ def _engine(
                     from vramprobe.predict.cards import predict_several
 
                     groups = {"shard_size": shard_size, "cp_size": cp_size or 1, "offload": offload or "none"}
-                    return predict_several(one, num_gpus, sharding, model, **groups, **extra)
+                    found = predict_several(one, num_gpus, sharding, model, **groups, **extra)
+                    if not replays or model is not None:
+                        return found
+                    from vramprobe.predict.rank_replay import with_rank_replay
+
+                    ranks_of = one.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, **groups})
+                    return with_rank_replay(found, ranks_of, card)
                 return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:

@@ -26,6 +26,7 @@ from vramprobe.predict.prediction import (
     verdict,
     without_flash,
 )  # fmt: skip
+from vramprobe.predict.rank_replay import with_rank_replay
 from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_offload, cannot_shard
 from vramprobe.terms.ranks import DIVIDING, FSDP, Sharding, rank_moments, whole_packed_bytes
 from vramprobe.units import format_bytes
@@ -95,7 +96,7 @@ def min_gpus(
     allow_extrapolation: bool = False,
 ) -> MinGpus:
     """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``. On one, nothing is
-    offloaded.
+    offloaded. Without a fit by the allocator's replay, where that knows the sharding.
 
     Raises SpecError for ddp, which divides nothing, and what predict_rank raises.
     """
@@ -105,14 +106,25 @@ def min_gpus(
     require_offload(spec, sharding, offload)
 
     @cache
-    def judged(num_gpus: int) -> Verdict:
-        one = predict_rank(
+    def counted(num_gpus: int) -> Prediction:
+        return predict_rank(
             spec, num_gpus, sharding, model, offload=offload, allow_extrapolation=allow_extrapolation, gpu=gpu
         )
+
+    @cache
+    def judged(num_gpus: int) -> Verdict:
+        one = counted(num_gpus)
+        if model is None:
+            ranks = {"num_gpus": num_gpus, "sharding": sharding, "offload": offload}
+            one = with_rank_replay(one, spec.model_copy(update=ranks), gpu)
         return verdict(one, gpu)
 
-    fewest = _first(lambda num_gpus: judged(num_gpus).verdict == "fits")
-    tight = _first(lambda num_gpus: judged(num_gpus).verdict != "does not fit")
+    # What a rank's tensors need by arithmetic is soon known, and the replay never needs less.
+    least = _first(lambda num_gpus: verdict(counted(num_gpus), gpu).verdict != "does not fit")
+    tight = fewest = None
+    if least is not None:
+        tight = _first(lambda num_gpus: judged(num_gpus).verdict != "does not fit", least)
+        fewest = _first(lambda num_gpus: judged(num_gpus).verdict == "fits", tight or MAX_GPUS)
     on_host = None
     if offload != "none" and (fewest or MAX_GPUS) > 1:
         on_host = of_machine_bytes(spec, fewest or MAX_GPUS, sharding, offload)
@@ -122,16 +134,16 @@ def min_gpus(
     )  # fmt: skip
 
 
-def _first(holds: Callable[[int], bool]) -> int | None:
-    """The least number from 1 to MAX_GPUS of which that holds, and of all above it; 1, 2, 4 … are asked first.
+def _first(holds: Callable[[int], bool], least: int = 1) -> int | None:
+    """The least number from ``least`` to MAX_GPUS of which that holds, and of all above it; the steps up double.
 
     Under ZeRO-3 a number that divides a large weight without a rest may need less than the next one does.
     """
-    few, many = 0, 1
+    few, many = least - 1, least
     while not holds(many):
         if many == MAX_GPUS:
             return None
-        few, many = many, min(2 * many, MAX_GPUS)
+        few, many = many, min(2 * many - least + 1, MAX_GPUS)
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if holds(middle) else (middle, many)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vramprobe.choices import FSDP1, FSDP2
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.choices import FSDP1
 from vramprobe.spec import CellSpec
-from vramprobe.terms import families, optimizer, parameters
+from vramprobe.terms import families, parameters
 from vramprobe.terms.flat_ranks import FlatPart, flat_parts, flat_setup
 from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.loading import BATCH, Allocator, load, packed_number
@@ -28,11 +29,12 @@ from vramprobe.terms.rank_parts import (
 )
 from vramprobe.terms.rank_tape import Units, rank_units
 from vramprobe.terms.ranks import fsdp_units, unit_parts
-from vramprobe.terms.request_log import STREAM, RecordingTape
+from vramprobe.terms.request_log import RecordingTape
 from vramprobe.terms.requests import Given, Run, in_order
 from vramprobe.terms.scratch import Chip
 from vramprobe.terms.setup import Setup, setup_of
 from vramprobe.terms.tape import Tape
+from vramprobe.terms.zero_requests import BucketRun, GatheringRun
 from vramprobe.units import MIB
 
 #: What FSDP1 and DDP send at once (``PARAM_BROADCAST_BUCKET_SIZE``, ``broadcast_bucket_size``), and DDP's buckets once
@@ -62,9 +64,6 @@ class RankRun(Run):
         raise NotImplementedError
 
     def _divide(self) -> None:
-        raise NotImplementedError
-
-    def _trained(self) -> list[tuple[str, Tensor]]:
         raise NotImplementedError
 
     def load(self) -> None:
@@ -98,30 +97,6 @@ class RankRun(Run):
         tape.asked, tape.has_scratch = self.asked, self.asked is not None
         return tape
 
-    def _play(self, happened: Sequence[int], number: int) -> None:
-        allocator = self.allocator
-        for event in happened:
-            if event > 0:
-                stream, size_bytes = divmod(event, STREAM)
-                allocator.allocate(number, size_bytes, stream)
-                number += 1
-            elif event < 0:
-                allocator.free(~event)
-            elif self._num_steps == 1:
-                allocator.allocate(("workspace", number), self._workspace_bytes)
-
-    def _optimize(self) -> None:
-        trained = self._trained()
-        if self._num_steps == 1:
-            for name, tensor in trained:
-                for number, size_bytes in enumerate(optimizer.allocated_state_parts(self.spec, tensor)):
-                    self.allocator.allocate(("state", name, number), size_bytes)
-        taken = optimizer.temporary_parts(self.spec, [tensor for _, tensor in trained])
-        for number, size_bytes in enumerate(taken):
-            self.allocator.allocate(("temporary", number), size_bytes)
-        for number in range(len(taken)):
-            self.allocator.free(("temporary", number))
-
 
 class FsdpRun(RankRun):
     """A rank under FSDP2."""
@@ -147,7 +122,7 @@ class FsdpRun(RankRun):
     def _share(self, tensor: Tensor) -> Any:
         return share_of(self.spec, tensor, self.spec.num_gpus, by_rows=True)
 
-    def _trained(self) -> list[tuple[str, Tensor]]:
+    def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         return [(name, self._share(tensor).as_state) for name, tensor in self._tensors if tensor.trained]
 
 
@@ -177,8 +152,8 @@ class FlatRun(RankRun):
                 if part.unit.cast:
                     sizes.append(part.share_bytes * self.spec.num_gpus)
                 for size_bytes in sizes:
-                    self.allocator.allocate("once", size_bytes)
-                    self.allocator.free("once")
+                    self.allocator.allocate("passing", size_bytes)
+                    self.allocator.free("passing")
             for number, part in self._root_first():
                 if part.loaded_bytes != part.share_bytes:  # the parts that were raised; views kept them
                     self.allocator.free(("share", number))
@@ -218,7 +193,7 @@ class FlatRun(RankRun):
         groups = [(number, part) for number, (part, _) in enumerate(self._groups())]
         return [*(one for one in groups if not one[1].per_layer), *(one for one in groups if one[1].per_layer)]
 
-    def _trained(self) -> list[tuple[str, Tensor]]:
+    def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         found = []
         for part, tensors in self._groups():
             if not part.trained:
@@ -263,12 +238,25 @@ class ReplicaRun(Run):
         return ReplicaLog(self.asked)
 
 
+_KINDS: dict[str, Callable[..., Run]] = {
+    "ddp": ReplicaRun, **dict.fromkeys(("fsdp", "fsdp-shard-grad-op"), FsdpRun),
+    **dict.fromkeys(("fsdp1", "fsdp1-shard-grad-op"), FlatRun), **dict.fromkeys(("zero1", "zero2"), BucketRun),
+    "zero3": GatheringRun,
+}  # fmt: skip
+
+
+def is_logged(spec: CellSpec) -> bool:
+    """Whether what a rank of these asks for is known here; of a single card it always is."""
+    return spec.num_gpus == 1 or (spec.sharding in _KINDS and spec.cp_size == 1 and spec.offload == "none")
+
+
 def run_of(spec: CellSpec, allocator: Allocator, **options: Any) -> Run:
-    """The run of a cell's rank. Raises KeyError for a sharding that is not counted here."""
-    kinds: dict[str, Callable[..., Run]] = (
-        dict.fromkeys(FSDP2, FsdpRun) | dict.fromkeys(FSDP1, FlatRun) | {"ddp": ReplicaRun}
-    )
-    return kinds[spec.sharding](spec, allocator, **options)
+    """The run of a cell, of its first rank where there are several. Raises UnsupportedArchitecture for ranks that are
+    not logged."""
+    if not is_logged(spec):
+        raise UnsupportedArchitecture(f"what a rank under sharding {spec.sharding} asks for is not known in its order")
+    kind = Run if spec.num_gpus == 1 else _KINDS[str(spec.sharding)]
+    return kind(spec, allocator, **options)
 
 
 def by_module(tensors: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:

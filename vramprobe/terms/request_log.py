@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from vramprobe.terms.graph import ITEMSIZE_BYTES, Leaf, Place, Storage, Value
 from vramprobe.terms.scratch import Asked, AttentionScratch
@@ -24,6 +24,9 @@ _TEMPLATE = _END - 1
 WORKSPACE = "workspace"
 #: A request on another stream than the first has that one's number so many bytes up.
 STREAM = 1 << 48
+
+if TYPE_CHECKING:
+    from vramprobe.terms.modules import Model
 
 Region = Literal["forward", "backward"]
 Freed = tuple[int, int]  # what is given back: in which chunk it was asked for, as which of its requests
@@ -53,6 +56,7 @@ class RecordingTape(Tape):
         super().__init__(covers)
         self.asked, self.has_scratch = asked, asked is not None
         self.stream = 0
+        self.model: Model | None = None  # on it, while its step is played
         self.chunks = [Chunk(self.place)]
         self.thread = "forward"  # autograd's backward runs on one of its own
         self._has_workspace: set[str] = set()

@@ -18,7 +18,7 @@ from vramprobe.terms import families, optimizer, parameters
 from vramprobe.terms.loading import Allocator, load
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
+from vramprobe.terms.request_log import SAMPLED, STREAM, Chunk, NotAlike, RecordingTape, events, unrolled
 from vramprobe.terms.scratch import Asked, Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
@@ -69,11 +69,7 @@ class Run:
     @cached_property
     def _log(self) -> tuple[list[int], list[int]]:
         """Events until the optimizer's step, and after it. Every step asks for the same."""
-        made = self._step_chunks
-        *work, _ = made
-        num_work = sum(len(chunk.tokens) for chunk in work)
-        found = events(made)
-        return found[:num_work], found[num_work:]
+        return parted(self._step_chunks)
 
     @cached_property
     def _step_chunks(self) -> list[Chunk]:
@@ -89,7 +85,7 @@ class Run:
     def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
         """The same of a model of these layers."""
         tape = self._tape(layers)
-        model = Model(tape, self._setup, layers)
+        tape.model = model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
             tape.thread = "backward"
@@ -100,6 +96,7 @@ class Run:
             model.end_of_step()
         tape.come_to(("zero_grad", "end"))
         tape.zero_grad(model.leaves())
+        tape.model = None
         return list(tape.chunks)
 
     def _tape(self, layers: Sequence[int]) -> RecordingTape:
@@ -110,16 +107,24 @@ class Run:
         allocator = self.allocator
         for event in happened:
             if event > 0:
-                allocator.allocate(number, event)
+                if event < STREAM:
+                    allocator.allocate(number, event)
+                else:
+                    stream, size_bytes = divmod(event, STREAM)
+                    allocator.allocate(number, size_bytes, stream)
                 number += 1
             elif event < 0:
                 allocator.free(~event)
             elif self._num_steps == 1:
                 allocator.allocate(("workspace", number), self._workspace_bytes)
 
+    def _trained_tensors(self) -> list[tuple[str, Tensor]]:
+        """What the optimizer steps."""
+        return [(name, tensor) for name, tensor in self._tensors if tensor.trained]
+
     def _optimize(self) -> None:
         """The state, made in the first step, and what a step takes for a moment."""
-        trained = [(name, tensor) for name, tensor in self._tensors if tensor.trained]
+        trained = self._trained_tensors()
         if self._num_steps == 1:
             for name, tensor in trained:
                 for number, size_bytes in enumerate(optimizer.allocated_state_parts(self.spec, tensor)):
@@ -129,6 +134,14 @@ class Run:
             self.allocator.allocate(("temporary", number), size_bytes)
         for number in range(len(taken)):
             self.allocator.free(("temporary", number))
+
+
+def parted(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
+    """Events until the optimizer's step, and after it."""
+    *work, _ = chunks
+    num_work = sum(len(chunk.tokens) for chunk in work)
+    found = events(chunks)
+    return found[:num_work], found[num_work:]
 
 
 def in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -83,6 +83,20 @@ def placed(trained: Sequence[Tensor]) -> list[Placed]:
     return found
 
 
+def reduced(inside: Sequence[Placed], part: int, num_gpus: int, rules: Rules) -> tuple[int, int, bool]:
+    """What reducing a bucket takes for a moment: bytes that are joined, and that are cast; whether the first rank keeps
+    any of it. ``part``: elements that a rank steps."""
+    elements = sum([one.numel for one in inside])
+    own = [one for one in inside if one.first < part]
+    ranks = {one.first // part for one in inside} | {(one.past - 1) // part for one in inside}
+    is_joined = len(ranks) > 1 or (rules.is_compact and len(own) > 1)
+    if rules.stage == 3:
+        is_joined = len(inside) > 1 or elements % num_gpus > 0
+    joined = elements * rules.in_bucket if is_joined else 0
+    cast = elements * rules.sent if rules.sent != rules.in_bucket else 0
+    return joined, cast, len(own) > 0
+
+
 @dataclass(frozen=True)
 class BucketRank:
     """The first of N ranks. Has what a Walk answers."""
@@ -143,16 +157,8 @@ class BucketRank:
         return self.rules.held * one.numel if is_let_go else 0
 
     def _reduction(self, index: int, inside: Sequence[Placed], gone: int) -> Reduction:
-        rules, part = self.rules, self.part
-        elements = sum([one.numel for one in inside])
-        own = [one for one in inside if one.first < part]
-        ranks = {one.first // part for one in inside} | {(one.past - 1) // part for one in inside}
-        is_joined = len(ranks) > 1 or (rules.is_compact and len(own) > 1)
-        if rules.stage == 3:
-            is_joined = len(inside) > 1 or elements % self.num_gpus > 0
-        joined = elements * rules.in_bucket if is_joined else 0
-        cast = elements * rules.sent if rules.sent != rules.in_bucket else 0
-        return Reduction(index, joined + cast, gone, len(own) > 0)
+        joined, cast, has_own = reduced(inside, self.part, self.num_gpus, self.rules)
+        return Reduction(index, joined + cast, gone, has_own)
 
     def highest(self, batch_size: int, seq_len: int) -> dict[Place, dict[str, int]]:
         """The highest moment of each place, in the order of the step: bytes by cause."""

@@ -14,7 +14,7 @@ it has recorded a step:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vramprobe.terms.graph import ITEMSIZE_BYTES
@@ -45,9 +45,8 @@ def gathered_bytes(
     tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool
 ) -> dict[str, dict[int, int]]:
     """The most that is whole by phase and layer."""
-    weights = _Weights(tensors, num_layers)
-    uses = weights.uses(computes_again=computes_again)
-    coordinator = _Coordinator(weights.sizes, weights.widths, uses, num_gpus)
+    coordinator = Coordinator(tensors, num_layers, num_gpus, computes_again=computes_again)
+    uses = coordinator.uses
     found: dict[str, dict[int, int]] = {"forward": {}, "backward": {}}
     for step, use in enumerate(uses):
         coordinator.fetch(step)
@@ -59,76 +58,141 @@ def gathered_bytes(
     return found
 
 
+class _Module(NamedTuple):
+    """A module: the numbers of its own weights, and the modules inside, in the order of forward."""
+
+    weights: list[int]
+    inside: list[_Module]
+
+    def forward(self) -> Iterator[list[int]]:
+        """The weights of each as it comes: a module's own hook, then those inside."""
+        yield self.weights
+        for one in self.inside:
+            yield from one.forward()
+
+    def backward(self) -> Iterator[list[int]]:
+        """The same: a module's hook is on its output."""
+        yield self.weights
+        for one in reversed(self.inside):
+            yield from one.backward()
+
+
 class _Weights:
-    """Numbers for the weights of every layer, and the modules that use them, in the order of forward."""
+    """Numbers for the weights of every layer, and the modules that use them, in the order of forward. Modules without
+    weights have hooks, too, which look ahead."""
 
     def __init__(self, tensors: Sequence[Tensor], num_layers: int) -> None:
         self.sizes: list[int] = []
         self.widths: list[int] = []
         outside = [tensor for tensor in tensors if not tensor.per_layer]
+        has_adapters = any(".lora_" in tensor.name for tensor in tensors)
+        self._num_roots = 3 if has_adapters else 1  # the model with a head, within peft's two
         self._front = self._modules([tensor for tensor in outside if tensor.role == "embedding"])
         of_layers = [tensor for tensor in tensors if tensor.per_layer]
-        self._layers = [self._modules(of_layers) for _ in range(num_layers)]
+        self._layers = [_Module([], self._modules(of_layers)) for _ in range(num_layers)]
         self._behind = self._modules([tensor for tensor in outside if tensor.role != "embedding"])
         if not any(tensor.name.startswith("lm_head.") for tensor in outside):  # the embedding again
             self._behind.append(self._front[0])
 
-    def _modules(self, tensors: Sequence[Tensor]) -> list[list[int]]:
-        """One module after the other; an adapter's two follow what they adapt."""
+    def _modules(self, tensors: Sequence[Tensor]) -> list[_Module]:
+        """One after the other, those of a part of a layer within it; an adapter's two within what adapts, behind the
+        base."""
         by_module: dict[str, list[int]] = {}
         names = [tensor.name.removesuffix(".weight").removesuffix(".bias") for tensor in tensors]
-        bases = [name for name in names if ".lora_" not in name]
-        for base in dict.fromkeys(bases):
+        bases = dict.fromkeys(name for name in names if ".lora_" not in name)
+        found: list[_Module] = []
+        parts: dict[str, _Module] = {}
+        for base in bases:
+            by_module = {}
             for name, tensor in zip(names, tensors, strict=True):
                 if name == base or name.startswith(f"{base}.lora_"):
                     by_module.setdefault(name, []).append(len(self.sizes))
                     self.sizes.append(tensor.numel)
                     self.widths.append(ITEMSIZE_BYTES[tensor.dtype])
-        return list(by_module.values())
+            own, *adapters = [_Module(weights, []) for weights in by_module.values()]
+            made = [_Module([], [own, _Module([], []), *adapters])] if adapters else [own]
+            part, _, name = base.rpartition("{layer}.")[2].rpartition(".")
+            if name == "gate_proj":  # the activation is a module
+                made.append(_Module([], []))
+            if "{layer}" not in base or not part:
+                found += made
+                continue
+            if part not in parts:
+                parts[part] = _Module([], [])
+                found.append(parts[part])
+            parts[part].inside.extend(made)
+        return found
 
     def uses(self, *, computes_again: bool) -> list[Use]:
         """The modules of a step as they come."""
-        found = [Use("forward", EMBEDDING, module) for module in self._front]
-        for layer, modules in enumerate(self._layers):
-            found += [Use("forward", layer, module) for module in modules]
-        found += [Use("forward", HEAD, module) for module in self._behind]
-        found += [Use("backward", HEAD, module) for module in reversed(self._behind)]
+        root, nothing = [_Module([], [])] * self._num_roots, _Module([], [])
+        *norms, head = self._behind
+        found = _uses("forward", EMBEDDING, [*root, nothing, *self._front, nothing])  # the model, rotary embeddings
+        for layer, module in enumerate(self._layers):
+            found += _uses("forward", layer, [module])
+        found += _uses("forward", HEAD, self._behind)
+        found += [Use("backward", HEAD, weights) for one in [*root, head, nothing, *reversed(norms)]
+                  for weights in one.backward()]  # fmt: skip
         for layer in range(len(self._layers) - 1, -1, -1):
-            modules = self._layers[layer]
-            found += [Use("backward", layer, module) for module in (modules if computes_again else [])]
-            found += [Use("backward", layer, module) for module in reversed(modules)]
-        return [*found, *[Use("backward", EMBEDDING, module) for module in self._front]]
+            found += _uses("backward", layer, [self._layers[layer]] if computes_again else [])
+            found += [Use("backward", layer, weights) for weights in self._layers[layer].backward()]
+        return [*found, *_uses("backward", EMBEDDING, self._front)]
 
 
-class _Piece:
+def _uses(phase: str, layer: int, modules: Sequence[_Module]) -> list[Use]:
+    return [Use(phase, layer, weights) for one in modules for weights in one.forward()]
+
+
+class Piece:
     """What one all-gather brings; ``num_awaited`` of its weights have not been asked for."""
 
-    def __init__(self, weights: list[int], flat_bytes: int) -> None:
-        self.weights, self.flat_bytes, self.num_awaited = weights, flat_bytes, len(weights)
+    def __init__(self, weights: list[int], parts_bytes: list[int]) -> None:
+        self.weights, self.parts_bytes, self.num_awaited = weights, parts_bytes, len(weights)
+        self.flat_bytes = sum(parts_bytes)
         self.is_there = False
 
 
-class _Coordinator:
+class Coordinator:
     """PartitionedParameterCoordinator, of which nothing but sizes is kept."""
 
-    def __init__(self, sizes: list[int], widths: list[int], uses: list[Use], num_gpus: int) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool, is_first: bool = False
+    ) -> None:
+        """``is_first``: while the first step is recorded, nothing is known of what comes."""
+        weights = _Weights(tensors, num_layers)
+        sizes, uses = weights.sizes, weights.uses(computes_again=computes_again)
         self.whole_bytes = 0
-        self._sizes, self._widths, self._uses, self._num_gpus = sizes, widths, uses, num_gpus
+        self.uses = uses
+        self._sizes, self._widths, self._num_gpus, self._is_first = sizes, weights.widths, num_gpus, is_first
         self._live_elements = 0
         self._taken_bytes = [0] * len(sizes)  # by each weight that is whole
         self._is_whole = [size < PERSISTENT_ELEMENTS for size in sizes]
-        self._coming: dict[int, _Piece] = {}
+        self._coming: dict[int, Piece] = {}
         self._asked_for = [_NEVER] * len(sizes)  # at which use, by the look ahead
         self._order = [(weight, step) for step, use in enumerate(uses) for weight in use.weights]
         self._next = 0
 
+    def piece_came(self, piece: Piece) -> None:
+        """Asked for; which of these is the allocator's matters to a log of requests alone (zero_log.py)."""
+
+    def piece_went(self, piece: Piece) -> None:
+        """Given back."""
+
+    def weight_came(self, weight: int, size_bytes: int) -> None:
+        """Copied out of its piece."""
+
+    def weight_went(self, weight: int) -> None:
+        """Given back, with its piece where it was all of it."""
+
     def fetch(self, step: int) -> None:
         """Gather what the module of this step needs, and look ahead."""
-        weights = self._uses[step].weights
+        weights = self.uses[step].weights
         self._gather([one for one in weights if self._is_missing(one)])
         for one in weights:
             if one in self._coming:
                 self._take(one)
+        if self._is_first:
+            return
         num_new = len([one for one in weights if self._asked_for[one] < step])
         for _ in range(num_new):
             if self._next < len(self._order):
@@ -156,12 +220,14 @@ class _Coordinator:
     def _gather(self, weights: list[int]) -> None:
         if not weights:
             return
-        flat = 0
+        flat: dict[int, int] = {}  # by the width of an element: what has one dtype comes together
         for one in weights:
-            flat += -(-self._sizes[one] // self._num_gpus) * self._num_gpus * self._widths[one]
+            width = self._widths[one]
+            flat[width] = flat.get(width, 0) + -(-self._sizes[one] // self._num_gpus) * self._num_gpus * width
             self._live_elements += self._sizes[one]
-        piece = _Piece(weights, flat)
-        self.whole_bytes += flat
+        piece = Piece(weights, list(flat.values()))
+        self.whole_bytes += piece.flat_bytes
+        self.piece_came(piece)
         for one in weights:
             self._coming[one] = piece
 
@@ -174,18 +240,21 @@ class _Coordinator:
                 self._is_whole[one] = True
                 self._taken_bytes[one] = piece.flat_bytes if is_one else self._sizes[one] * self._widths[one]
                 self.whole_bytes += 0 if is_one else self._taken_bytes[one]
+                if not is_one:
+                    self.weight_came(one, self._taken_bytes[one])
         piece.num_awaited -= 1
         if piece.num_awaited == 0 and not is_one:
             self.whole_bytes -= piece.flat_bytes
+            self.piece_went(piece)
 
     def release(self, step: int) -> None:
         """Let the weights of this step's module go that are not used again soon."""
-        free = [one for one in self._uses[step].weights
+        free = [one for one in self.uses[step].weights
                 if self._taken_bytes[one] and self._asked_for[one] <= step + 1]  # fmt: skip
         elements = 0
         later = step + 1
-        while free and later < len(self._uses) and elements < REUSED_ELEMENTS:
-            used = self._uses[later].weights
+        while free and not self._is_first and later < len(self.uses) and elements < REUSED_ELEMENTS:
+            used = self.uses[later].weights
             free = [one for one in free if one not in used]
             elements += sum([self._sizes[one] for one in used])
             later += 1
@@ -194,3 +263,4 @@ class _Coordinator:
             self._live_elements -= self._sizes[one]
             self._taken_bytes[one] = 0
             self._is_whole[one] = False
+            self.weight_went(one)

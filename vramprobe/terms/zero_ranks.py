@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vramprobe.architecture import architecture
@@ -24,7 +25,7 @@ from vramprobe.terms.zero_tape import Bucket, bucket_walk
 BUCKET_ELEMENTS = 500_000_000
 SUB_GROUP_ELEMENTS = 1_000_000_000
 #: Of an element, while its gradient's norm is taken (stage_1_and_2.py, ``get_norm_dtype``: double).
-_NORM_BYTES = 8
+NORM_BYTES = 8
 #: How many steps there were, which torch's AdamW keeps in a tensor and DeepSpeed's CPUAdam does not.
 _COUNTER_BYTES = 4
 
@@ -41,14 +42,8 @@ def bucket_course(
     trained = [tensor for tensor in computed if tensor.trained]
     weights = placed(trained)
     width = ITEMSIZE_BYTES[trained[0].dtype]
-    raised = spec.autocast == "none" and width == 2  # a 16-bit model that DeepSpeed is not told of: averaged in fp32
-    held = 4 if raised else width
-    rules = Rules(
-        in_bucket=held if is_first_stage else width, sent=held, kept=0 if on_host and not raised else held, held=held,
-        is_compact=raised,
-        stage=1 if is_first_stage else 2, bucket_elements=BUCKET_ELEMENTS,
-    )  # fmt: skip
-    bucket = Bucket(BUCKET_ELEMENTS, BUCKET_ELEMENTS * rules.in_bucket, is_first_stage, raised and is_first_stage)
+    rules, bucket = bucket_rules(spec, trained[0], is_first_stage=is_first_stage, on_host=on_host)
+    raised = rules.is_compact
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash), bucket)
     rank = BucketRank(walk, weights, num_gpus, rules)
     if spec.grad_accum > 1 and not is_first_stage:
@@ -62,7 +57,7 @@ def bucket_course(
         + parameters.buffers_bytes(arch, spec.dtype),
         "optimizer_state": optimizer.allocated_state_bytes(spec, [master]),
     }
-    norm = _NORM_BYTES * max([min(one.past, part) - one.first for one in weights if one.first < part])
+    norm = NORM_BYTES * max([min(one.past, part) - one.first for one in weights if one.first < part])
     # Joined and raised to fp32 for the step; in fp32 from the first it is the gradient itself.
     stepped = 0 if raised else part * (width + (4 if width == 2 else 0))
     stays = raised and is_first_stage  # its gradients are views of the bucket
@@ -81,12 +76,56 @@ def bucket_course(
     return RankCourse(rank, idle, at_step, {}, {}, 0)
 
 
+def bucket_rules(
+    spec: CellSpec, trained: Tensor, *, is_first_stage: bool, on_host: bool = False
+) -> tuple[Rules, Bucket]:
+    """Of ZeRO-1 and ZeRO-2; ``trained``: one of the weights, as the step computes with it."""
+    width = ITEMSIZE_BYTES[trained.dtype]
+    raised = spec.autocast == "none" and width == 2  # a 16-bit model that DeepSpeed is not told of: averaged in fp32
+    held = 4 if raised else width
+    rules = Rules(
+        in_bucket=held if is_first_stage else width, sent=held, kept=0 if on_host and not raised else held, held=held,
+        is_compact=raised, stage=1 if is_first_stage else 2, bucket_elements=BUCKET_ELEMENTS,
+    )  # fmt: skip
+    bucket = Bucket(BUCKET_ELEMENTS, BUCKET_ELEMENTS * rules.in_bucket, is_first_stage, raised and is_first_stage)
+    return rules, bucket
+
+
 def _as_divided(spec: CellSpec, tensor: Tensor) -> Tensor:
     """A packed weight is divided and gathered as it is stored: so many elements of ``bnb_4bit_quant_storage``."""
     if not tensor.quantised:
         return tensor
     packed, _ = quantised_parts(spec, tensor)
     return tensor._replace(shape=(-(-packed // ITEMSIZE_BYTES[spec.dtype]),), dtype=spec.dtype, quantised=False)
+
+
+def divided_dtype(spec: CellSpec) -> str:
+    """Of what DeepSpeed makes: bf16 where it is told of it, else fp32."""
+    return "fp32" if spec.autocast == "none" else spec.autocast
+
+
+def divided_tensors(spec: CellSpec) -> tuple[Tensor, ...]:
+    """As ZeRO-3 has them: what it makes itself in one dtype, beside adapters and quantised weights."""
+    dtype = divided_dtype(spec)
+    return tuple([
+        one if one.quantised or (one.role == "adapter" and spec.quant == "none") else one._replace(dtype=dtype)
+        for one in stored_tensors(spec)
+    ])  # fmt: skip
+
+
+def gathered_tensors(spec: CellSpec, names: Sequence[str]) -> list[Tensor]:
+    """Those of a step that ask for these, each as it is divided and gathered."""
+    divided = {tensor.name: _as_divided(spec, tensor) for tensor in divided_tensors(spec)}
+    return [divided[name] for name in names if name in divided]
+
+
+def stage3_rules(spec: CellSpec) -> tuple[Rules, Bucket]:
+    """Of ZeRO-3, whose buckets are there all along."""
+    width = ITEMSIZE_BYTES[divided_dtype(spec)]
+    rules = Rules(
+        in_bucket=width, sent=width, kept=0, held=0, is_compact=False, stage=3, bucket_elements=BUCKET_ELEMENTS
+    )
+    return rules, Bucket(BUCKET_ELEMENTS, 0, is_first_stage=False, raised=False)
 
 
 def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: str = "none") -> RankCourse:
@@ -99,12 +138,10 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     is gathered within it. Offloaded parts of small tensors come to the card to be gathered after the step. Not
     explained: 405B's rank of 128 has 3 % more in backward.
     """
-    arch, stored = architecture(spec.architecture), stored_tensors(spec)
-    dtype = "fp32" if spec.autocast == "none" else spec.autocast
-    is_kept = [tensor.quantised or (tensor.role == "adapter" and spec.quant == "none") for tensor in stored]
-    computed = tuple([tensor if kept else tensor._replace(dtype=dtype)
-                      for tensor, kept in zip(stored, is_kept, strict=True)])  # fmt: skip
+    arch = architecture(spec.architecture)
+    computed = divided_tensors(spec)
     divided = {tensor.name: _as_divided(spec, tensor) for tensor in computed}
+    dtype = divided_dtype(spec)
     small = sum(one.num_bytes * one.num_copies for one in divided.values() if one.numel < PERSISTENT_ELEMENTS)
     shares = [share_of(spec, tensor, num_gpus, by_rows=False) for tensor in computed]
     width = ITEMSIZE_BYTES[dtype]
@@ -124,15 +161,13 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     }  # fmt: skip
     largest = max(share.elements for tensor, share in zip(computed, shares, strict=True) if tensor.trained)
     raised = min(part, SUB_GROUP_ELEMENTS) * (width + (4 if width == 2 else 0))  # joined, and in fp32
-    stepped = max(_NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
+    stepped = max(NORM_BYTES * largest, raised, optimizer.temporaries_bytes(spec, [master]))
     temporaries = max(stepped - small, 0)  # what is kept whole goes before the step, and comes back after it
-    rules = Rules(
-        in_bucket=width, sent=width, kept=0, held=0, is_compact=False, stage=3, bucket_elements=BUCKET_ELEMENTS
-    )
-    bucket = Bucket(BUCKET_ELEMENTS, 0, is_first_stage=False, raised=False)
+    rules, bucket = stage3_rules(spec)
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
-    used = [divided[name] for name in walk.names if name in divided]
-    gathered = gathered_bytes(used, arch.num_layers, num_gpus, computes_again=spec.gradient_checkpointing)
+    gathered = gathered_bytes(
+        gathered_tensors(spec, walk.names), arch.num_layers, num_gpus, computes_again=spec.gradient_checkpointing
+    )
     rank = BucketRank(
         walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules, gathered=gathered
     )

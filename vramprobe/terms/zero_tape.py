@@ -154,12 +154,12 @@ class BucketTape(Tape):
         self._bucket = bucket
         self._buffer: Value | None = None
         self._waiting: Value | None = None  # a gradient that is larger than the bucket
-        self._names: dict[Leaf, str] = {}
+        self._names: dict[Leaf, tuple[str, int]] = {}  # of a weight, and the layer
 
     def _accumulate(self, leaf: Leaf) -> None:
         if not self._names:
             assert self.model is not None
-            self._names = {leaf: name for leaf, name, _ in self.model.leaf_names()}
+            self._names = {leaf: (name, layer) for leaf, name, layer in self.model.leaf_names()}
         if leaf not in self._names:  # the layers' input, where peft asks for its gradient
             super()._accumulate(leaf)
             return
@@ -173,11 +173,15 @@ class BucketTape(Tape):
         elif self._bucket.raised:
             leaf.gradient = self.new(numel, "fp32", "gradients")
         del before
-        arrival = Arrival(self._names[leaf], numel, (self.total_bytes, self.live_bytes.copy()))
+        arrival = Arrival(self._names[leaf][0], numel, (self.total_bytes, self.live_bytes.copy()))
         self.arrivals.setdefault(self.place, []).append(arrival)
+        self._put(leaf)
         if not self._bucket.is_first_stage:
             self._waiting = leaf.gradient if numel > self._bucket.elements else None
             leaf.gradient = None
+
+    def _put(self, leaf: Leaf) -> None:
+        """Its gradient goes into the bucket, if it is to; which matters to a log of requests alone (zero_log.py)."""
 
     def make_gradient(self, leaf: Value) -> None:
         """Allocate what an earlier backward left."""

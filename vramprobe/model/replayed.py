@@ -34,8 +34,7 @@ _kept: dict[tuple[str, bool, int, Chip | None], Replayed] = {}
 
 
 def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
-    """The peaks of ``spec``, or of its first rank of several, on a card that is never full; without ``gpu`` on one as an
-    A100.
+    """The peaks of ``spec``, or of the first of its ranks, on a card that is never full; without ``gpu`` on an A100.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """

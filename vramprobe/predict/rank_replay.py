@@ -1,53 +1,70 @@
 """A rank of several through the allocator's replay: what it would hold in reserve, and whether its card is enough.
 
 In: the prediction of a rank by arithmetic, and its cell with the ranks. Out: the same with both tiers as the replay has
-them (model/replayed.py), which the kinds of sharding that terms/rank_requests.py knows have. No torch here.
+them (model/replayed.py), for the kinds of sharding whose requests are known in their order (terms/rank_requests.py). No
+torch here.
 """
 
 from __future__ import annotations
 
 from vramprobe.choices import FSDP1
 from vramprobe.model.replayed import num_alloc_retries, replayed
-from vramprobe.predict.prediction import ALONE, HasKernels, Prediction, Within, simulated_interval, usable_bytes
+from vramprobe.predict.prediction import (
+    ALONE,
+    HasKernels,
+    Interval,
+    Prediction,
+    Within,
+    simulated_interval,
+    usable_bytes,
+)
 from vramprobe.spec import CellSpec
 from vramprobe.terms.rank_requests import is_logged
 
-#: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/ranks.md.
-ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.975, 1.025)
+#: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/ranks_replayed.md but for ZeRO-3's
+#: few layers of a large model with adapters.
+ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
+#: What ZeRO-3 gathers is replayed by itself, as it has a stream of its own: what stands at once is the arithmetic's.
+ZERO3_ALLOCATED_RATIOS, ZERO3_RESERVED_RATIOS = (0.98, 1.035), (0.9, 1.045)
 
 
 def with_rank_replay(found: Prediction, ranks: CellSpec, gpu: HasKernels | None) -> Prediction:
     """``found`` with allocated and reserved memory by replay, and with what becomes of the rank where ``gpu`` has room
     for its tensors, but not for all that the allocator would keep; unchanged where no order of requests is known.
     """
-    if ranks.device != "cuda" or ranks.num_gpus == 1 or ranks.is_spread or not is_logged(ranks):
+    if ranks.device != "cuda" or ranks.num_gpus == 1 or not is_logged(ranks):
         return found
     played = replayed(ranks, gpu)
-    allocated = simulated_interval(played.allocated_bytes, ALLOCATED_RATIOS)
+    if ranks.sharding == "zero3":
+        allocated = simulated_interval(found.peak_allocated_bytes.value, ZERO3_ALLOCATED_RATIOS)
+        reserved = simulated_interval(max(played.reserved_bytes, allocated.value), ZERO3_RESERVED_RATIOS)
+    else:
+        allocated = simulated_interval(played.allocated_bytes, ALLOCATED_RATIOS)
+        reserved = simulated_interval(played.reserved_bytes, RESERVED_RATIOS)
     left = allocated.value - sum(found.terms.values())
     return found.model_copy(update={
         "peak_allocated_bytes": allocated, "terms": found.terms | ({"block_remainders": left} if left > 0 else {}),
-        "constant_bytes": min(left, 0), "reserved_bytes": simulated_interval(played.reserved_bytes, RESERVED_RATIOS),
+        "constant_bytes": min(left, 0), "reserved_bytes": reserved,
         "warnings": [*_notes(ranks), *(one for one in found.warnings if one != ALONE)],
-        "within": _within(ranks, gpu, played.allocated_bytes, played.reserved_bytes),
+        "within": _within(ranks, gpu, allocated, reserved),
     })  # fmt: skip
 
 
 def _notes(ranks: CellSpec) -> list[str]:
-    notes = ["by the allocator's replay, which emulated ranks bear out (benchmarks/ranks.md)"]
-    if ranks.sharding in FSDP1:
+    notes = ["reserved memory by the allocator's replay, held against emulated ranks (benchmarks/ranks_replayed.md)"]
+    if ranks.sharding in FSDP1 or ranks.sharding == "zero3":
         notes.append(
-            "a block that FSDP1 frees waits until no stream uses it, which the replay leaves out: a real card may "
-            "reserve more"
+            "what other streams use is free again as soon as they are done, which the replay takes to be at once: a "
+            "real card may reserve more"
         )
     return notes
 
 
-def _within(ranks: CellSpec, gpu: HasKernels | None, allocated_bytes: int, reserved_bytes: int) -> Within | None:
+def _within(ranks: CellSpec, gpu: HasKernels | None, allocated: Interval, reserved: Interval) -> Within | None:
     if gpu is None or gpu.total_bytes is None:
         return None
     limit = usable_bytes(gpu, device_is_known=False, num_gpus=ranks.num_gpus)
-    if not allocated_bytes <= limit < reserved_bytes:
+    if not allocated.value <= limit < reserved.value:
         return None
     retries = num_alloc_retries(ranks, gpu, limit)
     return None if retries is None else Within(limit_bytes=limit, num_alloc_retries=retries)

@@ -19,6 +19,7 @@ from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
 from vramprobe.predict.host import of_machine_bytes
 from vramprobe.predict.prediction import (
+    TIGHT_SHARE,
     HasKernels,
     Prediction,
     Verdict,
@@ -124,7 +125,7 @@ def min_gpus(
     tight = fewest = None
     if least is not None:
         tight = _first(lambda num_gpus: judged(num_gpus).verdict != "does not fit", least)
-        fewest = _first(lambda num_gpus: judged(num_gpus).verdict == "fits", tight or MAX_GPUS)
+        fewest = _first(lambda num_gpus: judged(num_gpus).verdict == "fits", tight or MAX_GPUS, _guess(judged, tight))
     on_host = None
     if offload != "none" and (fewest or MAX_GPUS) > 1:
         on_host = of_machine_bytes(spec, fewest or MAX_GPUS, sharding, offload)
@@ -134,16 +135,32 @@ def min_gpus(
     )  # fmt: skip
 
 
-def _first(holds: Callable[[int], bool], least: int = 1) -> int | None:
-    """The least number from ``least`` to MAX_GPUS of which that holds, and of all above it; the steps up double.
+def _guess(judged: Callable[[int], Verdict], num_gpus: int | None) -> int:
+    """About how many are needed, if what all of them share falls with their number."""
+    if num_gpus is None or 2 * num_gpus > MAX_GPUS:
+        return 0
+    few, many = judged(num_gpus), judged(2 * num_gpus)
+    own = 2 * many.needed_bytes.high - few.needed_bytes.high  # of each, however many there are
+    shared, room = (few.needed_bytes.high - own) * num_gpus, TIGHT_SHARE * few.usable_bytes - own
+    return min(int(shared / room) + 1, MAX_GPUS) if room > 0 else 0
+
+
+def _first(holds: Callable[[int], bool], least: int = 1, guess: int = 0) -> int | None:
+    """The least number from ``least`` to MAX_GPUS of which that holds, and of all above it; looked for from ``guess``
+    on, in steps that double.
 
     Under ZeRO-3 a number that divides a large weight without a rest may need less than the next one does.
     """
-    few, many = least - 1, least
-    while not holds(many):
-        if many == MAX_GPUS:
-            return None
-        few, many = many, min(2 * many - least + 1, MAX_GPUS)
+    few, many, step = least - 1, max(guess, least), 1
+    if holds(many):
+        while many > least and holds(lower := max(many - step, least)):
+            many, step = lower, 2 * step
+        few = max(many - step, few) if many > least else few
+    else:
+        while not holds(many):
+            if many == MAX_GPUS:
+                return None
+            few, many, step = many, min(many + step, MAX_GPUS), 2 * step
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if holds(middle) else (middle, many)

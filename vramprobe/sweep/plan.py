@@ -17,6 +17,7 @@ from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.cards import predict_several
 from vramprobe.predict.prediction import Prediction, predict, verdict
+from vramprobe.predict.rank_replay import with_rank_replay
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, is_same_card
@@ -267,10 +268,11 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
     """With reserved memory by the allocator's replay where the spread of that tier leaves the verdict open."""
     gpu = card and card.gpu
     if spec.num_gpus > 1:
-        return predict_several(
+        found = predict_several(
             spec, spec.num_gpus, spec.sharding, fit, shard_size=spec.shard_size, cp_size=spec.cp_size,
             cp_rotation=spec.cp_rotation, offload=spec.offload, gpu=gpu,
         )  # fmt: skip
+        return with_rank_replay(found, spec, gpu)
     try:
         found = predict(spec, fit, gpu=gpu)
     except OutOfRange:

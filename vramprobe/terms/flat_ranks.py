@@ -63,7 +63,7 @@ def flat_units(spec: CellSpec, num_gpus: int, *, reshards: bool, on_host: bool =
 
 
 def flat_setup(spec: CellSpec, computed: Sequence[Tensor], has_flash: bool) -> Setup:
-    """peft asks an adapter for its dtype before its unit is gathered, and FSDP casts what comes to the gathered one's."""
+    """peft asks an adapter for its dtype before it is gathered, and FSDP casts what comes to the gathered one's."""
     raised = "fp32" if spec.autocast != "none" and spec.method != "full" else None
     return setup_of(spec, architecture(spec.architecture), computed, has_flash, raised)
 

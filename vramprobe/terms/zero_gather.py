@@ -42,10 +42,12 @@ EMBEDDING, HEAD = -1, -2
 
 
 def gathered_bytes(
-    tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool
+    tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool, reads_adapters: bool = True
 ) -> dict[str, dict[int, int]]:
-    """The most that is whole by phase and layer."""
-    coordinator = Coordinator(tensors, num_layers, num_gpus, computes_again=computes_again)
+    """The most that is whole by phase and layer. ``reads_adapters``: beside weights that are not quantised."""
+    coordinator = Coordinator(
+        tensors, num_layers, num_gpus, computes_again=computes_again, reads_adapters=reads_adapters
+    )
     uses = coordinator.uses
     found: dict[str, dict[int, int]] = {"forward": {}, "backward": {}}
     for step, use in enumerate(uses):
@@ -81,7 +83,8 @@ class _Weights:
     """Numbers for the weights of every layer, and the modules that use them, in the order of forward. Modules without
     weights have hooks, too, which look ahead."""
 
-    def __init__(self, tensors: Sequence[Tensor], num_layers: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], num_layers: int, *, reads_adapters: bool) -> None:
+        self._reads_adapters = reads_adapters
         self.sizes: list[int] = []
         self.widths: list[int] = []
         outside = [tensor for tensor in tensors if not tensor.per_layer]
@@ -110,7 +113,10 @@ class _Weights:
                     self.sizes.append(tensor.numel)
                     self.widths.append(ITEMSIZE_BYTES[tensor.dtype])
             own, *adapters = [_Module(weights, []) for weights in by_module.values()]
-            made = [_Module([], [own, _Module([], []), *adapters])] if adapters else [own]
+            # What adapts reads its first adapter's dtype, which makes that a weight of its own
+            # (zero/parameter_offload.py, ``ZeROOrderedDict``).
+            read = adapters[0].weights if adapters and self._reads_adapters else []
+            made = [_Module(read, [own, _Module([], []), *adapters])] if adapters else [own]
             part, _, name = base.rpartition("{layer}.")[2].rpartition(".")
             if name == "gate_proj":  # the activation is a module
                 made.append(_Module([], []))
@@ -156,10 +162,11 @@ class Coordinator:
     """PartitionedParameterCoordinator, of which nothing but sizes is kept."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool, is_first: bool = False
-    ) -> None:
+        self, tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool,
+        reads_adapters: bool = True, is_first: bool = False,
+    ) -> None:  # fmt: skip
         """``is_first``: while the first step is recorded, nothing is known of what comes."""
-        weights = _Weights(tensors, num_layers)
+        weights = _Weights(tensors, num_layers, reads_adapters=reads_adapters)
         sizes, uses = weights.sizes, weights.uses(computes_again=computes_again)
         self.whole_bytes = 0
         self.uses = uses

@@ -15,7 +15,7 @@ from vramprobe.catalog import find_gpu, find_model
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import workspaces_bytes
 from vramprobe.predict.prediction import predict
-from vramprobe.predict.questions import min_gpus
+from vramprobe.predict.questions import largest_model, min_gpus
 from vramprobe.predict.questions import predict as ask
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment
@@ -182,6 +182,16 @@ def test_the_fewest_are_numbers_that_divide_the_heads() -> None:
     none = min_gpus(gpu="H100-SXM", **words | {"model": "llama-3.1-70b"})
     assert (none.num_gpus, none.verdict.verdict) == (None, "does not fit")  # on 8, which are as many as its key heads
     assert min_gpus(gpu="H200", **WHOLE_LLAMA, **Q_V).num_gpus == 1
+
+
+def test_the_largest_model_is_of_those_that_divide() -> None:
+    words = {"batch_size": 1, "seq_len": 512, "sharding": "tp", "num_gpus": 8, "gradient_checkpointing": True}
+    found = largest_model(gpu="L4", **words, **Q_V)
+    assert found.fits is not None
+    assert found.fits.value == "llama-2-70b"
+    assert found.not_judged["qwen2.5-7b"].startswith("num_gpus 8 under tp: num_attention_heads 28 and num_key_value")
+    with pytest.raises(SpecError, match="quant nf4 under tp"):
+        largest_model(gpu="L4", **words, method="qlora")
 
 
 def test_a_plan_predicts_divided_layers(tmp_path: Path) -> None:

@@ -242,9 +242,13 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
 
     def named(slug: str) -> spec.CellSpec | str:
         try:
-            return cell(model=slug, device=device, **words)
+            one = cell(model=slug, device=device, **words)
         except SpecError as error:
             return str(error)
+        if options.get("sharding") != TENSOR_PARALLEL:
+            return one
+        ranks = {"sharding": TENSOR_PARALLEL, "num_gpus": options["num_gpus"]}
+        return spec.cannot_divide_layers(one.model_copy(update=ranks)) or one
 
     cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
     if all(isinstance(one, str) for _, one in cells):

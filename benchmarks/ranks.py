@@ -1,10 +1,10 @@
 """One rank of several, by arithmetic, against the real libraries on an emulated card: ``python benchmarks/ranks.py``.
 
-Each cell of benchmarks/ranks.yaml is rank 0 of a world that is not there, under DDP, accelerate's FSDP1 and FSDP2, or
-DeepSpeed, which must be in the emulated environment (docs/ranks.md). What has a record in out/ranks is not run again.
-Written: benchmarks/ranks.csv and .md, arithmetic beside emulated by phase; ``--compare`` runs nothing and takes the
-records that there are, and of other cells what the table has; ``--check`` counts the arithmetic anew beside what the
-table has of the runs, and fails where a table is stale.
+Each cell of benchmarks/ranks.yaml is rank 0 of a world that is not there, under DDP, accelerate's FSDP1 and FSDP2,
+transformers' ``tp_plan``, or DeepSpeed, which must be in the emulated environment (docs/ranks.md). What has a record in
+out/ranks is not run again. Written: benchmarks/ranks.csv and .md, arithmetic beside emulated by phase; ``--compare``
+runs nothing and takes the records that there are, and of other cells what the table has; ``--check`` counts the
+arithmetic anew beside what the table has of the runs, and fails where a table is stale.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from csv_text import as_csv
 
 from vramprobe.catalog import find_gpu
+from vramprobe.choices import TENSOR_PARALLEL
 from vramprobe.predict.host import loaded_bytes
 from vramprobe.predict.hybrid import part_moments
 from vramprobe.predict.prediction import workspaces_bytes
@@ -31,6 +32,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
 from vramprobe.terms import Moment
 from vramprobe.terms.ranks import host_bytes, rank_moments
+from vramprobe.terms.tensor_parallel import part_of
 
 FOLDER = Path(__file__).resolve().parent
 SWEEP, RESULTS, GPU = FOLDER / "ranks.yaml", FOLDER.parent / "out" / "ranks", "H100-SXM"
@@ -65,6 +67,8 @@ def _moments(alone: CellSpec, spec: CellSpec) -> list[Moment]:
     if spec.cp_size > 1:
         return part_moments(spec, (spec.only_rank or 0) % spec.cp_size, all_buffers=False)
     within, size = _group(spec)
+    if within == TENSOR_PARALLEL:
+        return part_of(alone, size).moments(alone)
     return rank_moments(
         alone, size, within, all_buffers=False, is_replicated=spec.shard_size is not None, offload=spec.offload
     )

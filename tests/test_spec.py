@@ -104,6 +104,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ),
     (PARTS | {"method": "lora"}, "lora_targets all-linear under tp: the adapter of a layer that is divided by its"),
     (PARTS | {"method": "lora", "lora_targets": "q_proj,o_proj"}, "lora_targets q_proj,o_proj under tp: the adapter"),
+    (PARTS | {"method": "lora", "lora_targets": "q_v", "dora": True}, "dora under tp: peft adds a whole B(A(x)) to a"),
     (PARTS | {"optim": "adafactor"}, "tp hands the optimizer DTensors, which adafactor does not take"),
     (PARTS | {"offload": "params"}, "offload params under tp: a rank keeps its part of every layer on its card"),
     (CARDS | {"num_gpus": 1}, "sharding device-map is for several GPUs; set num_gpus to 2 or more"),

@@ -35,8 +35,6 @@ CpRotation = Literal["allgather", "alltoall"]
 ZERO = ("zero1", "zero2", "zero3")
 TENSOR_PARALLEL = "tp"
 DEVICE_MAP = "device-map"
-#: Those that there is no arithmetic for.
-UNCOUNTED = (TENSOR_PARALLEL,)
 #: What several ranks keep in host memory: the optimizer's state, the weights that it steps and their gradients; or that
 #: and the parameters, which come to the card to be computed with.
 Offload = Literal["none", "optimizer", "params"]

@@ -511,13 +511,10 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (spec.sharding in FSDP1 and spec.kbit_prep != "none",
          f"kbit_prep {spec.kbit_prep} raises norms to fp32, which {spec.sharding} does not flatten with {spec.dtype} "
          "weights in one unit; use kbit_prep none, or sharding fsdp"),
-        (spec.sharding in (*FSDP2, TENSOR_PARALLEL) and spec.optim not in DTENSOR_OPTIMIZERS,
-         f"{spec.sharding} hands the optimizer DTensors, which {spec.optim} does not take; use "
-         f"{', '.join(DTENSOR_OPTIMIZERS)}, or fsdp1"),
+        (spec.sharding in FSDP2 and spec.optim not in DTENSOR_OPTIMIZERS, _no_dtensors(spec)),
         (spec.sharding is not None and cannot_shard(spec, spec.sharding) is not None,
          cannot_shard(spec, spec.sharding or "") or ""),
-        (spec.sharding == TENSOR_PARALLEL and _cannot_divide_layers(spec) is not None,
-         _cannot_divide_layers(spec) or ""),
+        (spec.sharding == TENSOR_PARALLEL and cannot_divide_layers(spec) is not None, cannot_divide_layers(spec) or ""),
         (cannot_share_sequences(spec) is not None, cannot_share_sequences(spec) or ""),
         (spec.sharding is not None and cannot_offload(spec, spec.sharding) is not None,
          cannot_offload(spec, spec.sharding or "") or ""),
@@ -572,8 +569,17 @@ def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
     return None
 
 
-def _cannot_divide_layers(spec: CellSpec) -> str | None:
+def _no_dtensors(spec: CellSpec) -> str:
+    return (
+        f"{spec.sharding} hands the optimizer DTensors, which {spec.optim} does not take; use "
+        f"{', '.join(DTENSOR_OPTIMIZERS)}, or fsdp1"
+    )
+
+
+def cannot_divide_layers(spec: CellSpec) -> str | None:
     """What transformers 5.23 with peft 0.21 does not run by ``tp_plan="auto"``; each was seen to fail under Trainer."""
+    if spec.optim not in DTENSOR_OPTIMIZERS:
+        return _no_dtensors(spec)
     if spec.quant != "none":
         return (
             f"quant {spec.quant} under tp: transformers makes DTensors of the parts, and peft asks them what only "
@@ -586,6 +592,11 @@ def _cannot_divide_layers(spec: CellSpec) -> str | None:
             f"lora_targets {'all-linear' if targets is None else ','.join(targets)} under tp: the adapter of a layer "
             f"that is divided by its inputs ({', '.join(ROW_WISE[:2])}) is as wide as a part, and taken for the whole "
             '("shape is invalid" in the first forward); use lora_targets q_v, or sharding fsdp'
+        )
+    if spec.dora:
+        return (
+            "dora under tp: peft adds a whole B(A(x)) to a weight of which a rank has a part (got mixed torch.Tensor "
+            "and DTensor, in the first forward); leave dora out, or use sharding fsdp"
         )
     heads = {name: spec.architecture.get(name) for name in ("num_attention_heads", "num_key_value_heads")}
     uneven = [f"{name} {count}" for name, count in heads.items() if isinstance(count, int) and count % spec.num_gpus]

@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 from command_line import vramprobe
 from emulated import counted, swept
-from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
+from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 
 from vramprobe.records.record import RunRecord
 
-SWEEP = f"""
+SWEEP = """
 name: parts
-defaults: {{model: {TINY_LLAMA_PATH}, batch_size: 2, seq_len: 32, num_gpus: 2, sharding: tp, device: cuda}}
+defaults: {{model: {plain}, batch_size: 2, seq_len: 32, num_gpus: 2, sharding: tp, device: cuda}}
 cells:
   - {{method: full, autocast: bf16}}
   - {{method: full, autocast: bf16, only_rank: 1}}
   - {{method: lora, lora_targets: q_v}}
   - {{method: lora, lora_targets: q_v, only_rank: 0}}
+  - {{model: {tied}, method: full, autocast: bf16}}
 """
+TIED = "full, with the embedding for a head"
 #: As a user writes it; prints what tensors asked for at most in each step of rank 0.
 SCRIPT = """
 import json, os, sys
@@ -66,10 +68,23 @@ WHOLE, BUFFERS = 5 * 64, 2 * 8 * 4
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], RunRecord]:
-    """By method, and whether one rank ran by itself."""
-    found = swept(tmp_path_factory.mktemp("parts"), SWEEP, cards="H100-SXM x2")
-    return {(record.spec.method, record.spec.only_rank is not None): record for record in found}
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny llama, whose head is its embedding."""
+    folder = tmp_path_factory.mktemp("tied")
+    (folder / "config.json").write_text(json.dumps(TINY_LLAMA | {"tie_word_embeddings": True}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory, tied: Path) -> dict[tuple[str, bool], RunRecord]:
+    """By what is trained, and whether one rank ran by itself."""
+    sweep = SWEEP.format(plain=TINY_LLAMA_PATH, tied=tied)
+    found = swept(tmp_path_factory.mktemp("parts"), sweep, cards="H100-SXM x2")
+    return {
+        (TIED if record.spec.architecture["tie_word_embeddings"] else record.spec.method,
+         record.spec.only_rank is not None): record
+        for record in found
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -106,21 +121,29 @@ def test_what_a_step_moves(records: dict[tuple[str, bool], RunRecord]) -> None:
         assert set(moved) == {("forward", "all_reduce"), ("forward", "all_gather"), ("backward", "all_reduce")}
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_tied_head_is_the_embedding_s_part(records: dict[tuple[str, bool], RunRecord]) -> None:
+    head = 2 * 256 * 64 // 2
+    for plain, tied in zip(records["full", False].ranks, records[TIED, False].ranks, strict=True):
+        assert tied.ledger.weights_bytes == plain.ledger.weights_bytes - head
+        assert tied.ledger.gradients_bytes == tied.ledger.weights_bytes - BUFFERS  # where its gradient ends as a part
+
+
+@pytest.mark.parametrize("kind", ["full", "lora", TIED])
 def test_as_from_pretrained_divides_it_and_as_trainer_trains_it(
-    method: str, records: dict[tuple[str, bool], RunRecord], tmp_path: Path
+    kind: str, records: dict[tuple[str, bool], RunRecord], tied: Path, tmp_path: Path
 ) -> None:
     """The second and third step, which repeat. Trainer has a count of tokens beside the batch."""
     (tmp_path / "make.py").write_text(CHECKPOINT)
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["python", "make.py", str(TINY_LLAMA_PATH), "model"]
+    method, config = ("full", tied) if kind == TIED else (kind, TINY_LLAMA_PATH)
+    words = ["python", "make.py", str(config), "model"]
     done = vramprobe("profile", "--emulate", "H100-SXM", "--", *words, cwd=tmp_path)
     assert (tmp_path / "model" / "config.json").exists(), done.stdout + done.stderr
     words = ["torchrun", "--nproc-per-node", "2", "train.py", "model", method]
     done = vramprobe("profile", "--emulate", "H100-SXM x2", "--", *words, cwd=tmp_path)
     said = next((line for line in done.stdout.splitlines() if line.startswith("SEEN")), None)
     assert said is not None, done.stdout + done.stderr
-    phases = records[method, False].ranks[0].phases
+    phases = records[kind, False].ranks[0].phases
     ours = max(phase.requested_peak_bytes for phase in phases if phase.step == 3)
     for theirs in json.loads(said.removeprefix("SEEN"))[1:]:
         assert 0 <= theirs - ours <= 32

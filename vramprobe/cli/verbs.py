@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Offload, Sharding
+from vramprobe.choices import HYBRID, SHARD_SIZE, Offload, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -308,9 +308,7 @@ def predict(
     min_gpus: Annotated[bool, typer.Option("--min-gpus", help="The fewest of --gpu, each with its batch.")] = False,
     sharding: Annotated[
         str | None,
-        typer.Option(
-            help=f"{' | '.join(kind for kind in get_args(Sharding) if kind not in UNCOUNTED)}: one rank, by arithmetic."
-        ),
+        typer.Option(help=f"{' | '.join(get_args(Sharding))}: one rank, by arithmetic."),
     ] = None,
     num_gpus: Annotated[int | None, typer.Option(help="GPUs that --sharding divides the states among.")] = None,
     shard_size: Annotated[

@@ -1,4 +1,5 @@
-"""Cards: a cell on several of them, by ranks (hybrid.py) or in one process (``device_map="auto"``), which is here.
+"""Cards: a cell on several of them, by ranks (hybrid.py, layers.py) or in one process (``device_map="auto"``), which is
+here.
 
 In: a spec (its batch is one rank's, or the process's), how many cards, a fit or none. Out: a Prediction, of one process
 that of the card that holds the most, with all of them beside it; the fewest that fit a GPU. What is counted is said in
@@ -12,10 +13,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.choices import DEVICE_MAP
+from vramprobe.choices import DEVICE_MAP, TENSOR_PARALLEL
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, peak_moment, with_workspaces, workspaces_bytes
 from vramprobe.predict.hybrid import predict_one_of
+from vramprobe.predict.layers import predict_layers
 from vramprobe.predict.prediction import (
     CardPeak,
     HasKernels,
@@ -55,21 +57,22 @@ def predict_several(
     allow_extrapolation: bool = False,
     gpu: HasKernels | None = None,
 ) -> Prediction:
-    """One of ``num_gpus`` ranks, as predict_one_of has it; under ``device-map`` one process over so many cards.
+    """One of ``num_gpus`` ranks, as predict_one_of or, under ``tp``, predict_layers has it; under ``device-map`` one
+    process over so many cards.
 
-    Raises what these raise, and SpecError for what is not for one process.
+    Raises what these raise, and SpecError for what is not for them.
     """
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
-    if sharding != DEVICE_MAP:
+    if sharding not in (TENSOR_PARALLEL, DEVICE_MAP):
         return predict_one_of(
             spec, num_gpus, sharding, model, shard_size=shard_size, cp_size=cp_size, cp_rotation=cp_rotation,
             offload=offload, **words,
         )  # fmt: skip
-    require_offload(spec, DEVICE_MAP, offload)
-    spread = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "cp_size": cp_size})
-    if reason := cannot_group(DEVICE_MAP, num_gpus, shard_size) or cannot_share_sequences(spread):
+    require_offload(spec, sharding, offload)
+    several = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "cp_size": cp_size})
+    if reason := cannot_group(sharding, num_gpus, shard_size) or cannot_share_sequences(several):
         raise SpecError(reason)
-    return predict_cards(spec, num_gpus, model, **words)
+    return (predict_layers if sharding == TENSOR_PARALLEL else predict_cards)(spec, num_gpus, model, **words)
 
 
 def predict_cards(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
-from vramprobe.choices import DEVICE_MAP, HYBRID, Offload, Sharding
+from vramprobe.choices import DEVICE_MAP, HYBRID, TENSOR_PARALLEL, Offload, Sharding
 from vramprobe.errors import OutOfRange, SpecError
 
 if TYPE_CHECKING:
@@ -248,9 +248,13 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
 
     def named(slug: str) -> spec.CellSpec | str:
         try:
-            return cell(model=slug, device=device, **words)
+            one = cell(model=slug, device=device, **words)
         except SpecError as error:
             return str(error)
+        if options.get("sharding") != TENSOR_PARALLEL:
+            return one
+        ranks = {"sharding": TENSOR_PARALLEL, "num_gpus": options["num_gpus"]}
+        return spec.cannot_divide_layers(one.model_copy(update=ranks)) or one
 
     cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
     if all(isinstance(one, str) for _, one in cells):
@@ -272,11 +276,13 @@ def min_gpus(
 
     one = cell(device=options.pop("device", None) or "cuda", **options)
     card = catalog.find_gpu(gpu)
-    if sharding == DEVICE_MAP:
+    if sharding in (TENSOR_PARALLEL, DEVICE_MAP):
         from vramprobe.predict.cards import min_cards
+        from vramprobe.predict.layers import min_ranks
 
         ranks.require_offload(one, sharding, offload or "none")
-        return min_cards(one, card, given_fit(fit), allow_extrapolation=allow_extrapolation)
+        fewest = min_ranks if sharding == TENSOR_PARALLEL else min_cards
+        return fewest(one, card, given_fit(fit), allow_extrapolation=allow_extrapolation)
     counted = ranks.require_arithmetic(sharding)
     return ranks.min_gpus(
         one, card, counted, given_fit(fit), offload=offload or "none", allow_extrapolation=allow_extrapolation

@@ -47,7 +47,7 @@ class MinGpus(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sharding: Sharding | Literal["device-map"]
+    sharding: Sharding | Literal["tp", "device-map"]
     num_gpus: int | None
     tight_num_gpus: int | None = None
     verdict: Verdict  # of one rank

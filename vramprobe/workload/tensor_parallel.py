@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.initialization import no_init_weights
+from transformers.initialization import no_init_weights, no_tie_weights
 
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.spec import CellSpec
@@ -69,7 +69,8 @@ def _divided(spec: CellSpec) -> Any:
         from transformers.distributed.sharding_utils import _dtensor_from_local_like  # noqa: F401
     except ImportError as error:
         raise MissingDependency(f"sharding tp is divided by transformers 5.17 or later here: {error}") from error
-    model = build_skeleton(spec)
+    with no_tie_weights():  # a tied head is divided by itself, and tied to its part as the weights are there
+        model = build_skeleton(spec)
     config = DistributedConfig(tp_plan="auto", tp_size=spec.num_gpus)
     config, _, meshes = model.prepare_distribute_model(config)
     model.config.distributed_config = config

@@ -21,11 +21,10 @@ from vramprobe.predict.prediction import (
 from vramprobe.spec import CellSpec
 from vramprobe.terms.rank_requests import is_logged
 
-#: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/ranks_replayed.md but for ZeRO-3's
-#: few layers of a large model with adapters.
+#: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/ranks_replayed.md.
 ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
 #: What ZeRO-3 gathers is replayed by itself, as it has a stream of its own: what stands at once is the arithmetic's.
-ZERO3_ALLOCATED_RATIOS, ZERO3_RESERVED_RATIOS = (0.98, 1.035), (0.9, 1.045)
+ZERO3_ALLOCATED_RATIOS, ZERO3_RESERVED_RATIOS = (0.98, 1.035), (0.95, 1.045)
 
 
 def with_rank_replay(found: Prediction, ranks: CellSpec, gpu: HasKernels | None) -> Prediction:

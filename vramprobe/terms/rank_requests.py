@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.choices import FSDP1
+from vramprobe.choices import FSDP1, FSDP2
 from vramprobe.spec import CellSpec
 from vramprobe.terms import families, parameters
 from vramprobe.terms.flat_ranks import FlatPart, flat_parts, flat_setup
@@ -50,6 +50,7 @@ class RankRun(Run):
         self, spec: CellSpec, allocator: Allocator, *, has_flash: bool, workspace_bytes: int, chip: Chip | None = None
     ) -> None:
         super().__init__(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
+        self._num_sharing = spec.shard_size or spec.num_gpus  # the model
         self._stored = prepared_tensors(spec, is_flat=spec.sharding in FSDP1)
         setup = self._setup_of(computed_tensors(spec, self._stored), has_flash)
         self._setup = replace(setup, sizes=Given(spec.batch_size, spec.seq_len))
@@ -106,9 +107,15 @@ class FsdpRun(RankRun):
 
     def _log_of(self, kinds: Sequence[str]) -> RankLog:
         spec = self.spec
-        units = fsdp_units(spec, spec.num_gpus, reshards=spec.sharding == "fsdp", apart=True, is_replicated=False)
+        units = fsdp_units(
+            spec,
+            self._num_sharing,
+            reshards=spec.sharding != "fsdp-shard-grad-op",
+            apart=True,
+            is_replicated=spec.shard_size is not None,
+        )
         units = units._replace(micro_steps=spec.grad_accum)
-        return DividedLog(self._setup.sizes.covers, units, kinds, unit_parts(spec, spec.num_gpus))
+        return DividedLog(self._setup.sizes.covers, units, kinds, unit_parts(spec, self._num_sharing))
 
     def _loaded_bytes(self, name: str, tensor: Tensor) -> int:
         return tensor.num_bytes
@@ -120,7 +127,7 @@ class FsdpRun(RankRun):
             self.allocator.free(whole)
 
     def _share(self, tensor: Tensor) -> Any:
-        return share_of(self.spec, tensor, self.spec.num_gpus, by_rows=True)
+        return share_of(self.spec, tensor, self._num_sharing, by_rows=True)
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         return [(name, self._share(tensor).as_state) for name, tensor in self._tensors if tensor.trained]
@@ -134,13 +141,13 @@ class FlatRun(RankRun):
 
     def _log_of(self, kinds: Sequence[str]) -> RankLog:
         spec = self.spec
-        parts = flat_parts(spec, spec.num_gpus)
+        parts = flat_parts(spec, self._num_sharing)
         apart = [part.unit for part in parts if part.is_adapter]
         layer, root = (
             rank_units([part.unit for part in parts if part.per_layer == yes and not part.is_adapter])
             for yes in (True, False)
         )
-        units = Units(layer, root, reshards=spec.sharding == "fsdp1", micro_steps=spec.grad_accum)
+        units = Units(layer, root, reshards=spec.sharding != "fsdp1-shard-grad-op", micro_steps=spec.grad_accum)
         return FlatLog(self._setup.sizes.covers, units, kinds, apart)
 
     def step(self) -> None:
@@ -150,7 +157,7 @@ class FlatRun(RankRun):
             for _, part in self._root_first():
                 sizes = [part.unit.cast, part.unit.gathered]
                 if part.unit.cast:
-                    sizes.append(part.share_bytes * self.spec.num_gpus)
+                    sizes.append(part.share_bytes * self._num_sharing)
                 for size_bytes in sizes:
                     self.allocator.allocate("passing", size_bytes)
                     self.allocator.free("passing")
@@ -162,7 +169,7 @@ class FlatRun(RankRun):
     def _groups(self) -> list[tuple[FlatPart, list[tuple[str, Tensor]]]]:
         """The flat parameters as they are made: in each layer its adapters' and its own, then what is outside."""
         by_name = dict(self._tensors)
-        parts = flat_parts(self.spec, self.spec.num_gpus)
+        parts = flat_parts(self.spec, self._num_sharing)
         found = []
         for layer in range(self.arch.num_layers):
             for part in parts:
@@ -178,7 +185,7 @@ class FlatRun(RankRun):
         allocator = self.allocator
         for number, (part, tensors) in enumerate(self._groups()):
             wholes = [self._whole(name, tensor) for name, tensor in tensors]
-            whole_bytes = part.loaded_bytes * self.spec.num_gpus
+            whole_bytes = part.loaded_bytes * self._num_sharing
             broadcast(allocator, [self._loaded_bytes(name, tensor) for name, tensor in tensors])
             allocator.allocate("flat", whole_bytes)
             allocator.allocate(("share", number), part.loaded_bytes)
@@ -239,8 +246,8 @@ class ReplicaRun(Run):
 
 
 _KINDS: dict[str, Callable[..., Run]] = {
-    "ddp": ReplicaRun, **dict.fromkeys(("fsdp", "fsdp-shard-grad-op"), FsdpRun),
-    **dict.fromkeys(("fsdp1", "fsdp1-shard-grad-op"), FlatRun), **dict.fromkeys(("zero1", "zero2"), BucketRun),
+    "ddp": ReplicaRun, **dict.fromkeys(FSDP2, FsdpRun),
+    **dict.fromkeys(FSDP1, FlatRun), **dict.fromkeys(("zero1", "zero2"), BucketRun),
     "zero3": GatheringRun,
 }  # fmt: skip
 

@@ -1,0 +1,208 @@
+"""A rank's requests through the allocator, against the real libraries on an emulated card; what predict makes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any, get_args
+
+import pytest
+
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
+from vramprobe.choices import HYBRID
+from vramprobe.model.replayed import num_alloc_retries, replayed
+from vramprobe.predict import sharding as ranks
+from vramprobe.predict.prediction import ALONE, predict, verdict
+from vramprobe.predict.questions import min_gpus
+from vramprobe.predict.questions import predict as ask
+from vramprobe.predict.rank_replay import with_rank_replay
+from vramprobe.simulate.allocator import CachingAllocator
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms.rank_requests import broadcast, is_logged, run_of
+from vramprobe.terms.ranks import Sharding
+from vramprobe.terms.scratch import Chip
+from vramprobe.units import GIB, MIB
+
+H100 = find_gpu("H100-SXM")
+MIXED = {"model": "qwen2.5-0.5b", "num_layers": 8, "method": "full", "recipe": "mixed"}
+LORA = {"model": "qwen2.5-0.5b", "num_layers": 8, "method": "lora", "gradient_checkpointing": True}
+SIXTEEN = {"model": "tinyllama-1.1b", "num_layers": 6, "method": "full", "recipe": "all-bf16",
+           "gradient_checkpointing": True, "grad_accum": 2}  # fmt: skip
+NF4 = {"model": "llama-3.2-1b", "num_layers": 8, "method": "qlora", "kbit_prep": "none", "gradient_checkpointing": True}
+#: The peak of an emulated rank: allocated and reserved bytes (benchmarks/ranks_replayed.csv).
+EMULATED: list[tuple[dict[str, Any], int, dict[str, tuple[int, int]]]] = [
+    (MIXED, 2, {
+        "ddp": (7_109_600_768, 7_839_154_176), "fsdp": (4_225_465_856, 5_886_705_664),
+        "fsdp-shard-grad-op": (4_472_561_152, 6_100_615_168), "fsdp1": (4_250_157_056, 5_718_933_504),
+        "fsdp1-shard-grad-op": (4_458_932_224, 5_907_677_184), "zero1": (4_475_650_048, 6_396_313_600),
+        "zero2": (4_475_650_048, 6_396_313_600),
+    }),
+    (LORA, 8, {
+        "ddp": (2_515_022_336, 3_502_243_840), "fsdp": (2_295_669_760, 3_084_910_592),
+        "fsdp1": (2_324_952_064, 2_902_458_368), "fsdp1-shard-grad-op": (2_539_592_704, 3_095_396_352),
+        "zero1": (2_478_626_816, 3_835_691_008),
+    }),
+    (SIXTEEN, 8, {"fsdp": (1_802_390_016, 2_392_850_432), "fsdp-shard-grad-op": (2_463_959_552, 2_971_664_384)}),
+    (SIXTEEN | {"shard_size": 2}, 8, {"fsdp-hybrid": (2_705_142_784, 3_665_821_696)}),
+    (NF4, 4, {"ddp": (2_556_165_632, 2_906_652_672)}),
+    (MIXED | {"grad_accum": 4}, 8, {"fsdp": (3_594_568_704, 4_907_335_680)}),
+]  # fmt: skip
+#: Reserved bytes alone, which are not to the byte.
+NEARLY: list[tuple[dict[str, Any], int, str, int]] = [
+    (MIXED, 2, "zero3", 7_744_782_336),
+    (LORA, 8, "zero3", 4_152_360_960),
+    (NF4, 4, "fsdp1", 2_973_761_536),
+    ({"model": "llama-3.1-8b", "num_layers": 4, "method": "full", "recipe": "mixed", "batch_size": 1, "seq_len": 1024},
+     4, "zero3", 19_685_965_824),
+]  # fmt: skip
+
+
+def cell(**words: Any) -> CellSpec:
+    return resolve(**{"device": "cuda", "batch_size": 2, "seq_len": 512} | words)
+
+
+@pytest.mark.parametrize(("words", "num_gpus", "by_sharding"), EMULATED)
+def test_a_rank_reserves_what_it_does_emulated(
+    words: dict[str, Any], num_gpus: int, by_sharding: dict[str, tuple[int, int]]
+) -> None:
+    for sharding, (allocated, reserved) in by_sharding.items():
+        found = replayed(cell(**words, num_gpus=num_gpus, sharding=sharding), H100)
+        assert found.reserved_bytes == reserved, sharding
+        assert found.allocated_bytes == pytest.approx(allocated, rel=0.0004), sharding
+
+
+@pytest.mark.parametrize(("words", "num_gpus", "sharding", "reserved"), NEARLY)
+def test_a_rank_reserves_nearly_what_it_does_emulated(
+    words: dict[str, Any], num_gpus: int, sharding: str, reserved: int
+) -> None:
+    found = replayed(cell(**words, num_gpus=num_gpus, sharding=sharding), H100)
+    assert found.reserved_bytes == pytest.approx(reserved, rel=0.015)
+
+
+def test_every_counted_sharding_is_logged() -> None:
+    for sharding in get_args(Sharding):
+        assert is_logged(cell(**MIXED, num_gpus=4, sharding=sharding)), sharding
+    for sharding in HYBRID:
+        assert is_logged(cell(**MIXED, num_gpus=8, shard_size=4, sharding=sharding)), sharding
+
+
+@pytest.mark.parametrize("words", [
+    {"sharding": "fsdp", "offload": "params"}, {"sharding": "fsdp", "cp_size": 2, "seq_len": 1024}, {"sharding": "tp"},
+])  # fmt: skip
+def test_what_is_not_logged_is_refused_and_left_as_it_is(words: dict[str, Any]) -> None:
+    spec = cell(**{**MIXED, "num_gpus": 2, **words})
+    assert not is_logged(spec)
+    with pytest.raises(UnsupportedArchitecture, match="not known in its order"):
+        replayed(spec, H100)
+    found = predict(cell(**MIXED))
+    assert with_rank_replay(found, spec, H100) is found
+
+
+class Account(CachingAllocator):
+    """An allocator that knows who has what."""
+
+    def standing(self) -> Counter[str]:
+        return Counter(_kind(name) for name, _ in self.blocks())
+
+
+def _kind(name: Hashable) -> str:
+    return str(name[0]) if isinstance(name, tuple) else "request" if isinstance(name, int) else str(name)
+
+
+@pytest.mark.parametrize("sharding", get_args(Sharding))
+@pytest.mark.parametrize("words", [MIXED, LORA, SIXTEEN])
+def test_each_step_gives_back_what_it_took(sharding: str, words: dict[str, Any]) -> None:
+    spec = cell(**words, num_gpus=4, sharding=sharding)
+    allocator = Account()
+    run = run_of(spec, allocator, has_flash=True, workspace_bytes=32 * MIB, chip=Chip())
+    run.load()
+    assert not allocator.standing()["request"]
+    assert not {"whole", "flat gradient", "sent", "loaded"} & set(allocator.standing())
+    run.step()
+    run.step()
+    after = allocator.ledger.now().allocated_bytes
+    assert allocator.standing()["request"] == 0
+    assert allocator.standing()["workspace"] == 2  # of autograd's thread, too
+    run.step()
+    assert allocator.ledger.now().allocated_bytes == after
+
+
+def test_what_is_sent_at_once() -> None:
+    asked: list[int] = []
+
+    class Listening(CachingAllocator):
+        def allocate(self, name: Hashable, size_bytes: int, stream: int = 0) -> Any:
+            asked.append(size_bytes)
+            return super().allocate(name, size_bytes, stream)
+
+    # The first piece is full with the third weight, the second is one weight, the rest is one more.
+    broadcast(Listening(), [100 * MIB, 100 * MIB, 100 * MIB, 300 * MIB, MIB, MIB])
+    assert asked == [300 * MIB, 0, 2 * MIB]
+
+
+def test_predict_says_both_tiers_of_a_rank() -> None:
+    found = ask(model="qwen2.5-0.5b", method="full", recipe="mixed", num_layers=8, batch_size=2, seq_len=512,
+                num_gpus=2, sharding="fsdp", gpu="H100-SXM")  # fmt: skip
+    assert found.reserved_bytes is not None
+    assert found.reserved_bytes.value == 5_886_705_664
+    assert found.reserved_bytes.low < found.reserved_bytes.value < found.reserved_bytes.high
+    assert sum(found.terms.values()) + found.constant_bytes == found.peak_allocated_bytes.value
+    assert ALONE not in found.warnings
+    assert any("replay" in one for one in found.warnings)
+    assert "reserved" in verdict(found, H100).reason
+
+
+def test_without_replays_a_rank_is_by_arithmetic_alone() -> None:
+    found = ask(model="qwen2.5-0.5b", method="full", batch_size=1, seq_len=512, num_gpus=2, sharding="fsdp",
+                gpu="H100-SXM", replays=False)  # fmt: skip
+    assert found.reserved_bytes is None
+    assert ALONE in found.warnings
+
+
+def test_zero3s_tensors_are_the_arithmetics() -> None:
+    spec = cell(**MIXED)
+    counted = ranks.predict_rank(spec, 4, "zero3", gpu=H100)
+    found = with_rank_replay(counted, spec.model_copy(update={"num_gpus": 4, "sharding": "zero3"}), H100)
+    assert found.peak_allocated_bytes.value == counted.peak_allocated_bytes.value
+    assert found.reserved_bytes is not None
+    assert found.reserved_bytes.value > found.peak_allocated_bytes.value
+
+
+def test_a_rank_that_gets_along_with_less_is_tight() -> None:
+    words = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 4096,
+             "gradient_checkpointing": True}  # fmt: skip
+    found = ask(**words, num_gpus=8, sharding="fsdp", gpu="H100-SXM")
+    assert found.within is not None
+    said = verdict(found, H100)
+    assert said.verdict == "tight"
+    assert f"gives its cached blocks back {found.within.num_alloc_retries} times" in said.reason
+    spec = resolve(device="cuda", num_gpus=8, sharding="fsdp", **words)
+    assert num_alloc_retries(spec, H100, found.within.limit_bytes) == found.within.num_alloc_retries
+    assert num_alloc_retries(spec, H100, 60 * GIB) is None  # below what its tensors take
+
+
+def test_the_fewest_cards_are_those_whose_reserved_memory_fits() -> None:
+    words = {"model": "llama-3.1-8b", "method": "full", "batch_size": 1, "seq_len": 2048,
+             "gradient_checkpointing": True}  # fmt: skip
+    found = min_gpus(gpu="A100-40GB-SXM", sharding="fsdp", **words)
+    assert found.num_gpus is not None
+    assert found.tight_num_gpus is not None
+    assert found.tight_num_gpus < found.num_gpus
+    assert "reserved" in found.verdict.reason
+    card = find_gpu("A100-40GB-SXM")
+    for num_gpus, so in ((found.num_gpus, "fits"), (found.num_gpus - 1, "tight"), (found.tight_num_gpus, "tight"),
+                         (found.tight_num_gpus - 1, "does not fit")):  # fmt: skip
+        one = ask(**words, num_gpus=num_gpus, sharding="fsdp", gpu=card.short_name)
+        assert verdict(one, card).verdict == so, num_gpus
+
+
+@pytest.mark.parametrize("fewest", [1, 2, 3, 17, 100, 4095, 4096])
+@pytest.mark.parametrize("guess", [0, 1, 2, 3, 16, 17, 18, 64, 4096])
+def test_the_first_number_is_found_from_wherever_one_looks(fewest: int, guess: int) -> None:
+    for least in {1, min(2, fewest), fewest}:
+        assert ranks._first(lambda number: number >= fewest, least, guess) == fewest
+
+
+def test_there_may_be_no_such_number() -> None:
+    assert ranks._first(lambda number: False, 1, 7) is None

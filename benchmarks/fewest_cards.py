@@ -1,17 +1,20 @@
 """The fewest cards for a fine-tuning, 7B to 405B, by sharding: ``python benchmarks/fewest_cards.py``.
 
-By the arithmetic of ``vramprobe predict --min-gpus``. ``--run`` has some of the answers decided by emulated runs of
+By ``vramprobe predict --min-gpus``. ``--run`` has some of the answers decided by emulated runs of
 rank 0 alone (DeepSpeed's need it in the emulated environment, docs/ranks.md), and so the guides' claims over several
 cards: at the count that arithmetic names, and from there down to one that runs out, or up to one that does not. A cell
 that has a record in out/fewest_cards is not run again; ``--kept`` runs none, and takes the records that there are.
-Written: fewest_cards.csv (predicted), fewest_cards_runs.csv (emulated) and fewest_cards.md; ``--check`` predicts anew
-and fails where these are stale.
+Written: fewest_cards.csv (predicted), fewest_cards_runs.csv (emulated) and fewest_cards.md, in some ten minutes;
+``--check`` predicts a part of the answers anew, with ``--all`` each of them, and fails where these are stale.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -32,6 +35,8 @@ MODELS = ("mistral-7b-v0.3", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llam
 CARDS = ("RTX-4090", "L40S", "H100-SXM", "H200", "B200")
 SHARDINGS: tuple[Sharding, ...] = ("fsdp", "fsdp1", "zero2", "zero3")
 _FIELDS = ("model", "recipe", "card", "sharding", "fits", "tight")
+#: Of so many answers one is predicted anew by ``--check``.
+_PART = 19
 NONE = f"none to {MAX_GPUS}"
 
 
@@ -100,9 +105,13 @@ def answer(question: Question) -> dict[str, Any]:
     return row | {"fits": found.num_gpus or NONE, "tight": found.tight_num_gpus or ""}
 
 
-def answers() -> list[dict[str, Any]]:
-    """The whole table."""
-    return [answer(Question(*one)) for one in product(MODELS, one_rank.RECIPES, CARDS, SHARDINGS)]
+def answers(kept: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The whole table; ``kept``: one of which most are taken as they are."""
+    questions = [Question(*one) for one in product(MODELS, one_rank.RECIPES, CARDS, SHARDINGS)]
+    anew = [number for number in range(len(questions)) if not kept or number % _PART == 0]
+    with ProcessPoolExecutor() as pool:
+        found = dict(zip(anew, pool.map(answer, [questions[number] for number in anew], chunksize=4), strict=True))
+    return [found[number] if number in found else kept[number] for number in range(len(questions))]
 
 
 class Run(NamedTuple):
@@ -291,7 +300,8 @@ def main() -> None:
         found = [
             one_rank.anew(row, **({"lora_r": 64} if "-r64-" in row["cell"] else {})) for row in one_rank.read(RUNS)
         ]
-    predicted = answers()
+    is_part = "--check" in sys.argv and "--all" not in sys.argv
+    predicted = answers(list(csv.DictReader(io.StringIO(TABLE.read_text()))) if is_part else ())
     page = as_markdown(predicted, found)
     made = {TABLE: as_csv(predicted, _FIELDS), RUNS: as_csv(found, one_rank.FIELDS), TABLE.with_suffix(".md"): page}
     if "--check" in sys.argv:

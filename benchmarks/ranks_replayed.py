@@ -42,11 +42,13 @@ stands at one moment with the layer's activations: `predict` takes allocated mem
 ([ranks.md](ranks.md)).
 
 Of 33 whole models under DDP, FSDP1 and FSDP2 the replay was made before they ran: 24 to the byte of reserved memory,
-0.02 % off on average and 0.33 % at worst. Of 26 under ZeRO: 15 to the byte; 0.17 % and 3.3 % at worst but for those with
-adapters under ZeRO-3, where peft's reading of an adapter's dtype was not known (one of 8B 8.9 % too high; the table has
-it as it is counted since).
+0.02 % off on average and 0.33 % at worst. Of 26 under ZeRO: 15 to the byte; 0.17 % and 3.3 % at worst, but for those
+with adapters under ZeRO-3, where peft's reading of an adapter's dtype was not known: one of 8B was 8.9 % too high. The
+table has it as it is counted since.
 
 Rebuild: `python benchmarks/ranks_replayed.py`.
+
+## By sharding
 
 """
 

@@ -67,7 +67,7 @@ def test_both_tiers_are_replayed_where_it_is_asked_for(both: memory_model.Memory
     model = both.model_copy(update=dict.fromkeys(names, ratio) | {"interval": within})
     spec, gpu = specs("cuda", MODELS)[0], find_gpu("H100-SXM")
     prediction, played = predict(spec, model, gpu=gpu, replays=True), replayed(spec, gpu)
-    for found, held in zip((prediction.peak_allocated_bytes, prediction.reserved_bytes), played, strict=True):
+    for found, held in zip((prediction.peak_allocated_bytes, prediction.reserved_bytes), played[:2], strict=True):
         assert (found.low, found.value, found.high) == (round(0.99 * held), round(1.01 * held), round(1.05 * held))
     assert sum(prediction.terms.values()) + prediction.constant_bytes == prediction.peak_allocated_bytes.value
     plain = predict(spec, model, gpu=gpu)

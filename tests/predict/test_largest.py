@@ -290,7 +290,7 @@ def test_the_command_line_asks_and_answers() -> None:
 
 
 def test_a_verdict_of_does_not_fit_says_how_many_gpus_would_do() -> None:
-    words = ["predict", "--model", "qwen2.5-14b", "--method", "full", "--batch-size", "1", "--seq-len", "64", *CARD]
+    words = ["predict", "--model", "qwen2.5-7b", "--method", "full", "--batch-size", "1", "--seq-len", "64", *CARD]
     written = json.loads(vramprobe(*words, "--json").stdout)
     assert written["verdict"]["verdict"] == "does not fit"
     fewest = {one["sharding"]: one["num_gpus"] for one in written["min_gpus"]}

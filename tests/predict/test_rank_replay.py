@@ -1,4 +1,4 @@
-"""A rank's requests through the allocator, against the real libraries on an emulated card; what predict makes of them."""
+"""A rank's requests through the allocator, against the real libraries on an emulated card; what predict makes of it."""
 
 from __future__ import annotations
 

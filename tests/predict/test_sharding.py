@@ -12,8 +12,10 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.literature.formulas.papers import zero_bytes
+from vramprobe.model.replayed import replayed
 from vramprobe.predict.hybrid import predict_one_of
 from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, Prediction, predict, verdict
+from vramprobe.predict.rank_replay import with_rank_replay
 from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank, require_arithmetic
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment, moments
@@ -334,7 +336,8 @@ def test_the_fewest_gpus_fit_and_one_fewer_does_not(sharding: Sharding) -> None:
     card = find_gpu("H100-SXM")
 
     def answer(num_gpus: int) -> str:
-        return verdict(predict_rank(spec, num_gpus, sharding), card).verdict
+        ranks = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding})
+        return verdict(with_rank_replay(predict_rank(spec, num_gpus, sharding, gpu=card), ranks, card), card).verdict
 
     found = min_gpus(spec, card, sharding)
     assert found.num_gpus is not None
@@ -350,7 +353,8 @@ def test_where_no_number_is_enough_the_rest_of_the_largest_is_told() -> None:
     spec = resolve(model="llama-3.1-70b", method="full", device="cuda", batch_size=1, seq_len=2048)
     found = min_gpus(spec, find_gpu("RTX-4090"), "zero1")
     assert (found.num_gpus, found.verdict.verdict) == (None, "does not fit")
-    assert found.verdict.needed_bytes == predict_rank(spec, MAX_GPUS, "zero1").peak_allocated_bytes
+    needed = replayed(spec.model_copy(update={"num_gpus": MAX_GPUS, "sharding": "zero1"}), find_gpu("RTX-4090"))
+    assert found.verdict.needed_bytes.value == needed.reserved_bytes
 
 
 def test_a_cell_that_fits_one_gpu_needs_one() -> None:

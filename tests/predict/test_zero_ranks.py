@@ -112,8 +112,11 @@ def test_what_is_used_again_soon_stays(gathered: Any) -> None:
 def test_the_next_modules_come_ahead_and_several_in_one_piece_that_stays_until_the_last_is_asked_for(
     gathered: Any,
 ) -> None:
-    assert gathered(1, 0)["forward"][zero_gather.EMBEDDING] == 2 * (EMBEDDING + Q)
-    assert gathered(Q + 1, 0)["forward"][zero_gather.EMBEDDING] == 2 * (EMBEDDING + Q + K)
-    # At its first product: layer 0 in one piece, its copies, and on their way layer 1, then head and embedding again.
-    layer = 2 * (2 * Q + 2 * K + 3 * MLP)
-    assert gathered(layer // 2, 0)["forward"][0] == 3 * layer + 2 * 2 * EMBEDDING
+    # The model with its head and the one within it come first, and look ahead, too.
+    assert gathered(1, 0)["forward"][zero_gather.EMBEDDING] == 2 * (EMBEDDING + Q + K)
+    assert gathered(Q + 1, 0)["forward"][zero_gather.EMBEDDING] == 2 * (EMBEDDING + 2 * (Q + K))
+    # At layer 0's first product: a piece of the embedding and all of it but the last weight, their copies; on their way
+    # a piece of that and layer 1 but for its last, and one of that and the head.
+    layer = 2 * Q + 2 * K + 3 * MLP
+    first, second, third = EMBEDDING + layer - MLP, layer, MLP + EMBEDDING
+    assert gathered(layer, 0)["forward"][0] == 2 * (2 * first + second + third)

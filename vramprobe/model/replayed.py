@@ -22,10 +22,11 @@ _MAX_KEPT = 4096
 
 
 class Replayed(NamedTuple):
-    """The highest of the training steps."""
+    """The highest of the training steps, and what the load before them has allocated at most."""
 
     allocated_bytes: int
     reserved_bytes: int
+    load_bytes: int
 
 
 #: What decides which kernels run, and what they take beside tensors: flash attention, cuBLAS's workspace, the chip.
@@ -43,8 +44,9 @@ def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
     if key not in _kept:
         if len(_kept) >= _MAX_KEPT:
             _kept.clear()
-        peak = _play(spec, card, Device()).ledger.peak()
-        _kept[key] = Replayed(peak.allocated_bytes, peak.reserved_bytes)
+        allocator, load_bytes = _play(spec, card, Device())
+        peak = allocator.ledger.peak()
+        _kept[key] = Replayed(peak.allocated_bytes, peak.reserved_bytes, load_bytes)
     return _kept[key]
 
 
@@ -55,9 +57,10 @@ def num_alloc_retries(spec: CellSpec, gpu: DecidesMemory, limit_bytes: int) -> i
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
     try:
-        return _play(spec, _card_of(gpu), Device(segment_bytes=limit_bytes)).ledger.num_alloc_retries
+        allocator, _ = _play(spec, _card_of(gpu), Device(segment_bytes=limit_bytes))
     except OutOfMemory:
         return None
+    return allocator.ledger.num_alloc_retries
 
 
 def chip_of(gpu: DecidesMemory) -> Chip | None:
@@ -73,23 +76,27 @@ def _card_of(gpu: DecidesMemory | None) -> _Card:
     return gpu.has_flash, gpu.blas_workspace_bytes, chip_of(gpu)
 
 
-def _play(spec: CellSpec, card: _Card, device: Device) -> CachingAllocator:
-    """The allocator after the load and the training steps, its peaks those of the steps. Raises OutOfMemory."""
+def _play(spec: CellSpec, card: _Card, device: Device) -> tuple[CachingAllocator, int]:
+    """The allocator after the load and the training steps, its peaks those of the steps; what the load has allocated at
+    most. Raises OutOfMemory.
+    """
     has_flash, workspace_bytes, chip = card
     allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""), device)
     run = run_of(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
-    play(run, allocator)
-    return allocator
+    return allocator, play(run, allocator)
 
 
-def play(run: Run, allocator: CachingAllocator) -> None:
-    """The load and the training steps through the allocator that the run asks, whose peaks are those of the steps.
+def play(run: Run, allocator: CachingAllocator) -> int:
+    """The load and the training steps through the allocator that the run asks, whose peaks are those of the steps;
+    returned is what the load has allocated at most.
 
     Raises OutOfMemory.
     """
     run.load()
+    load_bytes = allocator.ledger.peak().allocated_bytes
     allocator.empty_cache()
     allocator.ledger.reset_peaks()
     # The first step makes the optimizer's state, and each finds the segments that the one before left.
     for _ in range(max(2, run.spec.steps)):
         run.step()
+    return load_bytes

@@ -132,7 +132,8 @@ def changes(
     ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, offload)._asdict()
     words = _without_recipe(options) | {"device": device} | ranks
     own = {
-        "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation, "replays": False,
+        "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation,
+        "replays": num_gpus is not None,  # so that what is compared is of one tier: of several cards what is reserved
     }  # fmt: skip
 
     def predicted(others: Options) -> Prediction:

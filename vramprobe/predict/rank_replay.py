@@ -20,6 +20,7 @@ from vramprobe.predict.prediction import (
 )
 from vramprobe.spec import CellSpec
 from vramprobe.terms.rank_requests import is_logged
+from vramprobe.units import format_bytes
 
 #: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/ranks_replayed.md.
 ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
@@ -27,9 +28,13 @@ ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
 ZERO3_ALLOCATED_RATIOS, ZERO3_RESERVED_RATIOS = (0.98, 1.035), (0.95, 1.045)
 
 
-def with_rank_replay(found: Prediction, ranks: CellSpec, gpu: HasKernels | None) -> Prediction:
-    """``found`` with allocated and reserved memory by replay, and with what becomes of the rank where ``gpu`` has room
-    for its tensors, but not for all that the allocator would keep; unchanged where no order of requests is known.
+def with_rank_replay(
+    found: Prediction, ranks: CellSpec, gpu: HasKernels | None, *, tries_less: bool = True
+) -> Prediction:
+    """``found`` with allocated and reserved memory by replay; unchanged where no order of requests is known.
+
+    ``tries_less``: with what becomes of the rank where ``gpu`` has room for its tensors, but not for all that the
+    allocator would keep: one more replay.
     """
     if ranks.device != "cuda" or ranks.num_gpus == 1 or not is_logged(ranks):
         return found
@@ -40,12 +45,16 @@ def with_rank_replay(found: Prediction, ranks: CellSpec, gpu: HasKernels | None)
     else:
         allocated = simulated_interval(played.allocated_bytes, ALLOCATED_RATIOS)
         reserved = simulated_interval(played.reserved_bytes, RESERVED_RATIOS)
+    notes = _notes(ranks)
+    if played.load_bytes > reserved.value:  # and the card has to hold it
+        reserved = simulated_interval(played.load_bytes, RESERVED_RATIOS)
+        notes.append(f"its load needs the most, {format_bytes(played.load_bytes)} before anything is divided")
     left = allocated.value - sum(found.terms.values())
     return found.model_copy(update={
         "peak_allocated_bytes": allocated, "terms": found.terms | ({"block_remainders": left} if left > 0 else {}),
         "constant_bytes": min(left, 0), "reserved_bytes": reserved,
-        "warnings": [*_notes(ranks), *(one for one in found.warnings if one != ALONE)],
-        "within": _within(ranks, gpu, allocated, reserved),
+        "warnings": [*notes, *(one for one in found.warnings if one != ALONE)],
+        "within": _within(ranks, gpu, allocated, reserved) if tries_less else None,
     })  # fmt: skip
 
 

@@ -113,25 +113,28 @@ def min_gpus(
         )
 
     @cache
-    def judged(num_gpus: int) -> Verdict:
+    def judged(num_gpus: int, *, tries_less: bool) -> Verdict:
         one = counted(num_gpus)
         if model is None:
             ranks = {"num_gpus": num_gpus, "sharding": sharding, "offload": offload}
-            one = with_rank_replay(one, spec.model_copy(update=ranks), gpu)
+            one = with_rank_replay(one, spec.model_copy(update=ranks), gpu, tries_less=tries_less)
         return verdict(one, gpu)
+
+    def needed(num_gpus: int) -> Verdict:
+        return judged(num_gpus, tries_less=False)
 
     # What a rank's tensors need by arithmetic is soon known, and the replay never needs less.
     least = _first(lambda num_gpus: verdict(counted(num_gpus), gpu).verdict != "does not fit")
     tight = fewest = None
     if least is not None:
-        tight = _first(lambda num_gpus: judged(num_gpus).verdict != "does not fit", least)
-        fewest = _first(lambda num_gpus: judged(num_gpus).verdict == "fits", tight or MAX_GPUS, _guess(judged, tight))
+        tight = _first(lambda num_gpus: judged(num_gpus, tries_less=True).verdict != "does not fit", least)
+        fewest = _first(lambda num_gpus: needed(num_gpus).verdict == "fits", tight or MAX_GPUS, _guess(needed, tight))
     on_host = None
     if offload != "none" and (fewest or MAX_GPUS) > 1:
         on_host = of_machine_bytes(spec, fewest or MAX_GPUS, sharding, offload)
     return MinGpus(
         sharding=sharding, num_gpus=fewest, tight_num_gpus=None if tight == fewest else tight,
-        verdict=judged(fewest or MAX_GPUS), offload=offload, host_bytes=on_host,
+        verdict=needed(fewest or MAX_GPUS), offload=offload, host_bytes=on_host,
     )  # fmt: skip
 
 
@@ -221,7 +224,7 @@ def _doubts(spec: CellSpec, num_gpus: int, sharding: Sharding, has_flash: bool) 
         )
     if sharding == "zero3":
         found.append(
-            "what ZeRO-3 gathers is counted layer by layer: 35 emulated ranks are off by 0.1 % on average and 0.8 % at "
+            "what ZeRO-3 gathers is counted layer by layer: 35 emulated ranks are off by 0.1 % on average and 0.7 % at "
             "worst (benchmarks/ranks.md), one of 405B by 3 %"
         )
     return found

@@ -140,7 +140,8 @@ def min_cards(
     refusal: Exception | None = None
     alone = predict(spec, model, allow_extrapolation=True, gpu=gpu)
     standing = sum(alone.terms.get(cause, 0) for cause in ("weights", "optimizer_state"))
-    for num_cards in sorted({1, *range(max(2, standing // usable_bytes(gpu, device_is_known=False)), MAX_CARDS + 1)}):
+    least = min(max(2, standing // usable_bytes(gpu, device_is_known=False)), MAX_CARDS)
+    for num_cards in (1, *range(least, MAX_CARDS + 1)):
         try:
             one = judged(num_cards)
         except (SpecError, UnsupportedArchitecture) as error:  # of this number: a card is left empty

@@ -61,11 +61,14 @@ def cards_of(spec: CellSpec, num_cards: int, has_flash: bool = True) -> Cards:
     _require_known(spec, arch)
     placed = card_map(spec, arch, num_cards)
     kept = course_of(spec, has_flash).ranks
-    key = ("device-map", placed)
-    if key not in kept:
-        kept[key] = Cards(placed, tuple([_card(spec, arch, placed, card, has_flash) for card in range(num_cards)]))
-    found: Cards = kept[key]
-    return found
+    cards = []
+    for card in range(num_cards):
+        seen, own = _seen_from(placed, card), min(card, 1)
+        key = ("device-map", seen, own)
+        if key not in kept:
+            kept[key] = _card(spec, arch, seen, own, has_flash)
+        cards.append(kept[key])
+    return Cards(placed, tuple(cards))
 
 
 def _require_known(spec: CellSpec, arch: Architecture) -> None:
@@ -84,12 +87,29 @@ def _require_known(spec: CellSpec, arch: Architecture) -> None:
             )
 
 
+def _seen_from(placed: CardMap, card: int) -> CardMap:
+    """What a card knows of the map: the cards before it are one, which is 0, and those after it; of each that one's
+    layers there are the first and the last, since those between leave nothing here."""
+    own = min(card, 1)
+
+    def side(other: int) -> int:
+        return own if other == card else own + 1 if other > card else 0
+
+    sides = [side(other) for other in placed.layers]
+    layers: list[int] = []
+    for there in (0, 1, 2):
+        layers += [there] * (sides.count(there) if there == own else min(sides.count(there), 2))
+    return CardMap(
+        tuple(layers), embedding=side(placed.embedding), norm=side(placed.norm), rotary=side(placed.rotary),
+        head=side(placed.head),
+    )  # fmt: skip
+
+
 def _card(spec: CellSpec, arch: Architecture, placed: CardMap, card: int, has_flash: bool) -> Card:
     tensors = parameters.tensors(spec, arch)
-    walked = _walked(placed, card)
-    layers = tuple([placed.layers[layer] for layer in walked])
-    setup = setup_of(spec, replace(arch, num_layers=len(layers)), tensors, has_flash)
-    walk = walk_layers(setup, range(len(layers)), CardTape(setup.sizes.covers, replace(placed, layers=layers), card))
+    num_layers = len(placed.layers)
+    setup = setup_of(spec, replace(arch, num_layers=num_layers), tensors, has_flash)
+    walk = walk_layers(setup, range(num_layers), CardTape(setup.sizes.covers, placed, card))
     own = list(_on_card(tensors, placed, card))
     trained = [tensor for tensor in own if tensor.trained]
     buffers = parameters.buffers_bytes(arch, spec.dtype) if placed.rotary == card else 0
@@ -101,15 +121,6 @@ def _card(spec: CellSpec, arch: Architecture, placed: CardMap, card: int, has_fl
     at_step = {"gradients": sum(tensor.num_bytes * tensor.num_copies for tensor in trained),
                "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}  # fmt: skip
     return Card(walk, idle, at_step, remainders.of_gradients(trained), placed.of("batch") == card)
-
-
-def _walked(placed: CardMap, card: int) -> list[int]:
-    """This card's layers, and of those of each other the first and the last: those between leave nothing here."""
-    found = set()
-    for other in range(placed.num_cards):
-        own = [layer for layer, its_card in enumerate(placed.layers) if its_card == other]
-        found |= set(own if other == card else [*own[:1], *own[-1:]])
-    return sorted(found)
 
 
 def _on_card(tensors: Sequence[Tensor], placed: CardMap, card: int) -> Sequence[Tensor]:

@@ -34,7 +34,6 @@ class CardMap:
     norm: int
     rotary: int
     head: int
-    num_cards: int
 
     def of(self, part: int | str) -> int:
         """The card of a layer, by its number, or of ``embedding``, ``norm``, ``rotary``, ``head``; of the ``batch``."""
@@ -92,7 +91,7 @@ def card_map(spec: CellSpec, arch: Architecture, num_cards: int) -> CardMap:
 
     layers = tuple([card_of(f"model.layers.{index}") for index in range(arch.num_layers)])
     outside = {"embedding": "model.embed_tokens", "norm": "model.norm", "rotary": "model.rotary_emb", "head": "lm_head"}
-    made = CardMap(layers, num_cards=num_cards, **{part: card_of(name) for part, name in outside.items()})
+    made = CardMap(layers, **{part: card_of(name) for part, name in outside.items()})
     if len(set(found.values())) == 1:
         raise SpecError(
             'device_map="auto" puts the whole of this model on one card, and nothing on the others; leave num_gpus and '

@@ -15,7 +15,7 @@ import pytest
 from page_browser import CHROMIUM, NO_CHROMIUM
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import FSDP2, HYBRID
+from vramprobe.choices import FSDP2, HYBRID, CpRotation
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.predict.prediction import verdict
@@ -106,7 +106,7 @@ def some_options(rng):
 
 def on_one_gpu(options):
     """A fit is of one GPU, and the page predicts a rank of several by arithmetic alone."""
-    of_ranks = ("num_gpus", "sharding", "shard_size", "cp_size", "offload")
+    of_ranks = ("num_gpus", "sharding", "shard_size", "cp_size", "cp_rotation", "offload")
     return {name: value for name, value in options.items() if name not in of_ranks} | {"device": "cuda"}
 
 
@@ -160,6 +160,7 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
     counts = Counter()
     for options, answer in zip(asked, found, strict=True):
         kinds = [name for name in ("shard_size", "cp_size", "offload") if name in options]
+        kinds += ["alltoall"] if options.get("cp_rotation") == "alltoall" else []
         wanted = said_or_refused(options)
         if isinstance(wanted, str):
             if expected(on_one_gpu(options)) is not None:
@@ -168,7 +169,8 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
             continue
         counts.update([options["sharding"], *kinds])
         assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
-    assert min(counts[kind] for kind in (*HYBRID, "shard_size", "cp_size", "offload", "refused")) >= 5, counts
+    some = (*HYBRID, "shard_size", "cp_size", "alltoall", "offload", "refused")
+    assert min(counts[kind] for kind in some) >= 5, counts
 
 
 def said_or_refused(options):
@@ -189,6 +191,7 @@ def some_ranks(rng):
         words["shard_size"] = rng.choice([2, 4, 5, 8])
     if rng.random() < 0.3:
         words |= {"cp_size": rng.choice([2, 4]), "sharding": rng.choice([*FSDP2, "fsdp1"])}
+        words["cp_rotation"] = rng.choice(get_args(CpRotation))
         words.pop("attn", None)
     elif rng.random() < 0.5:
         words["offload"] = rng.choice(["params", "optimizer"])

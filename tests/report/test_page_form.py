@@ -187,12 +187,12 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
 
 def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_several_gpus(opened: Any) -> None:
     one = opened("#t=full&m=llama-3.2-1b&gc=1")
-    hidden = [one.tab.locator(f"#{name}") for name in ("shard_size", "cp_size", "offload")]
+    hidden = [one.tab.locator(f"#{name}") for name in ("shard_size", "cp_size", "offload", "cp_rotation")]
     assert all(field.is_hidden() for field in hidden)
     one.tab.fill("#num_gpus", "16")
-    assert [field.is_hidden() for field in hidden] == [True, False, False]
+    assert [field.is_hidden() for field in hidden] == [True, False, False, True]
     one.tab.select_option("#sharding", "fsdp-hybrid")
-    assert [field.is_hidden() for field in hidden] == [False, False, False]
+    assert [field.is_hidden() for field in hidden] == [False, False, False, True]
     one.tab.fill("#shard_size", "4")
     one.tab.select_option("#offload", "params")
     assert one.fragment == "#m=llama-3.2-1b&t=full&gc=1&n=16&sh=fsdp-hybrid&ss=4&of=params"
@@ -211,6 +211,14 @@ def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_seve
     one.tab.fill("#cp_size", "2")
     assert one.text("#peak") == format_bytes(api.predict(fit="none", cp_size=2, **words).peak_allocated_bytes.value)
     waiting(one.tab.locator("#verdicts .largest").first).to_contain_text("where GPUs share each sequence")
+    one.tab.select_option("#cp_rotation", "alltoall")
+    by_turns = api.predict(fit="none", cp_size=2, cp_rotation="alltoall", **words)
+    assert one.text("#peak") == format_bytes(by_turns.peak_allocated_bytes.value)
+    assert one.text("#command").endswith(
+        " --shard-size 4 --cp-size 2 --cp-rotation alltoall --sharding fsdp-hybrid --num-gpus 16"
+    )
+    assert one.fragment.endswith("&cp=2&cr=alltoall")
+    one.tab.select_option("#cp_rotation", "")
     one.tab.select_option("#sharding", "zero3")
     assert one.fragment == "#m=llama-3.2-1b&t=full&gc=1&n=16&sh=zero3&cp=2"
     assert one.text("#cp_size-error").startswith("cp_size 2 under zero3")

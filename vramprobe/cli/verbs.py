@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, Offload, Sharding
+from vramprobe.choices import HYBRID, SHARD_SIZE, UNCOUNTED, CpRotation, Offload, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -317,6 +317,10 @@ def predict(
         int | None, typer.Option(help=f"Of {' and '.join(HYBRID)}: as many GPUs, and not all ({SHARD_SIZE}).")
     ] = None,
     cp_size: Annotated[int | None, typer.Option(help="GPUs that share each sequence, under fsdp (1).")] = None,
+    cp_rotation: Annotated[
+        str | None,
+        typer.Option(help=f"Of keys and values among those: {' | '.join(get_args(CpRotation))} (allgather)."),
+    ] = None,
     offload: Annotated[
         str | None, typer.Option(help=f"{' | '.join(get_args(Offload))}: what the ranks keep in host memory.")
     ] = None,
@@ -342,7 +346,7 @@ def predict(
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
     ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size, "cp_size": cp_size,
-             "offload": offload}  # fmt: skip
+             "cp_rotation": cp_rotation, "offload": offload}  # fmt: skip
     question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
                 "--min-gpus": min_gpus}  # fmt: skip
     asking = [flag for flag, asked in question.items() if asked]
@@ -357,9 +361,10 @@ def predict(
     if asking == ["--min-gpus"]:
         if num_gpus is not None:
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
-        if shard_size is not None or cp_size is not None:
-            given = "--shard-size" if cp_size is None else "--cp-size"
-            raise typer.BadParameter(f"--min-gpus asks how many GPUs share one model, so drop {given}.")
+        for given in ("shard_size", "cp_size", "cp_rotation"):
+            if ranks[given] is not None:
+                flag = f"--{given.replace('_', '-')}"
+                raise typer.BadParameter(f"--min-gpus asks how many GPUs share one model, so drop {flag}.")
         _show_min_gpus(*_min_gpus(gpu, sharding, engine, cell, offload), as_json=json_output)
         return
     if asking:

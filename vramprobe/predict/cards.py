@@ -28,7 +28,7 @@ from vramprobe.predict.prediction import (
 )  # fmt: skip
 from vramprobe.predict.prediction import without_flash as flash_notes
 from vramprobe.predict.sharding import MinGpus, require_offload
-from vramprobe.spec import CellSpec, cannot_group, cannot_share_sequences
+from vramprobe.spec import CellSpec, cannot_group, cannot_rotate, cannot_share_sequences
 from vramprobe.terms import Moment
 from vramprobe.terms.cards import cards_of
 from vramprobe.terms.device_map import CardMap
@@ -67,7 +67,11 @@ def predict_several(
         )  # fmt: skip
     require_offload(spec, DEVICE_MAP, offload)
     spread = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "cp_size": cp_size})
-    if reason := cannot_group(DEVICE_MAP, num_gpus, shard_size) or cannot_share_sequences(spread):
+    if reason := (
+        cannot_group(DEVICE_MAP, num_gpus, shard_size)
+        or cannot_share_sequences(spread)
+        or cannot_rotate(cp_size, cp_rotation)
+    ):
         raise SpecError(reason)
     return predict_cards(spec, num_gpus, model, **words)
 

@@ -272,7 +272,7 @@ function $counted(spec, gpu, fit, replays) {
 
 // The cell on one GPU: what the ranks of several share is told beside it.
 function $alone(spec) {
-  const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, offload: "none"};
+  const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, cp_rotation: "allgather", offload: "none"};
   return Object.assign(new $spec.CellSpec(spec.model, spec.architecture), spec, one_gpu);
 }
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.catalog.models import BOOKKEEPING_KEYS
-from vramprobe.choices import HYBRID, Offload
+from vramprobe.choices import HYBRID, CpRotation, Offload
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
 from vramprobe.predict.prediction import basis_of
@@ -46,8 +46,9 @@ _MODULES: dict[str, set[str] | None] = {
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
         "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
-        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_offload",
-        "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads", "_partial_attention",
+        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_rotate",
+        "cannot_offload", "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads",
+        "_partial_attention",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -185,6 +186,7 @@ CHOICES = {
     "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
     "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID)], "offload": Offload,
+    "cp_rotation": CpRotation,
 }  # fmt: skip
 
 #: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.

@@ -17,7 +17,7 @@ from vramprobe.architecture import Architecture, UnsupportedArchitecture, archit
 from vramprobe.spec import CellSpec
 from vramprobe.terms import BATCH_BYTES_PER_TOKEN, Moment, course_of, optimizer, parameters, remainders
 from vramprobe.terms.device_map import CardMap, card_map
-from vramprobe.terms.graph import CAUSES, ITEMSIZE_BYTES, Backward, Edge, Storage, Value
+from vramprobe.terms.graph import CAUSES, ITEMSIZE_BYTES, Edge, Storage, Value
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import Covers, Tape
@@ -39,7 +39,8 @@ class Card(NamedTuple):
         places = self.walk.highest(spec.batch_size, spec.seq_len)
         made = []
         for (phase, label), terms in [*places.items(), (("optimizer_step", "optimizer"), self.at_step)]:
-            share = self.gradient_remainders * terms.get("gradients", 0) // max(self.at_step["gradients"], 1)
+            gradients = terms.get("gradients", 0)
+            share = remainders.share_of(self.gradient_remainders, gradients, self.at_step["gradients"])
             counted = idle | terms | {"block_remainders": idle["block_remainders"] + share}
             made.append(Moment(phase, label, {cause: counted[cause] for cause in CAUSES if counted.get(cause)}))
         return made
@@ -64,7 +65,7 @@ def cards_of(spec: CellSpec, num_cards: int, has_flash: bool = True) -> Cards:
     cards = []
     for card in range(num_cards):
         seen, own = _seen_from(placed, card), min(card, 1)
-        key = ("device-map", seen, own)
+        key = ("device-map", own, seen.layers, seen.embedding, seen.norm, seen.rotary, seen.head)
         if key not in kept:
             kept[key] = _card(spec, arch, seen, own, has_flash)
         cards.append(kept[key])
@@ -176,15 +177,13 @@ class CardTape(Tape):
         self.record([value], [out], [], backward)
         return out
 
-    def record(
-        self, inputs: Sequence[Value], outputs: Sequence[Value], saved: Sequence[Value], backward: Backward,
-        **options: Any,
-    ) -> Edge | None:  # fmt: skip
+    def record(self, *arguments: Any, **options: Any) -> Edge | None:
         """As a Tape does; the node's backward runs on the card of its forward."""
-        card = self._card
+        card, backward = self._card, arguments[3]
 
         def there(grads: list[Value]) -> list[Value | None]:
             self._card = card
-            return backward(grads)
+            made: list[Value | None] = backward(grads)
+            return made
 
-        return super().record(inputs, outputs, saved, there, **options)
+        return super().record(*arguments[:3], there, *arguments[4:], **options)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.catalog.models import BOOKKEEPING_KEYS
-from vramprobe.choices import HYBRID, CpRotation, Offload
+from vramprobe.choices import DEVICE_MAP, HYBRID, CpRotation, Offload
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
 from vramprobe.predict.prediction import basis_of
@@ -102,7 +102,7 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.prediction": {
         "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
         "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
-        "Interval", "FitProvenance",
+        "Interval", "FitProvenance", "CardPeak",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
         "usable_bytes", "_outside", "basis_of",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
@@ -121,6 +121,9 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.sharding": {"predict_rank", "_some", "_check", "_doubts", "require_offload", "require_arithmetic"},
     "terms.ring": None,
     "predict.hybrid": None,
+    "terms.device_map": None,
+    "terms.cards": None,
+    "predict.cards": {"predict_several", "predict_cards", "_peak", "_parts_on", "_OUTSIDE"},
     "predict.stack": {"under_versions"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
@@ -166,6 +169,7 @@ _GIVEN = {
     "typing.get_args": "(($values) => $values)",
     "vramprobe.architecture.architecture": "$archOf",
     "vramprobe.terms.moments": "$moments",
+    "vramprobe.terms.remainders.share_of": "$shareOf",
     "vramprobe.terms.course_of": "$courseOf",
     "vramprobe.spec.resolve": "$resolved",
     "vramprobe.catalog.libraries.pinned_libraries": "$pinnedLibraries",
@@ -185,7 +189,7 @@ _GIVEN = {
 CHOICES = {
     "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
-    "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID)], "offload": Offload,
+    "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID, DEVICE_MAP)], "offload": Offload,
     "cp_rotation": CpRotation,
 }  # fmt: skip
 

@@ -133,6 +133,17 @@ def test_the_fewest_cards() -> None:
     assert (none.num_gpus, none.verdict.verdict) == (None, "does not fit")
 
 
+@pytest.mark.parametrize("optim", ["adafactor", "adamw_torch", "sgd"])
+def test_a_card_on_which_nothing_is_trained(optim: str) -> None:
+    """The last of three has the head alone, and adapters are in layers."""
+    found = ask(
+        model="llama-3.1-8b", method="qlora", lora_targets="q_v", dtype="fp32", batch_size=1, seq_len=64, num_gpus=3,
+        sharding="device-map", optim=optim,
+    )  # fmt: skip
+    assert found.cards is not None
+    assert [one.parts for one in found.cards][2] == "head"
+
+
 def test_where_no_machine_is_enough_the_verdict_is_of_the_most_cards() -> None:
     words = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 512}
     none = min_gpus(gpu="RTX-4090", sharding="device-map", **words)

@@ -222,3 +222,21 @@ def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_seve
     one.tab.select_option("#sharding", "zero3")
     assert one.fragment == "#m=llama-3.2-1b&t=full&gc=1&n=16&sh=zero3&cp=2"
     assert one.text("#cp_size-error").startswith("cp_size 2 under zero3")
+
+
+def test_layers_on_several_cards_are_told_card_by_card(opened: Any) -> None:
+    one = opened("#gc=1&n=2&g=RTX-4090")
+    assert one.text("label[for=batch_size]") == "Batch per GPU"
+    one.tab.select_option("#sharding", "device-map")
+    assert one.text("label[for=batch_size]") == "Batch"
+    predicted = api.predict(
+        model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=2,
+        sharding="device-map", gpu="RTX-4090",
+    )  # fmt: skip
+    assert one.text("#peak") == format_bytes(predicted.peak_allocated_bytes.value)
+    assert one.text("#where").startswith("allocated on the fullest GPU at the peak, in backward")
+    assert one.tab.locator("#notes .note").all_inner_texts() == [f"Note: {note}" for note in predicted.warnings]
+    assert sum(note.startswith("card ") for note in predicted.warnings) == 2
+    assert "NCCL" not in one.text("#basis")
+    assert one.text("#command").endswith(" --gradient-checkpointing --sharding device-map --num-gpus 2")
+    assert one.fragment == "#gc=1&n=2&sh=device-map&g=RTX-4090"

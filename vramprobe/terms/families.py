@@ -57,6 +57,7 @@ def forward(model: Model) -> Value:
             logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
     if tape.is_spread and model.setup.autocast != "none":
+        tape.at("forward", "output")
         wide = op.cast(logits, "fp32")  # accelerate hands out no other
         del wide
     model.cache.clear()

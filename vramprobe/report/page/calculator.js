@@ -273,13 +273,13 @@ function $counted(spec, gpu, fit, replays) {
   return {found: replays && fit !== null ? $predict$prediction._with_replay(found, spec, moments, fit, card) : found, refusal};
 }
 
-// The cell on one GPU: what the ranks of several share is told beside it.
+// The cell on one GPU: what ranks share, or how one process is spread, is told beside it.
 function $alone(spec) {
   const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, cp_rotation: "allgather", offload: "none"};
   return Object.assign(new $spec.CellSpec(spec.model, spec.architecture), spec, one_gpu);
 }
 
-function $ofRanks(spec, card) {
+function $onSeveral(spec, card) {
   const {num_gpus, sharding, shard_size, cp_size, cp_rotation, offload} = spec;
   return $predict$cards.predict_several($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card);
 }
@@ -288,7 +288,7 @@ function $ofRanks(spec, card) {
 // that is.
 function $predicted(spec, gpu, replays = false) {
   const card = gpu?.card ?? null;
-  if (spec.num_gpus > 1) return $ofRanks(spec, card);
+  if (spec.num_gpus > 1) return $onSeveral(spec, card);
   const fit = $fitOf(spec, gpu, replays), {found, refusal} = $counted(spec, gpu, fit, replays);
   if (refusal === null) return !replays || fit === null || card === null ? found : $predict$prediction.with_retries(found, spec, card);
   const alone = $counted(spec, gpu, null, false).found;
@@ -311,7 +311,7 @@ function predict(spec, config, gpu = null, replays = false) {
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
     within: found.within === null ? null : {limit_bytes: found.within.limit_bytes, num_alloc_retries: found.within.num_alloc_retries},
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
-    cards: found.cards === null ? null : [...found.cards].map(({card, parts, num_layers, peak_allocated_bytes, peak_phase}) => ({card, parts, num_layers, peak_allocated_bytes, peak_phase})),
+    cards: found.cards === null ? null : [...found.cards].map(({rc, ...card}) => card),
   };
   return Object.defineProperty(said, "cell", {value: {spec, config, gpu, replays}}); // for the verdict of another GPU
 }

@@ -4,7 +4,8 @@ In: a spec of one GPU's, how many cards, each with room enough. Out: Moments by 
 The walk is that of a single GPU, with each part's work where the part lies (device_map.py), and what accelerate's hooks
 copy between cards (hooks.py, ``AlignDevicesHook``): a layer's input, rotary tables, mask and positions, in every layer
 that is on another card than they are; the logits, which go to the batch's card with the output; autocast's wrapper then
-makes fp32 ones of them. The walk is gone once for each card, and counts what lies there. No torch here.
+makes fp32 ones of them. The walk is gone once for each card, with a few of its layers (memory is linear in those
+between), and counts what lies there. No torch here.
 """
 
 from __future__ import annotations

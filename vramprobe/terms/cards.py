@@ -24,6 +24,9 @@ from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Peak, Tape, highest
 from vramprobe.terms.walk import _END, _START, Walk, plus, walk_layers
 
+#: Places of no layer; ``output`` is the loss's, once autocast has let go of its copies.
+_OUTSIDE_LAYERS = ("embedding", "loss", "output", "end")
+
 
 class Card(NamedTuple):
     """A step on one card, whose batch size and length are left open."""
@@ -179,10 +182,6 @@ def _on_card(tensors: Sequence[Tensor], placed: CardMap, card: int, num_layers: 
     """The same, as many copies of each as lie there."""
     counts = [num_layers if one.per_layer else int(placed.of_tensor(one) == card) for one in tensors]
     return [one._replace(num_copies=count) for one, count in zip(tensors, counts, strict=True) if count]
-
-
-#: Places of no layer; ``output`` is the loss's, once autocast has let go of its copies.
-_OUTSIDE_LAYERS = ("embedding", "loss", "output", "end")
 
 
 class _OnCard(Storage):

@@ -9,7 +9,7 @@ import pytest
 from page_browser import asked, waiting
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import HYBRID
+from vramprobe.choices import DEVICE_MAP, HYBRID
 from vramprobe.errors import SpecError
 from vramprobe.terms.ranks import Sharding
 from vramprobe.units import format_bytes
@@ -173,7 +173,9 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
     assert one.fragment == "#n=8&sh=zero3"
     assert one.tab.input_value("#sharding") == "zero3"
     assert one.text("label[for=batch_size]") == "Batch per GPU"
-    assert one.tab.locator("#sharding option").all_inner_texts() == ["default", *get_args(Sharding), *HYBRID]
+    assert one.tab.locator("#sharding option").all_inner_texts() == [
+        "default", *get_args(Sharding), *HYBRID, DEVICE_MAP,
+    ]  # fmt: skip
     one.tab.select_option("#sharding", "")
     assert one.tab.locator("#sharding option").first.inner_text() == "fsdp (default)"
     one.tab.select_option("#quant", "int8")

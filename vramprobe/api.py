@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramprobe import catalog, spec
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError, StoreError
+from vramprobe.predict.fewest import min_gpus_by_sharding
 from vramprobe.predict.questions import (
     cell,
     changes,
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "calibrate", "cell", "changes", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit",
-    "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "models", "plan", "predict",
-    "recommend", "report", "run", "simulate",
+    "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "min_gpus_by_sharding",
+    "models", "plan", "predict", "recommend", "report", "run", "simulate",
 ]  # fmt: skip
 
 

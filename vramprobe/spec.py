@@ -525,12 +525,19 @@ def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
         (not several and spec.shard_size is not None, f"shard_size {spec.shard_size} {alone} more, or leave it out"),
         (not several and spec.cp_size > 1, f"cp_size {spec.cp_size} {alone} more, or leave it out"),
         (
-            spec.cp_size == 1 and spec.cp_rotation != "allgather",
-            f"cp_rotation {spec.cp_rotation} is of ranks that share each sequence; set cp_size to 2 or more",
+            cannot_rotate(spec.cp_size, spec.cp_rotation) is not None,
+            cannot_rotate(spec.cp_size, spec.cp_rotation) or "",
         ),
         (not several and spec.only_rank is not None, f"only_rank {spec.only_rank} {alone} more, or leave it out"),
         *((several and broken, reason) for broken, reason in rules),
     ]
+
+
+def cannot_rotate(cp_size: int, cp_rotation: str) -> str | None:
+    """Why nothing goes from rank to rank so, and what to do; None where it does, or the rotation is the usual one."""
+    if cp_size > 1 or cp_rotation == "allgather":
+        return None
+    return f"cp_rotation {cp_rotation} is of ranks that share each sequence; set cp_size to 2 or more"
 
 
 def cannot_group(sharding: str, num_gpus: int, shard_size: int | None) -> str | None:

@@ -15,8 +15,11 @@ from vramprobe.predict.prediction import predict, verdict
 from vramprobe.predict.questions import min_gpus
 from vramprobe.predict.questions import predict as ask
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms.cards import cards_of
+from vramprobe.terms import parameters
+from vramprobe.terms.cards import CardTape, cards_of
 from vramprobe.terms.device_map import CardMap, card_map
+from vramprobe.terms.setup import setup_of
+from vramprobe.terms.walk import walk_layers
 
 QWEN = "deepseek-r1-distill-qwen-1.5b"  # whose head is not tied
 PHASES = ("forward", "backward", "optimizer_step")
@@ -88,6 +91,21 @@ def test_what_stands_on_all_cards_is_what_stands_on_one() -> None:
         assert sum(one.terms[cause] for one in cards) == alone.terms[cause]
 
 
+@pytest.mark.parametrize(("method", "num_cards"), [("full", 3), ("qlora", 4)])
+def test_a_card_holds_the_same_where_all_layers_of_the_others_are_walked(method: str, num_cards: int) -> None:
+    spec = cell(model="llama-3.1-8b", method=method, gradient_checkpointing=method == "qlora")
+    arch, found = architecture(spec.architecture), cards_of(spec, num_cards)
+    setup = setup_of(spec, arch, parameters.tensors(spec, arch), True)
+    for number, card in enumerate(found.cards):
+        whole = walk_layers(setup, range(arch.num_layers), CardTape(setup.sizes.covers, found.map, number))
+        tops = [
+            [max((sum(terms.values()) for (its_phase, _), terms in places.items() if its_phase == phase), default=0)
+             for phase in ("forward", "backward")]
+            for places in (walk.highest(2, 512) for walk in (whole, card.walk))
+        ]  # fmt: skip
+        assert tops[0] == tops[1]
+
+
 def test_the_fullest_card_is_the_predictions() -> None:
     found = ask(
         model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=2,
@@ -113,6 +131,24 @@ def test_the_fewest_cards() -> None:
     large = {"model": "mistral-7b-v0.3", "num_layers": 3, "batch_size": 64, "seq_len": 32767}
     none = min_gpus(gpu="RTX-4090", **words | large)
     assert (none.num_gpus, none.verdict.verdict) == (None, "does not fit")
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "adamw_torch", "sgd"])
+def test_a_card_on_which_nothing_is_trained(optim: str) -> None:
+    """The last of three has the head alone, and adapters are in layers."""
+    found = ask(
+        model="llama-3.1-8b", method="qlora", lora_targets="q_v", dtype="fp32", batch_size=1, seq_len=64, num_gpus=3,
+        sharding="device-map", optim=optim,
+    )  # fmt: skip
+    assert found.cards is not None
+    assert [one.parts for one in found.cards][2] == "head"
+
+
+def test_where_no_machine_is_enough_the_verdict_is_of_the_most_cards() -> None:
+    words = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 512}
+    none = min_gpus(gpu="RTX-4090", sharding="device-map", **words)
+    most = ask(**words, sharding="device-map", num_gpus=16, gpu="RTX-4090")
+    assert (none.num_gpus, none.verdict.needed_bytes) == (None, most.peak_allocated_bytes)
 
 
 def test_what_cannot_be_asked() -> None:

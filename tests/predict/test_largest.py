@@ -296,6 +296,7 @@ def test_a_verdict_of_does_not_fit_says_how_many_gpus_would_do() -> None:
     fewest = {one["sharding"]: one["num_gpus"] for one in written["min_gpus"]}
     assert fewest["zero1"] is None
     assert fewest["zero3"] > 1
+    assert fewest["device-map"] > 1
     asked = json.loads(vramprobe(*words, "--min-gpus", "--sharding", "zero3", "--json").stdout)
     assert [one["num_gpus"] for one in asked] == [fewest["zero3"]]
     assert "zero3" in vramprobe(*words).stdout
@@ -322,7 +323,12 @@ def test_a_verdict_stands_where_ranks_cannot_be_counted(words: list[str], why: s
 def test_how_many_gpus_is_answered_for_the_kinds_that_the_libraries_can_do() -> None:
     words = ["predict", "--model", "llama-3.1-70b", "--method", "qlora", "--quant", "int8", "--kbit-prep", "none",
              "--batch-size", "1", "--seq-len", "64", *CARD, "--min-gpus", "--json"]  # fmt: skip
-    assert [one["sharding"] for one in json.loads(vramprobe(*words).stdout)] == ["zero1", "zero2", "zero3"]
+    assert [one["sharding"] for one in json.loads(vramprobe(*words).stdout)] == [
+        "zero1",
+        "zero2",
+        "zero3",
+        "device-map",
+    ]
     refused = vramprobe(*words, "--sharding", "fsdp")
     assert (refused.returncode, "the first forward fails" in " ".join(refused.stderr.split())) == (1, True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from command_line import vramprobe
 from factories import TINY_LLAMA_PATH
 
 from vramprobe.errors import SpecError
@@ -86,8 +87,34 @@ def test_shared_sequences_take_less_than_whole_ones() -> None:
     assert part < whole / 3
 
 
+def test_a_prediction_is_by_the_rotation_that_is_asked_for() -> None:
+    """Two layers of a Llama 2 7B among 16 ranks to a sequence, the highest of 0, 5 and 15, in backward."""
+    cell = {"model": "llama-2-7b", "num_layers": 2, "method": "full", "recipe": "mixed", "batch_size": 1,
+            "seq_len": 32768, "gradient_checkpointing": True, "num_gpus": 32, "sharding": "fsdp", "cp_size": 16,
+            "gpu": "H100-SXM"}  # fmt: skip
+    at_once, by_turns = (predict(**cell, cp_rotation=rotation) for rotation in (None, "alltoall"))
+    less = at_once.peak_allocated_bytes.value - by_turns.peak_allocated_bytes.value
+    assert less == pytest.approx(469_762_048, abs=2**23)  # 14 of 16 ranks' keys and values in bf16
+    assert any("16 to a sequence by alltoall" in warning for warning in by_turns.warnings)
+    assert at_once == predict(**cell, cp_rotation="allgather")
+
+
+def test_the_command_line_takes_the_rotation() -> None:
+    words = ["predict", "--model", "llama-2-7b", "--method", "full", "--batch-size", "1", "--seq-len", "4096",
+             "--num-gpus", "4", "--sharding", "fsdp", "--cp-rotation", "alltoall"]  # fmt: skip
+    assert "4 to a sequence by alltoall" in " ".join(vramprobe(*words, "--cp-size", "4").stdout.split())
+    assert "cp_rotation alltoall is of ranks that share each sequence" in vramprobe(*words).stderr
+
+
 def test_what_cannot_be_asked() -> None:
     cell = {"model": "llama-3.1-8b", "method": "full", "batch_size": 1}
+    ranks = {"seq_len": 4096, "sharding": "fsdp", "num_gpus": 8}
+    with pytest.raises(SpecError, match="cp_rotation alltoall is of ranks that share each sequence; set cp_size to 2"):
+        predict(**cell, **ranks, cp_rotation="alltoall")
+    with pytest.raises(SpecError, match="cp_rotation: 'ring' given; allowed: allgather, alltoall"):
+        predict(**cell, **ranks, cp_size=2, cp_rotation="ring")
+    with pytest.raises(SpecError, match="cp_rotation alltoall is for several GPUs; give sharding fsdp, num_gpus and"):
+        predict(**cell, seq_len=4096, cp_rotation="alltoall")
     with pytest.raises(SpecError, match="cp_size 2 under zero3: accelerate splits sequences beside FSDP2 alone"):
         predict(**cell, seq_len=4096, sharding="zero3", num_gpus=8, cp_size=2)
     with pytest.raises(SpecError, match=r"seq_len 4095 with cp_size 2: .* use 4092 or 4096"):

@@ -15,7 +15,7 @@ import pytest
 from page_browser import CHROMIUM, NO_CHROMIUM
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import FSDP2, HYBRID
+from vramprobe.choices import FSDP2, HYBRID, CpRotation
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.predict.prediction import verdict
@@ -32,6 +32,7 @@ NUM_CELLS = 700
 NUM_REPLAYS = 240
 NUM_SEARCHES = 60
 NUM_RANKS = 300
+NUM_SPREAD = 200
 
 #: Runs in the page: each question's answer, or its error.
 ASK = """
@@ -106,7 +107,7 @@ def some_options(rng):
 
 def on_one_gpu(options):
     """A fit is of one GPU, and the page predicts a rank of several by arithmetic alone."""
-    of_ranks = ("num_gpus", "sharding", "shard_size", "cp_size", "offload")
+    of_ranks = ("num_gpus", "sharding", "shard_size", "cp_size", "cp_rotation", "offload")
     return {name: value for name, value in options.items() if name not in of_ranks} | {"device": "cuda"}
 
 
@@ -160,6 +161,7 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
     counts = Counter()
     for options, answer in zip(asked, found, strict=True):
         kinds = [name for name in ("shard_size", "cp_size", "offload") if name in options]
+        kinds += ["alltoall"] if options.get("cp_rotation") == "alltoall" else []
         wanted = said_or_refused(options)
         if isinstance(wanted, str):
             if expected(on_one_gpu(options)) is not None:
@@ -168,7 +170,49 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
             continue
         counts.update([options["sharding"], *kinds])
         assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
-    assert min(counts[kind] for kind in (*HYBRID, "shard_size", "cp_size", "offload", "refused")) >= 5, counts
+    some = (*HYBRID, "shard_size", "cp_size", "alltoall", "offload", "refused")
+    assert min(counts[kind] for kind in some) >= 5, counts
+
+
+@needs_chromium
+def test_the_page_counts_each_card_of_a_process_as_predict_does(tmp_path):
+    """By device-map: every card to the byte, the verdict, what is refused in the same words; the largest counts."""
+    rng = random.Random(7)
+    asked = [some_spread(rng) for _ in range(NUM_SPREAD)]
+    small = {"model": "mistral-7b-v0.3", "method": "lora", "num_layers": 6, "sharding": "device-map", "num_gpus": 2}
+    found = answers(tmp_path, [question(options) for options in asked])
+    counts = Counter()
+    for options, answer in zip(asked, found, strict=True):
+        wanted = said_or_refused(options)
+        if isinstance(wanted, str):
+            if expected(on_one_gpu(options)) is not None:
+                counts["refused"] += 1
+                assert wanted == answer.get("error"), options
+            continue
+        predicted = api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options)
+        wanted["cards"] = [card.model_dump() for card in predicted.cards]
+        counts.update([options["method"], f"{len(predicted.cards)} cards"])
+        assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+        assert answer["verdict"]["reason"] == verdict(predicted, catalog.find_gpu("RTX-4090")).reason
+    assert min(counts[kind] for kind in ("full", "lora", "qlora", "2 cards", "4 cards", "refused")) >= 5, counts
+    [largest] = answers(tmp_path, [question(small | {"batch_size": 1, "seq_len": 512}, largest=True)])
+    for kind, ask, other in (("batch_size", api.max_batch_size, {"seq_len": 512}),
+                             ("seq_len", api.max_seq_len, {"batch_size": 1})):  # fmt: skip
+        assert largest[kind] == ask(gpu="RTX-4090", engine="formula", fit="none", **small, **other).fits.value
+
+
+def some_spread(rng):
+    """A random cell of one process over several cards; some impossible."""
+    models = ["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "qwen3-0.6b", "gemma-2-2b"]
+    words = some_options(rng) | {"model": rng.choice(models), "device": "cuda", "seq_len": rng.choice([1, 512, 2048])}
+    words |= {"sharding": "device-map", "num_gpus": rng.choice([2, 2, 3, 4, 8])}
+    words["fused_linear_cross_entropy"] = rng.random() < 0.05
+    if rng.random() < 0.9:
+        words.pop("attn", None)
+    for name, value in (("offload", "params"), ("cp_size", 2), ("shard_size", 2), ("cp_rotation", "alltoall")):
+        if rng.random() < 0.03:
+            words[name] = value
+    return words
 
 
 def said_or_refused(options):
@@ -189,6 +233,7 @@ def some_ranks(rng):
         words["shard_size"] = rng.choice([2, 4, 5, 8])
     if rng.random() < 0.3:
         words |= {"cp_size": rng.choice([2, 4]), "sharding": rng.choice([*FSDP2, "fsdp1"])}
+        words["cp_rotation"] = rng.choice(get_args(CpRotation))
         words.pop("attn", None)
     elif rng.random() < 0.5:
         words["offload"] = rng.choice(["params", "optimizer"])

@@ -9,7 +9,7 @@ import pytest
 from page_browser import asked, waiting
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import HYBRID
+from vramprobe.choices import DEVICE_MAP, HYBRID
 from vramprobe.errors import SpecError
 from vramprobe.terms.ranks import Sharding
 from vramprobe.units import format_bytes
@@ -173,7 +173,9 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
     assert one.fragment == "#n=8&sh=zero3"
     assert one.tab.input_value("#sharding") == "zero3"
     assert one.text("label[for=batch_size]") == "Batch per GPU"
-    assert one.tab.locator("#sharding option").all_inner_texts() == ["default", *get_args(Sharding), *HYBRID]
+    assert one.tab.locator("#sharding option").all_inner_texts() == [
+        "default", *get_args(Sharding), *HYBRID, DEVICE_MAP,
+    ]  # fmt: skip
     one.tab.select_option("#sharding", "")
     assert one.tab.locator("#sharding option").first.inner_text() == "fsdp (default)"
     one.tab.select_option("#quant", "int8")
@@ -187,12 +189,12 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
 
 def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_several_gpus(opened: Any) -> None:
     one = opened("#t=full&m=llama-3.2-1b&gc=1")
-    hidden = [one.tab.locator(f"#{name}") for name in ("shard_size", "cp_size", "offload")]
+    hidden = [one.tab.locator(f"#{name}") for name in ("shard_size", "cp_size", "offload", "cp_rotation")]
     assert all(field.is_hidden() for field in hidden)
     one.tab.fill("#num_gpus", "16")
-    assert [field.is_hidden() for field in hidden] == [True, False, False]
+    assert [field.is_hidden() for field in hidden] == [True, False, False, True]
     one.tab.select_option("#sharding", "fsdp-hybrid")
-    assert [field.is_hidden() for field in hidden] == [False, False, False]
+    assert [field.is_hidden() for field in hidden] == [False, False, False, True]
     one.tab.fill("#shard_size", "4")
     one.tab.select_option("#offload", "params")
     assert one.fragment == "#m=llama-3.2-1b&t=full&gc=1&n=16&sh=fsdp-hybrid&ss=4&of=params"
@@ -211,6 +213,32 @@ def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_seve
     one.tab.fill("#cp_size", "2")
     assert one.text("#peak") == format_bytes(api.predict(fit="none", cp_size=2, **words).peak_allocated_bytes.value)
     waiting(one.tab.locator("#verdicts .largest").first).to_contain_text("where GPUs share each sequence")
+    one.tab.select_option("#cp_rotation", "alltoall")
+    by_turns = api.predict(fit="none", cp_size=2, cp_rotation="alltoall", **words)
+    assert one.text("#peak") == format_bytes(by_turns.peak_allocated_bytes.value)
+    assert one.text("#command").endswith(
+        " --shard-size 4 --cp-size 2 --cp-rotation alltoall --sharding fsdp-hybrid --num-gpus 16"
+    )
+    assert one.fragment.endswith("&cp=2&cr=alltoall")
+    one.tab.select_option("#cp_rotation", "")
     one.tab.select_option("#sharding", "zero3")
     assert one.fragment == "#m=llama-3.2-1b&t=full&gc=1&n=16&sh=zero3&cp=2"
     assert one.text("#cp_size-error").startswith("cp_size 2 under zero3")
+
+
+def test_layers_on_several_cards_are_told_card_by_card(opened: Any) -> None:
+    one = opened("#gc=1&n=2&g=RTX-4090")
+    assert one.text("label[for=batch_size]") == "Batch per GPU"
+    one.tab.select_option("#sharding", "device-map")
+    assert one.text("label[for=batch_size]") == "Batch"
+    predicted = api.predict(
+        model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=2,
+        sharding="device-map", gpu="RTX-4090",
+    )  # fmt: skip
+    assert one.text("#peak") == format_bytes(predicted.peak_allocated_bytes.value)
+    assert one.text("#where").startswith("allocated on the fullest GPU at the peak, in backward")
+    assert one.tab.locator("#notes .note").all_inner_texts() == [f"Note: {note}" for note in predicted.warnings]
+    assert sum(note.startswith("card ") for note in predicted.warnings) == 2
+    assert "NCCL" not in one.text("#basis")
+    assert one.text("#command").endswith(" --gradient-checkpointing --sharding device-map --num-gpus 2")
+    assert one.fragment == "#gc=1&n=2&sh=device-map&g=RTX-4090"

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from vramprobe.predict.evaluate import Evaluation
     from vramprobe.predict.largest import Largest
     from vramprobe.predict.prediction import Prediction, Verdict
-    from vramprobe.predict.sharding import MinGpus
     from vramprobe.records.record import Emulation, Moved, RunRecord
     from vramprobe.report.definition import Table
 
@@ -286,22 +285,6 @@ def print_largest(found: Largest) -> None:
     if shown is not None:
         for warning in shown.prediction.warnings:
             console.print(f"[yellow]note[/]: {escape(warning)}")
-
-
-def print_min_gpus(found: Iterable[MinGpus]) -> None:
-    """How many GPUs each kind of sharding needs."""
-    console = Console(highlight=False)
-    for number, one in enumerate(found):
-        if number == 0:
-            console.print(f"fewest {escape(one.verdict.gpu)} by arithmetic per rank, not measured:")
-        count = f"[bold]{one.num_gpus}[/]" if one.num_gpus else "none fits"
-        needed = one.verdict.needed_bytes
-        console.print(
-            f"  {one.sharding:<18}  {count}: {format_bytes(needed.value)} each, up to {format_bytes(needed.high)} "
-            f"of {format_bytes(one.verdict.usable_bytes)}"
-            + (f"; tight on {one.tight_num_gpus}" if one.tight_num_gpus else "")
-            + (f"; {format_bytes(one.host_bytes)} of a machine's host memory" if one.host_bytes else "")
-        )
 
 
 def print_evaluation(found: Evaluation) -> None:

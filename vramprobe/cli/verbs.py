@@ -22,7 +22,7 @@ import typer
 
 import vramprobe
 from vramprobe.catalog.sweeps import list_sweeps
-from vramprobe.choices import HYBRID, SHARD_SIZE, Offload, Sharding
+from vramprobe.choices import HYBRID, SHARD_SIZE, CpRotation, Offload, Sharding
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -315,6 +315,10 @@ def predict(
         int | None, typer.Option(help=f"Of {' and '.join(HYBRID)}: as many GPUs, and not all ({SHARD_SIZE}).")
     ] = None,
     cp_size: Annotated[int | None, typer.Option(help="GPUs that share each sequence, under fsdp (1).")] = None,
+    cp_rotation: Annotated[
+        str | None,
+        typer.Option(help=f"Of keys and values among those: {' | '.join(get_args(CpRotation))} (allgather)."),
+    ] = None,
     offload: Annotated[
         str | None, typer.Option(help=f"{' | '.join(get_args(Offload))}: what the ranks keep in host memory.")
     ] = None,
@@ -340,7 +344,7 @@ def predict(
     cell = {"device": "cuda"} | cell if card else cell
     cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
     ranks = {"sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size, "cp_size": cp_size,
-             "offload": offload}  # fmt: skip
+             "cp_rotation": cp_rotation, "offload": offload}  # fmt: skip
     question = {"--max-batch": max_batch, "--max-seq-len": max_seq_len, "--largest-model": largest_model,
                 "--min-gpus": min_gpus}  # fmt: skip
     asking = [flag for flag, asked in question.items() if asked]
@@ -355,10 +359,11 @@ def predict(
     if asking == ["--min-gpus"]:
         if num_gpus is not None:
             raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
-        if shard_size is not None or cp_size is not None:
-            given = "--shard-size" if cp_size is None else "--cp-size"
-            raise typer.BadParameter(f"--min-gpus asks how many GPUs share one model, so drop {given}.")
-        _show_min_gpus(_min_gpus(gpu, sharding, engine, cell, offload), as_json=json_output)
+        for given in ("shard_size", "cp_size", "cp_rotation"):
+            if ranks[given] is not None:
+                flag = f"--{given.replace('_', '-')}"
+                raise typer.BadParameter(f"--min-gpus asks how many GPUs share one model, so drop {flag}.")
+        _show_min_gpus(*_min_gpus(gpu, sharding, engine, cell, offload), as_json=json_output)
         return
     if asking:
         ask = api.max_batch_size if max_batch else api.max_seq_len if max_seq_len else api.largest_model
@@ -388,7 +393,10 @@ def predict(
             from vramprobe.cli import display_changes
 
             display_changes.print_changes(others)
-        display.print_min_gpus(fewest)
+        if fewest:
+            from vramprobe.cli import display_fewest
+
+            display_fewest.print_min_gpus(fewest, {})
         if uncounted:
             print(f"note: {uncounted}")
 
@@ -409,36 +417,31 @@ def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple
     from vramprobe.architecture import UnsupportedArchitecture
 
     try:
-        return _min_gpus(gpu, None, engine, cell), ""
+        return _min_gpus(gpu, None, engine, cell)[0], ""
     except UnsupportedArchitecture as error:
         return [], str(error)
 
 
 def _min_gpus(
     gpu: str, sharding: str | None, engine: str, cell: dict[str, Any], offload: str | None = None
-) -> list[MinGpus]:
-    """For one kind of sharding, or for each that the libraries can do with this cell."""
+) -> tuple[list[MinGpus], dict[str, list[str]]]:
+    """(for one kind of sharding, or for each that the libraries can do with this cell; kinds by why not the others)."""
     from vramprobe import api
-    from vramprobe.spec import cannot_shard
-    from vramprobe.terms.ranks import DIVIDING
 
     if engine == "trace":
         raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
     if sharding:
-        return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)]
-    if offload not in (None, "none"):
-        raise typer.BadParameter("--offload belongs to one kind of sharding; name it: --sharding zero2.")
-    spec = api.cell(**{name: value for name, value in cell.items() if name not in ("fit", "allow_extrapolation")})
-    return [api.min_gpus(gpu=gpu, sharding=kind, **cell) for kind in DIVIDING if not cannot_shard(spec, kind)]
+        return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)], {}
+    return api.min_gpus_by_sharding(gpu=gpu, offload=offload, **cell)
 
 
-def _show_min_gpus(found: list[MinGpus], *, as_json: bool) -> None:
-    from vramprobe.cli import display
+def _show_min_gpus(found: list[MinGpus], left_out: dict[str, list[str]], *, as_json: bool) -> None:
+    from vramprobe.cli import display_fewest
 
     if as_json:
         _print_json([one.model_dump(mode="json") for one in found])
     else:
-        display.print_min_gpus(found)
+        display_fewest.print_min_gpus(found, left_out)
 
 
 app.command()(recommend_verb.recommend)

@@ -30,7 +30,7 @@ from vramprobe.predict.prediction import (
 )  # fmt: skip
 from vramprobe.predict.prediction import without_flash as flash_notes
 from vramprobe.predict.sharding import MinGpus, require_offload
-from vramprobe.spec import CellSpec, cannot_group, cannot_share_sequences
+from vramprobe.spec import CellSpec, cannot_group, cannot_rotate, cannot_share_sequences
 from vramprobe.terms import Moment
 from vramprobe.terms.cards import cards_of
 from vramprobe.terms.device_map import CardMap
@@ -70,9 +70,15 @@ def predict_several(
         )  # fmt: skip
     require_offload(spec, sharding, offload)
     several = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "cp_size": cp_size})
-    if reason := cannot_group(sharding, num_gpus, shard_size) or cannot_share_sequences(several):
+    if reason := (
+        cannot_group(sharding, num_gpus, shard_size)
+        or cannot_share_sequences(several)
+        or cannot_rotate(cp_size, cp_rotation)
+    ):
         raise SpecError(reason)
-    return (predict_layers if sharding == TENSOR_PARALLEL else predict_cards)(spec, num_gpus, model, **words)
+    if sharding == TENSOR_PARALLEL:
+        return predict_layers(spec, num_gpus, model, **words)
+    return predict_cards(spec, num_gpus, model, **words)
 
 
 def predict_cards(
@@ -143,7 +149,8 @@ def min_cards(
     refusal: Exception | None = None
     alone = predict(spec, model, allow_extrapolation=True, gpu=gpu)
     standing = sum(alone.terms.get(cause, 0) for cause in ("weights", "optimizer_state"))
-    for num_cards in sorted({1, *range(max(2, standing // usable_bytes(gpu, device_is_known=False)), MAX_CARDS + 1)}):
+    least = min(max(2, standing // usable_bytes(gpu, device_is_known=False)), MAX_CARDS)
+    for num_cards in (1, *range(least, MAX_CARDS + 1)):
         try:
             one = judged(num_cards)
         except (SpecError, UnsupportedArchitecture) as error:  # of this number: a card is left empty

@@ -15,7 +15,7 @@ from vramprobe.model.memory_model import MemoryModel, workspaces_bytes
 from vramprobe.predict.host import in_words
 from vramprobe.predict.prediction import HasKernels, Prediction, predict_moments, without_flash
 from vramprobe.predict.sharding import _doubts, predict_rank, require_arithmetic, require_offload
-from vramprobe.spec import CellSpec, cannot_group, cannot_shard, cannot_share_sequences
+from vramprobe.spec import CellSpec, cannot_group, cannot_rotate, cannot_shard, cannot_share_sequences
 from vramprobe.terms import Moment
 from vramprobe.terms.ranks import Sharding, host_bytes, rank_moments
 from vramprobe.terms.ring import Ring, ring_moments
@@ -37,12 +37,15 @@ def predict_one_of(
     """The allocated peak of one rank of ``num_gpus``, as predict_rank has it; hybrids are counted, too.
 
     ``shard_size``: the ranks of a hybrid's group (choices.SHARD_SIZE); ``cp_size``: those that share each sequence of
-    ``spec``. ``offload``: what lies in host memory, of which the Prediction has a rank's bytes. Raises what
-    predict_rank, require_offload and require_arithmetic raise, and SpecError where the ranks make no such groups.
+    ``spec``, with keys and values by ``cp_rotation`` (choices.CpRotation). ``offload``: what lies in host memory, of
+    which the Prediction has a rank's bytes. Raises what predict_rank, require_offload and require_arithmetic raise, and
+    SpecError where the ranks make no such groups.
     """
     require_offload(spec, str(sharding), offload)
     if offload != "none" and num_gpus == 1:
         raise SpecError(f"offload {offload} is for several GPUs; give num_gpus 2 or more, or leave it out")
+    if reason := cannot_rotate(cp_size, cp_rotation):
+        raise SpecError(reason)
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
     if sharding in HYBRID and shard_size is None:
         shard_size = SHARD_SIZE
@@ -107,9 +110,10 @@ def _predict_part(
         for in_one_unit in (False, True)
     )  # fmt: skip
     sharing = ranks.shard_size or ranks.num_gpus
+    by_turns = "" if ranks.cp_rotation == "allgather" else f" by {ranks.cp_rotation}"
     note = (
-        f"one rank of {ranks.num_gpus} under {ranks.sharding}, {ranks.cp_size} to a sequence, by arithmetic, per rank, "
-        "not measured"
+        f"one rank of {ranks.num_gpus} under {ranks.sharding}, {ranks.cp_size} to a sequence{by_turns}, by arithmetic, "
+        "per rank, not measured"
     )
     base = require_arithmetic(str(ranks.sharding).removesuffix("-hybrid"))
     return predict_moments(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
-from vramprobe.choices import DEVICE_MAP, HYBRID, TENSOR_PARALLEL, Offload, Sharding
+from vramprobe.choices import DEVICE_MAP, HYBRID, TENSOR_PARALLEL, CpRotation, Offload, Sharding
 from vramprobe.errors import OutOfRange, SpecError
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ SHARDING: Sharding = "fsdp"
 
 
 class _Ranks(NamedTuple):
-    """Of which kind, how many, to a group, to a sequence, what is offloaded; null: one GPU, or what is usual."""
+    """Of which kind, how many, to a group, to a sequence and its rotation, what is offloaded; null: one GPU, or what is
+    usual."""
 
     sharding: Sharding | None = None
     num_gpus: int | None = None
     shard_size: int | None = None
     cp_size: int | None = None
+    cp_rotation: CpRotation | None = None
     offload: Offload | None = None
 
 
@@ -64,6 +66,7 @@ def predict(
     num_gpus: int | None = None,
     shard_size: int | None = None,
     cp_size: int | None = None,
+    cp_rotation: CpRotation | None = None,
     offload: Offload | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
@@ -75,14 +78,15 @@ def predict(
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
     ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's; ``shard_size`` of
-    them to a group, under a hybrid; ``offload``: what they keep in host memory. ``replays``: on CUDA by the allocator's
+    them to a group, under a hybrid; ``cp_size`` to a sequence, whose keys and values come by ``cp_rotation``;
+    ``offload``: what they keep in host memory. ``replays``: on CUDA by the allocator's
     replay, where the fit knows how far off that is; else by arithmetic alone.
     ``stack``: under another release, ``transformers-4.48``, by arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict.prediction import with_retries
 
-    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, offload)
+    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, cp_rotation, offload)
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell(device=device or (model.device if model else "cuda"), **options)
     if stack is not None:
@@ -117,6 +121,7 @@ def changes(
     num_gpus: int | None = None,
     shard_size: int | None = None,
     cp_size: int | None = None,
+    cp_rotation: CpRotation | None = None,
     offload: Offload | None = None,
     allow_extrapolation: bool = False,
     **options: Any,
@@ -129,7 +134,7 @@ def changes(
     """
     from vramprobe.predict.changes import candidates, what_would_save
 
-    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, offload)._asdict()
+    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, cp_rotation, offload)._asdict()
     words = _without_recipe(options) | {"device": device} | ranks
     own = {
         "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation,
@@ -176,7 +181,7 @@ def _engine(
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    sharding, num_gpus, shard_size, cp_size, offload = ranks
+    sharding, num_gpus, shard_size, cp_size, cp_rotation, offload = ranks
     if offload not in (None, "none") and sharding is None:
         raise SpecError(f"offload {offload} is for several GPUs; give sharding and num_gpus")
     if shard_size is not None and sharding is None:
@@ -185,6 +190,10 @@ def _engine(
         )
     if cp_size is not None and sharding is None:
         raise SpecError(f"cp_size {cp_size} is for several GPUs; give sharding fsdp, and num_gpus")
+    if cp_rotation is not None and cp_rotation not in get_args(CpRotation):
+        raise SpecError(f"cp_rotation: {cp_rotation!r} given; allowed: {', '.join(get_args(CpRotation))}")
+    if cp_rotation is not None and sharding is None:
+        raise SpecError(f"cp_rotation {cp_rotation} is for several GPUs; give sharding fsdp, num_gpus and cp_size")
     if (sharding is None) != (num_gpus is None):
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
     if sharding is not None and engine == "trace":
@@ -198,7 +207,8 @@ def _engine(
                 if sharding is not None and num_gpus is not None:
                     from vramprobe.predict.cards import predict_several
 
-                    groups = {"shard_size": shard_size, "cp_size": cp_size or 1, "offload": offload or "none"}
+                    groups = {"shard_size": shard_size, "cp_size": cp_size or 1,
+                              "cp_rotation": cp_rotation or "allgather", "offload": offload or "none"}  # fmt: skip
                     found = predict_several(one, num_gpus, sharding, model, **groups, **extra)
                     if not replays or model is not None:
                         return found

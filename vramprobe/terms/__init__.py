@@ -99,7 +99,7 @@ class Course:
 
     def remainders(self, gradient_bytes: int) -> int:
         """What blocks have over while so many bytes of gradients stand."""
-        share = self.gradient_remainders * gradient_bytes // max(self.at_step["gradients"], 1)
+        share = remainders.share_of(self.gradient_remainders, gradient_bytes, self.at_step["gradients"])
         return self.idle.get("block_remainders", 0) + share
 
 

@@ -7,7 +7,7 @@ which looks at the weights as they are made, without adapters, and at buffers. N
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,7 +34,6 @@ class CardMap:
     norm: int
     rotary: int
     head: int
-    num_cards: int
 
     def of(self, part: int | str) -> int:
         """The card of a layer, by its number, or of ``embedding``, ``norm``, ``rotary``, ``head``; of the ``batch``."""
@@ -59,12 +58,12 @@ class _Part:
     def num_bytes(self) -> float:
         return self.own_bytes + sum(child.num_bytes for child in self.children)
 
-    def whole(self) -> Iterator[_Part]:
+    @cached_property
+    def whole(self) -> list[_Part]:
         """What is not split, in the model's order."""
         if not self.children:
-            yield self
-        for child in self.children:
-            yield from child.whole()
+            return [self]
+        return [part for child in self.children for part in child.whole]
 
 
 def card_map(spec: CellSpec, arch: Architecture, num_cards: int) -> CardMap:
@@ -92,7 +91,7 @@ def card_map(spec: CellSpec, arch: Architecture, num_cards: int) -> CardMap:
 
     layers = tuple([card_of(f"model.layers.{index}") for index in range(arch.num_layers)])
     outside = {"embedding": "model.embed_tokens", "norm": "model.norm", "rotary": "model.rotary_emb", "head": "lm_head"}
-    made = CardMap(layers, num_cards=num_cards, **{part: card_of(name) for part, name in outside.items()})
+    made = CardMap(layers, **{part: card_of(name) for part, name in outside.items()})
     if len(set(found.values())) == 1:
         raise SpecError(
             'device_map="auto" puts the whole of this model on one card, and nothing on the others; leave num_gpus and '
@@ -123,7 +122,7 @@ def _model(spec: CellSpec, arch: Architecture) -> _Part:
 
 def _share(model: _Part, quant: str, num_cards: int) -> float:
     """What may lie on each card but the last: an equal part, with room for the largest thing beside it."""
-    room = int(_ROOM * max(part.num_bytes for part in model.whole()))
+    room = int(_ROOM * max(part.num_bytes for part in model.whole))
     return (model.num_bytes // num_cards + room) * (1.0 if quant == "none" else _QUANTISED_SHARE)
 
 
@@ -137,7 +136,7 @@ def _inferred(model: _Part, tied: bool, num_cards: int, share: float) -> dict[st
     largest, names = _largest(waiting)
     card, used = 0, 0.0
     while waiting:
-        part = waiting.pop(0)
+        part, *waiting = waiting
         names = [name for name in names if name != part.name and not name.startswith(f"{part.name}.")]
         if not names:
             largest, names = _largest(waiting)
@@ -153,12 +152,12 @@ def _inferred(model: _Part, tied: bool, num_cards: int, share: float) -> dict[st
             largest, names = _largest(waiting)
         else:
             card, used = card + 1, 0.0
-            waiting.insert(0, part)
+            waiting = [part, *waiting]
     return found
 
 
 def _largest(waiting: Sequence[_Part]) -> tuple[float, list[str]]:
     """The most bytes of what is not split, and the names of those that have as many."""
-    whole = [part for one in waiting for part in one.whole()]
+    whole = [part for one in waiting for part in one.whole]
     largest = max((part.num_bytes for part in whole), default=0)
     return largest, [part.name for part in whole if part.num_bytes == largest]

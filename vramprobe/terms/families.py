@@ -57,6 +57,8 @@ def forward(model: Model) -> Value:
             logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
     if tape.raises_outputs and model.setup.autocast != "none":
+        if tape.is_spread:
+            tape.at("forward", "output")
         wide = op.cast(logits, "fp32")  # accelerate hands out no other
         del wide
     model.cache.clear()

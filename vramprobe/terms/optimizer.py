@@ -117,9 +117,9 @@ def temporaries_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
     # One tensor after the other; some loops hold a result of the tensor before while they work on the next.
     pairs = _in_order(trained)
     if spec.optim == "adafactor":  # what it holds goes before the factors of the new update are made
-        return max(_working_bytes(spec, now) + max(_held_bytes(spec, before), _factors_bytes(now))
-                   for before, now in pairs)  # fmt: skip
-    return max(_held_bytes(spec, before) + _working_bytes(spec, now) for before, now in pairs)
+        return max((_working_bytes(spec, now) + max(_held_bytes(spec, before), _factors_bytes(now))
+                    for before, now in pairs), default=0)  # fmt: skip
+    return max((_held_bytes(spec, before) + _working_bytes(spec, now) for before, now in pairs), default=0)
 
 
 def _in_order(trained: Sequence[Tensor]) -> Iterator[tuple[Tensor | None, Tensor]]:

@@ -44,3 +44,8 @@ def of_what_stands(spec: CellSpec, tensors: Sequence[Tensor]) -> int:
 def of_gradients(trained: Sequence[Tensor]) -> int:
     """Of all gradients together."""
     return sum(tensor.num_copies * remainder(tensor.num_bytes) for tensor in trained)
+
+
+def share_of(gradient_remainders: int, gradient_bytes: int, all_bytes: int) -> int:
+    """Of those of all gradients, as many as there are gradients."""
+    return gradient_remainders * gradient_bytes // max(all_bytes, 1)

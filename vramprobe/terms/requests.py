@@ -110,8 +110,7 @@ class Run:
                 if event < STREAM:
                     allocator.allocate(number, event)
                 else:
-                    stream, size_bytes = divmod(event, STREAM)
-                    allocator.allocate(number, size_bytes, stream)
+                    allocator.allocate(number, event % STREAM, event // STREAM)
                 number += 1
             elif event < 0:
                 allocator.free(~event)

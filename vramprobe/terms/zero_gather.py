@@ -14,7 +14,7 @@ it has recorded a step:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vramprobe.terms.graph import ITEMSIZE_BYTES
@@ -66,17 +66,19 @@ class _Module(NamedTuple):
     weights: list[int]
     inside: list[_Module]
 
-    def forward(self) -> Iterator[list[int]]:
+    def forward(self) -> list[list[int]]:
         """The weights of each as it comes: a module's own hook, then those inside."""
-        yield self.weights
+        found = [self.weights]
         for one in self.inside:
-            yield from one.forward()
+            found += one.forward()
+        return found
 
-    def backward(self) -> Iterator[list[int]]:
+    def backward(self) -> list[list[int]]:
         """The same: a module's hook is on its output."""
-        yield self.weights
+        found = [self.weights]
         for one in reversed(self.inside):
-            yield from one.backward()
+            found += one.backward()
+        return found
 
 
 class _Weights:
@@ -117,16 +119,18 @@ class _Weights:
             # (zero/parameter_offload.py, ``ZeROOrderedDict``).
             read = adapters[0].weights if adapters and self._reads_adapters else []
             made = [_Module(read, [own, _Module([], []), *adapters])] if adapters else [own]
-            part, _, name = base.rpartition("{layer}.")[2].rpartition(".")
-            if name == "gate_proj":  # the activation is a module
+            if base.endswith(".gate_proj"):  # the activation is a module
                 made.append(_Module([], []))
-            if "{layer}" not in base or not part:
+            within = base.split("{layer}.")[-1].split(".")[:-1] if "{layer}" in base else []
+            if not within:
                 found += made
                 continue
+            part = ".".join(within)
             if part not in parts:
                 parts[part] = _Module([], [])
                 found.append(parts[part])
-            parts[part].inside.extend(made)
+            for one in made:
+                parts[part].inside.append(one)
         return found
 
     def uses(self, *, computes_again: bool) -> list[Use]:

@@ -75,7 +75,7 @@ $define("clear", (owner) => {
   for (const one of held) $release(one);
 });
 $define("copy", (owner) => owner instanceof $Dict ? $dict($entries(owner)) : $list([...owner]));
-$define("count", (owner, one) => owner.split(one).length - 1);
+$define("count", (owner, one) => Array.isArray(owner) ? owner.filter((other) => $equal(one, other)).length : owner.split(one).length - 1);
 $define("endswith", (text, end) => Array.isArray(end) ? end.some((one) => text.endsWith(one)) : text.endsWith(end));
 $define("extend", (list, more) => { $extend(list, more); });
 $define("fromkeys", (_, keys, value = null) => $dict([...$items(keys)].map((key) => [key, value])));

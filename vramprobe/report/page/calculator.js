@@ -190,13 +190,16 @@ function $plain(it) {
 // As terms.moments: the moments of a steady step that can be its peak.
 function $moments(spec, has_flash = true) {
   const {idle, at_step, walk, left, of_gradients} = $courseOf(spec, has_flash);
-  const all = Math.max(new Map($entries(at_step)).get("gradients"), 1);
-  const remainders = (terms) => left + Number(BigInt(of_gradients) * BigInt(new Map($entries(terms)).get("gradients") ?? 0) / BigInt(all));
+  const all = new Map($entries(at_step)).get("gradients");
+  const remainders = (terms) => left + $shareOf(of_gradients, new Map($entries(terms)).get("gradients") ?? 0, all);
   const now = $const($union(idle, $dict([["batch", $terms.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
   const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, at_step]];
   return $const($list(places.map(([[phase, place], terms]) =>
     new $terms.Moment(phase, place, $const($terms._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));
 }
+
+// As terms/remainders.py has it: their product is more than a number holds.
+function $shareOf(remainders, gradients, all) { return Number(BigInt(remainders) * BigInt(gradients) / BigInt(Math.max(all, 1))); }
 
 // The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else, for a replay, that of several
 // of NVIDIA's cards; none of a rank.
@@ -270,22 +273,22 @@ function $counted(spec, gpu, fit, replays) {
   return {found: replays && fit !== null ? $predict$prediction._with_replay(found, spec, moments, fit, card) : found, refusal};
 }
 
-// The cell on one GPU: what the ranks of several share is told beside it.
+// The cell on one GPU: what ranks share, or how one process is spread, is told beside it.
 function $alone(spec) {
-  const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, offload: "none"};
+  const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, cp_rotation: "allgather", offload: "none"};
   return Object.assign(new $spec.CellSpec(spec.model, spec.architecture), spec, one_gpu);
 }
 
-function $ofRanks(spec, card) {
+function $onSeveral(spec, card) {
   const {num_gpus, sharding, shard_size, cp_size, cp_rotation, offload} = spec;
-  return $predict$hybrid.predict_one_of($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card);
+  return $predict$cards.predict_several($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card);
 }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
 // that is.
 function $predicted(spec, gpu, replays = false) {
   const card = gpu?.card ?? null;
-  if (spec.num_gpus > 1) return $ofRanks(spec, card);
+  if (spec.num_gpus > 1) return $onSeveral(spec, card);
   const fit = $fitOf(spec, gpu, replays), {found, refusal} = $counted(spec, gpu, fit, replays);
   if (refusal === null) return !replays || fit === null || card === null ? found : $predict$prediction.with_retries(found, spec, card);
   const alone = $counted(spec, gpu, null, false).found;
@@ -308,6 +311,7 @@ function predict(spec, config, gpu = null, replays = false) {
     terms: $entries(found.terms), constant_bytes: found.constant_bytes,
     within: found.within === null ? null : {limit_bytes: found.within.limit_bytes, num_alloc_retries: found.within.num_alloc_retries},
     fit: found.fit === null ? null : {...found.fit}, notes: [...found.warnings],
+    cards: found.cards === null ? null : [...found.cards].map(({rc, ...card}) => card),
   };
   return Object.defineProperty(said, "cell", {value: {spec, config, gpu, replays}}); // for the verdict of another GPU
 }
@@ -327,7 +331,7 @@ function verdict(prediction, gpu) {
   }
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
   const tiers = {peak_allocated_bytes: $bytes(allocated), reserved_bytes: $bytes(reserved), device_bytes: $bytes(device)};
-  const found = $predict$prediction.verdict({...tiers, within: prediction.within, num_gpus: spec.num_gpus}, gpu.card);
+  const found = $predict$prediction.verdict({...tiers, within: prediction.within, num_gpus: spec.num_gpus, cards: prediction.cards}, gpu.card);
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
   return {
     verdict: refusal ? "does not fit" : found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,

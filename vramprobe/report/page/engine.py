@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.catalog.models import BOOKKEEPING_KEYS
-from vramprobe.choices import HYBRID, Offload
+from vramprobe.choices import DEVICE_MAP, HYBRID, CpRotation, Offload
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
 from vramprobe.predict.prediction import basis_of
@@ -46,8 +46,9 @@ _MODULES: dict[str, set[str] | None] = {
     "spec": {
         "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
         "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
-        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_offload",
-        "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads", "_partial_attention",
+        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_rotate",
+        "cannot_offload", "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads",
+        "_partial_attention",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -77,10 +78,10 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "terms.versions": None,
     "terms.scratch": None,
-    "terms.loading": {"load", "_BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
+    "terms.loading": {"load", "BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
                       "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes"},
     "terms.request_log": {
-        "SAMPLED", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike", "_Inner",
+        "SAMPLED", "STREAM", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike", "_Inner",
         "unrolled", "_source", "_start", "_require_alike", "_spread", "events",
     },
     "terms.requests": None,
@@ -99,9 +100,9 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "model.replayed": {"Replayed", "chip_of", "play"},
     "predict.prediction": {
-        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
+        "ALONE", "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
         "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
-        "Interval", "FitProvenance",
+        "Interval", "FitProvenance", "CardPeak",
         "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
         "usable_bytes", "_outside", "basis_of",
         "widening_of", "unseen_choices", "bounds", "_other_tiers",
@@ -120,6 +121,11 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.sharding": {"predict_rank", "_some", "_check", "_doubts", "require_offload", "require_arithmetic"},
     "terms.ring": None,
     "predict.hybrid": None,
+    "terms.device_map": None,
+    "terms.cards": None,
+    "terms.tensor_parallel": None,
+    "predict.layers": {"predict_layers", "_require_divided"},
+    "predict.cards": {"predict_several", "predict_cards", "_peak", "_parts_on", "_OUTSIDE"},
     "predict.stack": {"under_versions"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
@@ -165,6 +171,7 @@ _GIVEN = {
     "typing.get_args": "(($values) => $values)",
     "vramprobe.architecture.architecture": "$archOf",
     "vramprobe.terms.moments": "$moments",
+    "vramprobe.terms.remainders.share_of": "$shareOf",
     "vramprobe.terms.course_of": "$courseOf",
     "vramprobe.spec.resolve": "$resolved",
     "vramprobe.catalog.libraries.pinned_libraries": "$pinnedLibraries",
@@ -184,7 +191,8 @@ _GIVEN = {
 CHOICES = {
     "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
-    "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID)], "offload": Offload,
+    "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID, DEVICE_MAP)], "offload": Offload,
+    "cp_rotation": CpRotation,
 }  # fmt: skip
 
 #: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.

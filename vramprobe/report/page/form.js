@@ -103,6 +103,7 @@ const form = (() => {
     for (let at = field; at && at !== root; at = at.parentElement) {
       if (at.dataset.methods && !at.dataset.methods.split(" ").includes(options.method)) return false;
       if ("several" in at.dataset && !(options.num_gpus > 1)) return false;
+      if ("shared" in at.dataset && !(options.cp_size > 1)) return false;
       if ("hybrid" in at.dataset && !vramprobe.hybrid.includes(options.sharding)) return false;
     }
     return true;
@@ -110,8 +111,8 @@ const form = (() => {
 
   /** Hide what the method, or a single GPU, has no use for, and say what each default comes to in this cell. */
   function follow(now, spec) {
-    for (const field of root.querySelectorAll("[data-methods], [data-several], [data-hybrid]")) field.hidden = !isFor(field, now.options);
-    byId("batch-label").textContent = now.options.num_gpus > 1 ? "Batch per GPU" : "Batch";
+    for (const field of root.querySelectorAll("[data-methods], [data-several], [data-shared], [data-hybrid]")) field.hidden = !isFor(field, now.options);
+    byId("batch-label").textContent = now.options.num_gpus > 1 && now.options.sharding !== "device-map" ? "Batch per GPU" : "Batch"; // one process has it
     root.querySelector('[data-option="config"]').hidden = now.options.model !== state.PASTED;
     for (const name of SELECTS) {
       byId(name).options[0].textContent = spec?.[name] && now.options[name] === null ? `${spec[name]} (default)` : byId(name).dataset.none ?? "default";

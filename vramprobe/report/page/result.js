@@ -45,7 +45,7 @@ const result = (() => {
     byId("interval").textContent = `${bytes(peak.low)} to ${bytes(peak.high)}`;
     const tiers = [["reserved", prediction.reserved_bytes], ["device", prediction.device_bytes]]
       .filter(([, tier]) => tier).map(([name, tier]) => `${bytes(tier.value)} ${name} (${bytes(tier.low)} to ${bytes(tier.high)})`);
-    const onEach = spec.num_gpus > 1 ? " on each GPU" : "";
+    const onEach = prediction.cards ? " on the fullest GPU" : spec.num_gpus > 1 ? " on each GPU" : "";
     byId("where").textContent = [`allocated${onEach} at the peak, in ${plain(prediction.peak_phase)}${place(prediction)}`, ...tiers].join("; ");
     draw();
     terms(prediction);

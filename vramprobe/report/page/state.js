@@ -23,6 +23,7 @@ const state = (() => {
     sharding: { key: "sh", kind: "choice" },
     shard_size: { key: "ss", kind: "number" },
     cp_size: { key: "cp", kind: "number" },
+    cp_rotation: { key: "cr", kind: "choice" },
     offload: { key: "of", kind: "choice" },
     lora_r: { key: "r", kind: "number" },
     lora_targets: { key: "lt", kind: "text" },

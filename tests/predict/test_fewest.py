@@ -1,0 +1,74 @@
+"""The fewest GPUs by every kind of sharding: which are asked, which are left out, and why."""
+
+from __future__ import annotations
+
+import pytest
+from command_line import vramprobe
+
+from vramprobe import api
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.errors import SpecError
+from vramprobe.terms.ranks import DIVIDING
+
+CELL = {"batch_size": 1, "seq_len": 512, "gradient_checkpointing": True}
+FULL = CELL | {"model": "llama-3.1-8b", "method": "full", "recipe": "mixed"}
+
+
+def test_every_kind_is_asked_as_if_it_were_named() -> None:
+    words = CELL | {"model": "llama-3.1-8b", "method": "qlora", "gpu": "T4"}
+    found = api.min_gpus_by_sharding(**words)
+    assert [one.sharding for one in found.answers] == [*DIVIDING, "device-map"]
+    assert found.answers == [api.min_gpus(sharding=one.sharding, **words) for one in found.answers]
+    assert found.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("offload", "kinds"),
+    [("params", ["zero3", "fsdp", "fsdp-shard-grad-op"]), ("optimizer", ["zero1", "zero2", "zero3"])],
+)
+def test_offloaded_the_kinds_that_can(offload: str, kinds: list[str]) -> None:
+    found = api.min_gpus_by_sharding(gpu="RTX-4090", offload=offload, **FULL)
+    assert [(one.sharding, one.offload) for one in found.answers] == [(kind, offload) for kind in kinds]
+    assert found.answers == [api.min_gpus(gpu="RTX-4090", sharding=kind, offload=offload, **FULL) for kind in kinds]
+    assert sorted(kind for named in found.left_out.values() for kind in named) == sorted(
+        {*DIVIDING, "device-map"} - set(kinds)
+    )
+
+
+def test_a_kind_that_cannot_is_left_out_with_its_reason() -> None:
+    found = api.min_gpus_by_sharding(gpu="RTX-4090", model="pythia-6.9b", method="full", **CELL)
+    assert [one.sharding for one in found.answers] == list(DIVIDING)
+    [(reason, kinds)] = found.left_out.items()
+    assert kinds == ["device-map"]
+    assert reason.startswith("there is no arithmetic for sharding device-map of a gpt_neox")
+
+
+def test_what_none_does_is_refused() -> None:
+    with pytest.raises(SpecError, match="no kind of sharding that divides a model does this: offload optimizer: Deep"):
+        api.min_gpus_by_sharding(gpu="RTX-4090", offload="optimizer", **FULL | {"optim": "adafactor"})
+    with pytest.raises(SpecError, match="offload: 'weights' given; allowed: none, optimizer, params"):
+        api.min_gpus_by_sharding(gpu="RTX-4090", offload="weights", **FULL)
+    with pytest.raises(UnsupportedArchitecture, match="under zero1: its layers differ"):
+        api.min_gpus_by_sharding(gpu="RTX-4090", **FULL | {"model": "deepseek-v2-lite"})
+
+
+def test_the_command_line_says_what_fits_and_what_was_left_out() -> None:
+    words = [
+        "--model",
+        "llama-3.1-8b",
+        "--method",
+        "full",
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "512",
+        "--gpu",
+        "RTX-4090",
+    ]
+    shown = vramprobe("predict", *words, "--min-gpus", "--offload", "params")
+    assert shown.returncode == 0, shown.stderr
+    title, heading, *rows = shown.stdout.splitlines()
+    assert title == "fewest GeForce RTX 4090 by arithmetic, per rank or card, not measured:"
+    assert heading.split() == ["sharding", "fits", "tight", "each", "up", "to", "of", "on", "a", "host"]
+    assert [row.split()[0] for row in rows[:3]] == ["zero3", "fsdp", "fsdp-shard-grad-op"]
+    assert "note: without zero1, zero2: offload params: DeepSpeed keeps parameters" in " ".join(rows[3:])

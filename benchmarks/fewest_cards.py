@@ -185,16 +185,16 @@ HEAD = f"""# The fewest cards
 Predicted by `vramprobe predict --min-gpus`: one sequence of 2,048 tokens on each card, layers computed again, LoRA of
 rank 16 on all linear layers. *Mixed*: fp32 weights and AdamW, bf16 in the step. First the fewest of which each rank
 fits with room to spare: its interval's upper end within {TIGHT_SHARE:.0%} of what the card has beside {_ASIDE}
-for the CUDA context and NCCL. In brackets fewer, on which the best estimate still fits. 1 is a single card without
-ranks. A dash: the libraries do not run it, or nobody tried. Rebuild: `python benchmarks/fewest_cards.py`, and with
-`--run` what was run.
+for the CUDA context and NCCL. In brackets fewer, on which the best estimate still runs, if need be with cached blocks
+given back. 1 is a single card without ranks. A dash: the libraries do not run it, or nobody tried. Rebuild:
+`python benchmarks/fewest_cards.py`, and with `--run` what was run.
 """
 RUN_HEAD = """## Decided by runs
 
 Rank 0 alone on an emulated card, by the real libraries: nothing was measured on a GPU. The emulated CUDA context is
 519 MiB, and NCCL's own buffers are not charged. *Really*: the least count that ran; where only one side was run, what
-is known of it. Arithmetic is of a step, and some run out before it: 4-bit weights are loaded whole on each card here,
-and divided there, whatever the count (those who load them on rank 0's host are not covered).
+is known of it. 4-bit weights are loaded whole on each card here, and divided there, whatever the count, which what is
+said counts at the least that it takes (those who load them on rank 0's host are not covered).
 
 | model | recipe | card | sharding | said: fits (tight) | runs | really |
 | --- | --- | --- | --- | ---: | --- | ---: |

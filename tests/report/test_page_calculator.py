@@ -256,7 +256,7 @@ def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
 def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> None:
     one = opened("#m=llama-3.1-70b&gc=1&n=8&sh=zero3&g=RTX-A6000")
     predicted = api.predict(
-        fit="none",
+        fit="none", replays=False,
         model="llama-3.1-70b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=8,
         sharding="zero3", gpu="RTX-A6000",
     )  # fmt: skip
@@ -289,7 +289,7 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
         ("Optimizer: adamw_bnb_8bit", {"optim": "adamw_bnb_8bit"}),
         ("GPUs: 8", {"num_gpus": 8, "sharding": "fsdp"}),
     ):
-        less = api.predict(fit="none", **(cell | change)).peak_allocated_bytes.value
+        less = api.predict(fit="none", replays=False, **(cell | change)).peak_allocated_bytes.value
         assert [label, f"{format_bytes(less)}, {format_bytes(peak - less)} less", "✕ does not fit"] in rows
     assert rows[0][0].startswith("Gradient checkpointing; ")
     assert rows[0][-1] == "✓ fits"
@@ -321,7 +321,7 @@ def test_the_page_and_the_command_name_the_same_changes(opened: Any, link: str, 
     one = opened(f"{link}&g={gpu}")
     one.tab.wait_for_selector("#changes[data-done]")
     rows = [row.replace("\t", "\n").split("\n") for row in one.tab.locator("#changes li").all_inner_texts()]
-    found = api.changes(gpu=gpu, **cell)
+    found = api.changes(gpu=gpu, replays=False, **cell)
     assert [row[1:] for row in rows] == [
         [f"{format_bytes(change.to_bytes)}, {format_bytes(change.saved_bytes)} less", shown_verdict(change)]
         for change in found

@@ -124,13 +124,14 @@ def changes(
     cp_rotation: CpRotation | None = None,
     offload: Offload | None = None,
     allow_extrapolation: bool = False,
+    replays: bool = True,
     **options: Any,
 ) -> list[Change]:
     """What other options of a cell would save, by arithmetic, and whether it fits ``gpu`` then.
 
     Each by itself, the one that saves most first; before them several together, where none is enough. The options are
-    those of :func:`predict`; several GPUs shard as ``sharding`` says, else as fsdp. Raises UnsupportedArchitecture
-    where there is no arithmetic.
+    those of :func:`predict`, of which ``replays`` is for several GPUs alone; these shard as ``sharding`` says, else as
+    fsdp. Raises UnsupportedArchitecture where there is no arithmetic.
     """
     from vramprobe.predict.changes import candidates, what_would_save
 
@@ -138,7 +139,7 @@ def changes(
     words = _without_recipe(options) | {"device": device} | ranks
     own = {
         "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation,
-        "replays": num_gpus is not None,  # so that what is compared is of one tier: of several cards what is reserved
+        "replays": replays and num_gpus is not None,  # what is compared is of one tier, as is the cell that was asked for
     }  # fmt: skip
 
     def predicted(others: Options) -> Prediction:

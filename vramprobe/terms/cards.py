@@ -192,7 +192,8 @@ class _OnCard(Storage):
 class CardTape(Tape):
     """A Tape whose work is done on the card of each part, and which counts one card's bytes."""
 
-    is_spread = raises_outputs = True
+    is_spread = True
+    raises_outputs = True
 
     def __init__(self, covers: Covers, placed: CardMap, watched: int) -> None:
         super().__init__(covers)

@@ -139,7 +139,7 @@ def changes(
     words = _without_recipe(options) | {"device": device} | ranks
     own = {
         "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation,
-        "replays": replays and num_gpus is not None,  # what is compared is of one tier, as is the cell that was asked for
+        "replays": replays and num_gpus is not None,  # what is compared is of one tier
     }  # fmt: skip
 
     def predicted(others: Options) -> Prediction:

@@ -81,8 +81,8 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.loading": {"load", "BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
                       "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes"},
     "terms.request_log": {
-        "SAMPLED", "STREAM", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike", "_Inner",
-        "unrolled", "_source", "_start", "_require_alike", "_spread", "events",
+        "SAMPLED", "STREAM", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike",
+        "_Inner", "unrolled", "_source", "_start", "_require_alike", "_spread", "events",
     },
     "terms.requests": None,
     "simulate.ledger": {"_TOP_ADDRESS", "Device", "Usage", "SegmentEvent", "OutOfMemory", "Ledger"},

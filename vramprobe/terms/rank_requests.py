@@ -6,7 +6,8 @@ of a single card.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,7 @@ _BROADCAST_BYTES = 250 * MIB
 _BUCKET_BYTES, _FIRST_BUCKET_BYTES = 25 * MIB, MIB
 
 
-class RankRun(Run):
+class RankRun(Run, ABC):
     """What all kinds of FSDP have in common."""
 
     def __init__(
@@ -58,14 +59,17 @@ class RankRun(Run):
         self._tensors = list(in_order(model, self._stored))
         self._loaded = {name: tensor.dtype for name, tensor in in_order(model, stored_tensors(spec))}
 
+    @abstractmethod
     def _setup_of(self, computed: Sequence[Tensor], has_flash: bool) -> Setup:
-        raise NotImplementedError
+        """Of the step, whose weights are these."""
 
+    @abstractmethod
     def _log_of(self, kinds: Sequence[str]) -> RankLog:
-        raise NotImplementedError
+        """The tape of a step; ``kinds``: of each layer, by which name its place goes."""
 
+    @abstractmethod
     def _divide(self) -> None:
-        raise NotImplementedError
+        """Each weight whole, then this rank's share of it."""
 
     def load(self) -> None:
         """On the host, then each weight whole and its share; quantised ones stand on the card before."""
@@ -108,12 +112,9 @@ class FsdpRun(RankRun):
     def _log_of(self, kinds: Sequence[str]) -> RankLog:
         spec = self.spec
         units = fsdp_units(
-            spec,
-            self._num_sharing,
-            reshards=spec.sharding != "fsdp-shard-grad-op",
-            apart=True,
+            spec, self._num_sharing, reshards=spec.sharding != "fsdp-shard-grad-op", apart=True,
             is_replicated=spec.shard_size is not None,
-        )
+        )  # fmt: skip
         units = units._replace(micro_steps=spec.grad_accum)
         return DividedLog(self._setup.sizes.covers, units, kinds, unit_parts(spec, self._num_sharing))
 
@@ -245,10 +246,10 @@ class ReplicaRun(Run):
         return ReplicaLog(self.asked)
 
 
-_KINDS: dict[str, Callable[..., Run]] = {
-    "ddp": ReplicaRun, **dict.fromkeys(FSDP2, FsdpRun),
-    **dict.fromkeys(FSDP1, FlatRun), **dict.fromkeys(("zero1", "zero2"), BucketRun),
-    "zero3": GatheringRun,
+#: By choices.Sharding.
+_KINDS: dict[str, type[Run]] = {
+    "ddp": ReplicaRun, **dict.fromkeys(FSDP2, FsdpRun), **dict.fromkeys(FSDP1, FlatRun),
+    **dict.fromkeys(("zero1", "zero2"), BucketRun), "zero3": GatheringRun,
 }  # fmt: skip
 
 

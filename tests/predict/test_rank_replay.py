@@ -141,6 +141,32 @@ def test_what_is_sent_at_once() -> None:
     assert asked == [300 * MIB, 0, 2 * MIB]
 
 
+def test_ddps_buckets_are_made_again_in_the_order_in_which_gradients_came() -> None:
+    """As emulated: the first closes with the first large gradient, those behind it with 25 MiB."""
+    spec = cell(**MIXED | {"num_layers": 4}, num_gpus=4, sharding="ddp")
+    allocator = Account()
+    run = run_of(spec, allocator, has_flash=True, workspace_bytes=32 * MIB, chip=Chip())
+    run.load()
+    run.step()
+    assert [block.requested for name, block in allocator.blocks() if _kind(name) == "bucket"] == [783_140_352]
+    run.step()
+    made = {name: block.requested for name, block in allocator.blocks() if _kind(name) == "bucket"}
+    assert [made["bucket", number] for number in range(len(made))] == [
+        17_436_160, 34_865_152, 42_216_960, 42_216_960, 34_865_152, 42_216_960, 569_323_008,
+    ]  # fmt: skip
+
+
+def test_a_load_that_no_card_holds_counts() -> None:
+    words = {"model": "llama-3.1-70b", "method": "qlora", "kbit_prep": "none", "batch_size": 1, "seq_len": 1024,
+             "gradient_checkpointing": True, "gpu": "RTX-4090"}  # fmt: skip
+    found = ask(**words, num_gpus=64, sharding="fsdp")
+    assert found.reserved_bytes is not None
+    assert found.reserved_bytes.value > 35 * GIB  # of 4-bit weights, whole on each card
+    assert any(one.startswith("its load needs the most, ") for one in found.warnings)
+    assert verdict(found, find_gpu("RTX-4090")).verdict == "does not fit"
+    assert found.peak_allocated_bytes.value < 20 * GIB
+
+
 def test_predict_says_both_tiers_of_a_rank() -> None:
     found = ask(model="qwen2.5-0.5b", method="full", recipe="mixed", num_layers=8, batch_size=2, seq_len=512,
                 num_gpus=2, sharding="fsdp", gpu="H100-SXM")  # fmt: skip

@@ -14,7 +14,7 @@ from vramprobe.choices import HYBRID
 from vramprobe.model.replayed import num_alloc_retries, replayed
 from vramprobe.predict import sharding as ranks
 from vramprobe.predict.prediction import ALONE, predict, verdict
-from vramprobe.predict.questions import min_gpus
+from vramprobe.predict.questions import max_batch_size, min_gpus
 from vramprobe.predict.questions import predict as ask
 from vramprobe.predict.rank_replay import with_rank_replay
 from vramprobe.simulate.allocator import CachingAllocator
@@ -221,6 +221,18 @@ def test_the_fewest_cards_are_those_whose_reserved_memory_fits() -> None:
                          (found.tight_num_gpus - 1, "does not fit")):  # fmt: skip
         one = ask(**words, num_gpus=num_gpus, sharding="fsdp", gpu=card.short_name)
         assert verdict(one, card).verdict == so, num_gpus
+
+
+def test_the_largest_batch_of_a_rank_is_the_one_that_predict_says_fits() -> None:
+    words = {"model": "llama-3.1-8b", "method": "full", "seq_len": 4096, "gradient_checkpointing": True, "num_gpus": 8,
+             "sharding": "fsdp", "gpu": "H100-SXM"}  # fmt: skip
+    found = max_batch_size(**words)
+    assert found.fits is not None
+    assert found.tight is not None
+    assert "reserved" in found.fits.verdict.reason
+    so = [verdict(ask(**words, batch_size=size), H100).verdict for size in (found.fits.value, found.fits.value + 1)]
+    assert so == ["fits", "tight"]
+    assert verdict(ask(**words, batch_size=found.tight.value), H100).verdict == "tight"
 
 
 @pytest.mark.parametrize("fewest", [1, 2, 3, 17, 100, 4095, 4096])

@@ -94,7 +94,7 @@ def largest_replayed(
     judge: Judge,
     rough: Judge,
     *,
-    model: MemoryModel,
+    model: MemoryModel | None,
     allow_extrapolation: bool = False,
 ) -> Largest:
     """As largest_count, where ``judge`` replays the allocator: few of its answers, near what ``rough`` says at once.

@@ -316,7 +316,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
             raise UnsupportedArchitecture(
                 f"{error}. The trace engine can answer, by about a dozen simulations of some seconds each: engine trace"
             ) from None
-    if asked.replay is not None and asked.replays is not None:
+    if asked.replay is not None:
         try:
             return largest.largest_replayed(
                 question, one, asked.replay, asked.judge, model=asked.replays, allow_extrapolation=allow
@@ -330,7 +330,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
 
 
 class _Asked(NamedTuple):
-    """What an inverse question rests on; the last two are null where nothing is replayed."""
+    """What an inverse question rests on; ``replay`` is null where nothing is replayed, ``replays`` without a fit."""
 
     words: dict[str, Any]  # of the cell
     judge: Judge
@@ -365,7 +365,8 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
         return judge
 
     rough = judge_by(_engine(model, engine, gpu, ranks, allow))
-    is_replayed = engine != "trace" and ranks.sharding is None and words.get("device") != "cpu"
-    if not is_replayed or replays is None or replays.reserved_over_replayed is None:
+    is_replayed = engine != "trace" and words.get("device") != "cpu"
+    by_fit = ranks.sharding is None and replays is not None and replays.reserved_over_replayed is not None
+    if not is_replayed or not (by_fit or (ranks.sharding is not None and replays is None)):
         return _Asked(words, rough, model)
     return _Asked(words, rough, model, judge_by(_engine(replays, engine, gpu, ranks, allow, replays=True)), replays)

@@ -33,6 +33,8 @@ PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
 START_SECONDS = 8.0
 #: Of the cells to run, how many of those that may or may not fit are run first: what they show corrects all others.
 _BOUNDARY_SHARE, _MAX_BOUNDARY_CELLS = 0.1, 6
+#: No rank of benchmarks/ranks_replayed.md reserves so many times what it has allocated.
+_MOST_RESERVED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,14 +267,16 @@ def _predictions(
 
 
 def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Prediction:
-    """With reserved memory by the allocator's replay where the spread of that tier leaves the verdict open."""
+    """With reserved memory by the allocator's replay where what is known without it leaves the verdict open."""
     gpu = card and card.gpu
     if spec.num_gpus > 1:
         found = predict_several(
             spec, spec.num_gpus, spec.sharding, fit, shard_size=spec.shard_size, cp_size=spec.cp_size,
             cp_rotation=spec.cp_rotation, offload=spec.offload, gpu=gpu,
         )  # fmt: skip
-        return with_rank_replay(found, spec, gpu)
+        room, high = _card_bytes(spec, card), found.peak_allocated_bytes.high
+        is_open = room is not None and found.peak_allocated_bytes.value <= room < _MOST_RESERVED * high
+        return with_rank_replay(found, spec, gpu) if is_open else found
     try:
         found = predict(spec, fit, gpu=gpu)
     except OutOfRange:

@@ -50,7 +50,6 @@ class BucketRun(Run):
             setup_of(spec, self.arch, computed, has_flash), sizes=Given(spec.batch_size, spec.seq_len)
         )
         self._trained = [tensor for tensor in computed if tensor.trained]
-        self._dtypes = {tensor.name: tensor.dtype for tensor in computed}
         self._weights = placed(self._trained)
         self._part = -(-self._weights[-1].past // spec.num_gpus)
         self._width_bytes = ITEMSIZE_BYTES[self._trained[0].dtype]
@@ -63,7 +62,7 @@ class BucketRun(Run):
         allocator, held = self.allocator, {}
         for name, tensor in self._tensors:
             key = ("cast", name) if allocator.has(("cast", name)) else ("weight", name)
-            dtype = self._dtype_of(name, tensor)
+            dtype = tensor.dtype if self.spec.autocast == "none" else self.spec.autocast
             if not tensor.quantised and dtype != tensor.dtype:
                 allocator.allocate(("computed", name), tensor.numel * ITEMSIZE_BYTES[dtype])
                 allocator.free(key)
@@ -82,40 +81,33 @@ class BucketRun(Run):
         allocator.allocate("first gradient", self._part * 4)
         allocator.free("first gradient")
 
-    def _dtype_of(self, name: str, tensor: Tensor) -> str:
-        """As the step computes with it."""
-        return tensor.dtype if self.spec.autocast == "none" else self.spec.autocast
-
     def step(self) -> None:
         """As DeepSpeed's: norms, the joined gradient in fp32, then the optimizer with it."""
         self._num_steps += 1
         work, end = self._log
         self._play(work, 0)
-        raised = self._raise()
+        gradient = self._joined()
         self._play(end, sum(event > 0 for event in work))
         self._optimize()
-        if raised:
-            self.allocator.free("raised")
+        if gradient is not None:
+            self.allocator.free(gradient)
 
-    def _raise(self) -> bool:
-        """Whether there is a gradient in fp32 beside the one that was kept."""
+    def _joined(self) -> str | None:
+        """The name of this rank's gradient in one piece, in fp32; null where what was kept is that."""
         allocator, own = self.allocator, [one for one in self._weights if one.first < self._part]
         for one in own:
             allocator.allocate("norm", NORM_BYTES * (min(one.past, self._part) - one.first))
             allocator.free("norm")
         if self._rules.is_compact:
-            return False
+            return None
         if len(own) > 1:
             allocator.allocate("joined", self._part * self._width_bytes)
-        if self._width_bytes == 2:
-            allocator.allocate("raised", self._part * 4)
-            if len(own) > 1:
-                allocator.free("joined")
-            return True
+        if self._width_bytes == 4:
+            return "joined" if len(own) > 1 else None
+        allocator.allocate("raised", self._part * 4)
         if len(own) > 1:
-            allocator.allocate("raised", 0)
             allocator.free("joined")
-        return len(own) > 1
+        return "raised"
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         return [("master", self._master)]

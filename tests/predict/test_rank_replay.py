@@ -179,11 +179,21 @@ def test_predict_says_both_tiers_of_a_rank() -> None:
     assert "reserved" in verdict(found, H100).reason
 
 
-def test_without_replays_a_rank_is_by_arithmetic_alone() -> None:
+@pytest.mark.parametrize("words", [{"replays": False}, {"fit": "none"}])
+def test_a_rank_is_by_arithmetic_alone_where_that_is_asked_for(words: dict[str, Any]) -> None:
     found = ask(model="qwen2.5-0.5b", method="full", batch_size=1, seq_len=512, num_gpus=2, sharding="fsdp",
-                gpu="H100-SXM", replays=False)  # fmt: skip
+                gpu="H100-SXM", **words)  # fmt: skip
     assert found.reserved_bytes is None
     assert ALONE in found.warnings
+
+
+def test_no_fit_is_arithmetic_alone_of_inverse_questions_too() -> None:
+    words = {"model": "llama-3.1-8b", "method": "full", "seq_len": 2048, "gradient_checkpointing": True,
+             "gpu": "A100-40GB-SXM", "sharding": "fsdp", "fit": "none"}  # fmt: skip
+    assert "allocated" in min_gpus(**words, batch_size=1).verdict.reason
+    found = max_batch_size(**words, num_gpus=8)
+    assert found.tight is not None
+    assert "allocated" in found.tight.verdict.reason
 
 
 def test_zero3s_tensors_are_the_arithmetics() -> None:

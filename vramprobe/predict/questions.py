@@ -99,6 +99,7 @@ def predict(
     if fit is None and sharding is None:
         card = catalog.find_gpu(gpu) if gpu is not None else None
         model = shipped_fit(spec.device, card, of_one_card=not replays)
+    replays = replays and (sharding is None or fit is None)  # whoever asks for no fit asks for arithmetic alone
     try:
         found = _engine(model, engine, gpu, ranks, allow_extrapolation, replays=replays)(spec)
         if not replays or gpu is None or found.engine == "trace":
@@ -287,18 +288,19 @@ def min_gpus(
     from vramprobe.predict import sharding as ranks
 
     one = cell(device=options.pop("device", None) or "cuda", **options)
-    card = catalog.find_gpu(gpu)
+    card, model = catalog.find_gpu(gpu), given_fit(None if str(fit) == "none" else fit)
     if sharding in (TENSOR_PARALLEL, DEVICE_MAP):
         from vramprobe.predict.cards import min_cards
         from vramprobe.predict.layers import min_ranks
 
         ranks.require_offload(one, sharding, offload or "none")
         fewest = min_ranks if sharding == TENSOR_PARALLEL else min_cards
-        return fewest(one, card, given_fit(fit), allow_extrapolation=allow_extrapolation)
+        return fewest(one, card, model, allow_extrapolation=allow_extrapolation)
     counted = ranks.require_arithmetic(sharding)
     return ranks.min_gpus(
-        one, card, counted, given_fit(fit), offload=offload or "none", allow_extrapolation=allow_extrapolation
-    )
+        one, card, counted, model, offload=offload or "none", allow_extrapolation=allow_extrapolation,
+        replays=fit is None,
+    )  # fmt: skip
 
 
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:
@@ -367,6 +369,6 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     rough = judge_by(_engine(model, engine, gpu, ranks, allow))
     is_replayed = engine != "trace" and words.get("device") != "cpu"
     by_fit = ranks.sharding is None and replays is not None and replays.reserved_over_replayed is not None
-    if not is_replayed or not (by_fit or (ranks.sharding is not None and replays is None)):
+    if not is_replayed or not (by_fit or (ranks.sharding is not None and fit is None)):
         return _Asked(words, rough, model)
     return _Asked(words, rough, model, judge_by(_engine(replays, engine, gpu, ranks, allow, replays=True)), replays)

@@ -95,9 +95,10 @@ def min_gpus(
     *,
     offload: str = "none",
     allow_extrapolation: bool = False,
+    replays: bool = True,
 ) -> MinGpus:
     """The fewest of ``gpu`` whose ranks have the verdict ``fits``, each with the batch of ``spec``. On one, nothing is
-    offloaded. Without a fit by the allocator's replay, where that knows the sharding.
+    offloaded. ``replays``: without a fit by the allocator's replay, where that knows the sharding.
 
     Raises SpecError for ddp, which divides nothing, and what predict_rank raises.
     """
@@ -115,7 +116,7 @@ def min_gpus(
     @cache
     def judged(num_gpus: int, *, tries_less: bool) -> Verdict:
         one = counted(num_gpus)
-        if model is None:
+        if replays and model is None:
             ranks = {"num_gpus": num_gpus, "sharding": sharding, "offload": offload}
             one = with_rank_replay(one, spec.model_copy(update=ranks), gpu, tries_less=tries_less)
         return verdict(one, gpu)

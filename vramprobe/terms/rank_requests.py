@@ -7,21 +7,24 @@ of a single card.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.choices import FSDP1, FSDP2
 from vramprobe.spec import CellSpec
-from vramprobe.terms import families, parameters
+from vramprobe.terms import families
 from vramprobe.terms.flat_ranks import FlatPart, flat_parts, flat_setup
 from vramprobe.terms.graph import ITEMSIZE_BYTES
-from vramprobe.terms.loading import BATCH, Allocator, load, packed_number
+from vramprobe.terms.loading import Allocator, load
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.rank_load import add_batch, add_buffers, standing
 from vramprobe.terms.rank_log import DividedLog, FlatLog, RankLog, ReplicaLog
 from vramprobe.terms.rank_parts import (
+    Share,
     computed_tensors,
     prepared_tensors,
     quantised_parts,
@@ -78,18 +81,15 @@ class RankRun(Run, ABC):
             load(spec, self.arch, self._tensors, allocator)
         self._divide()
         if spec.quant == "none":
-            for number, size_bytes in enumerate(parameters.buffer_parts(self.arch, spec.dtype)):
-                allocator.allocate(("buffer", number), size_bytes)
-            for name in BATCH:
-                allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)
+            add_buffers(spec, self.arch, allocator)
+            add_batch(spec, allocator)
 
-    def _whole(self, name: str, tensor: Tensor) -> Any:
+    def _whole(self, name: str, tensor: Tensor) -> Hashable:
         """The weight on the card, by the name that it was asked for under."""
         if self.spec.quant == "none":
             self.allocator.allocate(("whole", name), self._loaded_bytes(name, tensor))
             return "whole", name
-        numbered = ("weight", name, packed_number(self.spec.quant))
-        return next(key for key in (("cast", name), ("weight", name), numbered) if self.allocator.has(key))
+        return standing(self.spec, self.allocator, name)
 
     def _loaded_bytes(self, name: str, tensor: Tensor) -> int:
         """Before anything is raised; of a quantised weight without its state."""
@@ -127,7 +127,7 @@ class FsdpRun(RankRun):
             self.allocator.allocate(("share", name), self._share(tensor).weights)
             self.allocator.free(whole)
 
-    def _share(self, tensor: Tensor) -> Any:
+    def _share(self, tensor: Tensor) -> Share:
         return share_of(self.spec, tensor, self._num_sharing, by_rows=True)
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:
@@ -167,6 +167,7 @@ class FlatRun(RankRun):
                     self.allocator.free(("share", number))
         super().step()
 
+    @cached_property
     def _groups(self) -> list[tuple[FlatPart, list[tuple[str, Tensor]]]]:
         """The flat parameters as they are made: in each layer its adapters' and its own, then what is outside."""
         by_name = dict(self._tensors)
@@ -184,7 +185,7 @@ class FlatRun(RankRun):
 
     def _divide(self) -> None:
         allocator = self.allocator
-        for number, (part, tensors) in enumerate(self._groups()):
+        for number, (part, tensors) in enumerate(self._groups):
             wholes = [self._whole(name, tensor) for name, tensor in tensors]
             whole_bytes = part.loaded_bytes * self._num_sharing
             broadcast(allocator, [self._loaded_bytes(name, tensor) for name, tensor in tensors])
@@ -198,12 +199,12 @@ class FlatRun(RankRun):
                 allocator.allocate(("raised", number), part.share_bytes)
 
     def _root_first(self) -> list[tuple[int, FlatPart]]:
-        groups = [(number, part) for number, (part, _) in enumerate(self._groups())]
+        groups = [(number, part) for number, (part, _) in enumerate(self._groups)]
         return [*(one for one in groups if not one[1].per_layer), *(one for one in groups if one[1].per_layer)]
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         found = []
-        for part, tensors in self._groups():
+        for part, tensors in self._groups:
             if not part.trained:
                 continue
             left = part.share_elements

@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from vramprobe.spec import CellSpec
-from vramprobe.terms import families, parameters
+from vramprobe.terms import families
 from vramprobe.terms.graph import ITEMSIZE_BYTES
-from vramprobe.terms.loading import BATCH, Allocator, packed_number
+from vramprobe.terms.loading import Allocator
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
+from vramprobe.terms.rank_load import add_batch, add_buffers, standing
 from vramprobe.terms.rank_parts import computed_tensors, share_of, stored_tensors
 from vramprobe.terms.request_log import Chunk, RecordingTape
 from vramprobe.terms.requests import Given, Run, in_order, parted
@@ -38,7 +39,29 @@ from vramprobe.terms.zero_ranks import (
 )
 
 
-class BucketRun(Run):
+class ZeroRun(Run):
+    """What the stages have in common: this rank's part of what is trained, in fp32 and in one piece."""
+
+    _part: int  # elements
+    _width_bytes: int  # of one, as the step computes with it
+    _master: Tensor
+
+    def _make_master(self, from_bytes: int) -> None:
+        """With the state's first gradient; of 16 bits from another copy, of which an element has so many bytes."""
+        is_raised = self._width_bytes == 2
+        if is_raised:
+            self.allocator.allocate("source", self._part * from_bytes)
+        self.allocator.allocate("master", self._part * 4)
+        if is_raised:
+            self.allocator.free("source")
+        self.allocator.allocate("first gradient", self._part * 4)
+        self.allocator.free("first gradient")
+
+    def _trained_tensors(self) -> list[tuple[str, Tensor]]:
+        return [("master", self._master)]
+
+
+class BucketRun(ZeroRun):
     """A rank under ZeRO-1 or ZeRO-2."""
 
     def __init__(
@@ -61,7 +84,7 @@ class BucketRun(Run):
         super().load()
         allocator, held = self.allocator, {}
         for name, tensor in self._tensors:
-            key = ("cast", name) if allocator.has(("cast", name)) else ("weight", name)
+            key = standing(self.spec, allocator, name)
             dtype = tensor.dtype if self.spec.autocast == "none" else self.spec.autocast
             if not tensor.quantised and dtype != tensor.dtype:
                 allocator.allocate(("computed", name), tensor.numel * ITEMSIZE_BYTES[dtype])
@@ -73,13 +96,7 @@ class BucketRun(Run):
         for name, tensor in self._tensors:
             if tensor.trained:
                 allocator.free(held[name])
-        if self._width_bytes == 2:
-            allocator.allocate("part", self._part * 2)
-        allocator.allocate("master", self._part * 4)
-        if self._width_bytes == 2:
-            allocator.free("part")
-        allocator.allocate("first gradient", self._part * 4)
-        allocator.free("first gradient")
+        self._make_master(2)
 
     def step(self) -> None:
         """As DeepSpeed's: norms, the joined gradient in fp32, then the optimizer with it."""
@@ -109,9 +126,6 @@ class BucketRun(Run):
             allocator.free("joined")
         return "raised"
 
-    def _trained_tensors(self) -> list[tuple[str, Tensor]]:
-        return [("master", self._master)]
-
     @cached_property
     def _step_chunks(self) -> list[Chunk]:
         """Of all layers, as the bucket is full wherever it is."""
@@ -125,7 +139,7 @@ class BucketRun(Run):
         return tape
 
 
-class GatheringRun(Run):
+class GatheringRun(ZeroRun):
     """A rank under ZeRO-3."""
 
     def __init__(
@@ -155,35 +169,26 @@ class GatheringRun(Run):
             super().load()
         for name, tensor in self._computed:
             self._divide(name, tensor)
-        for number, size_bytes in enumerate(parameters.buffer_parts(self.arch, spec.dtype)):
-            if spec.quant == "none":
-                allocator.allocate(("buffer", number), size_bytes)
+        if spec.quant == "none":
+            add_buffers(spec, self.arch, allocator)
         for name, tensor in self._computed:
             if tensor.trained:
                 allocator.free(("share", name))  # to the host, and back in one piece (zero/utils.py, ``defragment``)
         allocator.empty_cache()
         allocator.allocate("flat", self._part * self._width_bytes)
-        if self._width_bytes == 2:
-            allocator.allocate("unfilled", self._part * 4)
-        allocator.allocate("master", self._part * 4)
-        if self._width_bytes == 2:
-            allocator.free("unfilled")
-        allocator.allocate("first gradient", self._part * 4)
-        allocator.free("first gradient")
+        self._make_master(4)
         allocator.allocate("bucket", BUCKET_ELEMENTS * self._width_bytes)
         allocator.allocate("gradients", self._part * self._width_bytes)
         for name, tensor in self._computed:
             if tensor.numel < PERSISTENT_ELEMENTS:
                 allocator.allocate(("small", name), tensor.num_bytes)
         if spec.quant == "none":
-            for name in BATCH:
-                allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)
+            add_batch(spec, allocator)
 
     def _divide(self, name: str, tensor: Tensor) -> None:
         allocator, share = self.allocator, share_of(self.spec, tensor, self.spec.num_gpus, by_rows=False)
         if self.spec.quant != "none":
-            numbered = ("weight", name, packed_number(self.spec.quant))
-            whole = next(key for key in (("cast", name), ("weight", name), numbered) if allocator.has(key))
+            whole = standing(self.spec, allocator, name)
             allocator.allocate(("share", name), share.weights)
             allocator.free(whole)
             return
@@ -227,9 +232,6 @@ class GatheringRun(Run):
     def _later_log(self) -> tuple[list[int], list[int]]:
         self._is_first = False
         return parted(self._chunks(range(self.arch.num_layers)))
-
-    def _trained_tensors(self) -> list[tuple[str, Tensor]]:
-        return [("master", self._master)]
 
     def _tape(self, layers: Sequence[int]) -> RecordingTape:
         spec = self.spec

@@ -29,7 +29,6 @@ from vramprobe.predict.questions import (
     min_gpus,
     predict,
 )
-from vramprobe.recommend.questions import recommend
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
+    from vramprobe.recommend.questions import recommend
     from vramprobe.records.record import RunRecord
     from vramprobe.simulate.run import Simulation
     from vramprobe.sweep.plan import Plan, Policy
@@ -49,6 +49,15 @@ __all__ = [
     "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "min_gpus_by_sharding",
     "models", "plan", "predict", "recommend", "report", "run", "simulate",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """``recommend``, whose rooms a prediction does not need: they are a tenth of what it loads."""
+    if name == "recommend":
+        from vramprobe.recommend.questions import recommend
+
+        return recommend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:

@@ -187,7 +187,7 @@ def _told(recipe: Recipe, status: int | None, said: str, way: Entrance) -> dict[
             "outcome": "ok", "peak_bytes": peak, "settled_bytes": settled,
             "rank_peak_bytes": [card["allocated_peak_bytes"] for card in cards],
             "rank_reserved_bytes": [card["reserved_peak_bytes"] for card in cards],
-            "rank_num_retries": [card["num_retries"] for card in cards],
+            "rank_num_retries": [card["num_retries"] for card in cards], "is_busy": way.is_busy,
             "num_steering_reads": max((one["num_reads_that_could_have_steered"] for one in ranks), default=0),
             "steering_lines": steering,
         }  # fmt: skip

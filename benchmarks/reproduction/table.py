@@ -63,7 +63,7 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
     return told | {
         "emulated_bytes": peak, "difference_bytes": peak - measured, "difference_percent": _percent(peak, measured),
         "settled_measured_bytes": row.settled_bytes, "settled_emulated_bytes": entry["settled_bytes"],
-        "reserved_emulated_bytes": _reserved_bytes(entry),
+        "reserved_emulated_bytes": _reserved_bytes(entry, row.num_gpus),
         "nvidia_smi_bytes": devices.get(row.url_or_path),
         "cause": cause_of(row, recipe, peak / measured - 1), "num_steering_reads": entry["num_steering_reads"],
         "simulated_bytes": simulated.get(row.line), "simulated_percent": _percent(simulated.get(row.line), measured),
@@ -71,11 +71,12 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
     }  # fmt: skip
 
 
-def _reserved_bytes(entry: Entry) -> int | None:
-    """Mean over the ranks, after a step where blocks had to be given back; None of runs that did not say whether."""
-    if "rank_num_retries" not in entry:
+def _reserved_bytes(entry: Entry, num_gpus: int) -> int | None:
+    """Mean over the cards, of all processes, after a step where blocks had to be given back; None of runs that did not
+    say whether, and of ranks on cards that were not busy."""
+    if "rank_num_retries" not in entry or (num_gpus > 1 and not entry.get("is_busy")):
         return None
-    return round(statistics.mean(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"])))
+    return round(sum(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"])) / num_gpus)
 
 
 def cause_of(row: PublishedRow, recipe: Recipe, error: float) -> str:

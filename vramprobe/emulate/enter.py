@@ -35,6 +35,7 @@ class Entrance:
     python: Path
     environment: dict[str, str]
     machine: Path
+    is_busy: bool = False  # the cards always have work before them (driver/completion.c)
 
     def command(self, *words: str) -> list[str]:
         """This package's command line in there."""
@@ -50,7 +51,7 @@ def entrance(
     seconds. Raises UnknownName or SpecError for the cards, NotEmulatable where no CUDA build of torch is at hand,
     NoCompiler, BuildError.
     """
-    python, machine, environment = _new_machine(cards, None, policy, say)
+    python, machine, environment = _new_machine(cards, None, policy, say, is_busy=False)
     # This very package, whichever interpreter runs it, and before what the working folder has.
     searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
@@ -71,31 +72,38 @@ def entrance_for_command(
 
     Each of its processes that imports torch leaves ``values-<pid>.json`` in the machine's folder (values/hook.py). What
     the command imports from is left as it is, but for one folder before all else, with the hooks ``also`` in it
-    (values/hook.py, site_folder). Raises NotEmulatable for ``python``.
+    (values/hook.py, site_folder). Its cards are always busy, as those that train are, but under CUDA_LAUNCH_BLOCKING=1
+    (driver/completion.c). Raises NotEmulatable for ``python``.
     """
     from vramprobe.emulate.values import hook
 
-    python, machine, environment = _new_machine(cards, python, policy, say)
+    python, machine, environment = _new_machine(cards, python, policy, say, is_busy=True)
     searched = [hook.site_folder(machine, also=also), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(searched)
-    return Entrance(python=python, environment=environment, machine=machine)
+    is_busy = environment.get("CUDA_LAUNCH_BLOCKING") != "1"
+    return Entrance(python=python, environment=environment, machine=machine, is_busy=is_busy)
 
 
 def _new_machine(
-    cards: str, python: Path | None, policy: Mapping[str, Any] | None, say: Callable[[str], None]
+    cards: str,
+    python: Path | None,
+    policy: Mapping[str, Any] | None,
+    say: Callable[[str], None],
+    *,
+    is_busy: bool,
 ) -> tuple[Path, Path, dict[str, str]]:
     """An interpreter (None: the one to use), a machine's folder, this process's environment changed so as to see it."""
     from vramprobe.emulate.activate import emulated_environment
     from vramprobe.emulate.build import cache_folder, ensure_build
     from vramprobe.emulate.cards import parse_cards
     from vramprobe.emulate.installation import find_installation
-    from vramprobe.emulate.machine import write_machine
+    from vramprobe.emulate.machine import Policy, write_machine
 
     card, count = parse_cards(cards)
     installation = installation_to_use() if python is None else find_installation(python)
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")
-    machine = write_machine(folder, [card] * count)
+    machine = write_machine(folder, [card] * count, Policy(late_completion=int(is_busy)))
     return installation.python, machine, emulated_environment(build, machine) | {
         OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, VALUES_VARIABLE: json.dumps(dict(policy or {})),
     }  # fmt: skip

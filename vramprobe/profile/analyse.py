@@ -134,7 +134,7 @@ def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
         num_cards=emulator.get("num_cards") or max(len(run.ranks), 1),
         emulator_version=str(emulator.get("version", "unknown")), torch_build=first.process.torch or "unknown",
         contents=policy.get("contents", "unknown"), routing=policy.get("routing", "unknown"),
-        context_bytes=emulator.get("context_bytes", ASSUMED_CONTEXT_BYTES),
+        context_bytes=emulator.get("context_bytes", ASSUMED_CONTEXT_BYTES), is_busy=emulator.get("is_busy", False),
         num_reads=_sum(one.get("num_reads") for one in reports),
         num_steering_reads=_sum(one.get("num_reads_that_could_have_steered") for one in reports),
         reads=[_only(ValueRead, read) for read in report.get("reads", ())[:MAX_READS]],

@@ -123,7 +123,7 @@ def _environment(
     try:
         num_cards, machine = read_machine(way.machine)
         about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,
-                 "policy": dict(policy or {})}  # fmt: skip
+                 "is_busy": way.is_busy, "policy": dict(policy or {})}  # fmt: skip
         yield way.environment | {"PATH": path} | (one_rank.environment(*alone, num_cards) if alone else {}), about
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)

@@ -284,6 +284,7 @@ class Emulation(_Frozen):
     contents: str  # what bytes that nobody computed are taken for
     routing: str  # where tokens go whose scores nobody computed
     context_bytes: Amount
+    is_busy: bool = False  # work is done once the host waits for it (emulate/driver/completion.c), else at once
     num_launches: Amount | None = None
     num_reads: Amount | None = None  # by the host, of values that nobody computed
     num_steering_reads: Amount | None = None  # of those, the ones that could have steered the program

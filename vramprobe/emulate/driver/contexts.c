@@ -279,7 +279,10 @@ API status emu_cuCtxGetApiVersion(void *context, unsigned *version) {
   *version = 3020;
   return OK;
 }
-API status emu_cuCtxSynchronize(void) { return context_current(NULL); }
+API status emu_cuCtxSynchronize(void) {
+  moment_awaited(moment_now());
+  return context_current(NULL);
+}
 API status emu_cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   TRY_DRIVER(context_current(NULL));
   if (least) *least = 0;

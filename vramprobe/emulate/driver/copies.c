@@ -122,11 +122,15 @@ void node_run(const struct node *n, void *stream) {
 }
 
 static void submit(void *stream, const struct node *node) {
-  if (!capture_node(stream, node)) node_run(node, stream);
+  if (capture_node(stream, node)) return;
+  stream_submitted(stream);
+  node_run(node, stream);
 }
 static status copy(void *to, const void *from, size_t bytes, void *stream) {
   if (bytes && (!to || !from)) return INVALID_VALUE;
   submit(stream, &(struct node){.type = NODE_MEMCPY, .to = to, .from = from, .width = bytes, .height = 1});
+  if (memory_device(from) && !memory_device(to) && host_memory_kind(to, NULL, NULL) == HOST_NONE)
+    stream_awaited(stream); /* to pageable memory: the host waits */
   return OK;
 }
 static status copy_2d(void *to, size_t pitch_to, const void *from, size_t pitch_from, size_t width, size_t height,
@@ -162,7 +166,9 @@ static status copy_3d(const struct cuda_copy_3d *p, void *stream) {
 API status emu_cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
   UNUSED(kind); /* the addresses say which way */
   TRY(context_enter());
-  return fail(copy(to, from, bytes, NULL));
+  status s = copy(to, from, bytes, NULL);
+  stream_awaited(NULL);
+  return fail(s);
 }
 API status emu_cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
   UNUSED(kind);
@@ -223,7 +229,9 @@ API status emu_cudaMemset2D(void *to, size_t pitch, int value, size_t width, siz
 #define COPY(name)                                                     \
   API status emu_##name(void *to, const void *from, size_t bytes) {    \
     TRY_DRIVER(context_current(NULL));                                 \
-    return copy(to, from, bytes, NULL);                                \
+    status s = copy(to, from, bytes, NULL);                            \
+    stream_awaited(NULL);                                              \
+    return s;                                                          \
   }
 #define COPY_ASYNC(name)                                                           \
   API status emu_##name(void *to, const void *from, size_t bytes, void *stream) {  \

@@ -49,6 +49,7 @@ enum {
   CAPTURE_INVALIDATED = 901,
   CAPTURE_UNMATCHED = 903,
   CAPTURE_WRONG_THREAD = 908,
+  NOT_READY = 600,
   OPERATING_SYSTEM = 304,
   UNKNOWN_ERROR = 999,
 };
@@ -75,6 +76,7 @@ struct machine {
   enum fill fill;
   uint64_t fill_seed, copy_max_bytes, collective_max_bytes;
   int trace, driver_version, collective_timeout_seconds;
+  bool late_completion;
 };
 extern struct machine machine;
 bool machine_load(void); /* false, after one line on stderr, where there is none */
@@ -219,6 +221,15 @@ struct node *graph_add(struct graph *graph, const struct node *node);
 void graph_free(struct graph *graph);
 void graph_own(struct graph *graph, void *pointer); /* memory that lives as long as the graph */
 void node_run(const struct node *node, void *stream);
+
+void stream_submitted(void *stream); /* work that the host may wait for */
+void stream_awaited(void *stream);   /* by the host, in a call that waits for its own work */
+
+/* ---- when work is done (completion.c) ---------------------------------------------------------------------------- */
+uint64_t moment_next(void); /* of an event that is recorded */
+uint64_t moment_now(void);  /* of the last one: what is submitted now is behind it */
+void moment_awaited(uint64_t moment);
+bool moment_is_done(uint64_t moment);
 
 /* ---- what must be known (report.c) ------------------------------------------------------------------------------ */
 void trace(int level, const char *format, ...) PRINTF_LIKE(2, 3);

@@ -203,8 +203,10 @@ API status emu_cudaGraphLaunch(void *instance, void *stream) {
   TRY(context_enter());
   struct graph *g = checked(instance), *capturing = stream_capture(stream);
   if (!g) return fail(INVALID_VALUE);
-  if (!capturing) launch(g, stream);
-  else {
+  if (!capturing) {
+    stream_submitted(stream);
+    launch(g, stream);
+  } else {
     g->references++;
     graph_add(capturing, &(struct node){.type = NODE_GRAPH, .child = g});
   }

@@ -162,6 +162,7 @@ static status launch(void *stream, const char *name, struct cuda_dim3 grid, stru
   if (!grid.x || !grid.y || !grid.z || !threads || threads > 1024) return 9;
   if (shared > (size_t)c->shared_memory_per_block_optin_bytes) return 1;
   if (capture_node(stream, &(struct node){.type = NODE_KERNEL})) return OK;
+  stream_submitted(stream);
   count_launch(name, grid, block, shared);
   return OK;
 }

@@ -149,6 +149,8 @@ static void read_head_key(struct reading *r, const char *key, const char *value,
     machine.collective_max_bytes = number(r, key, value, 0, GIB);
   } else if (!strcmp(key, "collective_timeout_seconds")) {
     machine.collective_timeout_seconds = (int)number(r, key, value, 1, 1000000);
+  } else if (!strcmp(key, "late_completion")) {
+    machine.late_completion = number(r, key, value, 0, 1);
   } else if (!strcmp(key, "trace")) {
     machine.trace = (int)number(r, key, value, 0, 2);
   } else if (!strcmp(key, "driver_version")) {
@@ -232,6 +234,8 @@ bool machine_load(void) {
   complete(&r, context_bytes);
   const char *level = getenv("VRAMPROBE_EMULATOR_TRACE");
   if (level && *level) machine.trace = atoi(level);
+  const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+  if (blocking && !strcmp(blocking, "1")) machine.late_completion = false;
   if (r.failed) machine.num_devices = 0;
   return !r.failed;
 }

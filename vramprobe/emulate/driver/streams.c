@@ -1,6 +1,6 @@
 /* Streams, events, host functions.
  *
- * True of it: work is done when it is submitted, so every stream and event is always ready; a stream knows its device,
+ * True of it: work is done as completion.c has it, at once or once it is waited for; a stream knows its device,
  * flags and priority; an event that was made with timing measures the host's clock. Waiting for a stream gives idle
  * pool memory back, as a real driver does. While a stream captures, work on it becomes nodes of a graph; waiting for it
  * spoils the capture (900, then 901 at its end). Left out: overlap, ordering across streams. */
@@ -24,6 +24,7 @@ struct stream {
   int ordinal, priority;
   unsigned flags;
   uint64_t id;
+  uint64_t moment; /* of its newest work */
   struct capture *capture;
 };
 struct event {
@@ -31,6 +32,7 @@ struct event {
   int ordinal;
   bool timed, recorded;
   double milliseconds;
+  uint64_t moment; /* 0: it was never recorded */
   struct capture *capture;
 };
 
@@ -65,6 +67,15 @@ bool capture_node(void *stream, const struct node *node) {
   return true;
 }
 
+void stream_submitted(void *stream) {
+  struct stream *s = checked(stream);
+  if (s) s->moment = moment_now();
+}
+void stream_awaited(void *stream) {
+  struct stream *s = checked(stream);
+  if (s) moment_awaited(s->moment);
+}
+
 /* ---- streams ------------------------------------------------------------------------------------------------------ */
 static status create(void **stream, unsigned flags, int priority) {
   if (!stream || flags > 1) return INVALID_VALUE;
@@ -90,6 +101,7 @@ static status wait_for(struct stream *s) { /* the host waits */
     c->invalid = true;
     return CAPTURE_UNSUPPORTED;
   }
+  moment_awaited(s->moment);
   process_lock();
   pools_release_idle(&devices[s == &legacy || s == &per_thread ? current_device : s->ordinal], true);
   process_unlock();
@@ -130,10 +142,11 @@ API status emu_cudaStreamQuery(void *stream) {
   TRY(context_enter());
   struct stream *s = checked(stream);
   if (active(s)) s->capture->invalid = true;
-  return fail(!s ? INVALID_HANDLE : s->capture ? CAPTURE_UNSUPPORTED : OK);
+  return fail(!s ? INVALID_HANDLE : s->capture ? CAPTURE_UNSUPPORTED : moment_is_done(s->moment) ? OK : NOT_READY);
 }
 API status emu_cudaDeviceSynchronize(void) {
   TRY(context_enter());
+  moment_awaited(moment_now());
   return fail(wait_for(&legacy));
 }
 API status emu_cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
@@ -186,7 +199,8 @@ API status emu_cuStreamSynchronize(void *stream) {
 }
 API status emu_cuStreamQuery(void *stream) {
   TRY_DRIVER(context_current(NULL));
-  return checked(stream) ? OK : INVALID_HANDLE;
+  struct stream *s = checked(stream);
+  return !s ? INVALID_HANDLE : moment_is_done(s->moment) ? OK : NOT_READY;
 }
 API status emu_cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   UNUSED(flags);
@@ -243,18 +257,30 @@ static status record(void *event, void *stream) {
   e->capture = active(s);
   e->recorded = true;
   e->milliseconds = now_milliseconds();
+  if (!e->capture) s->moment = e->moment = moment_next();
   return OK;
 }
-static status query_event(void *event) {
-  struct event *e = checked_event(event);
+static status not_captured(struct event *e) {
   if (!e) return INVALID_HANDLE;
   if (!e->capture || e->capture->ended) return OK;
   e->capture->invalid = true;
   return 907;
 }
+static status query_event(void *event) {
+  struct event *e = checked_event(event);
+  TRY_DRIVER(not_captured(e));
+  return moment_is_done(e->moment) ? OK : NOT_READY;
+}
+static status wait_for_event(void *event) {
+  struct event *e = checked_event(event);
+  TRY_DRIVER(not_captured(e));
+  moment_awaited(e->moment);
+  return OK;
+}
 static status elapsed(float *milliseconds, void *from, void *to) {
   struct event *a = checked_event(from), *b = checked_event(to);
   if (!a || !b || !a->timed || !b->timed || !a->recorded || !b->recorded) return INVALID_HANDLE;
+  if (!moment_is_done(a->moment) || !moment_is_done(b->moment)) return NOT_READY;
   *milliseconds = (float)(b->milliseconds - a->milliseconds);
   return OK;
 }
@@ -274,7 +300,7 @@ API status emu_cudaEventRecordWithFlags(void *event, void *stream, unsigned flag
 }
 API status emu_cudaEventQuery(void *event) { return fail(query_event(event)); }
 API status emu_cudaEventSynchronize(void *event) {
-  status s = query_event(event);
+  status s = wait_for_event(event);
   return fail(s ? s : wait_for(&(struct stream){.magic = STREAM_MAGIC, .ordinal = ((struct event *)event)->ordinal}));
 }
 API status emu_cudaEventElapsedTime(float *ms, void *from, void *to) { return fail(elapsed(ms, from, to)); }
@@ -290,7 +316,7 @@ API status emu_cuEventRecordWithFlags(void *event, void *stream, unsigned flags)
   return record(event, stream);
 }
 API status emu_cuEventQuery(void *event) { return query_event(event); }
-API status emu_cuEventSynchronize(void *event) { return query_event(event); }
+API status emu_cuEventSynchronize(void *event) { return wait_for_event(event); }
 API status emu_cuEventElapsedTime(float *ms, void *from, void *to) { return elapsed(ms, from, to); }
 API status emu_cuEventElapsedTime_v2(float *ms, void *from, void *to) { return elapsed(ms, from, to); }
 

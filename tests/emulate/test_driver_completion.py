@@ -1,0 +1,146 @@
+"""When the host learns that work is done: on a card that is done at once, and on one that is always busy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from ctypes import c_float, c_size_t, c_uint, c_void_p, create_string_buffer
+
+import pytest
+from driver_client import DEVICE_TO_HOST, Driver
+
+NOT_READY = 600
+
+
+class Recorded:
+    """Three events: the second on a stream of its own."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.pointer = driver.malloc(4096)
+        self.side = driver.pointer("cudaStreamCreateWithFlags", c_uint(1))
+        self.events = [driver.pointer("cudaEventCreate") for _ in range(3)]
+        for event, stream in zip(self.events, (0, self.side, 0), strict=True):
+            driver.launch(stream)
+            driver.check("cudaEventRecord", c_void_p(event), c_void_p(stream))
+
+    def ready(self) -> list[bool]:
+        codes = [self.driver.call("cudaEventQuery", c_void_p(event)) for event in self.events]
+        assert set(codes) <= {0, NOT_READY}
+        return [code == 0 for code in codes]
+
+
+@pytest.mark.parametrize(("policy", "blocking"), [(0, "0"), (1, "1")])
+def test_a_card_that_is_done_at_once(policy: int, blocking: str, make_machine, in_process, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    machine = make_machine(late_completion=policy)
+    assert in_process(lambda driver: Recorded(driver).ready(), machine) == [True] * 3
+
+
+def wait_for_the_second(driver: Driver, seen: Recorded) -> None:
+    driver.check("cudaEventSynchronize", c_void_p(seen.events[1]))
+
+
+def wait_for_the_side_stream(driver: Driver, seen: Recorded) -> None:
+    driver.check("cudaStreamSynchronize", c_void_p(seen.side))
+
+
+def wait_for_the_device(driver: Driver, seen: Recorded) -> None:
+    driver.check("cudaDeviceSynchronize")
+
+
+def free(driver: Driver, seen: Recorded) -> None:
+    driver.free(seen.pointer)
+
+
+def copy_to_the_host(driver: Driver, seen: Recorded) -> None:
+    buffer = create_string_buffer(8)
+    driver.check("cudaMemcpy", buffer, c_void_p(seen.pointer), c_size_t(8), DEVICE_TO_HOST)
+
+
+def copy_to_pageable_memory(driver: Driver, seen: Recorded) -> None:
+    buffer = create_string_buffer(8)
+    driver.check(
+        "cudaMemcpyAsync", buffer, c_void_p(seen.pointer), c_size_t(8), DEVICE_TO_HOST, c_void_p(seen.side)
+    )  # fmt: skip
+
+
+def copy_to_pinned_memory(driver: Driver, seen: Recorded) -> None:
+    pinned = driver.pointer("cudaHostAlloc", c_size_t(8), c_uint(0))
+    driver.check(
+        "cudaMemcpyAsync", c_void_p(pinned), c_void_p(seen.pointer), c_size_t(8), DEVICE_TO_HOST, c_void_p(0)
+    )  # fmt: skip
+
+
+def wait_on_another_stream(driver: Driver, seen: Recorded) -> None:
+    driver.check("cudaStreamWaitEvent", c_void_p(seen.side), c_void_p(seen.events[0]), c_uint(0))
+
+
+def ask_for_the_stream(driver: Driver, seen: Recorded) -> None:
+    assert driver.call("cudaStreamQuery", c_void_p(seen.side)) == NOT_READY
+
+
+@pytest.mark.parametrize(
+    ("act", "ready"),
+    [
+        (wait_for_the_second, [True, True, False]),
+        (wait_for_the_side_stream, [True, True, False]),
+        (wait_for_the_device, [True] * 3),
+        (free, [True] * 3),
+        (copy_to_the_host, [True] * 3),
+        (copy_to_pageable_memory, [True] * 3),  # it is behind all that was recorded before it
+        (copy_to_pinned_memory, [False] * 3),
+        (wait_on_another_stream, [False] * 3),
+        (ask_for_the_stream, [False] * 3),
+    ],
+)
+def test_a_busy_card_is_done_with_what_the_host_waits_for(act: Callable, ready, make_machine, in_process) -> None:
+    def run(driver: Driver) -> tuple[list[bool], list[bool]]:
+        seen = Recorded(driver)
+        before = seen.ready()
+        act(driver, seen)
+        return before, seen.ready()
+
+    assert in_process(run, make_machine(late_completion=1)) == ([False] * 3, ready)
+
+
+def test_a_time_between_events_that_are_not_done(make_machine, in_process) -> None:
+    def run(driver: Driver) -> list[int]:
+        first, _, last = (c_void_p(event) for event in Recorded(driver).events)
+        codes = [driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
+        driver.check("cudaEventSynchronize", last)
+        return [*codes, driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
+
+    assert in_process(run, make_machine(late_completion=1)) == [NOT_READY, 0]
+
+
+def test_an_event_that_was_never_recorded_is_done(make_machine, in_process) -> None:
+    def run(driver: Driver) -> int:
+        Recorded(driver)
+        return driver.call("cudaEventQuery", c_void_p(driver.pointer("cudaEventCreate")))
+
+    assert in_process(run, make_machine(late_completion=1)) == 0
+
+
+def test_a_host_that_does_nothing_but_ask_is_answered(make_machine, in_process) -> None:
+    def run(driver: Driver) -> tuple[bool, int, bool]:
+        """-> of one who launches between: ready; who only asks: how often in vain; in time."""
+        seen = Recorded(driver)
+        event = c_void_p(seen.events[0])
+        for _ in range(5000):
+            driver.launch()
+            driver.call("cudaEventQuery", event)
+        busy = seen.ready()[0]
+        started, num_polls = time.monotonic(), 0
+        while driver.call("cudaEventQuery", event) == NOT_READY:
+            num_polls += 1
+        return busy, num_polls, time.monotonic() - started < 5
+
+    busy, num_polls, in_time = in_process(run, make_machine(late_completion=1))
+    assert not busy
+    assert 10 < num_polls <= 4096
+    assert in_time
+
+
+def c_float_pointer() -> object:
+    return (c_float * 1)()

@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import sys
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -595,6 +596,16 @@ def _enter(cards: str | None, device: str | None, *, num_cards: int = 1) -> None
         enter(with_count(cards, max(num_cards, 1)), sys.argv[1:], emulate_verbs.say)
 
 
+def _app_for(words: list[str]) -> typer.Typer:
+    """With the one verb that is called, if there is such a verb: typer makes all options of all that it has."""
+    called = [one for one in app.registered_commands if one.callback and one.callback.__name__ in words]
+    if not called:
+        return app
+    alone = copy(app)
+    alone.registered_commands, alone.registered_groups = called, []
+    return alone
+
+
 def _open_what_is_closed() -> None:
     """Give a closed stdin, stdout or stderr (``2>&-``) to /dev/null, before a results file gets its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
@@ -619,7 +630,7 @@ def main() -> None:
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:
         with leaving():
-            app()
+            _app_for(sys.argv[1:2])()
     except VramprobeError as error:
         print(f"vramprobe: {error}", file=sys.stderr)
         sys.exit(1)

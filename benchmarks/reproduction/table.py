@@ -36,10 +36,16 @@ _REMAINDERS = {("powerlm-3b", 2): 1_013_760}
 Row = dict[str, Any]
 
 
-def rows(entries: dict[int, Entry], simulated: dict[int, int]) -> list[Row]:
-    """One for each published row, in file order. ``entries``: by line, of recipes as they are now."""
+def rows(entries: dict[int, Entry], simulated: dict[int, int], busy: dict[int, Entry]) -> list[Row]:
+    """One for each published row, in file order. ``entries``: by line, of recipes as they are now; ``busy``: of several
+    cards that are always busy."""
     devices = {row.url_or_path: row.memory_bytes for row in list_published() if row.metric == "nvidia-smi"}
-    return [_row(row, entries.get(row.line), devices, simulated) for row in list_published()]
+    found = [_row(row, entries.get(row.line), devices, simulated) for row in list_published()]
+    for row in found:
+        if row.get("emulated_bytes"):
+            entry = (entries if row["num_gpus"] == 1 else busy).get(row["line"])
+            row["reserved_emulated_bytes"] = _reserved_bytes(entry, row["num_gpus"])
+    return found
 
 
 def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None], simulated: dict[int, int]) -> Row:
@@ -63,7 +69,6 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
     return told | {
         "emulated_bytes": peak, "difference_bytes": peak - measured, "difference_percent": _percent(peak, measured),
         "settled_measured_bytes": row.settled_bytes, "settled_emulated_bytes": entry["settled_bytes"],
-        "reserved_emulated_bytes": _reserved_bytes(entry, row.num_gpus),
         "nvidia_smi_bytes": devices.get(row.url_or_path),
         "cause": cause_of(row, recipe, peak / measured - 1), "num_steering_reads": entry["num_steering_reads"],
         "simulated_bytes": simulated.get(row.line), "simulated_percent": _percent(simulated.get(row.line), measured),
@@ -71,10 +76,10 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
     }  # fmt: skip
 
 
-def _reserved_bytes(entry: Entry, num_gpus: int) -> int | None:
+def _reserved_bytes(entry: Entry | None, num_gpus: int) -> int | None:
     """Mean over the cards, of all processes, after a step where blocks had to be given back; None of runs that did not
-    say whether, and of ranks on cards that were not busy."""
-    if "rank_num_retries" not in entry or (num_gpus > 1 and not entry.get("is_busy")):
+    say whether."""
+    if entry is None or "rank_num_retries" not in entry:
         return None
     return round(sum(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"])) / num_gpus)
 

@@ -67,20 +67,21 @@ def entrance_for_command(
     policy: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
     also: Iterable[tuple[str, str, str]] = (),
+    is_busy: bool = True,
 ) -> Entrance:
     """As :func:`entrance`, for somebody else's command under the interpreter ``python`` and what that starts.
 
     Each of its processes that imports torch leaves ``values-<pid>.json`` in the machine's folder (values/hook.py). What
     the command imports from is left as it is, but for one folder before all else, with the hooks ``also`` in it
-    (values/hook.py, site_folder). Its cards are always busy, as those that train are, but under CUDA_LAUNCH_BLOCKING=1
-    (driver/completion.c). Raises NotEmulatable for ``python``.
+    (values/hook.py, site_folder). ``is_busy``: its cards always have work before them, as those that train have
+    (driver/completion.c), but under CUDA_LAUNCH_BLOCKING=1. Raises NotEmulatable for ``python``.
     """
     from vramprobe.emulate.values import hook
 
-    python, machine, environment = _new_machine(cards, python, policy, say, is_busy=True)
+    python, machine, environment = _new_machine(cards, python, policy, say, is_busy=is_busy)
     searched = [hook.site_folder(machine, also=also), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(searched)
-    is_busy = environment.get("CUDA_LAUNCH_BLOCKING") != "1"
+    is_busy = is_busy and environment.get("CUDA_LAUNCH_BLOCKING") != "1"
     return Entrance(python=python, environment=environment, machine=machine, is_busy=is_busy)
 
 

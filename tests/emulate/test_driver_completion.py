@@ -17,6 +17,7 @@ class Recorded:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        driver.call("control_trains")
         self.pointer = driver.malloc(4096)
         self.side = driver.pointer("cudaStreamCreateWithFlags", c_uint(1))
         self.events = [driver.pointer("cudaEventCreate") for _ in range(3)]
@@ -112,6 +113,20 @@ def test_a_time_between_events_that_are_not_done(make_machine, in_process) -> No
         return [*codes, driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
 
     assert in_process(run, make_machine(late_completion=1)) == [NOT_READY, 0]
+
+
+def test_a_busy_card_is_done_at_once_before_its_process_trains(make_machine, in_process) -> None:
+    def run(driver: Driver) -> list[int]:
+        event = c_void_p(driver.pointer("cudaEventCreate"))
+        codes = []
+        for _ in range(2):
+            driver.check("cudaEventRecord", event, c_void_p(0))
+            codes.append(driver.call("cudaEventQuery", event))
+            driver.call("control_trains")
+            codes.append(driver.call("cudaEventQuery", event))  # what was recorded before is done
+        return codes
+
+    assert in_process(run, make_machine(late_completion=1)) == [0, 0, NOT_READY, 0]
 
 
 def test_an_event_that_was_never_recorded_is_done(make_machine, in_process) -> None:

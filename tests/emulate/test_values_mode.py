@@ -232,3 +232,13 @@ def test_a_tensor_made_of_the_hosts_numbers_is_computed_whatever_lay_there_befor
     with mode:
         assert torch.ops.aten.lift_fresh(tensor).max().item() == 32
     assert mode.report()["reads"] == []
+
+
+def test_the_driver_learns_once_that_its_process_trains():
+    with TrueValuesOnCpu() as mode:
+        weight = torch.zeros(8, requires_grad=True)
+        loss = (weight * weight).sum()
+        before = mode.driver.times_trained
+        loss.backward()
+        (weight * 2).sum().backward()
+    assert (before, mode.driver.times_trained) == (0, 1)

@@ -13,7 +13,7 @@ class IntervalDriver:
     """The driver's control functions over a set of addresses."""
 
     def __init__(self):
-        self.known, self.injected, self.cleared = Intervals(), [], 0
+        self.known, self.injected, self.cleared, self.times_trained = Intervals(), [], 0, 0
 
     def mark_computed(self, address, num_bytes):
         self.known.add(address, address + num_bytes)
@@ -29,6 +29,9 @@ class IntervalDriver:
 
     def clear_counts(self):
         self.cleared += 1
+
+    def trains(self):
+        self.times_trained += 1
 
     def uncomputed_reads(self):
         return 0

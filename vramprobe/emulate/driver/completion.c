@@ -2,14 +2,16 @@
  *
  * True of it: nothing is computed, so how long work takes is a choice (machine.txt's key late_completion). 0, or
  * CUDA_LAUNCH_BLOCKING=1, is a card that is done at once: every stream and event is ready when it is asked for. 1 is a
- * card that always has work before it, as one that trains has: work is done once the host waits for it, or for any that
- * was submitted after it, on whichever stream, and not before; so an allocator keeps what other streams still use. A
- * host that asks for one moment again and again, launching nothing between, waits for it as well. Left out: streams
- * that overtake each other, and a host that the card outruns. */
+ * card that always has work before it, from the moment when its process trains (emu_control_trains; before, while a
+ * model is loaded, the card waits for the host): work is done once the host waits for it, or for any that was submitted
+ * after it, on whichever stream, and not before; so an allocator keeps what other streams still use. A host that asks
+ * for one moment again and again, launching nothing between, waits for it as well. Left out: streams that overtake each
+ * other, and a host that a card that trains outruns. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
 enum { PATIENT_POLLS = 16, PATIENT_MILLISECONDS = 50, IMPATIENT_POLLS = 4096 };
 
+static bool trains;
 static uint64_t submitted, done; /* moments: an event's is the number of events that were recorded before it, and 1 */
 
 uint64_t moment_next(void) { return __atomic_add_fetch(&submitted, 1, __ATOMIC_RELAXED); }
@@ -18,6 +20,11 @@ void moment_awaited(uint64_t moment) {
   uint64_t known = __atomic_load_n(&done, __ATOMIC_RELAXED);
   while (known < moment && !__atomic_compare_exchange_n(&done, &known, moment, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
+}
+
+API void emu_control_trains(void) {
+  moment_awaited(moment_now());
+  trains = true;
 }
 
 /* Whether this thread does nothing but ask. */
@@ -36,7 +43,7 @@ static bool host_waits(uint64_t moment) {
          (last.num_polls >= PATIENT_POLLS && now_milliseconds() - last.since >= PATIENT_MILLISECONDS);
 }
 bool moment_is_done(uint64_t moment) {
-  if (!machine.late_completion || __atomic_load_n(&done, __ATOMIC_RELAXED) >= moment) return true;
+  if (!machine.late_completion || !trains || __atomic_load_n(&done, __ATOMIC_RELAXED) >= moment) return true;
   if (!host_waits(moment)) return false;
   moment_awaited(moment);
   return true;

@@ -45,6 +45,7 @@ class TrueValues(TorchDispatchMode):
         self.driver, self.policy, self.reads = driver, policy or Policy(), Reads()
         self.assumed = Intervals()
         self.num_computed = self.num_assumed = self.num_launched = 0
+        self._trains = False  # autograd has run
         self.without_cpu_kernel = {}
         self._operators, self._thread = {}, threading.local()
         self._on_device = attrgetter(f"is_{device_type}")
@@ -71,6 +72,9 @@ class TrueValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if not self._trains and torch._C._current_graph_task_id() != -1:
+            self._trains = True
+            self.driver.trains()
         operator = self._operators.get(func) or self._learn(func)
         if operator is None:
             return func(*args, **kwargs)  # a higher-order operator: what it calls comes here by itself

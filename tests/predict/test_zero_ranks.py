@@ -131,7 +131,10 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, reused: int, **overrides: Any) 
     tensors = parameters.tensors(spec, architecture(spec.architecture))
     names = ["embed", "layernorm", "q_proj", "k_proj", "v_proj", "o_proj", "gate", "up_", "down", "model.norm", "head"]
     used = [tensor for name in names for tensor in tensors if name in tensor.name]
-    return zero_gather.Coordinator(used, 2, 4, computes_again=True)
+    is_quantised = spec.quant != "none"
+    if is_quantised:
+        used = zero_ranks.gathered_tensors(spec, [tensor.name for tensor in used])
+    return zero_gather.Coordinator(used, 2, 4, computes_again=True, is_quantised=is_quantised)
 
 
 def whole_in_backward(made: zero_gather.Coordinator, layer: int) -> list[tuple[str, int, int]]:
@@ -154,6 +157,7 @@ def test_a_layer_is_computed_again_within_its_last_module_and_its_trained_weight
     kept by the checkpoint as it goes, and comes once more for its own gradient."""
     found = whole_in_backward(coordinator(monkeypatch, 0, recipe="all-bf16"), 1)
     assert [again for again, _, _ in found] == ["before"] + ["within"] * 8 + ["last"] + [""] * 8
+    assert found[1][1:] == found[0][1:]  # the norm before attention
     assert found[0][1:] == (2 * MLP, 2 * MLP)
     attention = 2 * Q + 2 * K
     assert found[8][1:] == (2 * (attention + 3 * MLP),) * 2  # up_proj has come
@@ -170,3 +174,18 @@ def test_frozen_weights_stay_until_the_last_module_is_done_and_nothing_keeps_the
     frozen = 2 * Q + 2 * K + 3 * MLP
     wide = 16 * (4 * 64 + 2 * 64 + 2 * 32 + 3 * (64 + 176))  # both adapters of q and o, of k and v, of the MLP
     assert last[1:] == (2 * frozen + 4 * wide, 4 * (wide - 16 * 64))
+
+
+def test_4_bit_weights_of_forward_stay_with_the_graph_until_backward_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes' nodes have them, whatever DeepSpeed lets go of: between forward and backward the whole model."""
+    made = coordinator(monkeypatch, MLP + 1, method="qlora", kbit_prep="none")
+    four_bits = 2 * (2 * Q + 2 * K + 3 * MLP) // 2
+    after = []
+    for step, use in enumerate(made.uses):
+        made.fetch(step)
+        made.release(step)
+        after.append((use.phase, use.layer, made.whole_bytes))
+    head = 2 * EMBEDDING  # is used again at once
+    assert [size for phase, _, size in after if phase == "forward"][-1] == four_bits + head
+    assert min(size for phase, _, size in after[:-1] if phase == "backward") >= four_bits
+    assert after[-1] == ("backward", zero_gather.EMBEDDING, 0)

@@ -13,7 +13,9 @@ it has recorded a step:
 * A layer is computed again as the first node of its backward asks for what it saved: a module's hook comes before. Of
   trained weights the checkpoint keeps aliases (torch/utils/checkpoint.py, ``x.detach()``), so that one which goes
   before its node is done takes memory until then, also where it is gathered once more. Frozen ones stay until the
-  module that was the first is done, then all of them go (``update_recompute_parameters``).
+  module that was the first is done, then all of them go (``update_recompute_parameters``). A 4-bit weight is an
+  attribute of its node in forward (bitsandbytes, ``ctx.tensors``), which keeps it, as it was gathered then, until the
+  whole graph goes as backward has ended.
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ EMBEDDING, HEAD = -1, -2
 
 def gathered_bytes(
     tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool, reenters: bool = False,
-    reads_adapters: bool = True,
+    is_quantised: bool = False,
 ) -> dict[str, dict[int, int]]:  # fmt: skip
     """The most that is whole by phase and layer. ``reenters``: layers are computed again as a whole, before their
-    backward. ``reads_adapters``: beside weights that are not quantised."""
+    backward. ``is_quantised``: to 4 bits, what adapters are beside."""
     coordinator = Coordinator(
-        tensors, num_layers, num_gpus, computes_again=computes_again, reenters=reenters, reads_adapters=reads_adapters
+        tensors, num_layers, num_gpus, computes_again=computes_again, reenters=reenters, is_quantised=is_quantised
     )
     uses = coordinator.uses
     found: dict[str, dict[int, int]] = {"forward": {}, "backward": {}}
@@ -98,11 +100,12 @@ class _Weights:
     """Numbers for the weights of every layer, and the modules that use them, in the order of forward. Modules without
     weights have hooks, too, which look ahead."""
 
-    def __init__(self, tensors: Sequence[Tensor], num_layers: int, *, reads_adapters: bool) -> None:
-        self._reads_adapters = reads_adapters
+    def __init__(self, tensors: Sequence[Tensor], num_layers: int, *, is_quantised: bool) -> None:
+        self._is_quantised = is_quantised
         self.sizes: list[int] = []
         self.widths: list[int] = []
         self.is_frozen: list[bool] = []
+        self.is_4_bit: list[bool] = []
         outside = [tensor for tensor in tensors if not tensor.per_layer]
         has_adapters = any(".lora_" in tensor.name for tensor in tensors)
         self._num_roots = 3 if has_adapters else 1  # the model with a head, within peft's two
@@ -129,10 +132,11 @@ class _Weights:
                     self.sizes.append(tensor.numel)
                     self.widths.append(ITEMSIZE_BYTES[tensor.dtype])
                     self.is_frozen.append(not tensor.trained)
+                    self.is_4_bit.append(self._is_quantised and tensor.per_layer and tensor.role == "linear")
             own, *adapters = [_Module(weights, []) for weights in by_module.values()]
             # What adapts reads its first adapter's dtype, which makes that a weight of its own
             # (zero/parameter_offload.py, ``ZeROOrderedDict``).
-            read = adapters[0].weights if adapters and self._reads_adapters else []
+            read = adapters[0].weights if adapters else []
             made = [_Module(read, [own, _Module([], []), *adapters])] if adapters else [own]
             if base.endswith(".gate_proj"):  # the activation is a module
                 made.append(_Module([], []))
@@ -170,6 +174,7 @@ class _Weights:
         again = _uses("backward", layer, [module])
         if reenters:  # as a whole, before anything else
             return [*again, *coming]
+        del again[0]  # the layer's own hook is outside
         while not again[-1].weights:
             again.pop()
         last = again.pop()
@@ -202,15 +207,16 @@ class Coordinator:
 
     def __init__(
         self, tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool,
-        reenters: bool = False, reads_adapters: bool = True, is_first: bool = False,
+        reenters: bool = False, is_quantised: bool = False, is_first: bool = False,
     ) -> None:  # fmt: skip
         """``is_first``: while the first step is recorded, nothing is known of what comes."""
-        weights = _Weights(tensors, num_layers, reads_adapters=reads_adapters)
+        weights = _Weights(tensors, num_layers, is_quantised=is_quantised)
         sizes, uses = weights.sizes, weights.uses(computes_again=computes_again, reenters=reenters)
         self.whole_bytes = 0
         self.uses = uses
         self._sizes, self._widths, self._num_gpus, self._is_first = sizes, weights.widths, num_gpus, is_first
-        self._is_frozen = weights.is_frozen
+        self._is_frozen, self._is_4_bit = weights.is_frozen, weights.is_4_bit
+        self._is_held = [False] * len(sizes)  # by its node, as it is since forward
         self._frozen: list[int] = []  # came as a layer was computed again
         self._saved_bytes = [0] * len(sizes)  # let go of, and still what a node of backward has
         self._live_elements = 0
@@ -307,6 +313,9 @@ class Coordinator:
         use = self.uses[step]
         if use.again == BEFORE:
             return
+        if use.phase == "forward":
+            for one in use.weights:
+                self._is_held[one] = self._is_4_bit[one]
         free = [one for one in use.weights if self._taken_bytes[one] and self._asked_for[one] <= step + 1]
         if use.again:
             self._frozen += [one for one in use.weights if self._is_frozen[one]]
@@ -322,10 +331,15 @@ class Coordinator:
             free += [one for one in self._frozen if self._taken_bytes[one]]
             self._frozen = []
         for one in free:
-            self._let_go(one, is_saved=use.again == WITHIN)
-        if use.phase == "backward" and not use.again:
-            for one in use.weights:
+            self._let_go(one, is_saved=use.again == WITHIN or self._is_held[one])
+            self._is_held[one] = False
+        if step + 1 == len(self.uses):  # the graph goes
+            for one in range(len(self._sizes)):
                 self._let_go_of_saved(one)
+        elif use.phase == "backward" and not use.again:
+            for one in use.weights:
+                if not self._is_4_bit[one]:
+                    self._let_go_of_saved(one)
 
     def _let_go(self, one: int, *, is_saved: bool) -> None:
         if is_saved:

@@ -166,7 +166,7 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
     gathered = gathered_bytes(
         gathered_tensors(spec, walk.names), arch.num_layers, num_gpus, computes_again=spec.gradient_checkpointing,
-        reenters=arch.habits.reenters, reads_adapters=spec.quant == "none",
+        reenters=arch.habits.reenters, is_quantised=spec.quant != "none",
     )  # fmt: skip
     rank = BucketRank(
         walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules, gathered=gathered

@@ -242,7 +242,7 @@ class GatheringRun(ZeroRun):
         coordinator = LoggedCoordinator(
             gathered_tensors(spec, self._names), self.arch.num_layers, spec.num_gpus,
             computes_again=spec.gradient_checkpointing, reenters=self.arch.habits.reenters,
-            reads_adapters=spec.quant == "none", is_first=self._is_first,
+            is_quantised=spec.quant != "none", is_first=self._is_first,
         )  # fmt: skip
         coordinator.tape = tape
         tape.gather_with(coordinator)

@@ -22,6 +22,8 @@ cells:
   - {{method: lora, num_gpus: 2, sharding: [fsdp, fsdp1], only_rank: 0}}
   - {{method: full, num_gpus: 4, sharding: [fsdp, fsdp1]}}
   - {{method: full, num_gpus: 4, sharding: [fsdp, fsdp1], only_rank: 3}}
+  - {{method: full, num_gpus: 8, sharding: [ddp, fsdp, fsdp1]}}
+  - {{method: full, num_gpus: 8, sharding: [ddp, fsdp, fsdp1], only_rank: 0}}
   - {{method: qlora, kbit_prep: none, num_gpus: 2, sharding: [fsdp, fsdp1]}}
   - {{method: full, num_gpus: 2, sharding: [fsdp, fsdp1], offload: params}}
   - {{method: full, num_gpus: 2, sharding: fsdp, offload: params, only_rank: 1}}
@@ -34,11 +36,11 @@ cells:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
-    return swept(tmp_path_factory.mktemp("ranks"), SWEEP, cards="H100-SXM x4")
+    return swept(tmp_path_factory.mktemp("ranks"), SWEEP, cards="H100-SXM x8")
 
 
 def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) -> None:
-    assert len(records) == 25
+    assert len(records) == 31
     for record in records:
         assert record.outcome.kind == "ok", (record.cell_id, record.outcome)
         ranks = list(range(record.spec.num_gpus)) if record.spec.only_rank is None else [record.spec.only_rank]
@@ -47,9 +49,14 @@ def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) 
 
 
 def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
+    assert_alone_as_among_all(records, num_alone=13)
+
+
+def assert_alone_as_among_all(records: list[RunRecord], *, num_alone: int) -> None:
+    """Those of one rank have what that rank has in the same cell of all of them."""
     together = {record.cell_id: record for record in records if record.spec.only_rank is None}
     alone = [record for record in records if record.spec.only_rank is not None]
-    assert len(alone) == 10
+    assert len(alone) == num_alone
     for record in alone:
         (rank,) = record.ranks
         same = together[record.cell_id.removesuffix(f"_rank{rank.rank}")].ranks[rank.rank]
@@ -90,7 +97,7 @@ def asked(rank: RankRecord) -> dict[tuple[str, str], int]:
     return {(one.phase, one.kind): one.payload_bytes for one in rank.traffic if one.payload_bytes > 4096}
 
 
-@pytest.mark.parametrize("num_gpus", [2, 4])
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
 def test_what_a_step_moves(records: list[RunRecord], num_gpus: int) -> None:
     """DDP all-reduces the gradients once; full shard gathers the weights twice and scatters the gradients once.
 
@@ -166,6 +173,20 @@ NORMS = 5 * 576
 def require_deepspeed() -> None:
     if not list(require_emulation().parents[1].glob("lib/python3*/site-packages/deepspeed")):
         pytest.skip("the emulated environment has no DeepSpeed; docs/ranks.md says how to add it")
+
+
+def test_one_of_deepspeed_s_eight_ranks_alone_counts_the_bytes_of_that_rank_among_all(tmp_path: Path) -> None:
+    require_deepspeed()
+    sweep = f"""
+name: eight
+defaults: {{model: {TINY_LLAMA_PATH}, method: full, batch_size: 2, seq_len: 32, device: cuda, num_gpus: 8}}
+cells:
+  - {{sharding: [zero2, zero3]}}
+  - {{sharding: [zero2, zero3], only_rank: 0}}
+"""
+    records = swept(tmp_path, sweep, cards="H100-SXM x8")
+    assert [record.outcome.kind for record in records] == ["ok"] * 4
+    assert_alone_as_among_all(records, num_alone=2)
 
 
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])

@@ -120,3 +120,72 @@ def test_the_next_modules_come_ahead_and_several_in_one_piece_that_stays_until_t
     layer = 2 * Q + 2 * K + 3 * MLP
     first, second, third = EMBEDDING + layer - MLP, layer, MLP + EMBEDDING
     assert gathered(layer, 0)["forward"][0] == 2 * (2 * first + second + third)
+
+
+def coordinator(monkeypatch: pytest.MonkeyPatch, reused: int, **overrides: Any) -> zero_gather.Coordinator:
+    """Of two layers that are computed again; nothing comes ahead. ``reused``: within so many elements."""
+    monkeypatch.setattr(zero_gather, "PERSISTENT_ELEMENTS", NORM + 1)
+    monkeypatch.setattr(zero_gather, "PREFETCHED_ELEMENTS", 0)
+    monkeypatch.setattr(zero_gather, "REUSED_ELEMENTS", reused)
+    spec = tiny(gradient_checkpointing=True, **overrides)
+    tensors = parameters.tensors(spec, architecture(spec.architecture))
+    names = ["embed", "layernorm", "q_proj", "k_proj", "v_proj", "o_proj", "gate", "up_", "down", "model.norm", "head"]
+    used = [tensor for name in names for tensor in tensors if name in tensor.name]
+    is_quantised = spec.quant != "none"
+    if is_quantised:
+        used = zero_ranks.gathered_tensors(spec, [tensor.name for tensor in used])
+    return zero_gather.Coordinator(used, 2, 4, computes_again=True, is_quantised=is_quantised)
+
+
+def whole_in_backward(made: zero_gather.Coordinator, layer: int) -> list[tuple[str, int, int]]:
+    """Of each module with weights: whether the layer is computed again, bytes as it comes and as it is done."""
+    found = []
+    for step, use in enumerate(made.uses):
+        made.fetch(step)
+        came = made.whole_bytes
+        made.release(step)
+        if (use.phase, use.layer) == ("backward", layer) and use.weights:
+            found.append((use.again, came, made.whole_bytes))
+    assert made.whole_bytes == 0
+    return found
+
+
+def test_a_layer_is_computed_again_within_its_last_module_and_its_trained_weights_stay_for_their_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As seen of a 405B's layers on the emulated card: down_proj comes, then all of the layer, each weight of which is
+    kept by the checkpoint as it goes, and comes once more for its own gradient."""
+    found = whole_in_backward(coordinator(monkeypatch, 0, recipe="all-bf16"), 1)
+    assert [again for again, _, _ in found] == ["before"] + ["within"] * 8 + ["last"] + [""] * 8
+    assert found[1][1:] == found[0][1:]  # the norm before attention
+    assert found[0][1:] == (2 * MLP, 2 * MLP)
+    attention = 2 * Q + 2 * K
+    assert found[8][1:] == (2 * (attention + 3 * MLP),) * 2  # up_proj has come
+    assert found[9][1:] == (2 * (attention + 3 * MLP), 2 * (attention + 2 * MLP))  # down_proj is done
+    assert found[10][1:] == (2 * (attention + 3 * MLP), 2 * (attention + MLP))  # up_proj came again
+    assert found[-3][1:] == (2 * (2 * Q), 0)  # q_proj; norms are always whole
+
+
+def test_frozen_weights_stay_until_the_last_module_is_done_and_nothing_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = whole_in_backward(coordinator(monkeypatch, MLP + 1, method="lora", lora_r=16), 1)
+    last = next(one for one in found if one[0] == "last")
+    frozen = 2 * Q + 2 * K + 3 * MLP
+    wide = 16 * (4 * 64 + 2 * 64 + 2 * 32 + 3 * (64 + 176))  # both adapters of q and o, of k and v, of the MLP
+    assert last[1:] == (2 * frozen + 4 * wide, 4 * (wide - 16 * 64))
+
+
+def test_4_bit_weights_of_forward_stay_with_the_graph_until_backward_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes' nodes have them, whatever DeepSpeed lets go of: between forward and backward the whole model."""
+    made = coordinator(monkeypatch, MLP + 1, method="qlora", kbit_prep="none")
+    four_bits = 2 * (2 * Q + 2 * K + 3 * MLP) // 2
+    after = []
+    for step, use in enumerate(made.uses):
+        made.fetch(step)
+        made.release(step)
+        after.append((use.phase, use.layer, made.whole_bytes))
+    head = 2 * EMBEDDING  # is used again at once
+    assert [size for phase, _, size in after if phase == "forward"][-1] == four_bits + head
+    assert min(size for phase, _, size in after[:-1] if phase == "backward") >= four_bits
+    assert after[-1] == ("backward", zero_gather.EMBEDDING, 0)

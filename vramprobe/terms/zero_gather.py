@@ -10,6 +10,12 @@ it has recorded a step:
   whose next use the look ahead has passed already.
 * Several weights come in one piece, of which each is copied (partition_parameters.py, ``AllGatherCoalescedHandle``);
   that piece stays until the last of them has been asked for.
+* A layer is computed again as the first node of its backward asks for what it saved: a module's hook comes before. Of
+  trained weights the checkpoint keeps aliases (torch/utils/checkpoint.py, ``x.detach()``), so that one which goes
+  before its node is done takes memory until then, also where it is gathered once more. Frozen ones stay until the
+  module that was the first is done, then all of them go (``update_recompute_parameters``). A 4-bit weight is an
+  attribute of its node in forward (bitsandbytes, ``ctx.tensors``), which keeps it, as it was gathered then, until the
+  whole graph goes as backward has ended.
 """
 
 from __future__ import annotations
@@ -31,22 +37,31 @@ _NEVER = -1
 
 
 class Use(NamedTuple):
-    """A module comes: in which phase, in which layer (EMBEDDING and HEAD outside them); its weights, by number."""
+    """A module comes: in which phase, in which layer (EMBEDDING and HEAD outside them); its weights, by number.
+
+    ``again``: of a layer that is computed again: BEFORE that has begun, WITHIN it, or its LAST module.
+    """
 
     phase: str
     layer: int
     weights: list[int]
+    again: str = ""
+
+
+BEFORE, WITHIN, LAST = "before", "within", "last"  # there it ends, with the module that asked
 
 
 EMBEDDING, HEAD = -1, -2
 
 
 def gathered_bytes(
-    tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool, reads_adapters: bool = True
-) -> dict[str, dict[int, int]]:
-    """The most that is whole by phase and layer. ``reads_adapters``: beside weights that are not quantised."""
+    tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool, reenters: bool = False,
+    is_quantised: bool = False,
+) -> dict[str, dict[int, int]]:  # fmt: skip
+    """The most that is whole by phase and layer. ``reenters``: layers are computed again as a whole, before their
+    backward. ``is_quantised``: to 4 bits, what adapters are beside."""
     coordinator = Coordinator(
-        tensors, num_layers, num_gpus, computes_again=computes_again, reads_adapters=reads_adapters
+        tensors, num_layers, num_gpus, computes_again=computes_again, reenters=reenters, is_quantised=is_quantised
     )
     uses = coordinator.uses
     found: dict[str, dict[int, int]] = {"forward": {}, "backward": {}}
@@ -85,10 +100,12 @@ class _Weights:
     """Numbers for the weights of every layer, and the modules that use them, in the order of forward. Modules without
     weights have hooks, too, which look ahead."""
 
-    def __init__(self, tensors: Sequence[Tensor], num_layers: int, *, reads_adapters: bool) -> None:
-        self._reads_adapters = reads_adapters
+    def __init__(self, tensors: Sequence[Tensor], num_layers: int, *, is_quantised: bool) -> None:
+        self._is_quantised = is_quantised
         self.sizes: list[int] = []
         self.widths: list[int] = []
+        self.is_frozen: list[bool] = []
+        self.is_4_bit: list[bool] = []
         outside = [tensor for tensor in tensors if not tensor.per_layer]
         has_adapters = any(".lora_" in tensor.name for tensor in tensors)
         self._num_roots = 3 if has_adapters else 1  # the model with a head, within peft's two
@@ -114,10 +131,12 @@ class _Weights:
                     by_module.setdefault(name, []).append(len(self.sizes))
                     self.sizes.append(tensor.numel)
                     self.widths.append(ITEMSIZE_BYTES[tensor.dtype])
+                    self.is_frozen.append(not tensor.trained)
+                    self.is_4_bit.append(self._is_quantised and tensor.per_layer and tensor.role == "linear")
             own, *adapters = [_Module(weights, []) for weights in by_module.values()]
             # What adapts reads its first adapter's dtype, which makes that a weight of its own
             # (zero/parameter_offload.py, ``ZeROOrderedDict``).
-            read = adapters[0].weights if adapters and self._reads_adapters else []
+            read = adapters[0].weights if adapters else []
             made = [_Module(read, [own, _Module([], []), *adapters])] if adapters else [own]
             if base.endswith(".gate_proj"):  # the activation is a module
                 made.append(_Module([], []))
@@ -133,7 +152,7 @@ class _Weights:
                 parts[part].inside.append(one)
         return found
 
-    def uses(self, *, computes_again: bool) -> list[Use]:
+    def uses(self, *, computes_again: bool, reenters: bool) -> list[Use]:
         """The modules of a step as they come."""
         root, nothing = [_Module([], [])] * self._num_roots, _Module([], [])
         *norms, head = self._behind
@@ -144,9 +163,30 @@ class _Weights:
         found += [Use("backward", HEAD, weights) for one in [*root, head, nothing, *reversed(norms)]
                   for weights in one.backward()]  # fmt: skip
         for layer in range(len(self._layers) - 1, -1, -1):
-            found += _uses("backward", layer, [self._layers[layer]] if computes_again else [])
-            found += [Use("backward", layer, weights) for weights in self._layers[layer].backward()]
+            found += self._backward(layer, computes_again=computes_again, reenters=reenters)
         return [*found, *_uses("backward", EMBEDDING, self._front)]
+
+    def _backward(self, layer: int, *, computes_again: bool, reenters: bool) -> list[Use]:
+        module = self._layers[layer]
+        coming = [Use("backward", layer, weights) for weights in module.backward()]
+        if not computes_again:
+            return coming
+        again = _uses("backward", layer, [module])
+        if reenters:  # as a whole, before anything else
+            return [*again, *coming]
+        del again[0]  # the layer's own hook is outside
+        while not again[-1].weights:
+            again.pop()
+        last = again.pop()
+        begins = 1
+        while last.weights[0] not in coming[begins - 1].weights:
+            begins += 1
+        return [
+            *[use._replace(again=BEFORE) for use in coming[:begins]],
+            *[use._replace(again=WITHIN) for use in again],
+            last._replace(again=LAST),
+            *coming[begins:],
+        ]
 
 
 def _uses(phase: str, layer: int, modules: Sequence[_Module]) -> list[Use]:
@@ -167,14 +207,18 @@ class Coordinator:
 
     def __init__(
         self, tensors: Sequence[Tensor], num_layers: int, num_gpus: int, *, computes_again: bool,
-        reads_adapters: bool = True, is_first: bool = False,
+        reenters: bool = False, is_quantised: bool = False, is_first: bool = False,
     ) -> None:  # fmt: skip
         """``is_first``: while the first step is recorded, nothing is known of what comes."""
-        weights = _Weights(tensors, num_layers, reads_adapters=reads_adapters)
-        sizes, uses = weights.sizes, weights.uses(computes_again=computes_again)
+        weights = _Weights(tensors, num_layers, is_quantised=is_quantised)
+        sizes, uses = weights.sizes, weights.uses(computes_again=computes_again, reenters=reenters)
         self.whole_bytes = 0
         self.uses = uses
         self._sizes, self._widths, self._num_gpus, self._is_first = sizes, weights.widths, num_gpus, is_first
+        self._is_frozen, self._is_4_bit = weights.is_frozen, weights.is_4_bit
+        self._is_held = [False] * len(sizes)  # by its node, as it is since forward
+        self._frozen: list[int] = []  # came as a layer was computed again
+        self._saved_bytes = [0] * len(sizes)  # let go of, and still what a node of backward has
         self._live_elements = 0
         self._taken_bytes = [0] * len(sizes)  # by each weight that is whole
         self._is_whole = [size < PERSISTENT_ELEMENTS for size in sizes]
@@ -194,6 +238,12 @@ class Coordinator:
 
     def weight_went(self, weight: int) -> None:
         """Given back, with its piece where it was all of it."""
+
+    def weight_saved(self, weight: int) -> None:
+        """Let go of, but for the node that has it."""
+
+    def saved_went(self, weight: int) -> None:
+        """Given back by the node."""
 
     def fetch(self, step: int) -> None:
         """Gather what the module of this step needs, and look ahead."""
@@ -260,8 +310,16 @@ class Coordinator:
 
     def release(self, step: int) -> None:
         """Let the weights of this step's module go that are not used again soon."""
-        free = [one for one in self.uses[step].weights
-                if self._taken_bytes[one] and self._asked_for[one] <= step + 1]  # fmt: skip
+        use = self.uses[step]
+        if use.again == BEFORE:
+            return
+        if use.phase == "forward":
+            for one in use.weights:
+                self._is_held[one] = self._is_4_bit[one]
+        free = [one for one in use.weights if self._taken_bytes[one] and self._asked_for[one] <= step + 1]
+        if use.again:
+            self._frozen += [one for one in use.weights if self._is_frozen[one]]
+            free = [one for one in free if not self._is_frozen[one]]
         elements = 0
         later = step + 1
         while free and not self._is_first and later < len(self.uses) and elements < REUSED_ELEMENTS:
@@ -269,9 +327,33 @@ class Coordinator:
             free = [one for one in free if one not in used]
             elements += sum([self._sizes[one] for one in used])
             later += 1
+        if use.again == LAST:
+            free += [one for one in self._frozen if self._taken_bytes[one]]
+            self._frozen = []
         for one in free:
+            self._let_go(one, is_saved=use.again == WITHIN or self._is_held[one])
+            self._is_held[one] = False
+        if step + 1 == len(self.uses):  # the graph goes
+            for one in range(len(self._sizes)):
+                self._let_go_of_saved(one)
+        elif use.phase == "backward" and not use.again:
+            for one in use.weights:
+                if not self._is_4_bit[one]:
+                    self._let_go_of_saved(one)
+
+    def _let_go(self, one: int, *, is_saved: bool) -> None:
+        if is_saved:
+            self._saved_bytes[one] = self._taken_bytes[one]
+            self.weight_saved(one)
+        else:
             self.whole_bytes -= self._taken_bytes[one]
-            self._live_elements -= self._sizes[one]
-            self._taken_bytes[one] = 0
-            self._is_whole[one] = False
             self.weight_went(one)
+        self._live_elements -= self._sizes[one]
+        self._taken_bytes[one] = 0
+        self._is_whole[one] = False
+
+    def _let_go_of_saved(self, one: int) -> None:
+        if self._saved_bytes[one]:
+            self.whole_bytes -= self._saved_bytes[one]
+            self._saved_bytes[one] = 0
+            self.saved_went(one)

@@ -144,6 +144,10 @@ class GatheringLog(BucketLog):
         """Give it back."""
         self._asked_for.pop(key, None)
 
+    def rename(self, key: object, new_key: object) -> None:
+        """It stays, under another name."""
+        self._asked_for[new_key] = self._asked_for.pop(key)
+
 
 class LoggedCoordinator(Coordinator):
     """A Coordinator that asks a tape."""
@@ -165,3 +169,11 @@ class LoggedCoordinator(Coordinator):
     def weight_went(self, weight: int) -> None:
         """Not used again soon."""
         self.tape.let_go(weight)
+
+    def weight_saved(self, weight: int) -> None:
+        """It may be asked for once more before its node is done."""
+        self.tape.rename(weight, ("saved", weight))
+
+    def saved_went(self, weight: int) -> None:
+        """Its node is done."""
+        self.tape.let_go(("saved", weight))

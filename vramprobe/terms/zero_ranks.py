@@ -135,8 +135,7 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     A small tensor is whole beside its part (``persistence_threshold``), but while the optimizer steps. Adapters, which
     are made after ZeRO's init, keep their dtype; those of quantised weights, which are loaded whole, are cast with the
     module. Nothing runs under autocast. What is gathered when is in zero_gather.py; here each place has the most that
-    is gathered within it. Offloaded parts of small tensors come to the card to be gathered after the step. Not
-    explained: 405B's rank of 128 has 3 % more in backward.
+    is gathered within it. Offloaded parts of small tensors come to the card to be gathered after the step.
     """
     arch = architecture(spec.architecture)
     computed = divided_tensors(spec)
@@ -167,7 +166,7 @@ def stage3_course(spec: CellSpec, num_gpus: int, *, has_flash: bool, offload: st
     walk = bucket_walk(setup_of(spec, arch, computed, has_flash, is_zero3=True), bucket)
     gathered = gathered_bytes(
         gathered_tensors(spec, walk.names), arch.num_layers, num_gpus, computes_again=spec.gradient_checkpointing,
-        reads_adapters=spec.quant == "none",
+        reenters=arch.habits.reenters, is_quantised=spec.quant != "none",
     )  # fmt: skip
     rank = BucketRank(
         walk, placed([tensor for tensor in computed if tensor.trained]), num_gpus, rules, gathered=gathered

@@ -241,7 +241,8 @@ class GatheringRun(ZeroRun):
         tape.asked, tape.has_scratch = self.asked, self.asked is not None
         coordinator = LoggedCoordinator(
             gathered_tensors(spec, self._names), self.arch.num_layers, spec.num_gpus,
-            computes_again=spec.gradient_checkpointing, reads_adapters=spec.quant == "none", is_first=self._is_first,
+            computes_again=spec.gradient_checkpointing, reenters=self.arch.habits.reenters,
+            is_quantised=spec.quant != "none", is_first=self._is_first,
         )  # fmt: skip
         coordinator.tape = tape
         tape.gather_with(coordinator)

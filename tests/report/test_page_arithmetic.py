@@ -15,7 +15,7 @@ import pytest
 from page_browser import CHROMIUM, NO_CHROMIUM
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import FSDP2, HYBRID, CpRotation
+from vramprobe.choices import DEVICE_MAP, FSDP2, HYBRID, TENSOR_PARALLEL, CpRotation, Sharding
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.predict.prediction import verdict
@@ -23,7 +23,8 @@ from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
 from vramprobe.report.page.translation.calls import BUILTIN_METHODS
 from vramprobe.report.page.translation.expressions import BUILTINS
-from vramprobe.terms.ranks import Sharding
+from vramprobe.spec import DTENSOR_OPTIMIZERS
+from vramprobe.terms.ranks import Sharding as Divided
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
@@ -31,8 +32,9 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 NUM_CELLS = 700
 NUM_REPLAYS = 240
 NUM_SEARCHES = 60
-NUM_RANKS = 300
+NUM_RANKS = 400
 NUM_SPREAD = 200
+NUM_DIVIDED = 200
 
 #: Runs in the page: each question's answer, or its error.
 ASK = """
@@ -157,19 +159,10 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
     """To the byte, the host's memory in the notes; what is refused, in the same words."""
     rng = random.Random(6)
     asked = [some_ranks(rng) for _ in range(NUM_RANKS)]
-    found = answers(tmp_path, [question(options) for options in asked])
     counts = Counter()
-    for options, answer in zip(asked, found, strict=True):
-        kinds = [name for name in ("shard_size", "cp_size", "offload") if name in options]
-        kinds += ["alltoall"] if options.get("cp_rotation") == "alltoall" else []
-        wanted = said_or_refused(options)
-        if isinstance(wanted, str):
-            if expected(on_one_gpu(options)) is not None:
-                counts["refused"] += 1
-                assert wanted == answer.get("error"), options
-            continue
-        counts.update([options["sharding"], *kinds])
-        assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+    for options, _ in predicted_alike(asked, answers(tmp_path, [question(options) for options in asked]), counts):
+        counts.update([options["sharding"], options.get("cp_rotation")])
+        counts.update(name for name in ("shard_size", "cp_size", "offload") if name in options)
     some = (*HYBRID, "shard_size", "cp_size", "alltoall", "offload", "refused")
     assert min(counts[kind] for kind in some) >= 5, counts
 
@@ -178,37 +171,66 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
 def test_the_page_counts_each_card_of_a_process_as_predict_does(tmp_path):
     """By device-map: every card to the byte, the verdict, what is refused in the same words; the largest counts."""
     rng = random.Random(7)
-    asked = [some_spread(rng) for _ in range(NUM_SPREAD)]
-    small = {"model": "mistral-7b-v0.3", "method": "lora", "num_layers": 6, "sharding": "device-map", "num_gpus": 2}
-    found = answers(tmp_path, [question(options) for options in asked])
+    asked = [some_of_one_batch(rng, DEVICE_MAP) for _ in range(NUM_SPREAD)]
     counts = Counter()
-    for options, answer in zip(asked, found, strict=True):
-        wanted = said_or_refused(options)
-        if isinstance(wanted, str):
-            if expected(on_one_gpu(options)) is not None:
-                counts["refused"] += 1
-                assert wanted == answer.get("error"), options
-            continue
+    for options, answer in predicted_alike(asked, answers(tmp_path, [question(options) for options in asked]), counts):
         predicted = api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options)
-        wanted["cards"] = [card.model_dump() for card in predicted.cards]
         counts.update([options["method"], f"{len(predicted.cards)} cards"])
-        assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+        assert answer["cards"] == [card.model_dump() for card in predicted.cards], options
         assert answer["verdict"]["reason"] == verdict(predicted, catalog.find_gpu("RTX-4090")).reason
     assert min(counts[kind] for kind in ("full", "lora", "qlora", "2 cards", "4 cards", "refused")) >= 5, counts
-    [largest] = answers(tmp_path, [question(small | {"batch_size": 1, "seq_len": 512}, largest=True)])
+    require_largest(tmp_path, {"model": "mistral-7b-v0.3", "method": "lora", "num_layers": 6, "sharding": DEVICE_MAP})
+
+
+@needs_chromium
+def test_the_page_counts_divided_layers_as_predict_does(tmp_path):
+    """By tp: to the byte, the verdict, what is refused in the same words; the largest counts."""
+    rng = random.Random(8)
+    asked = [some_of_one_batch(rng, TENSOR_PARALLEL) for _ in range(NUM_DIVIDED)]
+    counts = Counter()
+    for options, answer in predicted_alike(asked, answers(tmp_path, [question(options) for options in asked]), counts):
+        predicted = api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options)
+        counts.update([options["method"], options["num_gpus"]])
+        assert answer["verdict"]["reason"] == verdict(predicted, catalog.find_gpu("RTX-4090")).reason
+    assert min(counts[kind] for kind in ("full", "lora", 2, 4, 8, "refused")) >= 5, counts
+    require_largest(tmp_path, {"model": "mistral-7b-v0.3", "method": "full", "num_layers": 6,
+                               "sharding": TENSOR_PARALLEL})  # fmt: skip
+
+
+def predicted_alike(asked, found, counts):
+    """Those that predict predicts, whose answers are its own to the byte; of what it refuses alone because of the
+    cards, which are counted, the page has the same words.
+    """
+    for options, answer in zip(asked, found, strict=True):
+        wanted = said_or_refused(options)
+        if not isinstance(wanted, str):
+            assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+            yield options, answer
+        elif expected(on_one_gpu(options)) is not None:
+            counts["refused"] += 1
+            assert wanted == answer.get("error"), options
+
+
+def require_largest(folder, cell):
+    """Of a cell on two cards, as predict finds them."""
+    cell |= {"num_gpus": 2}
+    [largest] = answers(folder, [question(cell | {"batch_size": 1, "seq_len": 512}, largest=True)])
     for kind, ask, other in (("batch_size", api.max_batch_size, {"seq_len": 512}),
                              ("seq_len", api.max_seq_len, {"batch_size": 1})):  # fmt: skip
-        assert largest[kind] == ask(gpu="RTX-4090", engine="formula", fit="none", **small, **other).fits.value
+        assert largest[kind] == ask(gpu="RTX-4090", engine="formula", fit="none", **cell, **other).fits.value
 
 
-def some_spread(rng):
-    """A random cell of one process over several cards; some impossible."""
+def some_of_one_batch(rng, sharding):
+    """A random cell whose cards have one batch; some impossible."""
     models = ["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "qwen3-0.6b", "gemma-2-2b"]
     words = some_options(rng) | {"model": rng.choice(models), "device": "cuda", "seq_len": rng.choice([1, 512, 2048])}
-    words |= {"sharding": "device-map", "num_gpus": rng.choice([2, 2, 3, 4, 8])}
+    words |= {"sharding": sharding, "num_gpus": rng.choice([2, 2, 3, 4, 8])}
     words["fused_linear_cross_entropy"] = rng.random() < 0.05
     if rng.random() < 0.9:
         words.pop("attn", None)
+    if sharding == TENSOR_PARALLEL and rng.random() < 0.8:  # of what it takes; the rest is refused
+        words |= {"dora": False, "optim": rng.choice(DTENSOR_OPTIMIZERS)}
+        words |= {} if words["method"] == "full" else {"lora_targets": "q_v"}
     for name, value in (("offload", "params"), ("cp_size", 2), ("shard_size", 2), ("cp_rotation", "alltoall")):
         if rng.random() < 0.03:
             words[name] = value
@@ -228,7 +250,7 @@ def some_ranks(rng):
     words = some_options(rng) | {"model": model, "device": "cuda", "seq_len": rng.choice([512, 1000, 2048])}
     words |= {"num_gpus": rng.choice([2, 8, 16, 64]), "optim": rng.choice(["adamw_torch", "adamw_torch_fused", "sgd"])}
     words["fused_linear_cross_entropy"] = rng.random() < 0.05
-    words["sharding"] = rng.choice([*HYBRID, *HYBRID, *get_args(Sharding)])
+    words["sharding"] = rng.choice([*HYBRID, *HYBRID, *get_args(Divided)])
     if (words["sharding"] in HYBRID and rng.random() < 0.5) or rng.random() < 0.05:
         words["shard_size"] = rng.choice([2, 4, 5, 8])
     if rng.random() < 0.3:

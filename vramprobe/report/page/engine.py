@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.catalog.models import BOOKKEEPING_KEYS
-from vramprobe.choices import DEVICE_MAP, HYBRID, CpRotation, Offload
+from vramprobe.choices import HYBRID, CpRotation, Offload, Sharding
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
 from vramprobe.predict.prediction import basis_of
@@ -22,7 +22,6 @@ from vramprobe.predict.stack import versions_of
 from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
 from vramprobe.speed.rates import shipped_speed
-from vramprobe.terms.ranks import Sharding
 
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
@@ -48,7 +47,7 @@ _MODULES: dict[str, set[str] | None] = {
         "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
         "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_rotate",
         "cannot_offload", "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads",
-        "_partial_attention",
+        "_partial_attention", "cannot_divide_layers", "ROW_WISE", "_no_dtensors",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -191,8 +190,7 @@ _GIVEN = {
 CHOICES = {
     "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
-    "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID, DEVICE_MAP)], "offload": Offload,
-    "cp_rotation": CpRotation,
+    "device": spec.Device, "sharding": Sharding, "offload": Offload, "cp_rotation": CpRotation,
 }  # fmt: skip
 
 #: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.

@@ -594,7 +594,7 @@ def cannot_divide_layers(spec: CellSpec) -> str | None:
             "lora, or sharding fsdp"
         )
     targets = lora_target_names(spec) if spec.method != "full" else []
-    if targets is None or not set(ROW_WISE).isdisjoint(targets):
+    if targets is None or any(one in ROW_WISE for one in targets):
         return (
             f"lora_targets {'all-linear' if targets is None else ','.join(targets)} under tp: the adapter of a layer "
             f"that is divided by its inputs ({', '.join(ROW_WISE[:2])}) is as wide as a part, and taken for the whole "

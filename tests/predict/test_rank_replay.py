@@ -205,6 +205,15 @@ def test_zero3s_tensors_are_the_arithmetics() -> None:
     assert found.reserved_bytes.value > found.peak_allocated_bytes.value
 
 
+@pytest.mark.parametrize("sharding", HYBRID)
+def test_a_hybrids_group_is_as_large_as_usual_where_nobody_says(sharding: str) -> None:
+    words = {"model": "qwen2.5-0.5b", "method": "full", "num_layers": 8, "batch_size": 1, "seq_len": 512,
+             "num_gpus": 16, "sharding": sharding}  # fmt: skip
+    found = ask(**words)
+    assert found.reserved_bytes is not None
+    assert found == ask(**words, shard_size=8) != ask(**words, shard_size=4)
+
+
 def test_a_rank_that_gets_along_with_less_is_tight() -> None:
     words = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 4096,
              "gradient_checkpointing": True}  # fmt: skip

@@ -14,7 +14,14 @@ from vramprobe.errors import SpecError
 from vramprobe.literature.formulas.papers import zero_bytes
 from vramprobe.model.replayed import replayed
 from vramprobe.predict.hybrid import predict_one_of
-from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, Prediction, predict, verdict
+from vramprobe.predict.prediction import (
+    CONTEXT_ALLOWANCE_BYTES,
+    NCCL_ALLOWANCE_BYTES,
+    Prediction,
+    predict,
+    verdict,
+    with_retries,
+)
 from vramprobe.predict.rank_replay import with_rank_replay
 from vramprobe.predict.sharding import MAX_GPUS, min_gpus, predict_rank, require_arithmetic
 from vramprobe.spec import CellSpec, resolve
@@ -337,7 +344,8 @@ def test_the_fewest_gpus_fit_and_one_fewer_does_not(sharding: Sharding) -> None:
 
     def answer(num_gpus: int) -> str:
         ranks = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding})
-        return verdict(with_rank_replay(predict_rank(spec, num_gpus, sharding, gpu=card), ranks, card), card).verdict
+        found = with_rank_replay(predict_rank(spec, num_gpus, sharding, gpu=card), ranks, card)
+        return verdict(with_retries(found, ranks, card), card).verdict
 
     found = min_gpus(spec, card, sharding)
     assert found.num_gpus is not None

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import subprocess
+from abc import ABC
 from bisect import bisect_left, insort
 from collections import Counter
 from importlib import resources
@@ -15,7 +16,7 @@ import pytest
 from page_browser import CHROMIUM, NO_CHROMIUM
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import FSDP2, HYBRID, CpRotation
+from vramprobe.choices import DEVICE_MAP, FSDP2, HYBRID, TENSOR_PARALLEL, CpRotation, Sharding
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.predict.prediction import verdict
@@ -23,7 +24,8 @@ from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
 from vramprobe.report.page.translation.calls import BUILTIN_METHODS
 from vramprobe.report.page.translation.expressions import BUILTINS
-from vramprobe.terms.ranks import Sharding
+from vramprobe.spec import DTENSOR_OPTIMIZERS
+from vramprobe.terms.ranks import Sharding as Divided
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
@@ -31,8 +33,10 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 NUM_CELLS = 700
 NUM_REPLAYS = 240
 NUM_SEARCHES = 60
-NUM_RANKS = 300
+NUM_RANKS = 400
 NUM_SPREAD = 200
+NUM_DIVIDED = 200
+NUM_REPLAYED_RANKS = 160
 
 #: Runs in the page: each question's answer, or its error.
 ASK = """
@@ -157,19 +161,10 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
     """To the byte, the host's memory in the notes; what is refused, in the same words."""
     rng = random.Random(6)
     asked = [some_ranks(rng) for _ in range(NUM_RANKS)]
-    found = answers(tmp_path, [question(options) for options in asked])
     counts = Counter()
-    for options, answer in zip(asked, found, strict=True):
-        kinds = [name for name in ("shard_size", "cp_size", "offload") if name in options]
-        kinds += ["alltoall"] if options.get("cp_rotation") == "alltoall" else []
-        wanted = said_or_refused(options)
-        if isinstance(wanted, str):
-            if expected(on_one_gpu(options)) is not None:
-                counts["refused"] += 1
-                assert wanted == answer.get("error"), options
-            continue
-        counts.update([options["sharding"], *kinds])
-        assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+    for options, _ in predicted_alike(asked, answers(tmp_path, [question(options) for options in asked]), counts):
+        counts.update([options["sharding"], options.get("cp_rotation")])
+        counts.update(name for name in ("shard_size", "cp_size", "offload") if name in options)
     some = (*HYBRID, "shard_size", "cp_size", "alltoall", "offload", "refused")
     assert min(counts[kind] for kind in some) >= 5, counts
 
@@ -178,37 +173,66 @@ def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predic
 def test_the_page_counts_each_card_of_a_process_as_predict_does(tmp_path):
     """By device-map: every card to the byte, the verdict, what is refused in the same words; the largest counts."""
     rng = random.Random(7)
-    asked = [some_spread(rng) for _ in range(NUM_SPREAD)]
-    small = {"model": "mistral-7b-v0.3", "method": "lora", "num_layers": 6, "sharding": "device-map", "num_gpus": 2}
-    found = answers(tmp_path, [question(options) for options in asked])
+    asked = [some_of_one_batch(rng, DEVICE_MAP) for _ in range(NUM_SPREAD)]
     counts = Counter()
-    for options, answer in zip(asked, found, strict=True):
-        wanted = said_or_refused(options)
-        if isinstance(wanted, str):
-            if expected(on_one_gpu(options)) is not None:
-                counts["refused"] += 1
-                assert wanted == answer.get("error"), options
-            continue
+    for options, answer in predicted_alike(asked, answers(tmp_path, [question(options) for options in asked]), counts):
         predicted = api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options)
-        wanted["cards"] = [card.model_dump() for card in predicted.cards]
         counts.update([options["method"], f"{len(predicted.cards)} cards"])
-        assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+        assert answer["cards"] == [card.model_dump() for card in predicted.cards], options
         assert answer["verdict"]["reason"] == verdict(predicted, catalog.find_gpu("RTX-4090")).reason
     assert min(counts[kind] for kind in ("full", "lora", "qlora", "2 cards", "4 cards", "refused")) >= 5, counts
-    [largest] = answers(tmp_path, [question(small | {"batch_size": 1, "seq_len": 512}, largest=True)])
+    require_largest(tmp_path, {"model": "mistral-7b-v0.3", "method": "lora", "num_layers": 6, "sharding": DEVICE_MAP})
+
+
+@needs_chromium
+def test_the_page_counts_divided_layers_as_predict_does(tmp_path):
+    """By tp: to the byte, the verdict, what is refused in the same words; the largest counts."""
+    rng = random.Random(8)
+    asked = [some_of_one_batch(rng, TENSOR_PARALLEL) for _ in range(NUM_DIVIDED)]
+    counts = Counter()
+    for options, answer in predicted_alike(asked, answers(tmp_path, [question(options) for options in asked]), counts):
+        predicted = api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options)
+        counts.update([options["method"], options["num_gpus"]])
+        assert answer["verdict"]["reason"] == verdict(predicted, catalog.find_gpu("RTX-4090")).reason
+    assert min(counts[kind] for kind in ("full", "lora", 2, 4, 8, "refused")) >= 5, counts
+    require_largest(tmp_path, {"model": "mistral-7b-v0.3", "method": "full", "num_layers": 6,
+                               "sharding": TENSOR_PARALLEL})  # fmt: skip
+
+
+def predicted_alike(asked, found, counts):
+    """Those that predict predicts, whose answers are its own to the byte; of what it refuses alone because of the
+    cards, which are counted, the page has the same words.
+    """
+    for options, answer in zip(asked, found, strict=True):
+        wanted = said_or_refused(options)
+        if not isinstance(wanted, str):
+            assert {name: answer.get(name) for name in wanted} == wanted, (options, answer.get("error"))
+            yield options, answer
+        elif expected(on_one_gpu(options)) is not None:
+            counts["refused"] += 1
+            assert wanted == answer.get("error"), options
+
+
+def require_largest(folder, cell):
+    """Of a cell on two cards, as predict finds them."""
+    cell |= {"num_gpus": 2}
+    [largest] = answers(folder, [question(cell | {"batch_size": 1, "seq_len": 512}, largest=True)])
     for kind, ask, other in (("batch_size", api.max_batch_size, {"seq_len": 512}),
                              ("seq_len", api.max_seq_len, {"batch_size": 1})):  # fmt: skip
-        assert largest[kind] == ask(gpu="RTX-4090", engine="formula", fit="none", **small, **other).fits.value
+        assert largest[kind] == ask(gpu="RTX-4090", engine="formula", fit="none", **cell, **other).fits.value
 
 
-def some_spread(rng):
-    """A random cell of one process over several cards; some impossible."""
+def some_of_one_batch(rng, sharding):
+    """A random cell whose cards have one batch; some impossible."""
     models = ["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "qwen3-0.6b", "gemma-2-2b"]
     words = some_options(rng) | {"model": rng.choice(models), "device": "cuda", "seq_len": rng.choice([1, 512, 2048])}
-    words |= {"sharding": "device-map", "num_gpus": rng.choice([2, 2, 3, 4, 8])}
+    words |= {"sharding": sharding, "num_gpus": rng.choice([2, 2, 3, 4, 8])}
     words["fused_linear_cross_entropy"] = rng.random() < 0.05
     if rng.random() < 0.9:
         words.pop("attn", None)
+    if sharding == TENSOR_PARALLEL and rng.random() < 0.8:  # of what it takes; the rest is refused
+        words |= {"dora": False, "optim": rng.choice(DTENSOR_OPTIMIZERS)}
+        words |= {} if words["method"] == "full" else {"lora_targets": "q_v"}
     for name, value in (("offload", "params"), ("cp_size", 2), ("shard_size", 2), ("cp_rotation", "alltoall")):
         if rng.random() < 0.03:
             words[name] = value
@@ -228,7 +252,7 @@ def some_ranks(rng):
     words = some_options(rng) | {"model": model, "device": "cuda", "seq_len": rng.choice([512, 1000, 2048])}
     words |= {"num_gpus": rng.choice([2, 8, 16, 64]), "optim": rng.choice(["adamw_torch", "adamw_torch_fused", "sgd"])}
     words["fused_linear_cross_entropy"] = rng.random() < 0.05
-    words["sharding"] = rng.choice([*HYBRID, *HYBRID, *get_args(Sharding)])
+    words["sharding"] = rng.choice([*HYBRID, *HYBRID, *get_args(Divided)])
     if (words["sharding"] in HYBRID and rng.random() < 0.5) or rng.random() < 0.05:
         words["shard_size"] = rng.choice([2, 4, 5, 8])
     if rng.random() < 0.3:
@@ -265,11 +289,39 @@ def test_the_page_replays_what_predict_replays_to_the_byte(tmp_path):
     asked = [(some_options(rng) | {"device": "cuda"}, rng.choice(cards)) for _ in range(NUM_REPLAYS)]
     near = {"model": "qwen2.5-0.5b", "method": "lora", "batch_size": 1, "gradient_checkpointing": True}
     asked += [(near | {"seq_len": seq_len}, "L4") for seq_len in range(9600, 10401, 160)]
-    found = answers(tmp_path, [question(options, gpu=gpu, replays=True) for options, gpu in asked])
-    num_replayed = num_given_back = 0
+    counts = Counter()
+    for _, wanted, answer in replayed_alike(tmp_path, asked):
+        if wanted.reserved_bytes is not None and wanted.num_gpus == 1:
+            counts.update(["replayed", *given_back(answer)])
+            assert any(note.startswith("fitted to emulated runs, which reproduce") for note in answer["notes"])
+    assert counts["replayed"] >= NUM_REPLAYS // 8
+    assert counts["given back"] >= 1
+
+
+@needs_chromium
+def test_the_page_replays_ranks_as_predict_does(tmp_path):
+    """Of every kind whose requests are known in their order, also where a rank gets along with less."""
+    rng = random.Random(9)
+    cards = [gpu.short_name for gpu in catalog.list_gpus() if gpu.total_bytes]
+    asked = [(some_replayed_rank(rng), rng.choice(cards)) for _ in range(NUM_REPLAYED_RANKS)]
+    near = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "gradient_checkpointing": True,
+            "num_gpus": 8, "sharding": "fsdp"}  # fmt: skip
+    asked += [(near | {"seq_len": seq_len}, "H100-SXM") for seq_len in (4096, 4608)]
+    counts = Counter()
+    for options, wanted, answer in replayed_alike(tmp_path, asked):
+        assert wanted.reserved_bytes is not None
+        counts.update([options["sharding"], options["method"], *given_back(answer)])
+        counts["usual group"] += options["sharding"] in HYBRID and "shard_size" not in options
+    assert min(counts[kind] for kind in (*get_args(Divided), *HYBRID, *get_args(spec.Method))) >= 3, counts
+    assert min(counts["usual group"], counts["given back"]) >= 1, counts
+
+
+def replayed_alike(folder, asked):
+    """Of cells on cards those that predict predicts, with its answer and the page's, which is the same to the byte."""
+    found = answers(folder, [question(options, gpu=gpu, replays=True) for options, gpu in asked])
     for (options, gpu), answer in zip(asked, found, strict=True):
         try:
-            wanted = api.predict(engine="formula", gpu=gpu, replays="num_gpus" not in options, **options)
+            wanted = api.predict(engine="formula", gpu=gpu, **options)
         except VramprobeError:
             assert "error" in answer or answer["errors"], (options, gpu)
             continue
@@ -279,12 +331,23 @@ def test_the_page_replays_what_predict_replays_to_the_byte(tmp_path):
         kept = {"verdict": judged.verdict, "reason": judged.reason, "usable_bytes": judged.usable_bytes,
                 "needed": judged.needed_bytes.model_dump()}  # fmt: skip
         assert {name: answer["verdict"][name] for name in kept} == kept, (options, gpu)
-        if wanted.reserved_bytes is not None:
-            num_replayed += 1
-            num_given_back += "gives its cached blocks back" in judged.reason
-            assert any(note.startswith("fitted to emulated runs, which reproduce") for note in answer["notes"])
-    assert num_replayed >= NUM_REPLAYS // 8
-    assert num_given_back >= 1
+        yield options, wanted, answer
+
+
+def given_back(answer):
+    return ["given back"] if "gives its cached blocks back" in answer["verdict"]["reason"] else []
+
+
+def some_replayed_rank(rng):
+    """A random rank's words, of a few layers; some impossible."""
+    models = ["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "gemma-2-2b", "pythia-1b"]
+    words = some_options(rng) | {"model": rng.choice(models), "device": "cuda", "seq_len": rng.choice([512, 2048])}
+    words |= {"sharding": rng.choice([*get_args(Divided), *HYBRID]), "num_gpus": rng.choice([2, 8, 16]), "dora": False}
+    words |= {"num_layers": rng.choice([2, 5, 12]), "fused_linear_cross_entropy": False}
+    words["optim"] = rng.choice(["adamw_torch", "adamw_torch_fused", "sgd", "adamw_bnb_8bit"])
+    if words["sharding"] in HYBRID:
+        words |= rng.choice([{"num_gpus": 16}, {"num_gpus": 8, "shard_size": rng.choice([2, 4])}])
+    return words
 
 
 @needs_chromium
@@ -427,25 +490,55 @@ def of_attributes():
     one.number, other.number = other.number, one.number
     return [Base().number, Other().number, one.number, other.number]
 
+class Lowest:
+    def __init__(self, first=1, second=2):
+        self.given = [first, second]
+
+    def steps(self):
+        return ["lowest"]
+
+class Left(Lowest):
+    def steps(self):
+        return ["left", *super().steps()]
+
+class Right(Lowest):
+    def steps(self):
+        return ["right", *super().steps()]
+
+class Both(Left, Right):
+    def __init__(self):
+        super().__init__(second=3)
+
+class All(Both, ABC):
+    def steps(self):
+        return ["all", *super().steps()]
+
+def of_bases():
+    return [Left().steps(), Both().steps(), All().steps(), All().given]
+
 def of_lists(items):
     items = list(items)
     del items[1]
     insort(items, 4)
     runs = [[key, list(run)] for key, run in groupby(items, lambda one: one > 3)]
-    return [bisect_left(items, 4), items, 2 * items, items * 2, runs]
+    popped = [list(items)]
+    popped.append(popped[0].pop(0))
+    popped.append(popped[0].pop())
+    return [bisect_left(items, 4), items, 2 * items, items * 2, runs, popped]
 """
 
 
 @needs_chromium
-def test_operators_on_numbers_tuples_and_lists_are_pythons(tmp_path):
+def test_operators_lists_and_classes_are_pythons(tmp_path):
     """Whole numbers of more than 32 bits too, which JavaScript's own operators cut."""
     numbers = [0, 1, 511, 512, 2**31 - 1, 2**31, 2**31 + 513, 2**32 + 1, 3 * 2**33 + 777, 2**49 - 1]
     capabilities = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 0)]
-    known: dict = {"bisect_left": bisect_left, "insort": insort, "groupby": groupby}
+    known: dict = {"ABC": ABC, "bisect_left": bisect_left, "insort": insort, "groupby": groupby}
     exec(OPERATORS, known)
     wanted = [
         [known["of_whole_numbers"](one, other) for one in numbers for other in numbers],
         [known["of_tuples"](one) for one in capabilities], known["of_attributes"](), known["of_lists"]([1, 2, 3, 5, 6]),
+        known["of_bases"](),
     ]  # fmt: skip
     imports = "from bisect import bisect_left, insort\nfrom itertools import groupby\n"
     given = {name: value for name, value in engine._GIVEN.items() if name.startswith(("bisect", "itertools"))}
@@ -456,13 +549,15 @@ def test_operators_on_numbers_tuples_and_lists_are_pythons(tmp_path):
     document.body.textContent = JSON.stringify([
       numbers.flatMap((one) => numbers.map((other) => of.of_whole_numbers(one, other))),
       {json.dumps(capabilities)}.map((one) => of.of_tuples(one)), of.of_attributes(), of.of_lists([1, 2, 3, 5, 6]),
+      of.of_bases(),
     ]);"""
     assert shown(tmp_path, f"<script>{script}</script>") == wanted
 
 
 def test_python_that_has_no_rule_is_an_error_and_not_another_number():
     for source in ("def f(x):\n  yield from x", "def f(x):\n  return x @ x", "def f():\n  return unknown",
-                   "def f(x):\n  return f(*x, one=1)"):  # fmt: skip
+                   "def f(x):\n  return f(*x, one=1)",
+                   "class A: ...\nclass B: ...\nclass C: ...\nclass D(A, B, C): ..."):  # fmt: skip
         with pytest.raises(TranslationError):
             translate([Module("vramprobe.some", source)], {})
 

@@ -255,16 +255,17 @@ def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
 
 def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> None:
     one = opened("#m=llama-3.1-70b&gc=1&n=8&sh=zero3&g=RTX-A6000")
-    predicted = api.predict(
-        fit="none", replays=False,
-        model="llama-3.1-70b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=8,
-        sharding="zero3", gpu="RTX-A6000",
-    )  # fmt: skip
-    judged = verdict(predicted, catalog.find_gpu("RTX-A6000"))
-    assert one.text("#peak") == format_bytes(predicted.peak_allocated_bytes.value)
-    assert (
-        one.text("#where") == f"allocated on each GPU at the peak, in {predicted.peak_phase} ({predicted.peak_label})"
+    cell = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048, "num_gpus": 8,
+            "gradient_checkpointing": True, "sharding": "zero3"}  # fmt: skip
+    predicted = api.predict(**cell)
+    judged = verdict(api.predict(gpu="RTX-A6000", **cell), catalog.find_gpu("RTX-A6000"))
+    allocated, reserved = predicted.peak_allocated_bytes, predicted.reserved_bytes
+    assert one.text("#peak") == format_bytes(allocated.value)
+    assert one.text("#where") == (
+        f"allocated on each GPU at the peak, in {predicted.peak_phase} ({predicted.peak_label}); "
+        f"{format_bytes(reserved.value)} reserved ({format_bytes(reserved.low)} to {format_bytes(reserved.high)})"
     )
+    assert one.text("#replay-state") == ""
     assert f"{one.text('#basis')}: {one.text('#verdicts .reason span >> nth=0')}" == judged.reason
     assert "for NCCL, on each rank" in judged.reason
     assert one.text("#verdicts .verdict")[2:] == judged.verdict
@@ -272,7 +273,7 @@ def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> Non
     assert one.text("#command").startswith("vramprobe predict --model llama-3.1-70b")
     assert "vramprobe measure takes as many GPUs, or --emulate" in one.text("#command-hint")
     names = [row.split("\n")[0] for row in one.tab.locator("#terms tbody tr").all_inner_texts()]
-    assert names == [*(name.replace("_", " ") for name in predicted.terms)]
+    assert names == [*(name.replace("_", " ") for name in predicted.terms), "allocator"]
     assert one.tab.locator("#notes .note").all_inner_texts() == [f"Note: {note}" for note in predicted.warnings]
 
 

@@ -9,9 +9,8 @@ import pytest
 from page_browser import asked, waiting
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import DEVICE_MAP, HYBRID
+from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
-from vramprobe.terms.ranks import Sharding
 from vramprobe.units import format_bytes
 
 
@@ -173,9 +172,7 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
     assert one.fragment == "#n=8&sh=zero3"
     assert one.tab.input_value("#sharding") == "zero3"
     assert one.text("label[for=batch_size]") == "Batch per GPU"
-    assert one.tab.locator("#sharding option").all_inner_texts() == [
-        "default", *get_args(Sharding), *HYBRID, DEVICE_MAP,
-    ]  # fmt: skip
+    assert one.tab.locator("#sharding option").all_inner_texts() == ["default", *get_args(Sharding)]
     one.tab.select_option("#sharding", "")
     assert one.tab.locator("#sharding option").first.inner_text() == "fsdp (default)"
     one.tab.select_option("#quant", "int8")
@@ -242,3 +239,22 @@ def test_layers_on_several_cards_are_told_card_by_card(opened: Any) -> None:
     assert "NCCL" not in one.text("#basis")
     assert one.text("#command").endswith(" --gradient-checkpointing --sharding device-map --num-gpus 2")
     assert one.fragment == "#gc=1&n=2&sh=device-map&g=RTX-4090"
+
+
+def test_divided_layers_have_one_batch_on_all_ranks(opened: Any) -> None:
+    one = opened("#t=full&gc=1&n=8&g=RTX-4090")
+    one.tab.select_option("#sharding", "tp")
+    assert one.text("label[for=batch_size]") == "Batch"
+    words = {"model": "llama-3.1-8b", "batch_size": 1, "seq_len": 2048, "gradient_checkpointing": True, "num_gpus": 8,
+             "sharding": "tp", "gpu": "RTX-4090"}  # fmt: skip
+    predicted = api.predict(method="full", **words)
+    assert one.text("#peak") == format_bytes(predicted.peak_allocated_bytes.value)
+    assert one.text("#where").startswith("allocated on each GPU at the peak, in ")
+    assert one.tab.locator("#notes .note").all_inner_texts() == [f"Note: {note}" for note in predicted.warnings]
+    assert "for NCCL, on each rank" in one.text("#basis")
+    assert one.text("#command").endswith(" --gradient-checkpointing --sharding tp --num-gpus 8")
+    assert one.fragment == "#t=full&gc=1&n=8&sh=tp&g=RTX-4090"
+    one.tab.click("label[for=method-qlora]")
+    with pytest.raises(SpecError) as refusal:
+        api.predict(method="qlora", **words)
+    assert one.text("#quant-error") == str(refusal.value) == one.text("#no-prediction")

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import pytest
-from page_browser import waiting
+from page_browser import asked, waiting
 from typer.testing import CliRunner
 
 from vramprobe import api
@@ -162,8 +162,14 @@ def test_an_option_is_taken_over_by_the_keyboard_and_its_memory_shown(opened: An
     assert one.tab.input_value("#num_gpus") == "4"
     assert one.tab.input_value("#sharding") == setting.sharding
     assert one.tab.is_checked("#gradient_checkpointing") == setting.gradient_checkpointing
-    assert setting.verdict.reason.split(": ")[1] in one.text("#verdicts [data-gpu=L4] .reason")
-    assert one.text("#verdicts [data-gpu=L4] .verdict")[2:] == setting.verdict.verdict
+    alone, replayed = asked(
+        one.tab,
+        "[false, true].map((replays) => vramprobe.verdict("
+        "vramprobe.predict(spec, config, null, replays), vramprobe.gpus.find(gpu => gpu.slug === 'L4')))",
+    )
+    assert alone["reason"] == setting.verdict.reason
+    assert replayed["reason"].split(": ")[1] in one.text("#verdicts [data-gpu=L4] .reason")
+    assert one.text("#verdicts [data-gpu=L4] .verdict")[2:] == replayed["verdict"]
     assert one.tab.evaluate("document.activeElement.id") == "result"
     one.tab.wait_for_selector(DONE)
     assert one.cells("which-rows", 1) == [words.cards_of(option) for option in found.options]  # the same question

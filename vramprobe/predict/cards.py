@@ -16,7 +16,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.choices import DEVICE_MAP, TENSOR_PARALLEL
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel, peak_moment, with_workspaces, workspaces_bytes
-from vramprobe.predict.hybrid import predict_one_of
+from vramprobe.predict.hybrid import group_size, predict_one_of
 from vramprobe.predict.layers import predict_layers
 from vramprobe.predict.prediction import (
     CardPeak,
@@ -27,8 +27,10 @@ from vramprobe.predict.prediction import (
     predict_moments,
     usable_bytes,
     verdict,
+    with_retries,
 )  # fmt: skip
 from vramprobe.predict.prediction import without_flash as flash_notes
+from vramprobe.predict.rank_replay import with_rank_replay
 from vramprobe.predict.sharding import MinGpus, require_offload
 from vramprobe.spec import CellSpec, cannot_group, cannot_rotate, cannot_share_sequences
 from vramprobe.terms import Moment
@@ -56,18 +58,23 @@ def predict_several(
     offload: str = "none",
     allow_extrapolation: bool = False,
     gpu: HasKernels | None = None,
+    replays: bool = False,
 ) -> Prediction:
     """One of ``num_gpus`` ranks, as predict_one_of or, under ``tp``, predict_layers has it; under ``device-map`` one
-    process over so many cards.
+    process over so many cards. ``replays``: both tiers of a rank by the allocator's replay, where what it asks for is
+    known in its order, and whether ``gpu`` is enough for it.
 
     Raises what these raise, and SpecError for what is not for them.
     """
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
     if sharding not in (TENSOR_PARALLEL, DEVICE_MAP):
-        return predict_one_of(
-            spec, num_gpus, sharding, model, shard_size=shard_size, cp_size=cp_size, cp_rotation=cp_rotation,
-            offload=offload, **words,
-        )  # fmt: skip
+        shard_size = group_size(sharding, shard_size)
+        groups = {"shard_size": shard_size, "cp_size": cp_size, "cp_rotation": cp_rotation, "offload": offload}
+        found = predict_one_of(spec, num_gpus, sharding, model, **groups, **words)
+        if not replays:
+            return found
+        ranks = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, **groups})
+        return with_retries(with_rank_replay(found, ranks, gpu), ranks, gpu)
     require_offload(spec, sharding, offload)
     several = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "cp_size": cp_size})
     if reason := (

@@ -36,10 +36,10 @@ def predict_one_of(
 ) -> Prediction:
     """The allocated peak of one rank of ``num_gpus``, as predict_rank has it; hybrids are counted, too.
 
-    ``shard_size``: the ranks of a hybrid's group (choices.SHARD_SIZE); ``cp_size``: those that share each sequence of
-    ``spec``, with keys and values by ``cp_rotation`` (choices.CpRotation). ``offload``: what lies in host memory, of
-    which the Prediction has a rank's bytes. Raises what predict_rank, require_offload and require_arithmetic raise, and
-    SpecError where the ranks make no such groups.
+    ``shard_size``: the ranks of a hybrid's group; ``cp_size``: those that share each sequence of ``spec``, with keys
+    and values by ``cp_rotation`` (choices.CpRotation). ``offload``: what lies in host memory, of which the Prediction
+    has a rank's bytes. Raises what predict_rank, require_offload and require_arithmetic raise, and SpecError where the
+    ranks make no such groups.
     """
     require_offload(spec, str(sharding), offload)
     if offload != "none" and num_gpus == 1:
@@ -47,8 +47,7 @@ def predict_one_of(
     if reason := cannot_rotate(cp_size, cp_rotation):
         raise SpecError(reason)
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
-    if sharding in HYBRID and shard_size is None:
-        shard_size = SHARD_SIZE
+    shard_size = group_size(sharding, shard_size)
     if cp_size > 1:
         ranks = {"num_gpus": num_gpus, "sharding": sharding, "shard_size": shard_size, "cp_size": cp_size,
                  "cp_rotation": cp_rotation}  # fmt: skip
@@ -81,6 +80,11 @@ def predict_one_of(
         workspaces=workspaces_bytes(spec, gpu),
     )  # fmt: skip
     return _offloaded(found, spec, size, base, offload)
+
+
+def group_size(sharding: str | None, shard_size: int | None) -> int | None:
+    """As given; of a hybrid where nobody says, as many as a machine's cards."""
+    return SHARD_SIZE if shard_size is None and sharding in HYBRID else shard_size
 
 
 def hybrid_moments(

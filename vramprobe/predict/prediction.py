@@ -217,15 +217,16 @@ def _with_replay(
     })  # fmt: skip
 
 
-def with_retries(prediction: Prediction, spec: CellSpec, gpu: HasKernels) -> Prediction:
-    """The replayed prediction, with what becomes of it where ``gpu`` has room for its tensors, but not for all that the
-    allocator would keep: one more replay, on a card of that size.
+def with_retries(prediction: Prediction, spec: CellSpec, gpu: HasKernels | None) -> Prediction:
+    """The replayed prediction, of a card or, with the ranks in ``spec``, of one of several, with what becomes of it
+    where ``gpu`` has room for its tensors, but not for all that the allocator would keep: one more replay, on a card of
+    that size.
     """
     allocated, reserved, device = prediction.peak_allocated_bytes, prediction.reserved_bytes, prediction.device_bytes
-    if reserved is None or gpu.total_bytes is None or spec.device != "cuda" or prediction.num_gpus > 1:
+    if reserved is None or gpu is None or gpu.total_bytes is None or spec.device != "cuda":
         return prediction
     beside = device.value - reserved.value if device is not None else 0
-    limit = usable_bytes(gpu, device_is_known=device is not None) - beside
+    limit = usable_bytes(gpu, device_is_known=device is not None, num_gpus=spec.num_gpus) - beside
     if not allocated.value <= limit < reserved.value:
         return prediction
     from vramprobe.model.replayed import num_alloc_retries

@@ -102,7 +102,7 @@ def predict(
     replays = replays and (sharding is None or fit is None)  # whoever asks for no fit asks for arithmetic alone
     try:
         found = _engine(model, engine, gpu, ranks, allow_extrapolation, replays=replays)(spec)
-        if not replays or gpu is None or found.engine == "trace":
+        if not replays or gpu is None or found.engine == "trace" or sharding is not None:
             return found
         return with_retries(found, spec, catalog.find_gpu(gpu))
     except OutOfRange as error:
@@ -209,15 +209,11 @@ def _engine(
                 if sharding is not None and num_gpus is not None:
                     from vramprobe.predict.cards import predict_several
 
-                    groups = {"shard_size": shard_size, "cp_size": cp_size or 1,
-                              "cp_rotation": cp_rotation or "allgather", "offload": offload or "none"}  # fmt: skip
-                    found = predict_several(one, num_gpus, sharding, model, **groups, **extra)
-                    if not replays or model is not None:
-                        return found
-                    from vramprobe.predict.rank_replay import with_rank_replay
-
-                    ranks_of = one.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, **groups})
-                    return with_rank_replay(found, ranks_of, card)
+                    return predict_several(
+                        one, num_gpus, sharding, model, shard_size=shard_size, cp_size=cp_size or 1,
+                        cp_rotation=cp_rotation or "allgather", offload=offload or "none",
+                        replays=replays and model is None, **extra,
+                    )  # fmt: skip
                 return predict_cell(one, model, replays=replays, **extra)
             except UnsupportedArchitecture:
                 if engine == "formula" or sharding is not None:

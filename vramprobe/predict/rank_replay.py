@@ -1,4 +1,4 @@
-"""A rank of several through the allocator's replay: what it would hold in reserve, and whether its card is enough.
+"""A rank of several through the allocator's replay: what it would hold in reserve.
 
 In: the prediction of a rank by arithmetic, and its cell with the ranks. Out: the same with both tiers as the replay has
 them (model/replayed.py), for the kinds of sharding whose requests are known in their order (terms/rank_requests.py). No
@@ -8,16 +8,8 @@ torch here.
 from __future__ import annotations
 
 from vramprobe.choices import FSDP1
-from vramprobe.model.replayed import num_alloc_retries, replayed
-from vramprobe.predict.prediction import (
-    ALONE,
-    HasKernels,
-    Interval,
-    Prediction,
-    Within,
-    simulated_interval,
-    usable_bytes,
-)
+from vramprobe.model.replayed import replayed
+from vramprobe.predict.prediction import ALONE, HasKernels, Prediction, simulated_interval
 from vramprobe.spec import CellSpec
 from vramprobe.terms.rank_requests import is_logged
 from vramprobe.units import format_bytes
@@ -28,14 +20,8 @@ ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
 ZERO3_ALLOCATED_RATIOS, ZERO3_RESERVED_RATIOS = (0.98, 1.035), (0.95, 1.045)
 
 
-def with_rank_replay(
-    found: Prediction, ranks: CellSpec, gpu: HasKernels | None, *, tries_less: bool = True
-) -> Prediction:
-    """``found`` with allocated and reserved memory by replay; unchanged where no order of requests is known.
-
-    ``tries_less``: with what becomes of the rank where ``gpu`` has room for its tensors, but not for all that the
-    allocator would keep: one more replay.
-    """
+def with_rank_replay(found: Prediction, ranks: CellSpec, gpu: HasKernels | None) -> Prediction:
+    """``found`` with allocated and reserved memory by replay; unchanged where no order of requests is known."""
     if ranks.device != "cuda" or ranks.num_gpus == 1 or not is_logged(ranks):
         return found
     played = replayed(ranks, gpu)
@@ -54,7 +40,6 @@ def with_rank_replay(
         "peak_allocated_bytes": allocated, "terms": found.terms | ({"block_remainders": left} if left > 0 else {}),
         "constant_bytes": min(left, 0), "reserved_bytes": reserved,
         "warnings": [*notes, *(one for one in found.warnings if one != ALONE)],
-        "within": _within(ranks, gpu, allocated, reserved) if tries_less else None,
     })  # fmt: skip
 
 
@@ -66,13 +51,3 @@ def _notes(ranks: CellSpec) -> list[str]:
             "real card may reserve more"
         )
     return notes
-
-
-def _within(ranks: CellSpec, gpu: HasKernels | None, allocated: Interval, reserved: Interval) -> Within | None:
-    if gpu is None or gpu.total_bytes is None:
-        return None
-    limit = usable_bytes(gpu, device_is_known=False, num_gpus=ranks.num_gpus)
-    if not allocated.value <= limit < reserved.value:
-        return None
-    retries = num_alloc_retries(ranks, gpu, limit)
-    return None if retries is None else Within(limit_bytes=limit, num_alloc_retries=retries)

@@ -25,6 +25,7 @@ from vramprobe.predict.prediction import (
     Verdict,
     predict_moments,
     verdict,
+    with_retries,
     without_flash,
 )  # fmt: skip
 from vramprobe.predict.rank_replay import with_rank_replay
@@ -117,8 +118,9 @@ def min_gpus(
     def judged(num_gpus: int, *, tries_less: bool) -> Verdict:
         one = counted(num_gpus)
         if replays and model is None:
-            ranks = {"num_gpus": num_gpus, "sharding": sharding, "offload": offload}
-            one = with_rank_replay(one, spec.model_copy(update=ranks), gpu, tries_less=tries_less)
+            ranks = spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, "offload": offload})
+            one = with_rank_replay(one, ranks, gpu)
+            one = with_retries(one, ranks, gpu) if tries_less else one
         return verdict(one, gpu)
 
     def needed(num_gpus: int) -> Verdict:

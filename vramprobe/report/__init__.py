@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from vramprobe.report.definition import Document
 
 
-#: Published runs beside emulated ones, which a fit of emulated records names.
-REPRODUCED = "benchmarks/reproduce.md"
+#: What predictions name: published runs beside emulated ones, and ranks by arithmetic and by the replay.
+NAMED = ("benchmarks/reproduce.md", "benchmarks/ranks_replayed.md", "benchmarks/ranks.md")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +126,8 @@ def _page(
 
 def _links(folder: Path) -> dict[str, str]:
     """What the page's texts name of the repository, seen from its folder, where that lies in one."""
-    roots = [root for root in folder.parents if (root / REPRODUCED).is_file()]
-    return {REPRODUCED: Path(os.path.relpath(roots[0] / REPRODUCED, folder)).as_posix()} if roots else {}
+    roots = [root for root in folder.parents if all((root / name).is_file() for name in NAMED)]
+    return {name: Path(os.path.relpath(roots[0] / name, folder)).as_posix() for name in NAMED} if roots else {}
 
 
 def gather(

@@ -16,7 +16,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.cards import predict_several
-from vramprobe.predict.prediction import Prediction, predict, verdict
+from vramprobe.predict.prediction import Prediction, predict, verdict, with_retries
 from vramprobe.predict.rank_replay import with_rank_replay
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
@@ -276,7 +276,7 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
         )  # fmt: skip
         room, high = _card_bytes(spec, card), found.peak_allocated_bytes.high
         is_open = room is not None and found.peak_allocated_bytes.value <= room < _MOST_RESERVED * high
-        return with_rank_replay(found, spec, gpu) if is_open else found
+        return with_retries(with_rank_replay(found, spec, gpu), spec, gpu) if is_open else found
     try:
         found = predict(spec, fit, gpu=gpu)
     except OutOfRange:

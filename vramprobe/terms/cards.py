@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture, architecture
+from vramprobe.choices import DEVICE_MAP
 from vramprobe.spec import CellSpec
 from vramprobe.terms import BATCH_BYTES_PER_TOKEN, Moment, course_of, optimizer, parameters, remainders
 from vramprobe.terms.device_map import CardMap, card_map
@@ -84,16 +85,21 @@ def cards_of(spec: CellSpec, num_cards: int, has_flash: bool = True) -> Cards:
 
 def _require_known(spec: CellSpec, arch: Architecture) -> None:
     unknown = [
-        (arch.habits.rotary_positions > 0 or arch.habits.reenters, "a release of transformers before 5"),
-        (spec.fused_linear_cross_entropy, "a fused loss"),
-        (spec.attn != "sdpa", f"attn {spec.attn}"),
+        (arch.habits.rotary_positions > 0 or arch.habits.reenters, "with a release of transformers before 5"),
+        (spec.fused_linear_cross_entropy, "with a fused loss"),
+        (spec.attn != "sdpa", f"with attn {spec.attn}"),
         (arch.sliding_window is not None and spec.seq_len >= arch.sliding_window,
-         f"seq_len {spec.seq_len}, beyond the sliding window of {arch.sliding_window}"),
+         f"with seq_len {spec.seq_len}, beyond the sliding window of {arch.sliding_window}"),
     ]  # fmt: skip
+    require_none_of(unknown, DEVICE_MAP)
+
+
+def require_none_of(unknown: Sequence[tuple[bool, str]], sharding: str) -> None:
+    """Raises UnsupportedArchitecture for the first that is so, in its words."""
     for is_so, named in unknown:
         if is_so:
             raise UnsupportedArchitecture(
-                f"there is no arithmetic for sharding device-map with {named}; run it, on emulated GPUs say: vramprobe "
+                f"there is no arithmetic for sharding {sharding} {named}; run it, on emulated GPUs say: vramprobe "
                 "measure --emulate"
             )
 

@@ -12,7 +12,6 @@ from vramprobe.terms.flat_tape import FlatTape
 from vramprobe.terms.graph import Leaf, Place, Value
 from vramprobe.terms.rank_tape import COMPUTING, GATHERING, RankTape, Unit, Units
 from vramprobe.terms.request_log import RecordingTape
-from vramprobe.terms.scratch import Asked
 from vramprobe.terms.tape import Covers
 
 _LAYER = "layer"
@@ -136,8 +135,8 @@ class ReplicaLog(RecordingTape):
 
     raises_outputs = True
 
-    def __init__(self, asked: Asked | None = None) -> None:
-        super().__init__(asked=asked)
+    def __init__(self) -> None:
+        super().__init__()
         self._weights: set[Leaf] = set()
 
     def constant(self, numel: int, dtype: str, *, trained: bool = False) -> Value:

@@ -98,9 +98,7 @@ class RankRun(Run, ABC):
         return tensor.numel * ITEMSIZE_BYTES[self._loaded[name]]
 
     def _tape(self, layers: Sequence[int]) -> RecordingTape:
-        tape = self._log_of([families.layer_place(self.arch, layer) for layer in layers])
-        tape.asked, tape.has_scratch = self.asked, self.asked is not None
-        return tape
+        return self._log_of([families.layer_place(self.arch, layer) for layer in layers])
 
 
 class FsdpRun(RankRun):
@@ -244,7 +242,7 @@ class ReplicaRun(Run):
         return [*found, size_bytes] if size_bytes else found
 
     def _tape(self, layers: Sequence[int]) -> RecordingTape:
-        return ReplicaLog(self.asked)
+        return ReplicaLog()
 
 
 #: By choices.Sharding.

@@ -42,6 +42,12 @@ class Chunk:
         self.place, self.tokens, self.num_requests = place, tokens or [], num_requests
         self.arrived: list[int] = []  # bytes of the gradients that come here, where somebody asks (rank_log.py)
 
+    def with_tokens(self, tokens: list[Token]) -> Chunk:
+        """One like this, in which something else is asked for or given back."""
+        made = Chunk(self.place, tokens, self.num_requests)
+        made.arrived = self.arrived
+        return made
+
 
 class _Request(Storage):
     __slots__ = ("at",)
@@ -51,15 +57,18 @@ class _Request(Storage):
 class RecordingTape(Tape):
     """A Tape that writes down what is asked for, and keeps no account of its own."""
 
-    def __init__(self, covers: Covers = operator.ge, asked: Asked | None = None) -> None:
-        """``asked``: the chip whose kernels take what is taken for a while; null: that is not known."""
+    def __init__(self, covers: Covers = operator.ge) -> None:
         super().__init__(covers)
-        self.asked, self.has_scratch = asked, asked is not None
+        self.asked: Asked | None = None  # the chip whose kernels take what is taken for a while; null: not known
         self.stream = 0
         self.model: Model | None = None  # on it, while its step is played
         self.chunks = [Chunk(self.place)]
         self.thread = "forward"  # autograd's backward runs on one of its own
         self._has_workspace: set[str] = set()
+
+    def ask_for(self, asked: Asked | None) -> None:
+        """Ask for what this chip's kernels take for a while, too."""
+        self.asked, self.has_scratch = asked, asked is not None
 
     def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
         """Allocate ``numel`` elements."""
@@ -179,9 +188,7 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
             else (moved(token[0]), token[1])
             for token in inner[region, source]
         ]  # fmt: skip
-        made = Chunk(old.place, tokens, old.num_requests)
-        made.arrived = old.arrived
-        return made
+        return old.with_tokens(tokens)
 
     def outer_chunk(index: int) -> Chunk:
         tokens: list[Token] = []
@@ -190,9 +197,7 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
                 tokens += [(moved(one[0]), one[1]) if isinstance(one, tuple) else one for one in group]
             else:
                 tokens += [(of_layer(region, layer), number) for layer, number in _spread(list(group), num_middle)]
-        made = Chunk(chunks[index].place, tokens, chunks[index].num_requests)
-        made.arrived = chunks[index].arrived
-        return made
+        return chunks[index].with_tokens(tokens)
 
     made: dict[int, Chunk] = {}
     for index in range(len(chunks)):

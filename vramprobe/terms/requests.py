@@ -85,6 +85,7 @@ class Run:
     def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
         """The same of a model of these layers."""
         tape = self._tape(layers)
+        tape.ask_for(self.asked)
         tape.model = model = Model(tape, self._setup, layers)
         for _ in range(self.spec.grad_accum):
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
@@ -100,7 +101,7 @@ class Run:
         return list(tape.chunks)
 
     def _tape(self, layers: Sequence[int]) -> RecordingTape:
-        return RecordingTape(asked=self.asked)
+        return RecordingTape()
 
     def _play(self, happened: Sequence[int], number: int) -> None:
         """Ask for what a log says, from its request ``number`` on; a thread's workspace in the first step alone."""

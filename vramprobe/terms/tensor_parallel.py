@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vramprobe.architecture import LLAMA_LIKE, Architecture, UnsupportedArchitecture, architecture
+from vramprobe.architecture import LLAMA_LIKE, Architecture, architecture
+from vramprobe.choices import TENSOR_PARALLEL
 from vramprobe.spec import ROW_WISE, CellSpec
 from vramprobe.terms import course_of, optimizer, parameters, remainders
 from vramprobe.terms import operators as op
-from vramprobe.terms.cards import Card
+from vramprobe.terms.cards import Card, require_none_of
 from vramprobe.terms.graph import Leaf, Value
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
@@ -60,12 +61,7 @@ def _require_known(spec: CellSpec, arch: Architecture) -> None:
         (any(parameter.role == "bias" and parameter.module in ROW_WISE for parameter in arch.parameters),
          f"of {spec.model}, whose {' and '.join(ROW_WISE[:2])} have biases"),
     ]  # fmt: skip
-    for is_so, named in unknown:
-        if is_so:
-            raise UnsupportedArchitecture(
-                f"there is no arithmetic for sharding tp {named}; run it, on emulated GPUs say: vramprobe measure "
-                "--emulate"
-            )
+    require_none_of(unknown, TENSOR_PARALLEL)
 
 
 def _part(spec: CellSpec, arch: Architecture, num_ranks: int, has_flash: bool) -> Card:

@@ -132,11 +132,9 @@ class BucketRun(ZeroRun):
         return self._chunks(range(self.arch.num_layers))
 
     def _tape(self, layers: Sequence[int]) -> RecordingTape:
-        tape = BucketLog(
+        return BucketLog(
             self._setup.sizes.covers, self._bucket, self._rules, self._weights, self.spec.num_gpus, self.spec.grad_accum
         )
-        tape.asked, tape.has_scratch = self.asked, self.asked is not None
-        return tape
 
 
 class GatheringRun(ZeroRun):
@@ -238,7 +236,6 @@ class GatheringRun(ZeroRun):
         tape = GatheringLog(
             self._setup.sizes.covers, self._bucket, self._rules, self._weights, spec.num_gpus, spec.grad_accum
         )
-        tape.asked, tape.has_scratch = self.asked, self.asked is not None
         coordinator = LoggedCoordinator(
             gathered_tensors(spec, self._names), self.arch.num_layers, spec.num_gpus,
             computes_again=spec.gradient_checkpointing, reenters=self.arch.habits.reenters,

@@ -88,8 +88,8 @@ $define("lower", (text) => text.toLowerCase());
 $define("partition", (text, by) => { const at = text.indexOf(by); return at < 0 ? [text, "", ""] : [text.slice(0, at), by, text.slice(at + by.length)]; });
 $define("pop", (owner, key, otherwise) => {
   if (Array.isArray(owner)) {
-    if (key !== undefined) throw new $Error("only the last of a list is popped here");
-    return $floated(owner.pop());
+    if (key) throw new $Error("only the first or the last of a list is popped here");
+    return $floated(key === 0 ? owner.shift() : owner.pop());
   }
   if (!owner.has(key)) return otherwise;
   const [its, value] = owner.map.get($Dict.key(key));

@@ -202,7 +202,7 @@ function $moments(spec, has_flash = true) {
 function $shareOf(remainders, gradients, all) { return Number(BigInt(remainders) * BigInt(gradients) / BigInt(Math.max(all, 1))); }
 
 // The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else, for a replay, that of several
-// of NVIDIA's cards; none of a rank.
+// of NVIDIA's cards; none of a rank, which is replayed without.
 function $fitOf(spec, gpu, replays = false) {
   if (spec.num_gpus > 1) return null;
   const fits = $fits.filter((one) => one.model.device === spec.device);
@@ -215,6 +215,7 @@ function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $model$memory_mod
 function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
 // Whether a prediction of the cell is by the allocator's replay where it may take its time.
 function canReplay(spec, gpu) {
+  if (spec.num_gpus > 1) return spec.device === "cuda" && $terms$rank_requests.is_logged(spec);
   const fit = spec.device === "cuda" ? $fitOf(spec, gpu, true) : null;
   return Boolean(fit?.allocated_over_replayed && fit.reserved_over_replayed);
 }
@@ -227,18 +228,22 @@ class $Pause {}
 function $allocConf() { return new $simulate$allocator_config.AllocatorConfig(); } // the page asks for no other
 function $replayed(spec, card) {
   const chip = $chipOf(card);
-  const key = JSON.stringify([{...spec, model: null, architecture: $idOf(spec.architecture)}, $hasFlash(card), $workspace(card)]);
+  const key = $keyOf(spec, card);
   if ($played.size >= 256 && !$played.has(key)) $played.clear();
   if (!$played.has(key)) $played.set(key, []);
   let same = $played.get(key).find(({asked}) => (asked === null || chip === null ? asked === chip : asked.is_alike(chip)));
   if (same === undefined) {
     if ($replaysLeft < 1) throw new $Pause();
     $replaysLeft -= 1;
-    const {run, ledger} = $play(spec, card, new $simulate$ledger.Device());
-    same = {asked: run.asked, peaks: $const(new $model$replayed.Replayed(ledger.allocated_peak, ledger.reserved_peak))};
+    const {run, ledger, load_bytes} = $play(spec, card, new $simulate$ledger.Device());
+    same = {asked: run.asked, peaks: $const(new $model$replayed.Replayed(ledger.allocated_peak, ledger.reserved_peak, load_bytes))};
     $played.get(key).push(same);
   }
   return same.peaks;
+}
+
+function $keyOf(spec, card) {
+  return JSON.stringify([{...spec, rc: null, model: null, architecture: $idOf(spec.architecture)}, $hasFlash(card), $workspace(card)]);
 }
 
 function $numAllocRetries(spec, card, limit_bytes) {
@@ -252,9 +257,9 @@ function $numAllocRetries(spec, card, limit_bytes) {
 
 function $play(spec, card, device) {
   const allocator = new $simulate$allocator.CachingAllocator($allocConf(), device);
-  const run = new $terms$requests.Run(spec, allocator, $hasFlash(card), $workspace(card), $chipOf(card));
-  $model$replayed.play(run, allocator);
-  return {run, ledger: allocator.ledger};
+  const Kind = spec.num_gpus === 1 ? $terms$requests.Run : $terms$rank_requests._KINDS.get(spec.sharding);
+  const run = new Kind(spec, allocator, $hasFlash(card), $workspace(card), $chipOf(card));
+  return {run, ledger: allocator.ledger, load_bytes: $model$replayed.play(run, allocator)};
 }
 function $chipOf(card) { return card === null ? new $terms$scratch.Chip() : $model$replayed.chip_of(card); }
 
@@ -279,16 +284,16 @@ function $alone(spec) {
   return Object.assign(new $spec.CellSpec(spec.model, spec.architecture), spec, one_gpu);
 }
 
-function $onSeveral(spec, card) {
+function $onSeveral(spec, card, replays) {
   const {num_gpus, sharding, shard_size, cp_size, cp_rotation, offload} = spec;
-  return $predict$cards.predict_several($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card);
+  return $predict$cards.predict_several($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card, replays);
 }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
 // that is.
 function $predicted(spec, gpu, replays = false) {
   const card = gpu?.card ?? null;
-  if (spec.num_gpus > 1) return $onSeveral(spec, card);
+  if (spec.num_gpus > 1) return $onSeveral(spec, card, replays);
   const fit = $fitOf(spec, gpu, replays), {found, refusal} = $counted(spec, gpu, fit, replays);
   if (refusal === null) return !replays || fit === null || card === null ? found : $predict$prediction.with_retries(found, spec, card);
   const alone = $counted(spec, gpu, null, false).found;
@@ -349,6 +354,10 @@ function largest(spec, config, gpu, replays = false) {
   };
   const fit = $fitOf(spec, gpu, replays), own = $fitOf(spec, gpu);
   const judge = (one) => {
+    if (one.num_gpus > 1) {
+      const prediction = $predicted(one, gpu, true);
+      return new Judged(prediction, verdict(prediction), null);
+    }
     const {found, refusal} = $counted(one, gpu, fit, true);
     return new Judged(found, verdict(found), refusal);
   };

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.catalog.models import BOOKKEEPING_KEYS
-from vramprobe.choices import DEVICE_MAP, HYBRID, CpRotation, Offload
+from vramprobe.choices import HYBRID, CpRotation, Offload, Sharding
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
 from vramprobe.predict.prediction import basis_of
@@ -22,7 +22,6 @@ from vramprobe.predict.stack import versions_of
 from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
 from vramprobe.speed.rates import shipped_speed
-from vramprobe.terms.ranks import Sharding
 
 #: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
@@ -48,7 +47,7 @@ _MODULES: dict[str, set[str] | None] = {
         "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
         "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_rotate",
         "cannot_offload", "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads",
-        "_partial_attention",
+        "_partial_attention", "cannot_divide_layers", "ROW_WISE", "_no_dtensors",
     },
     "terms.graph": None,
     "terms.tape": None,
@@ -78,8 +77,10 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "terms.versions": None,
     "terms.scratch": None,
-    "terms.loading": {"load", "BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
-                      "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes"},
+    "terms.loading": {
+        "load", "packed_number", "BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
+        "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes",
+    },
     "terms.request_log": {
         "SAMPLED", "STREAM", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike",
         "_Inner", "unrolled", "_source", "_start", "_require_alike", "_spread", "events",
@@ -98,16 +99,6 @@ _MODULES: dict[str, set[str] | None] = {
         "constant_name", "half_width", "noise_share", "peak_moment", "unsure_share", "workspaces_bytes",
         "with_workspaces",
     },
-    "model.replayed": {"Replayed", "chip_of", "play"},
-    "predict.prediction": {
-        "ALONE", "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
-        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
-        "Interval", "FitProvenance", "CardPeak",
-        "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
-        "usable_bytes", "_outside", "basis_of",
-        "widening_of", "unseen_choices", "bounds", "_other_tiers",
-        "device_tier", "_provenance", "_with_replay", "_times", "Within", "with_retries",
-    },
     "terms.rank_tape": None,
     "terms.flat_tape": None,
     "terms.zero_tape": None,
@@ -117,6 +108,26 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.flat_ranks": None,
     "terms.zero_ranks": None,
     "terms.ranks": None,
+    "terms.rank_load": None,
+    "terms.rank_log": None,
+    "terms.zero_log": None,
+    "terms.zero_requests": None,
+    "terms.rank_requests": {
+        "_BROADCAST_BYTES", "_BUCKET_BYTES", "_FIRST_BUCKET_BYTES", "RankRun", "FsdpRun", "FlatRun", "ReplicaRun",
+        "_KINDS", "is_logged", "by_module", "broadcast",
+    },
+    "model.replayed": {"Replayed", "chip_of", "play"},
+    "predict.prediction": {
+        "ALONE", "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
+        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
+        "Interval", "FitProvenance", "CardPeak",
+        "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
+        "usable_bytes", "_outside", "basis_of",
+        "widening_of", "unseen_choices", "bounds", "_other_tiers",
+        "device_tier", "_provenance", "_with_replay", "_times", "Within", "with_retries",
+        "simulated_interval",
+    },
+    "predict.rank_replay": None,
     "predict.host": {"in_words", "loaded_bytes"},
     "predict.sharding": {"predict_rank", "_some", "_check", "_doubts", "require_offload", "require_arithmetic"},
     "terms.ring": None,
@@ -154,8 +165,8 @@ _UNWANTED = {
 }
 #: Modules that never hold a value of a tape, but names and sizes.
 _WITHOUT_VALUES = frozenset({
-    "terms.scratch", "terms.loading", "simulate.ledger", "simulate.allocator_config", "simulate.blocks",
-    "simulate.expandable", "simulate.allocator",
+    "terms.scratch", "terms.loading", "terms.rank_load", "terms.zero_gather", "simulate.ledger",
+    "simulate.allocator_config", "simulate.blocks", "simulate.expandable", "simulate.allocator",
 })  # fmt: skip
 #: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
@@ -191,8 +202,7 @@ _GIVEN = {
 CHOICES = {
     "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
     "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
-    "device": spec.Device, "sharding": Literal[(*get_args(Sharding), *HYBRID, DEVICE_MAP)], "offload": Offload,
-    "cp_rotation": CpRotation,
+    "device": spec.Device, "sharding": Sharding, "offload": Offload, "cp_rotation": CpRotation,
 }  # fmt: skip
 
 #: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.
@@ -235,7 +245,8 @@ def predictor() -> str:
             f"{basis_of(model)}" if len(model.cards) > 1 else _of_one(model) for model in fits]  # fmt: skip
     is_said = any(model.basis or not model.is_emulated for model in fits)
     rest = "" if is_said else "; no GPU has been measured yet"
-    return f"{version}, {'; '.join(said)}; other GPUs, and several, by arithmetic alone{rest}"
+    others = "one of several by the replay where its requests are known, all else by arithmetic alone"
+    return f"{version}, {'; '.join(said)}; {others}{rest}"
 
 
 def _of_one(model: memory_model.MemoryModel) -> str:

@@ -57,7 +57,7 @@ const result = (() => {
     const cannot = spec.num_gpus > 1 ? "to measure it, vramprobe measure takes as many GPUs, or --emulate" : spec.stack ? "to measure it takes those libraries" : "";
     byId("command-title").textContent = cannot ? "Ask the command line" : "Verify it yourself";
     const saved = spec.model === state.PASTED ? " Save the pasted config as config.json first." : "";
-    byId("command-hint").textContent = (cannot ? `${spec.num_gpus > 1 ? "Replays the allocator, too, and says what is reserved" : "Predicts the same"}: ${cannot}.`
+    byId("command-hint").textContent = (cannot ? `Predicts the same: ${cannot}.`
       : "Runs this cell on your GPU and shows what was measured.") + saved;
   }
 

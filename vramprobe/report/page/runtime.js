@@ -31,6 +31,14 @@ class $Object {
   constructor() { this.rc = 0; $born(this); }
 }
 
+// A class of two bases: the first is made anew over the second, as Python's order has them where the first's own base is
+// an ancestor of the second.
+function $over(First, Second) {
+  const made = (one) => (Object.hasOwn(one, "$make") ? one.$make : one), own = made(Object.getPrototypeOf(First));
+  for (let one = Second; one !== $Object; one = Object.getPrototypeOf(one)) if (made(one) === own) return First.$make(Second);
+  throw new $Error(`${First.name} does not go before ${Second.name}`);
+}
+
 // -- reference counts --------------------------------------------------------------------------------------------------
 
 let $nursery = null; // inside suppress(): what was made there, so that an exception strands nothing

@@ -42,6 +42,7 @@ class Expressions:
         self.scopes: list[Scope] = []
         self.num_temporaries = 0
         self.counts = True  # references, of what the module holds
+        self.base: ast.expr | None = None  # of the class that is being written
 
     def _expression(self, node: ast.expr) -> str:
         rule: Callable[[ast.expr], str] | None = getattr(self, f"_{type(node).__name__}", None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from vramprobe.report.page.translation.expressions import js_module
 from vramprobe.report.page.translation.names import (
     Signatures,
+    bases_of,
     bound_by,
     defaults_of,
     is_error,
@@ -117,15 +118,22 @@ class ModuleTranslation(Statements):
         )  # fmt: skip
 
     def _class(self, node: ast.ClassDef) -> None:
-        bases = [ast.unparse(base) for base in node.bases]
+        bases = bases_of(node)
         record = is_record(node)
-        if bases and is_error(bases[0]):
+        if bases and is_error(ast.unparse(bases[0])):
             self.lines.append(f"class {node.name} extends $Error {{}}")
             return
         base = "$Frozen" if record else "$Object"
-        if bases and not record and bases[0] != "Protocol":
-            base = self._expression(node.bases[0])
-        self.lines.append(f"class {node.name} extends {base} {{")
+        if bases and not record:
+            first, *others = [self._expression(one) for one in bases]
+            if len(others) > 1:
+                raise self._unknown(node)
+            base = f"$over({first}, {others[0]})" if others else first
+        is_made_anew = node.name in self.signatures.made_anew
+        if is_made_anew:
+            self.lines.append(f"const $make_{node.name} = ($Base) => {{")
+        self.lines.append(f"class {node.name} extends {'$Base' if is_made_anew else base} {{")
+        self.base = bases[0] if bases and not record else None
         constants: dict[str, ast.expr] = {}
         if record:
             self._record_constructor(node)
@@ -141,6 +149,10 @@ class ModuleTranslation(Statements):
         for name, value in constants.items():  # an instance may have one of its own
             self.lines.append(f"Object.defineProperty({node.name}.prototype, {quoted(name)}, "
                               f"{{value: $const({self._expression(value)}), writable: true}});")  # fmt: skip
+        if is_made_anew:
+            self.lines.append(f"{node.name}.$make = $make_{node.name};")
+            self.lines.append(f"return {node.name}; }};")
+            self.lines.append(f"const {node.name} = $make_{node.name}({base});")
 
     def _record_constructor(self, node: ast.ClassDef) -> None:
         fields = {one.target.id: one.value for one in node.body if isinstance(one, ast.AnnAssign)}

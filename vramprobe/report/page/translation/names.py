@@ -41,6 +41,7 @@ class Signatures:
         self.attributes = {node.attr for tree in trees.values() for node in ast.walk(tree)
                            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
         self._passed_on: dict[tuple[str, str], str] = {}  # (module, name) → the dotted name that it imports under it
+        self.made_anew: set[str] = set()  # classes that another has before a second base
         for module, tree in trees.items():
             for node in tree.body:
                 if isinstance(node, ast.ImportFrom):
@@ -54,7 +55,12 @@ class Signatures:
                     self._add_class(module, node)
 
     def _add_class(self, module: str, node: ast.ClassDef) -> None:
+        bases = bases_of(node)
         self.functions[module, node.name] = _fields(node)
+        if bases and isinstance(bases[0], ast.Name) and not is_record(node):  # its base's, unless it has its own
+            of_base = tuple(self.home_of(f"{module}.{bases[0].id}").rsplit(".", 1))
+            self.functions[module, node.name] = self.functions.get(of_base, [])
+        self.made_anew |= {base.id for base in bases[:-1] if isinstance(base, ast.Name)}
         for member in node.body:
             if isinstance(member, ast.FunctionDef):
                 names = parameters_of(member)[1:]
@@ -93,6 +99,11 @@ def is_record(node: ast.ClassDef) -> bool:
     return any("dataclass" in ast.unparse(one) for one in node.decorator_list) or any(
         ast.unparse(base) in _RECORD_BASES for base in node.bases
     )
+
+
+def bases_of(node: ast.ClassDef) -> list[ast.expr]:
+    """Those that a class has anything from."""
+    return [base for base in node.bases if ast.unparse(base) not in ("ABC", "Protocol")]
 
 
 def defaults_of(node: ast.FunctionDef | ast.Lambda) -> dict[str, ast.expr]:

@@ -58,10 +58,9 @@ class Statements(Calls):
                     self._import(node)
             case ast.Expr(value=ast.Yield(value=value)):
                 write(f"yield {'null' if value is None else self._expression(value)};")
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="__init__"), args=args)) if is_super(
-                owner
-            ):
-                write(f"super({', '.join(map(self._expression, args))}); const self = this;")
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="__init__")) as call) if is_super(owner):
+                call = ast.Call(func=self.base, args=call.args, keywords=call.keywords) if call.keywords else call
+                write(f"super({', '.join(self._arguments(call))}); const self = this;")
             case ast.Expr(value=value):
                 write(f"$drop({self._expression(value)});" if self.counts else f"{self._expression(value)};")
             case ast.Return(value=value):

@@ -203,8 +203,8 @@ CLAIMS_HEAD = """## Claims over several cards
 
 What guides print (`vramprobe claims`) and has been run in the same way, under both recipes where full fine-tuning may
 mean either. A claim that so many are needed holds where they fit and one fewer does not. Under ZeRO-3 DeepSpeed
-gathers a rank's parts in one buffer on the host, of which this machine of 24 GiB refuses that of a 70B all in bf16 among
-8, 35.3 GB (in fp32, as DeepSpeed is not told otherwise); by arithmetic it fits neither card.
+gathers a rank's parts in one buffer on the host, of which this machine of 24 GiB refuses that of a 70B all in bf16
+among 8, 35.3 GB (in fp32, as DeepSpeed is not told otherwise); by arithmetic it fits neither card.
 
 | claim | says | model, card, sharding | recipe | runs | so |
 | --- | --- | --- | --- | --- | --- |

@@ -273,5 +273,13 @@ real ones do: six rows were off by one block of 448 to 896 MiB, because torch 2.
 of one size by address. Two rows of 32 × 4096 need the context's own 519 MiB on the emulated card: only then is it
 full where the real one was, and the allocator gives cached blocks back. Where it does, what counts is what is
 reserved once a step has ended: the source looked once a second, and what the first step held for less than that it
-did not see. On several cards NCCL's buffers are in it. The stack of 2025-02 has 1.1 to 1.3 GiB more, on one card and
-on two: unexplained (kernels that are loaded at once, not when first used, would do it)."""
+did not see. The stack of 2025-02 has 1.3 GiB more: unexplained (kernels that are loaded at once, not when first used,
+would do it).
+
+On several cards NCCL's buffers are in it, and reserved memory depends on when the card is done with what FSDP frees
+on one stream while another uses it. The runs here are on cards that are always busy from the first backward on
+(`python benchmarks/reproduce.py --busy`; docs/emulated.md). On cards that are done at once a Mixtral by LoRA reserves
+2.7 GiB less, about a layer's weights in bf16, and nvidia-smi saw 2.6 GiB more beside it than beside one by QLoRA; beside
+busy ones it is 0.6. What is left between methods, 1.3 GiB more beside QLoRA of a dense model than beside LoRA, is
+unexplained: kept while the model is loaded, what FSDP sends from rank 0 comes to as much, on the other rank. Rows that
+fill the card are not among them, nor those that have not been run so yet."""

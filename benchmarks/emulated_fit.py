@@ -3,9 +3,9 @@
 From results/emulated/records.jsonl.xz, the emulated cells of the sweeps emulated-*.yaml, it makes
 vramprobe/data/fits/emulated.json of the cells below 10B, and emulated_fit.csv and emulated_fit.md: what that fit says
 of the cells above, which it has never seen, and of all cells of UNSEEN_CARDS. ``--collect FOLDER`` puts what the
-folders of ``vramprobe run`` under it have into the records' file, without each record's phases and reads; ``--check`` says whether
-emulated_fit.md is what emulated_fit.csv says, whether the fit is of these records, and whether it says of published
-runs what reproduce.csv does.
+folders of ``vramprobe run`` under it have into the records' file, without each record's phases and reads; ``--check``
+says whether emulated_fit.md is what emulated_fit.csv says, whether the fit is of these records, and whether it says of
+published runs what reproduce.csv does.
 """
 
 from __future__ import annotations
@@ -51,18 +51,17 @@ CLEAN = (
     "allocated memory was off by 0.0001 % on average and 0.02 % at worst, reserved by 0.02 % and 4.14 %. Three were",
     "off by more than 0.5 %, none followed: DoRA on a RTX 5090 (+1.7, +4.1 %), pythia-1b full on a L4 (-2.1 %).",
     "",
-    "48 cells on H200 of families of which none is fitted and none had been run here on CUDA (Gemma 1, OLMo 3, Granite,",
-    "Hunyuan, AFM, Ministral 3, Seed-OSS; 2B to 36B, 512 and 2,048 tokens) were judged by commit 5fbdadb: 37 to the",
-    "byte in both tiers, allocated memory off by 0.001 % on average and 0.02 % at worst, reserved by 0.01 % and 0.37 %.",
-    "Nothing was mended after.",
+    "48 cells on H200 of families of which none is fitted and none had been run here on CUDA (Gemma 1, OLMo 3,",
+    "Granite, Hunyuan, AFM, Ministral 3, Seed-OSS; 2B to 36B, 512 and 2,048 tokens) were judged by commit 5fbdadb: 37",
+    "to the byte in both tiers, allocated memory off by 0.001 % on average and 0.02 % at worst, reserved by 0.01 % and",
+    "0.37 %. Nothing was mended after.",
 )
 _TIERS = ("allocated", "reserved")
 _WIDE = 1.0  # percent: differences from here on are listed with a cause
 
 
 def collect(folder: Path) -> list[RunRecord]:
-    """The latest record of each cell on each card, those of RECORDS first, without what no table is made of, by card and
-    cell."""
+    """The latest record of each cell on each card, also of RECORDS, without what no table is made of; in order."""
     found = {(record.environment.device_name, record.fingerprint): record for record in read_records()}
     for path in sorted(folder.rglob("records.jsonl")):
         for record in store.latest_by_fingerprint(store.read(path.parent, allow_empty=True).records).values():

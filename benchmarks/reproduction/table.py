@@ -279,7 +279,7 @@ would do it).
 On several cards NCCL's buffers are in it, and reserved memory depends on when the card is done with what FSDP frees
 on one stream while another uses it. The runs here are on cards that are always busy from the first backward on
 (`python benchmarks/reproduce.py --busy`; docs/emulated.md). On cards that are done at once a Mixtral by LoRA reserves
-2.7 GiB less, about a layer's weights in bf16, and nvidia-smi saw 2.6 GiB more beside it than beside one by QLoRA; beside
-busy ones it is 0.6. What is left between methods, 1.3 GiB more beside QLoRA of a dense model than beside LoRA, is
-unexplained: kept while the model is loaded, what FSDP sends from rank 0 comes to as much, on the other rank. Rows that
-fill the card are not among them, nor those that have not been run so yet."""
+2.7 GiB less, about a layer's weights in bf16, and nvidia-smi saw 2.6 GiB more beside it than beside one by QLoRA;
+beside busy ones it is 0.6. What is left between methods, 1.3 GiB more beside QLoRA of a dense model than beside LoRA,
+is unexplained: kept while the model is loaded, what FSDP sends from rank 0 comes to as much, on the other rank. Rows
+that fill the card are not among them, nor those that have not been run so yet."""

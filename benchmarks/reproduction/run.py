@@ -49,8 +49,8 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say, is_busy: bo
         entry = _told(recipe, status, said, way)
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
-    if any(entry.get("rank_num_retries", ())):
-        entry["rank_stepped_reserved_bytes"] = reserved_after_steps(recipe, way.is_busy, uv=uv, say=say)
+    if any(entry.get("rank_num_retries", ())) and not is_busy:
+        entry["rank_stepped_reserved_bytes"] = reserved_after_steps(recipe, uv=uv, say=say)
     after = psutil.Process().cpu_times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {
@@ -70,12 +70,12 @@ def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
     return f"{told}line {recipe.line}: {peaks} bytes allocated"
 
 
-def reserved_after_steps(recipe: Recipe, is_busy: bool, *, uv: str, say: _Say) -> list[int]:
+def reserved_after_steps(recipe: Recipe, *, uv: str, say: _Say) -> list[int]:
     """What each rank has reserved when a step has ended: after a full card has made the allocator give blocks back.
 
     Raises RuntimeError where the profile fails.
     """
-    _, record, said = _profiled(recipe, "--whole", uv=uv, say=say, is_busy=is_busy)
+    _, record, said = _profiled(recipe, "--whole", uv=uv, say=say)
     if record is None:
         raise RuntimeError(said)
     ranks = sorted(record["ranks"], key=lambda rank: rank["rank"] or 0)
@@ -83,9 +83,7 @@ def reserved_after_steps(recipe: Recipe, is_busy: bool, *, uv: str, say: _Say) -
     return [by_name["optimizer_step"]["reserved_bytes"] for by_name in phases]
 
 
-def _profiled(
-    recipe: Recipe, *options: str, uv: str, say: _Say, is_busy: bool = True
-) -> tuple[list[str], dict[str, Any] | None, str]:
+def _profiled(recipe: Recipe, *options: str, uv: str, say: _Say) -> tuple[list[str], dict[str, Any] | None, str]:
     """-> the command's words, the profile's record (None where there is none), and what was said."""
     python = python_of(recipe.stack, uv=uv)
     way = entrance_for_command(python, recipe.cards, say=say)  # its machine is for making the files only
@@ -97,8 +95,6 @@ def _profiled(
             added = {key: environment[key] for key in environment.keys() - way.environment.keys()}
             words = ["profile", "--emulate", recipe.cards, "--trace", "none", *options, "--json", "--", *command]
             searched = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-            if not is_busy:
-                added["CUDA_LAUNCH_BLOCKING"] = "1"
             done = subprocess.run(
                 [sys.executable, "-m", "vramprobe", *words], env={**os.environ, **added, "PYTHONPATH": searched},
                 capture_output=True, text=True, cwd=folder, check=False,

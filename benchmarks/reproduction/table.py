@@ -78,8 +78,8 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
 
 def _reserved_bytes(entry: Entry | None, num_gpus: int) -> int | None:
     """Mean over the cards, of all processes, after a step where blocks had to be given back; None of runs that did not
-    say whether."""
-    if entry is None or "rank_num_retries" not in entry:
+    say whether, and of those on busy cards that were full."""
+    if entry is None or "rank_num_retries" not in entry or (entry.get("is_busy") and any(entry["rank_num_retries"])):
         return None
     return round(sum(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"])) / num_gpus)
 

@@ -67,7 +67,7 @@ def entrance_for_command(
     policy: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
     also: Iterable[tuple[str, str, str]] = (),
-    is_busy: bool = True,
+    is_busy: bool = False,
 ) -> Entrance:
     """As :func:`entrance`, for somebody else's command under the interpreter ``python`` and what that starts.
 

@@ -109,6 +109,7 @@ HOW = {
     ),
     "python benchmarks/published.py": Way(elsewhere="tests/literature/test_published_figures.py", why="it needs peers"),
     "python benchmarks/reproduce.py": Way(more="--check", why="its environments take minutes, its rows more"),
+    "python benchmarks/reproduce.py --busy": Way(more="--check", why="its rows take an hour"),
     "python benchmarks/reproduce.py --line 22": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute"
     ),

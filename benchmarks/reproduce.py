@@ -138,9 +138,8 @@ def run_what_is_left(given: argparse.Namespace) -> None:
 
 def lines_of_several_cards() -> set[int]:
     """Lines of published.csv of which nvidia-smi's figure is published, too."""
-    rows = list_published()
-    devices = {row.url_or_path for row in rows if row.metric == "nvidia-smi"}
-    return {row.line for row in rows if row.url_or_path in devices and (row.num_gpus or 1) > 1}
+    devices = table.device_bytes()
+    return {row.line for row in list_published() if row.url_or_path in devices and (row.num_gpus or 1) > 1}
 
 
 def rerun(number: int, path: Path, *, uv: str, limit_seconds: float) -> str | None:

@@ -39,13 +39,18 @@ Row = dict[str, Any]
 def rows(entries: dict[int, Entry], simulated: dict[int, int], busy: dict[int, Entry]) -> list[Row]:
     """One for each published row, in file order. ``entries``: by line, of recipes as they are now; ``busy``: of several
     cards that are always busy."""
-    devices = {row.url_or_path: row.memory_bytes for row in list_published() if row.metric == "nvidia-smi"}
+    devices = device_bytes()
     found = [_row(row, entries.get(row.line), devices, simulated) for row in list_published()]
     for row in found:
         if row.get("emulated_bytes"):
             entry = (entries if row["num_gpus"] == 1 else busy).get(row["line"])
             row["reserved_emulated_bytes"] = _reserved_bytes(entry, row["num_gpus"])
     return found
+
+
+def device_bytes() -> dict[str, int | None]:
+    """What nvidia-smi saw of the published runs of which that is published, by the place of its row."""
+    return {row.url_or_path: row.memory_bytes for row in list_published() if row.metric == "nvidia-smi"}
 
 
 def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None], simulated: dict[int, int]) -> Row:

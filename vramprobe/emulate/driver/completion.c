@@ -21,9 +21,10 @@ void moment_awaited(uint64_t moment) {
   while (known < moment && !__atomic_compare_exchange_n(&done, &known, moment, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
+void all_work_awaited(void) { moment_awaited(moment_now()); }
 
 API void emu_control_trains(void) {
-  moment_awaited(moment_now());
+  all_work_awaited();
   trains = true;
 }
 

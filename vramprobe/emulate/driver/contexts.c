@@ -280,7 +280,7 @@ API status emu_cuCtxGetApiVersion(void *context, unsigned *version) {
   return OK;
 }
 API status emu_cuCtxSynchronize(void) {
-  moment_awaited(moment_now());
+  all_work_awaited();
   return context_current(NULL);
 }
 API status emu_cuCtxGetStreamPriorityRange(int *least, int *greatest) {

@@ -133,6 +133,11 @@ static status copy(void *to, const void *from, size_t bytes, void *stream) {
     stream_awaited(stream); /* to pageable memory: the host waits */
   return OK;
 }
+static status copy_and_wait(void *to, const void *from, size_t bytes) {
+  status s = copy(to, from, bytes, NULL);
+  stream_awaited(NULL);
+  return s;
+}
 static status copy_2d(void *to, size_t pitch_to, const void *from, size_t pitch_from, size_t width, size_t height,
                       void *stream) {
   if (width > pitch_to || width > pitch_from) return 12;
@@ -166,9 +171,7 @@ static status copy_3d(const struct cuda_copy_3d *p, void *stream) {
 API status emu_cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
   UNUSED(kind); /* the addresses say which way */
   TRY(context_enter());
-  status s = copy(to, from, bytes, NULL);
-  stream_awaited(NULL);
-  return fail(s);
+  return fail(copy_and_wait(to, from, bytes));
 }
 API status emu_cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
   UNUSED(kind);
@@ -229,9 +232,7 @@ API status emu_cudaMemset2D(void *to, size_t pitch, int value, size_t width, siz
 #define COPY(name)                                                     \
   API status emu_##name(void *to, const void *from, size_t bytes) {    \
     TRY_DRIVER(context_current(NULL));                                 \
-    status s = copy(to, from, bytes, NULL);                            \
-    stream_awaited(NULL);                                              \
-    return s;                                                          \
+    return copy_and_wait(to, from, bytes);                             \
   }
 #define COPY_ASYNC(name)                                                           \
   API status emu_##name(void *to, const void *from, size_t bytes, void *stream) {  \

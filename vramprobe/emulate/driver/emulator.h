@@ -228,7 +228,8 @@ void stream_awaited(void *stream);   /* by the host, in a call that waits for it
 /* ---- when work is done (completion.c) ---------------------------------------------------------------------------- */
 uint64_t moment_next(void); /* of an event that is recorded */
 uint64_t moment_now(void);  /* of the last one: what is submitted now is behind it */
-void moment_awaited(uint64_t moment);
+void moment_awaited(uint64_t moment); /* by the host */
+void all_work_awaited(void);
 bool moment_is_done(uint64_t moment);
 
 /* ---- what must be known (report.c) ------------------------------------------------------------------------------ */

@@ -211,7 +211,7 @@ API status emu_cudaMalloc(void **pointer, size_t bytes) {
 API status emu_cudaFree(void *pointer) {
   TRY(context_enter());
   if (pointer && !memory_device(pointer)) return fail(host_free_managed(pointer));
-  moment_awaited(moment_now());
+  all_work_awaited();
   return fail(memory_free(pointer, BLOCK_MALLOC | BLOCK_POOL));
 }
 API status emu_cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height) {
@@ -236,7 +236,7 @@ API status emu_cuMemAlloc_v2(void **pointer, size_t bytes) {
 API status emu_cuMemFree_v2(void *pointer) {
   TRY_DRIVER(context_current(NULL));
   if (pointer && !memory_device(pointer)) return host_free_managed(pointer);
-  moment_awaited(moment_now());
+  all_work_awaited();
   return memory_free(pointer, BLOCK_MALLOC | BLOCK_POOL);
 }
 API status emu_cuMemAllocPitch_v2(void **pointer, size_t *pitch, size_t width, size_t height, unsigned element_bytes) {

@@ -146,7 +146,7 @@ API status emu_cudaStreamQuery(void *stream) {
 }
 API status emu_cudaDeviceSynchronize(void) {
   TRY(context_enter());
-  moment_awaited(moment_now());
+  all_work_awaited();
   return fail(wait_for(&legacy));
 }
 API status emu_cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {

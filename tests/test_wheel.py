@@ -22,10 +22,13 @@ from packaging.requirements import Requirement
 
 from vramprobe import catalog
 from vramprobe.emulate import environment
+from vramprobe.simulate import compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "results" / "cpu" / "quickstart"
 CELL = ["--model", "llama-3.1-8b", "--method", "qlora", "--batch-size", "1", "--seq-len", "2048"]
+#: How a compiled module's file ends.
+BUILT = (".so", ".pyd")
 ANSWERS: list[tuple[list[str], str]] = [
     (["--help"], "Usage: vramprobe"),
     (["plan", "--help"], "or one that ships, by name: 24gb"),
@@ -50,14 +53,19 @@ NEEDS_TORCH = [["measure", *CELL, "--device", "cpu"], ["simulate", *CELL], ["pre
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def built_wheel(folder: Path, **variables: str) -> Path:
     """Built from a copy, so that nothing is left in the working tree."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    source, out = folder / "source", folder / "out"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "vramprobe", source / "vramprobe", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "vramprobe", source / "vramprobe", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
                "--disable-pip-version-check", "--wheel-dir", str(out), str(source)]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | variables)
     return next(out.glob("*.whl"))
 
 
@@ -108,9 +116,29 @@ def test_every_file_of_the_package_ships(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     tracked = {str(path.relative_to(ROOT)) for path in (ROOT / "vramprobe").rglob("*") if path.is_file()}
-    assert shipped == {path for path in tracked if "__pycache__" not in path}
+    assert {path for path in shipped if not path.endswith(BUILT)} == {
+        path for path in tracked if "__pycache__" not in path and not path.endswith(BUILT)
+    }
     assert {f"vramprobe/data/sweeps/{name}.yaml" for name in catalog.list_sweeps()} <= shipped
     assert "vramprobe/py.typed" in shipped
+
+
+def test_the_allocator_in_c_ships_where_it_can_be_built(wheel: Path, installed: Path, empty_folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        was_built = any(name.endswith(BUILT) for name in archive.namelist())
+    assert was_built or compiled.PlainAllocator is None
+    code = "from vramprobe.simulate import compiled; print(compiled.PlainAllocator is not None)"
+    python = installed.with_name("python")
+    done = subprocess.run([python, "-I", "-c", code], cwd=empty_folder, capture_output=True, text=True)
+    assert done.stdout == f"{was_built}\n", done.stderr
+
+
+def test_without_a_compiler_all_but_it_is_installed(tmp_path: Path) -> None:
+    built = built_wheel(tmp_path, CC="no-such-compiler")
+    with zipfile.ZipFile(built) as archive:
+        names = archive.namelist()
+    assert "vramprobe/simulate/compiled.py" in names
+    assert not any(name.endswith(BUILT) for name in names)
 
 
 def test_the_repository_shows_the_sweeps_that_ship() -> None:

@@ -48,6 +48,8 @@ class Account:
     def empty_cache(self) -> None:
         pass
 
+    play = CachingAllocator.play
+
 
 @pytest.mark.parametrize("words", CELLS, ids=lambda words: f"{words['model']} {words['method']}")
 def test_allocated_and_reserved_are_the_simulations(words: dict[str, Any]) -> None:

@@ -12,11 +12,21 @@ import pytest
 
 from vramprobe.errors import SpecError
 from vramprobe.records.record import Oom
+from vramprobe.simulate import compiled
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.ledger import Device, OutOfMemory
 from vramprobe.simulate.replay import Alloc, EmptyCache, Event, Free, FreeCompleted, FreeRequested, Mark, apply, replay
 from vramprobe.units import GIB, KIB, MIB
+
+
+@pytest.fixture(autouse=True, params=["in Python", "in C"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is replayed under default settings is so by both."""
+    if request.param == "in Python":
+        monkeypatch.setattr(compiled, "PlainAllocator", None)
+    elif compiled.PlainAllocator is None:
+        pytest.skip("the allocator in C was not built: no C compiler as vramprobe was installed")
 
 
 def fresh(conf: str = "", **device: int) -> CachingAllocator:

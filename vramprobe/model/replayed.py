@@ -7,14 +7,15 @@ own rules (simulate/allocator.py). No torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, DecidesMemory
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import parse_alloc_conf
+from vramprobe.simulate.compiled import counting_allocator
 from vramprobe.simulate.ledger import Device, OutOfMemory
 from vramprobe.spec import CellSpec
-from vramprobe.terms.rank_requests import run_of
 from vramprobe.terms.requests import Run
 from vramprobe.terms.scratch import Chip
 
@@ -81,7 +82,10 @@ def _play(spec: CellSpec, card: _Card, device: Device) -> tuple[CachingAllocator
     most. Raises OutOfMemory.
     """
     has_flash, workspace_bytes, chip = card
-    allocator = CachingAllocator(parse_alloc_conf(spec.alloc_conf or ""), device)
+    allocator = counting_allocator(parse_alloc_conf(spec.alloc_conf or ""), device)
+    run_of: Callable[..., Run] = Run
+    if spec.num_gpus > 1:
+        from vramprobe.terms.rank_requests import run_of  # with a dozen modules that a single card needs nothing of
     run = run_of(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
     return allocator, play(run, allocator)
 

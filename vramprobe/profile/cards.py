@@ -19,8 +19,8 @@ from vramprobe.errors import SpecError
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.records.profile import CardVerdict, ProfileRecord
-from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
+from vramprobe.simulate.compiled import counting_allocator
 from vramprobe.simulate.ledger import Device, OutOfMemory
 from vramprobe.units import MIB, format_bytes
 
@@ -172,7 +172,7 @@ class _Replayed:
 
 def _replayed(requests: Requests, device: Device) -> _Replayed:
     assert requests.events is not None
-    allocator, fits = CachingAllocator(requests.config, device), True
+    allocator, fits = counting_allocator(requests.config, device), True
     allocate, request, complete = allocator.allocate, allocator.request_free, allocator.complete_free
     try:
         for action, name, size, stream in requests.events:

@@ -14,6 +14,7 @@ from vramprobe.simulate.allocator_config import MIN_BLOCK, SMALL_SIZE, Allocator
 from vramprobe.simulate.blocks import Block, Pool, Searches, merge
 from vramprobe.simulate.expandable import allocate_expandable, reachable_bytes, unmap
 from vramprobe.simulate.ledger import Device, Ledger, OutOfMemory
+from vramprobe.terms.request_log import STREAM
 
 
 class CachingAllocator:
@@ -85,6 +86,22 @@ class CachingAllocator:
             for block in cached:
                 if block.expandable is not None:
                     unmap(block, self.ledger)
+
+    def play(self, events: list[int], number: int, workspace_bytes: int) -> None:
+        """Ask for what a log says (terms/request_log.py), its requests named from ``number`` on; 0 in it is a workspace
+        of so many bytes, if any. Raises OutOfMemory.
+        """
+        for event in events:
+            if event > 0:
+                if event < STREAM:
+                    self.allocate(number, event)
+                else:
+                    self.allocate(number, event % STREAM, event // STREAM)
+                number += 1
+            elif event < 0:
+                self.free(~event)
+            elif workspace_bytes:
+                self.allocate(("workspace", number), workspace_bytes)
 
     def has(self, name: Hashable) -> bool:
         """Whether the caller holds this allocation."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig
+from vramprobe.simulate.compiled import counting_allocator
 from vramprobe.simulate.ledger import Device, OutOfMemory, Usage
 
 
@@ -102,7 +103,7 @@ def replay(
     keep_timeline: bool = False,
 ) -> Replay:
     """Replay a trace from an empty allocator; an OOM ends it."""
-    allocator = CachingAllocator(config, device)
+    allocator = counting_allocator(config, device)
     ledger = allocator.ledger
     timeline = Timeline() if keep_timeline else None
     phases: list[PhaseUsage] = []

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramprobe.records.record import TRAINING_PHASES, Oom, PhaseMemory
-from vramprobe.simulate.allocator import CachingAllocator
 from vramprobe.simulate.allocator_config import AllocatorConfig
+from vramprobe.simulate.compiled import counting_allocator
 from vramprobe.simulate.history import History
 from vramprobe.simulate.ledger import Device, OutOfMemory, Usage
 from vramprobe.units import format_bytes
@@ -36,7 +36,7 @@ def reserve(
 
     Step 3 and later are step 2 again, which begins with the segments that step 1 left and ends with what it began with.
     """
-    allocator = CachingAllocator(config, device)
+    allocator = counting_allocator(config, device)
     ledger, allocate, free = allocator.ledger, allocator.allocate, allocator.free
     sizes, blocks = history.size_bytes.tolist(), history.blocks.tolist()
     tiers: list[dict[str, int]] = []

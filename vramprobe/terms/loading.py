@@ -34,6 +34,8 @@ class Allocator(Protocol):
 
     def empty_cache(self) -> None: ...
 
+    def play(self, events: list[int], number: int, workspace_bytes: int) -> None: ...
+
 
 def load(spec: CellSpec, arch: Architecture, tensors: Sequence[tuple[str, Tensor]], allocator: Allocator) -> None:
     """All that stands as the first step begins; ``tensors``: each copy with a name of its own, adapters last."""

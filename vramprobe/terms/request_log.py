@@ -17,8 +17,8 @@ from vramprobe.terms.graph import ITEMSIZE_BYTES, Leaf, Place, Storage, Value
 from vramprobe.terms.scratch import Asked, AttentionScratch
 from vramprobe.terms.tape import MIDDLE_LAYER, Covers, Tape
 
-#: Middle layers that are run. The outer three of each end stay as they are, the third stands for all between.
-SAMPLED = 6
+#: Middle layers that are run. The outer two of each end stay as they are, the second stands for all between.
+SAMPLED = 4
 _END = SAMPLED // 2
 _TEMPLATE = _END - 1
 WORKSPACE = "workspace"
@@ -36,16 +36,17 @@ Token = int | str | Freed  # bytes asked for, WORKSPACE, or what is given back
 class Chunk:
     """What is asked for at one place."""
 
-    __slots__ = ("arrived", "num_requests", "place", "tokens")
+    __slots__ = ("arrived", "goes_on", "num_requests", "place", "tokens")
 
     def __init__(self, place: Place, tokens: list[Token] | None = None, num_requests: int = 0) -> None:
         self.place, self.tokens, self.num_requests = place, tokens or [], num_requests
         self.arrived: list[int] = []  # bytes of the gradients that come here, where somebody asks (rank_log.py)
+        self.goes_on = False  # no tokens, but what the two chunks before it ask for, a step of the same width on
 
-    def with_tokens(self, tokens: list[Token]) -> Chunk:
-        """One like this, in which something else is asked for or given back."""
+    def with_tokens(self, tokens: list[Token] | None) -> Chunk:
+        """One like this, in which something else is asked for or given back; null: which goes on."""
         made = Chunk(self.place, tokens, self.num_requests)
-        made.arrived = self.arrived
+        made.arrived, made.goes_on = self.arrived, tokens is None
         return made
 
 
@@ -179,9 +180,12 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
     inner = {owner: relative(index, owner[1]) for owner, index in places.items()}
     _require_alike(inner)
 
-    def layer_chunk(region: str, layer: int) -> Chunk:
+    def layer_chunk(region: str, layer: int, num_before: int) -> Chunk:
+        """``num_before``: as many like the template came before."""
         source = _source(layer, num_middle)
         old = chunks[places[region, source]]
+        if source == _TEMPLATE and num_before > 1:
+            return old.with_tokens(None)
         tokens: list[Token] = [
             token if isinstance(token, int | str)
             else (of_layer(token.region, layer + token.offset), token.number) if isinstance(token, _Inner)
@@ -203,9 +207,11 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
     for index in range(len(chunks)):
         if index not in owners:
             made[moved(index)] = outer_chunk(index)
-    for region in starts:
-        for layer in range(num_middle):
-            made[of_layer(region, layer)] = layer_chunk(region, layer)
+    for region, layers in (("forward", range(num_middle)), ("backward", reversed(range(num_middle)))):
+        num_alike = 0
+        for layer in layers:
+            made[of_layer(region, layer)] = layer_chunk(region, layer, num_alike)
+            num_alike += _source(layer, num_middle) == _TEMPLATE
     return [made[index] for index in range(len(made))]
 
 
@@ -225,12 +231,10 @@ def _start(chunks: Sequence[Chunk], region: str) -> int:
 
 
 def _require_alike(inner: dict[tuple[str, int], list[Token | _Inner]]) -> None:
-    """All but the outermost sampled layers ask for the same, and know no layer but the nearest."""
+    """All but the outermost sampled layers ask for the same, so that they know no layer but the nearest."""
     for region in ("forward", "backward"):
         template = inner[region, _TEMPLATE]
-        if any(inner[region, layer] != template for layer in range(1, SAMPLED - 1)):
-            raise NotAlike
-        if any(token == WORKSPACE or (isinstance(token, _Inner) and abs(token.offset) > 1) for token in template):
+        if WORKSPACE in template or any(inner[region, layer] != template for layer in range(1, SAMPLED - 1)):
             raise NotAlike
 
 
@@ -249,13 +253,19 @@ def _spread(freed: list[_Inner], num_middle: int) -> list[tuple[int, int]]:
     return [(one.offset if one.offset < _END else one.offset + more, one.number) for one in freed]
 
 
-def events(chunks: Sequence[Chunk]) -> list[int]:
-    """Sizes in bytes, ``~number`` of what is given back, 0 for a workspace."""
+def events(chunks: Sequence[Chunk]) -> list[list[int]]:
+    """Of each chunk sizes in bytes, ``~number`` of what is given back, 0 for a workspace."""
     firsts, total = [], 0
     for chunk in chunks:
         firsts.append(total)
         total += chunk.num_requests
-    return [
-        token if isinstance(token, int) else 0 if token == WORKSPACE else ~(firsts[token[0]] + token[1])
-        for chunk in chunks for token in chunk.tokens
-    ]  # fmt: skip
+    found: list[list[int]] = []
+    for chunk in chunks:
+        if chunk.goes_on:  # numbers of requests grow, or fall, from layer to layer by as many
+            found.append([2 * last - former for former, last in zip(found[-2], found[-1], strict=True)])
+        else:
+            found.append([
+                token if isinstance(token, int) else 0 if token == WORKSPACE else ~(firsts[token[0]] + token[1])
+                for token in chunk.tokens
+            ])  # fmt: skip
+    return found

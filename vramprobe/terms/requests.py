@@ -18,7 +18,7 @@ from vramprobe.terms import families, optimizer, parameters
 from vramprobe.terms.loading import Allocator, load
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.request_log import SAMPLED, STREAM, Chunk, NotAlike, RecordingTape, events, unrolled
+from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
 from vramprobe.terms.scratch import Asked, Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
@@ -103,20 +103,9 @@ class Run:
     def _tape(self, layers: Sequence[int]) -> RecordingTape:
         return RecordingTape()
 
-    def _play(self, happened: Sequence[int], number: int) -> None:
+    def _play(self, happened: list[int], number: int) -> None:
         """Ask for what a log says, from its request ``number`` on; a thread's workspace in the first step alone."""
-        allocator = self.allocator
-        for event in happened:
-            if event > 0:
-                if event < STREAM:
-                    allocator.allocate(number, event)
-                else:
-                    allocator.allocate(number, event % STREAM, event // STREAM)
-                number += 1
-            elif event < 0:
-                allocator.free(~event)
-            elif self._num_steps == 1:
-                allocator.allocate(("workspace", number), self._workspace_bytes)
+        self.allocator.play(happened, number, self._workspace_bytes if self._num_steps == 1 else 0)
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         """What the optimizer steps."""
@@ -138,10 +127,8 @@ class Run:
 
 def parted(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
     """Events until the optimizer's step, and after it."""
-    *work, _ = chunks
-    num_work = sum(len(chunk.tokens) for chunk in work)
-    found = events(chunks)
-    return found[:num_work], found[num_work:]
+    *work, end = events(chunks)
+    return [event for chunk in work for event in chunk], end
 
 
 def in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:

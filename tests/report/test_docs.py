@@ -29,6 +29,8 @@ from vramprobe.measure import environment
 from vramprobe.records.record import record_from_json
 
 ROOT = Path(__file__).parents[2]
+#: What `make` sets an environment up from.
+SETUP = ("Makefile", "pyproject.toml", "setup.py", "constraints.txt")
 VERBS = get_command(verbs.app).commands
 
 _spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
@@ -200,7 +202,7 @@ def test_every_command_is_generated_or_run_here() -> None:
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a checkout is, to write to: sweeps, results, and a demo that has measured all its cells here."""
     folder = tmp_path_factory.mktemp("workshop")
-    for name in ("configs", "benchmarks", "vramprobe", "docs", "Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("configs", "benchmarks", "vramprobe", "docs", *SETUP):
         (folder / name).symlink_to(ROOT / name)
     (folder / "results").mkdir()
     (folder / "results" / "emulated").symlink_to(ROOT / "results" / "emulated")

@@ -90,7 +90,7 @@ def some_options(rng):
         "model": rng.choice([entry.name for entry in catalog.list_models()]), "method": method,
         "device": rng.choice(["cuda", "cuda", "cpu"]), "batch_size": rng.choice([1, 2, 3, 16]),
         "seq_len": rng.choice([1, 128, 1000, 2048, 8192]), "gradient_checkpointing": rng.random() < 0.5,
-        "optim": rng.choice(get_args(spec.Optim)), "grad_accum": rng.choice([1, 1, 4]),
+        "optim": rng.choice(get_args(spec.Optim)), "grad_accum": rng.choice([1, 4, 9]),
         "attn": rng.choice([None, "eager", "flash_attention_2"]), "dtype": rng.choice([None, "fp32"]),
         "autocast": rng.choice([None, "bf16", "none"]), "fused_linear_cross_entropy": rng.random() < 0.25,
     }  # fmt: skip

@@ -19,8 +19,8 @@ def run_of(model: str, **options: Any) -> Run:
     return Run(spec, CachingAllocator(), has_flash=True, workspace_bytes=1, chip=Chip())
 
 
-def sampled(run: Run) -> list[Chunk]:
-    return run._chunks([*range(SAMPLED + 1), run.arch.num_layers - 1])
+def sampled(run: Run, num_micro_steps: int = 1) -> list[Chunk]:
+    return run._chunks([*range(SAMPLED + 1), run.arch.num_layers - 1], num_micro_steps)
 
 
 @pytest.mark.parametrize("options", [
@@ -37,9 +37,15 @@ def test_so_are_they_with_a_fused_loss_and_behind_a_first_layer_of_another_kind(
     require_written_out(run_of("deepseek-v2-lite", method="lora"))
 
 
-def require_written_out(run: Run) -> None:
+def test_so_are_they_in_each_micro_step() -> None:
+    require_written_out(run_of("llama-3.2-1b", method="qlora", gradient_checkpointing=True), 3)
+    require_written_out(run_of("gpt2", method="full", recipe="mixed"), 2)
+
+
+def require_written_out(run: Run, num_micro_steps: int = 1) -> None:
     num_layers = run.arch.num_layers
-    assert events(unrolled(sampled(run), num_layers - 2)) == events(run._chunks(range(num_layers)))
+    found = unrolled(sampled(run, num_micro_steps), num_layers - 2)
+    assert events(found) == events(run._chunks(range(num_layers), num_micro_steps))
 
 
 @pytest.mark.parametrize("model", ["gemma-2-2b", "gemma-3-1b"])
@@ -47,8 +53,7 @@ def test_layers_of_several_kinds_are_all_run(model: str) -> None:
     run = run_of(model, method="lora")
     with pytest.raises(NotAlike):
         unrolled(sampled(run), run.arch.num_layers - 2)
-    work, end = run._log
-    assert work + end == flat(run._chunks(range(run.arch.num_layers)))
+    assert run._log.parts[0] + run._log.end(0)[0] == flat(run._chunks(range(run.arch.num_layers), 1))
 
 
 def flat(chunks: list[Chunk]) -> list[int]:

@@ -36,6 +36,8 @@ class Allocator(Protocol):
 
     def play(self, events: list[int], number: int, workspace_bytes: int) -> None: ...
 
+    def state(self) -> object: ...
+
 
 def load(spec: CellSpec, arch: Architecture, tensors: Sequence[tuple[str, Tensor]], allocator: Allocator) -> None:
     """All that stands as the first step begins; ``tensors``: each copy with a name of its own, adapters last."""

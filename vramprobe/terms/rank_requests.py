@@ -67,7 +67,7 @@ class RankRun(Run, ABC):
         """Of the step, whose weights are these."""
 
     @abstractmethod
-    def _log_of(self, kinds: Sequence[str]) -> RankLog:
+    def _log_of(self, kinds: Sequence[str], num_micro_steps: int) -> RankLog:
         """The tape of a step; ``kinds``: of each layer, by which name its place goes."""
 
     @abstractmethod
@@ -97,8 +97,8 @@ class RankRun(Run, ABC):
             return quantised_parts(self.spec, tensor)[0]
         return tensor.numel * ITEMSIZE_BYTES[self._loaded[name]]
 
-    def _tape(self, layers: Sequence[int]) -> RecordingTape:
-        return self._log_of([families.layer_place(self.arch, layer) for layer in layers])
+    def _tape(self, layers: Sequence[int], num_micro_steps: int) -> RecordingTape:
+        return self._log_of([families.layer_place(self.arch, layer) for layer in layers], num_micro_steps)
 
 
 class FsdpRun(RankRun):
@@ -107,13 +107,13 @@ class FsdpRun(RankRun):
     def _setup_of(self, computed: Sequence[Tensor], has_flash: bool) -> Setup:
         return setup_of(self.spec, self.arch, computed, has_flash)
 
-    def _log_of(self, kinds: Sequence[str]) -> RankLog:
+    def _log_of(self, kinds: Sequence[str], num_micro_steps: int) -> RankLog:
         spec = self.spec
         units = fsdp_units(
             spec, self._num_sharing, reshards=spec.sharding != "fsdp-shard-grad-op", apart=True,
             is_replicated=spec.shard_size is not None,
         )  # fmt: skip
-        units = units._replace(micro_steps=spec.grad_accum)
+        units = units._replace(micro_steps=num_micro_steps)
         return DividedLog(self._setup.sizes.covers, units, kinds, unit_parts(spec, self._num_sharing))
 
     def _loaded_bytes(self, name: str, tensor: Tensor) -> int:
@@ -138,7 +138,7 @@ class FlatRun(RankRun):
     def _setup_of(self, computed: Sequence[Tensor], has_flash: bool) -> Setup:
         return flat_setup(self.spec, computed, has_flash)
 
-    def _log_of(self, kinds: Sequence[str]) -> RankLog:
+    def _log_of(self, kinds: Sequence[str], num_micro_steps: int) -> RankLog:
         spec = self.spec
         parts = flat_parts(spec, self._num_sharing)
         apart = [part.unit for part in parts if part.is_adapter]
@@ -146,7 +146,7 @@ class FlatRun(RankRun):
             rank_units([part.unit for part in parts if part.per_layer == yes and not part.is_adapter])
             for yes in (True, False)
         )
-        units = Units(layer, root, reshards=spec.sharding != "fsdp1-shard-grad-op", micro_steps=spec.grad_accum)
+        units = Units(layer, root, reshards=spec.sharding != "fsdp1-shard-grad-op", micro_steps=num_micro_steps)
         return FlatLog(self._setup.sizes.covers, units, kinds, apart)
 
     def step(self) -> None:
@@ -233,15 +233,14 @@ class ReplicaRun(Run):
 
     def _buckets(self) -> list[int]:
         found, size_bytes = [], 0
-        arrived = [one for chunk in self._step_chunks for one in chunk.arrived]
-        for one in arrived[-(len(arrived) // self.spec.grad_accum) :]:
+        for one in (one for chunk in self._step_chunks(1) for one in chunk.arrived):
             size_bytes += one
             if size_bytes >= (_BUCKET_BYTES if found else _FIRST_BUCKET_BYTES):
                 found.append(size_bytes)
                 size_bytes = 0
         return [*found, size_bytes] if size_bytes else found
 
-    def _tape(self, layers: Sequence[int]) -> RecordingTape:
+    def _tape(self, layers: Sequence[int], num_micro_steps: int) -> RecordingTape:
         return ReplicaLog()
 
 

@@ -28,7 +28,7 @@ STREAM = 1 << 48
 if TYPE_CHECKING:
     from vramprobe.terms.modules import Model
 
-Region = Literal["forward", "backward"]
+Region = tuple[Literal["forward", "backward"], int]  # of which micro-step
 Freed = tuple[int, int]  # what is given back: in which chunk it was asked for, as which of its requests
 Token = int | str | Freed  # bytes asked for, WORKSPACE, or what is given back
 
@@ -36,16 +36,18 @@ Token = int | str | Freed  # bytes asked for, WORKSPACE, or what is given back
 class Chunk:
     """What is asked for at one place."""
 
-    __slots__ = ("arrived", "goes_on", "num_requests", "place", "tokens")
+    __slots__ = ("arrived", "goes_on", "micro_step", "num_requests", "place", "tokens")
 
-    def __init__(self, place: Place, tokens: list[Token] | None = None, num_requests: int = 0) -> None:
-        self.place, self.tokens, self.num_requests = place, tokens or [], num_requests
+    def __init__(
+        self, place: Place, tokens: list[Token] | None = None, num_requests: int = 0, micro_step: int = 0
+    ) -> None:
+        self.place, self.tokens, self.num_requests, self.micro_step = place, tokens or [], num_requests, micro_step
         self.arrived: list[int] = []  # bytes of the gradients that come here, where somebody asks (rank_log.py)
         self.goes_on = False  # no tokens, but what the two chunks before it ask for, a step of the same width on
 
     def with_tokens(self, tokens: list[Token] | None) -> Chunk:
         """One like this, in which something else is asked for or given back; null: which goes on."""
-        made = Chunk(self.place, tokens, self.num_requests)
+        made = Chunk(self.place, tokens, self.num_requests, self.micro_step)
         made.arrived, made.goes_on = self.arrived, tokens is None
         return made
 
@@ -63,6 +65,7 @@ class RecordingTape(Tape):
         self.asked: Asked | None = None  # the chip whose kernels take what is taken for a while; null: not known
         self.stream = 0
         self.model: Model | None = None  # on it, while its step is played
+        self.micro_step = 0
         self.chunks = [Chunk(self.place)]
         self.thread = "forward"  # autograd's backward runs on one of its own
         self._has_workspace: set[str] = set()
@@ -112,7 +115,7 @@ class RecordingTape(Tape):
     def come_to(self, place: Place) -> None:
         """What follows is asked for at another place."""
         self.place = place
-        self.chunks.append(Chunk(self._kind_of(place)))
+        self.chunks.append(Chunk(self._kind_of(place), micro_step=self.micro_step))
 
     def end_backward(self) -> None:
         """Autograd has returned."""
@@ -142,7 +145,7 @@ class NotAlike(Exception):
 
 
 class _Inner(NamedTuple):
-    """What is given back of a middle layer: of its forward or backward, how many layers on, as which request."""
+    """What is given back of a middle layer: from which of its regions, how many layers on, as which request."""
 
     region: Region
     offset: int
@@ -154,20 +157,22 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
 
     Raises NotAlike.
     """
-    starts = {region: _start(chunks, region) for region in ("forward", "backward")}
+    starts = _starts(chunks)
     more = num_middle - SAMPLED
-    owners = {starts["forward"] + layer: ("forward", layer) for layer in range(SAMPLED)}
-    owners |= {starts["backward"] + SAMPLED - 1 - layer: ("backward", layer) for layer in range(SAMPLED)}
+    owners: dict[int, tuple[Region, int]] = {}
+    for region, start in starts.items():
+        for layer in range(SAMPLED):
+            owners[start + _turn(region, layer, SAMPLED)] = (region, layer)
 
     def moved(index: int) -> int:
-        """Where a chunk outside the middle layers has come to."""
+        """Where a chunk has come to that is outside the middle layers, or their first."""
         return index + more * sum(start < index for start in starts.values())
 
-    def of_layer(region: str, layer: int) -> int:
+    bases = {region: moved(start) for region, start in starts.items()}
+
+    def of_layer(region: Region, layer: int) -> int:
         """Which chunk is a middle layer's."""
-        if region == "forward":
-            return starts["forward"] + layer
-        return starts["backward"] + more + num_middle - 1 - layer
+        return bases[region] + _turn(region, layer, num_middle)
 
     def relative(index: int, own: int) -> list[Token | _Inner]:
         found: list[Token | _Inner] = []
@@ -178,9 +183,9 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
 
     places = {owner: index for index, owner in owners.items()}
     inner = {owner: relative(index, owner[1]) for owner, index in places.items()}
-    _require_alike(inner)
+    _require_alike(inner, list(starts))
 
-    def layer_chunk(region: str, layer: int, num_before: int) -> Chunk:
+    def layer_chunk(region: Region, layer: int, num_before: int) -> Chunk:
         """``num_before``: as many like the template came before."""
         source = _source(layer, num_middle)
         old = chunks[places[region, source]]
@@ -207,9 +212,10 @@ def unrolled(chunks: Sequence[Chunk], num_middle: int) -> list[Chunk]:
     for index in range(len(chunks)):
         if index not in owners:
             made[moved(index)] = outer_chunk(index)
-    for region, layers in (("forward", range(num_middle)), ("backward", reversed(range(num_middle)))):
+    for region in starts:
         num_alike = 0
-        for layer in layers:
+        for turn in range(num_middle):
+            layer = _turn(region, turn, num_middle)
             made[of_layer(region, layer)] = layer_chunk(region, layer, num_alike)
             num_alike += _source(layer, num_middle) == _TEMPLATE
     return [made[index] for index in range(len(made))]
@@ -222,17 +228,26 @@ def _source(layer: int, num_middle: int) -> int:
     return layer - (num_middle - SAMPLED) if layer >= num_middle - _END else _TEMPLATE
 
 
-def _start(chunks: Sequence[Chunk], region: str) -> int:
-    """The first chunk of the middle layers', which follow each other."""
-    found = [index for index, chunk in enumerate(chunks) if chunk.place == (region, MIDDLE_LAYER)]
-    if not found or found != list(range(found[0], found[0] + SAMPLED)):
+def _turn(region: Region, layer: int, num_layers: int) -> int:
+    """When it is a layer's turn; or, of a turn, which layer's it is."""
+    return layer if region[0] == "forward" else num_layers - 1 - layer
+
+
+def _starts(chunks: Sequence[Chunk]) -> dict[Region, int]:
+    """Of each region of middle layers its first chunk; they follow each other."""
+    found: dict[Region, list[int]] = {}
+    for index, chunk in enumerate(chunks):
+        phase, name = chunk.place
+        if name == MIDDLE_LAYER:
+            found.setdefault((phase, chunk.micro_step), []).append(index)
+    if not found or any(one != list(range(one[0], one[0] + SAMPLED)) for one in found.values()):
         raise NotAlike
-    return found[0]
+    return {region: one[0] for region, one in found.items()}
 
 
-def _require_alike(inner: dict[tuple[str, int], list[Token | _Inner]]) -> None:
+def _require_alike(inner: dict[tuple[Region, int], list[Token | _Inner]], regions: Sequence[Region]) -> None:
     """All but the outermost sampled layers ask for the same, so that they know no layer but the nearest."""
-    for region in ("forward", "backward"):
+    for region in regions:
         template = inner[region, _TEMPLATE]
         if WORKSPACE in template or any(inner[region, layer] != template for layer in range(1, SAMPLED - 1)):
             raise NotAlike

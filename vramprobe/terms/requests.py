@@ -16,9 +16,10 @@ from vramprobe.architecture import architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms import families, optimizer, parameters
 from vramprobe.terms.loading import Allocator, load
+from vramprobe.terms.micro_steps import LOGGED, StepLog
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
-from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, events, unrolled
+from vramprobe.terms.request_log import SAMPLED, Chunk, NotAlike, RecordingTape, unrolled
 from vramprobe.terms.scratch import Asked, Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import MIDDLE_LAYER, Tape
@@ -53,6 +54,7 @@ class Run:
         self.asked = None if chip is None else Asked(chip)  # chips that are alike in this ask for the same in all
         self._tensors = list(in_order(Model(Tape(), setup, range(arch.num_layers)), tensors))
         self._num_steps = 0
+        self._num_more = 0  # micro-steps of this step that the log leaves out, as many as were played
 
     def load(self) -> None:
         """All that stands as the first step begins."""
@@ -61,33 +63,57 @@ class Run:
     def step(self) -> None:
         """One step: forward and backward of every micro-batch, the optimizer, the gradients' end."""
         self._num_steps += 1
-        work, end = self._log
-        self._play(work, 0)
+        self._work()
         self._optimize()
-        self._play(end, sum(event > 0 for event in work))
+        self._end()
+
+    def _work(self) -> None:
+        """Every micro-step."""
+        log = self._log
+        for part, first in zip(log.parts[:-1], log.firsts, strict=False):
+            self._play(part, first)
+        self._num_more = 0
+        while self._num_more < log.num_left_out:
+            before = self.allocator.state()
+            self._num_more += 1
+            self._play(*log.repeated(self._num_more))
+            if self.allocator.state() == before:
+                break  # and so each one after it
+        self._play(*log.last(self._num_more))
+
+    def _end(self) -> None:
+        """What follows the optimizer."""
+        self._play(*self._log.end(self._num_more))
 
     @cached_property
-    def _log(self) -> tuple[list[int], list[int]]:
-        """Events until the optimizer's step, and after it. Every step asks for the same."""
-        return parted(self._step_chunks)
+    def _log(self) -> StepLog:
+        """Every step asks for the same."""
+        return self._step_log()
 
-    @cached_property
-    def _step_chunks(self) -> list[Chunk]:
-        """A step; the last chunk is what follows the optimizer."""
+    def _step_log(self) -> StepLog:
+        num_micro_steps = self.spec.grad_accum
+        if num_micro_steps > LOGGED:
+            with suppress(NotAlike):
+                return StepLog(self._step_chunks(LOGGED), num_micro_steps)
+        return StepLog(self._step_chunks(num_micro_steps), num_micro_steps)
+
+    def _step_chunks(self, num_micro_steps: int) -> list[Chunk]:
+        """A step of so many; the last chunk is what follows the optimizer."""
         arch, num_middle = self.arch, self.arch.num_layers - 2
         if num_middle > SAMPLED and {families.layer_place(arch, layer) for layer in range(1, num_middle + 1)} == {
             MIDDLE_LAYER
         }:
             with suppress(NotAlike):
-                return unrolled(self._chunks([*range(SAMPLED + 1), arch.num_layers - 1]), num_middle)
-        return self._chunks(range(arch.num_layers))
+                return unrolled(self._chunks([*range(SAMPLED + 1), arch.num_layers - 1], num_micro_steps), num_middle)
+        return self._chunks(range(arch.num_layers), num_micro_steps)
 
-    def _chunks(self, layers: Sequence[int]) -> list[Chunk]:
+    def _chunks(self, layers: Sequence[int], num_micro_steps: int) -> list[Chunk]:
         """The same of a model of these layers."""
-        tape = self._tape(layers)
+        tape = self._tape(layers, num_micro_steps)
         tape.ask_for(self.asked)
         tape.model = model = Model(tape, self._setup, layers)
-        for _ in range(self.spec.grad_accum):
+        for number in range(num_micro_steps):
+            tape.micro_step = number
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
             tape.thread = "backward"
             tape.backward(loss.node, gradient)
@@ -100,12 +126,12 @@ class Run:
         tape.model = None
         return list(tape.chunks)
 
-    def _tape(self, layers: Sequence[int]) -> RecordingTape:
+    def _tape(self, layers: Sequence[int], num_micro_steps: int) -> RecordingTape:
         return RecordingTape()
 
-    def _play(self, happened: list[int], number: int) -> None:
+    def _play(self, events: list[int], number: int) -> None:
         """Ask for what a log says, from its request ``number`` on; a thread's workspace in the first step alone."""
-        self.allocator.play(happened, number, self._workspace_bytes if self._num_steps == 1 else 0)
+        self.allocator.play(events, number, self._workspace_bytes if self._num_steps == 1 else 0)
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         """What the optimizer steps."""
@@ -123,12 +149,6 @@ class Run:
             self.allocator.allocate(("temporary", number), size_bytes)
         for number in range(len(taken)):
             self.allocator.free(("temporary", number))
-
-
-def parted(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
-    """Events until the optimizer's step, and after it."""
-    *work, end = events(chunks)
-    return [event for chunk in work for event in chunk], end
 
 
 def in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:

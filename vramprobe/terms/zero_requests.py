@@ -14,12 +14,13 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import families
 from vramprobe.terms.graph import ITEMSIZE_BYTES
 from vramprobe.terms.loading import Allocator
+from vramprobe.terms.micro_steps import StepLog
 from vramprobe.terms.modules import Model
 from vramprobe.terms.parameters import Tensor
 from vramprobe.terms.rank_load import add_batch, add_buffers, standing
 from vramprobe.terms.rank_parts import computed_tensors, share_of, stored_tensors
 from vramprobe.terms.request_log import Chunk, RecordingTape
-from vramprobe.terms.requests import Given, Run, in_order, parted
+from vramprobe.terms.requests import Given, Run, in_order
 from vramprobe.terms.scratch import Chip
 from vramprobe.terms.setup import setup_of
 from vramprobe.terms.tape import Tape
@@ -59,6 +60,10 @@ class ZeroRun(Run):
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:
         return [("master", self._master)]
+
+    def _step_chunks(self, num_micro_steps: int) -> list[Chunk]:
+        """Of all layers, as a bucket is full wherever it is, and what is gathered ahead ends wherever it does."""
+        return self._chunks(range(self.arch.num_layers), num_micro_steps)
 
 
 class BucketRun(ZeroRun):
@@ -101,10 +106,9 @@ class BucketRun(ZeroRun):
     def step(self) -> None:
         """As DeepSpeed's: norms, the joined gradient in fp32, then the optimizer with it."""
         self._num_steps += 1
-        work, end = self._log
-        self._play(work, 0)
+        self._work()
         gradient = self._joined()
-        self._play(end, sum(event > 0 for event in work))
+        self._end()
         self._optimize()
         if gradient is not None:
             self.allocator.free(gradient)
@@ -126,14 +130,9 @@ class BucketRun(ZeroRun):
             allocator.free("joined")
         return "raised"
 
-    @cached_property
-    def _step_chunks(self) -> list[Chunk]:
-        """Of all layers, as the bucket is full wherever it is."""
-        return self._chunks(range(self.arch.num_layers))
-
-    def _tape(self, layers: Sequence[int]) -> RecordingTape:
+    def _tape(self, layers: Sequence[int], num_micro_steps: int) -> RecordingTape:
         return BucketLog(
-            self._setup.sizes.covers, self._bucket, self._rules, self._weights, self.spec.num_gpus, self.spec.grad_accum
+            self._setup.sizes.covers, self._bucket, self._rules, self._weights, self.spec.num_gpus, num_micro_steps
         )
 
 
@@ -202,8 +201,7 @@ class GatheringRun(ZeroRun):
     def step(self) -> None:
         """As DeepSpeed's: norms, then each group of weights joined, in fp32, and stepped."""
         self._num_steps += 1
-        work, end = self._log
-        self._play(work, 0)
+        self._work()
         for elements in self._shares:
             self.allocator.allocate("norm", NORM_BYTES * elements)
             self.allocator.free("norm")
@@ -214,27 +212,27 @@ class GatheringRun(ZeroRun):
             self.allocator.free("joined")
         self._optimize()
         self.allocator.free("raised" if self._width_bytes == 2 else "joined")
-        self._play(end, sum(event > 0 for event in work))
+        self._end()
 
     @property
-    def _log(self) -> tuple[list[int], list[int]]:
+    def _log(self) -> StepLog:
         return self._first_log if self._num_steps == 1 else self._later_log
 
     @cached_property
-    def _first_log(self) -> tuple[list[int], list[int]]:
+    def _first_log(self) -> StepLog:
         """Of the step that DeepSpeed records."""
         self._is_first = True
-        return parted(self._chunks(range(self.arch.num_layers)))
+        return self._step_log()
 
     @cached_property
-    def _later_log(self) -> tuple[list[int], list[int]]:
+    def _later_log(self) -> StepLog:
         self._is_first = False
-        return parted(self._chunks(range(self.arch.num_layers)))
+        return self._step_log()
 
-    def _tape(self, layers: Sequence[int]) -> RecordingTape:
+    def _tape(self, layers: Sequence[int], num_micro_steps: int) -> RecordingTape:
         spec = self.spec
         tape = GatheringLog(
-            self._setup.sizes.covers, self._bucket, self._rules, self._weights, spec.num_gpus, spec.grad_accum
+            self._setup.sizes.covers, self._bucket, self._rules, self._weights, spec.num_gpus, num_micro_steps
         )
         coordinator = LoggedCoordinator(
             gathered_tensors(spec, self._names), self.arch.num_layers, spec.num_gpus,

@@ -83,8 +83,9 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "terms.request_log": {
         "SAMPLED", "STREAM", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike",
-        "_Inner", "unrolled", "_source", "_start", "_require_alike", "_spread", "events",
+        "_Inner", "unrolled", "_source", "_starts", "_turn", "_require_alike", "_spread", "events",
     },
+    "terms.micro_steps": None,
     "terms.requests": None,
     "simulate.ledger": {"_TOP_ADDRESS", "Device", "Usage", "SegmentEvent", "OutOfMemory", "Ledger"},
     "simulate.allocator_config": {

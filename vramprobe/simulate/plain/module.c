@@ -1,5 +1,6 @@
 /* vramprobe.simulate._plain: blocks.c for Python. PlainAllocator is what compiled.py describes; it stands in for a
  * CachingAllocator and its Ledger, whose counters it carries itself. */
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
 #include <stddef.h>
@@ -176,6 +177,33 @@ static PyObject *play(struct object *self, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+/* Where each block in callers' hands lies: first those with names, then play's. */
+static PyObject *state(struct object *self, PyObject *unused) {
+  (void)unused;
+  const struct allocator *a = &self->allocator;
+  Py_ssize_t num = PyDict_Size(self->live), most = num + self->num_numbered;
+  int64_t(*found)[2] = PyMem_Malloc((size_t)(most ? most : 1) * sizeof *found);
+  if (!found) return PyErr_NoMemory();
+  PyObject *name, *number;
+  num = 0;
+  for (Py_ssize_t at = 0; PyDict_Next(self->live, &at, &name, &number);) {
+    int32_t block = (int32_t)PyLong_AsLong(number);
+    if (block == NONE) continue;
+    found[num][0] = a->blocks[block].order;
+    found[num++][1] = a->blocks[block].offset_bytes;
+  }
+  for (Py_ssize_t k = 0; k < self->num_numbered; k++) {
+    if (self->numbered[k] == NONE) continue;
+    found[num][0] = a->blocks[self->numbered[k]].order;
+    found[num++][1] = a->blocks[self->numbered[k]].offset_bytes;
+  }
+  PyObject *made = Py_BuildValue(
+      "(y#LL)", (const char *)found, num * (Py_ssize_t)sizeof *found, (long long)a->num_orders,
+      (long long)a->now.num_segments);
+  PyMem_Free(found);
+  return made;
+}
+
 static PyObject *now(struct object *self, PyObject *unused) {
   (void)unused;
   return usage(&self->allocator.now);
@@ -241,6 +269,7 @@ static PyMethodDef methods[] = {
     METHOD("empty_cache", empty_cache, METH_NOARGS, "Give back every segment without a live block."),
     METHOD("has", has, METH_O, "Whether the caller holds this allocation."),
     METHOD("play", play, METH_VARARGS, "Ask for what a log says: events, number, workspace_bytes."),
+    METHOD("state", state, METH_NOARGS, "Equal to what it was before, where nothing came or went that stays."),
     METHOD("now", now, METH_NOARGS, "The counters as they stand."),
     METHOD("peak", peak, METH_NOARGS, "Each counter's highest value since the peaks were reset."),
     METHOD("reset_peaks", reset_peaks, METH_NOARGS, "reset_peak_memory_stats."),

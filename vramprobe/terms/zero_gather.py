@@ -226,6 +226,16 @@ class Coordinator:
         self._asked_for = [_NEVER] * len(sizes)  # at which use, by the look ahead
         self._order = [(weight, step) for step, use in enumerate(uses) for weight in use.weights]
         self._next = 0
+        self._elements = [0]  # that are used before each use
+        for use in uses:
+            self._elements.append(self._elements[-1] + sum([sizes[one] for one in use.weights]))
+        self._used_next: list[dict[int, int]] = []  # of each use's weights, at which use after it
+        comes = [_NEVER] * len(sizes)
+        for step in range(len(uses) - 1, -1, -1):
+            self._used_next.append({one: comes[one] for one in uses[step].weights})
+            for one in uses[step].weights:
+                comes[one] = step
+        self._used_next.reverse()
 
     def piece_came(self, piece: Piece) -> None:
         """Asked for; which of these is the allocator's matters to a log of requests alone (zero_log.py)."""
@@ -320,13 +330,8 @@ class Coordinator:
         if use.again:
             self._frozen += [one for one in use.weights if self._is_frozen[one]]
             free = [one for one in free if not self._is_frozen[one]]
-        elements = 0
-        later = step + 1
-        while free and not self._is_first and later < len(self.uses) and elements < REUSED_ELEMENTS:
-            used = self.uses[later].weights
-            free = [one for one in free if one not in used]
-            elements += sum([self._sizes[one] for one in used])
-            later += 1
+        if not self._is_first:
+            free = [one for one in free if not self._comes_soon(one, step)]
         if use.again == LAST:
             free += [one for one in self._frozen if self._taken_bytes[one]]
             self._frozen = []
@@ -340,6 +345,11 @@ class Coordinator:
             for one in use.weights:
                 if not self._is_4_bit[one]:
                     self._let_go_of_saved(one)
+
+    def _comes_soon(self, weight: int, step: int) -> bool:
+        """Whether it is used again before as much has been (``__params_to_release``)."""
+        later = self._used_next[step][weight]
+        return later != _NEVER and self._elements[later] - self._elements[step + 1] < REUSED_ELEMENTS
 
     def _let_go(self, one: int, *, is_saved: bool) -> None:
         if is_saved:

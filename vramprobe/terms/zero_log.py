@@ -35,6 +35,7 @@ class BucketLog(BucketTape, RecordingTape):
         self._micro_steps_left = micro_steps
         self._leaf_of: dict[Placed, Leaf] = {}
         self._inside: list[Placed] = []
+        self._elements = 0  # of those
         self._kept: Value | None = None  # of this micro-step
         self._averaged: Value | None = None  # of those before
 
@@ -55,9 +56,10 @@ class BucketLog(BucketTape, RecordingTape):
             self._fill(one)
 
     def _fill(self, one: Placed) -> None:
-        if self._inside and sum(other.numel for other in self._inside) + one.numel > self._rules.bucket_elements:
+        if self._inside and self._elements + one.numel > self._rules.bucket_elements:
             self._reduce()
         self._inside.append(one)
+        self._elements += one.numel
 
     def _reduce(self) -> None:
         rules = self._rules
@@ -74,7 +76,7 @@ class BucketLog(BucketTape, RecordingTape):
         [one, *_] = self._inside
         if rules.stage == 1 and one.numel > rules.bucket_elements and one.first < self._part:
             self._leaf_of[one].gradient = None
-        self._inside = []
+        self._inside, self._elements = [], 0
 
     def _make_kept(self) -> None:
         """What this rank steps with: whole gradients of which it has a part, or that part in fp32."""

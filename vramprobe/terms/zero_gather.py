@@ -229,13 +229,12 @@ class Coordinator:
         self._elements = [0]  # that are used before each use
         for use in uses:
             self._elements.append(self._elements[-1] + sum([sizes[one] for one in use.weights]))
-        self._used_next: list[dict[int, int]] = []  # of each use's weights, at which use after it
+        self._used_next: list[dict[int, int]] = [{} for _ in uses]  # of each use's weights, at which use after it
         comes = [_NEVER] * len(sizes)
         for step in range(len(uses) - 1, -1, -1):
-            self._used_next.append({one: comes[one] for one in uses[step].weights})
             for one in uses[step].weights:
+                self._used_next[step][one] = comes[one]
                 comes[one] = step
-        self._used_next.reverse()
 
     def piece_came(self, piece: Piece) -> None:
         """Asked for; which of these is the allocator's matters to a log of requests alone (zero_log.py)."""

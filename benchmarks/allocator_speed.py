@@ -1,6 +1,6 @@
-"""How fast the allocator replay is: events per second, for a trace like a training step's and for a random one.
+"""How fast the allocator replay is: events per second of a trace like a step's, of a random one and of a 70B's log.
 
-python benchmarks/allocator_speed.py [number of events, 1,000,000 by default]
+Under default settings in C and in Python. python benchmarks/allocator_speed.py [number of events, 1,000,000 by default]
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 
+from vramprobe.model.replayed import play
+from vramprobe.simulate import compiled
 from vramprobe.simulate.allocator_config import parse_alloc_conf
 from vramprobe.simulate.replay import Alloc, Event, Free, Mark, replay
+from vramprobe.spec import resolve
+from vramprobe.terms.requests import Run
+from vramprobe.terms.scratch import Chip
 
 
 def steps(num_events: int, rng: random.Random) -> Iterator[Event]:
@@ -57,17 +62,38 @@ def anything(num_events: int, rng: random.Random) -> Iterator[Event]:
 
 def main() -> None:
     num_events = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    in_c = compiled.PlainAllocator
     for kind in (steps, anything):
-        for conf in ("", "expandable_segments:True", "max_split_size_mb:64,roundup_power2_divisions:8"):
-            events = list(kind(num_events, random.Random(0)))
+        events = list(kind(num_events, random.Random(0)))
+        for conf, allocator in [
+            ("", in_c), ("", None), ("expandable_segments:True", None),
+            ("max_split_size_mb:64,roundup_power2_divisions:8", None),
+        ]:  # fmt: skip
+            compiled.PlainAllocator = allocator
             start = time.perf_counter()
             done = replay(events, parse_alloc_conf(conf))
             seconds = time.perf_counter() - start
+            setting = conf or f"default{word(allocator)}"
             print(
-                f"{kind.__name__:9} {conf or 'default':48} {len(events) / seconds / 1e6:.2f} M events/s, "
+                f"{kind.__name__:9} {setting:48} {len(events) / seconds / 1e6:.2f} M events/s, "
                 f"{seconds:.1f} s for {len(events):,}; reserved / allocated at the peaks "
                 f"{done.peak.reserved_bytes / done.peak.allocated_bytes:.3f}"
             )
+    spec = resolve(
+        model="llama-3.1-70b", method="qlora", batch_size=1, seq_len=4096, gradient_checkpointing=True, device="cuda"
+    )
+    for allocator in (in_c, None):
+        compiled.PlainAllocator = allocator
+        run = Run(spec, compiled.counting_allocator(), has_flash=True, workspace_bytes=8 << 20, chip=Chip())
+        start = time.perf_counter()
+        play(run, run.allocator)
+        num_played = spec.steps * len(run._log.parts[0])
+        seconds = time.perf_counter() - start
+        print(f"a 70B by QLoRA{word(allocator)}: its log, its load and {num_played:,} events in {1e3 * seconds:.0f} ms")
+
+
+def word(allocator: object) -> str:
+    return ", in Python" if allocator is None else ", in C"
 
 
 if __name__ == "__main__":

@@ -21,9 +21,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = f"report {ROOT}/results/cpu/sizes --fit {ROOT}/vramprobe/data/fits/cpu.json"
 PREDICT = "predict --model llama-3.1-70b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing"
+OF_8B = "predict --model llama-3.1-8b --method qlora --batch-size 1 --seq-len 2048"
+OF_A_RANK = f"{PREDICT} --device cuda --num-gpus 8 --sharding"
 SIMULATE = "simulate --model llama-3.1-70b --method qlora --batch-size 1 --seq-len 2048 --gpu H100-SXM"
 RECOMMEND = "recommend --model llama-3.1-8b --seq-len 2048 --tokens 50M --deadline 12h"
-LIGHT = ("--help", PREDICT, RECOMMEND, "models --json")
+LIGHT = (
+    "--help", OF_8B, f"{OF_8B} --fit none", PREDICT, f"{PREDICT} --grad-accum 64",
+    f"{OF_A_RANK} fsdp", f"{OF_A_RANK} zero3", RECOMMEND, "models --json",
+)  # fmt: skip
 MIB = 2**20
 
 

@@ -240,6 +240,18 @@ def test_a_plan_for_a_card_that_is_not_here() -> None:
     assert plan.rate == Rate(0.34, "as given")
 
 
+def test_it_predicts_what_predict_does() -> None:
+    """By the allocator's replay, and not by the fit of the arithmetic alone."""
+    name = "pythia-70m_lora-r16-all_bf16+bf16_adamw-fused_b2s128_ckpt"
+    (row,) = api.plan(QUICKSTART, gpu="RTX-4090", out="nowhere", only=[name]).rows
+    told = api.predict(
+        model="pythia-70m", method="lora", batch_size=2, seq_len=128, gradient_checkpointing=True, gpu="RTX-4090",
+        device="cuda",
+    )  # fmt: skip
+    assert row.prediction == told
+    assert told.reserved_bytes is not None
+
+
 def test_the_fit_of_the_folder_predicts() -> None:
     plan = api.plan(QUICKSTART, device="cpu", out=RESULTS, only=["smollm2-360m_full"])
     assert plan.fit is not None

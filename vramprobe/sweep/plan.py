@@ -267,7 +267,9 @@ def _predictions(
 
 
 def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Prediction:
-    """With reserved memory by the allocator's replay where what is known without it leaves the verdict open."""
+    """As predict has it, by the allocator's replay where it knows one; of several cards, where a replay may take a second,
+    only where the verdict is open without it.
+    """
     gpu = card and card.gpu
     if spec.num_gpus > 1:
         found = predict_several(
@@ -278,14 +280,11 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
         is_open = room is not None and found.peak_allocated_bytes.value <= room < _MOST_RESERVED * high
         return with_retries(with_rank_replay(found, spec, gpu), spec, gpu) if is_open else found
     try:
-        found = predict(spec, fit, gpu=gpu)
+        return predict(spec, fit, gpu=gpu, replays=True)
     except OutOfRange:
         if fit is None or len(fit.cards) < 2:
             raise
         return predict(spec, gpu=gpu)  # the fit that ships does not reach so far
-    if _verdict(found, card, _card_bytes(spec, card)) != "risky":
-        return found
-    return predict(spec, fit, gpu=gpu, replays=True)
 
 
 def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:

@@ -5,6 +5,7 @@ and what lacks least of those that do not fit, run for some steps by the real so
 setting that was recommended (of several micro-batches per step two, which take as much as many). On several cards: the
 cheapest of several that fits, as rank 0 of its world, by recommended_rank.py under torchrun and accelerate. Memory
 alone: an emulated card has no times. Written: benchmarks/recommended.md; ``--several`` runs the second table alone.
+``--replays`` runs nothing and counts what the allocator's replay says of every option that fits by arithmetic.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vramprobe.api import recommend
+from vramprobe.api import predict, recommend
+from vramprobe.catalog import find_gpu
 from vramprobe.cli.options import CELL_OPTIONS
 from vramprobe.emulate.environment import find_environment
+from vramprobe.predict.prediction import verdict
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.options import Option
 from vramprobe.units import format_bytes
@@ -96,7 +100,7 @@ def emulated(words: dict[str, Any], one: Option) -> dict[str, Any]:
 
 def of_several(words: dict[str, Any]) -> Option:
     """The cheapest that fits of several cards whose sharding accelerate has."""
-    found = recommend(tokens="50M", max_gpus=8, **words)
+    found = recommend(tokens="50M", max_gpus=8, replays=False, **words)
     assert isinstance(found, Recommendation)
     return next(
         one for one in found.options if one.fits and one.num_gpus > 1 and one.setting.sharding in ("fsdp", "ddp")
@@ -142,13 +146,29 @@ def several() -> str:
     return SEVERAL_HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def replays() -> Counter[str]:
+    """Verdicts by replay of the options of the five questions, on cards with bf16, that fit by arithmetic."""
+    found: Counter[str] = Counter()
+    for _, words in QUESTIONS:
+        told = recommend(tokens="50M", replays=False, **words)
+        assert isinstance(told, Recommendation)
+        for one in told.options:
+            if one.fits and find_gpu(one.gpu).bf16_dense_tflops is not None:
+                predicted = predict(gpu=one.gpu, device="cuda", **words, **one.setting.words())
+                found[verdict(predicted, find_gpu(one.gpu)).verdict] += 1
+    return found
+
+
 def main() -> None:
+    if "--replays" in sys.argv:
+        print(dict(replays()))
+        return
     if "--several" in sys.argv:
         OUT.write_text(OUT.read_text().partition("\n## On several cards")[0] + several())
         return
     lines = []
     for question, words in QUESTIONS:
-        found = recommend(tokens="50M", max_gpus=1, **words)
+        found = recommend(tokens="50M", max_gpus=1, replays=False, **words)
         assert isinstance(found, Recommendation)
         for one in tried(found):
             record, judged = emulated(words, one), one.setting.verdict

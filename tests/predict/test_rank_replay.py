@@ -263,3 +263,13 @@ def test_the_first_number_is_found_from_wherever_one_looks(fewest: int, guess: i
 
 def test_there_may_be_no_such_number() -> None:
     assert ranks._first(lambda number: False, 1, 7) is None
+
+
+def test_a_fused_loss_hands_out_no_logits_to_be_raised() -> None:
+    """Under autocast accelerate raises what a forward hands out; it ended in an error."""
+    words = {"model": "llama-3.2-1b", "method": "lora", "batch_size": 1, "seq_len": 512, "device": "cuda",
+             "recipe": "mixed", "sharding": "ddp", "num_gpus": 2}  # fmt: skip
+    usual, fused = (ask(fused_linear_cross_entropy=is_fused, **words) for is_fused in (False, True))
+    assert fused.peak_allocated_bytes.value < usual.peak_allocated_bytes.value
+    by_arithmetic = ask(fit="none", fused_linear_cross_entropy=True, **words)
+    assert fused.peak_allocated_bytes.value == pytest.approx(by_arithmetic.peak_allocated_bytes.value, rel=0.01)

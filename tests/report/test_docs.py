@@ -136,6 +136,7 @@ HOW = {
     "python benchmarks/allocator_speed.py": Way(more="2000", why="a million events take longer"),
     "python benchmarks/sweep_time.py results/cpu/quickstart": AS_IT_IS,
     "python benchmarks/recommended.py": HOURS,
+    "python benchmarks/recommended.py --replays": HOURS,
     "python benchmarks/speed_model.py": Way(
         loaded=True, why="a minute of fits; tests/literature/test_published_speed.py holds the rates against the rows"
     ),

@@ -64,7 +64,7 @@ def recommended(asked: dict[str, Any]) -> Recommendation:
     found = api.recommend(
         **options, tokens=f"{question['tokens']}M", budget=question["budget"], today=date(2026, 3, 20),
         deadline=None if question["deadline"] is None else f"{question['deadline']}h", max_gpus=question["max_gpus"],
-        global_batch=question["global_batch"], terms=question["terms"],
+        global_batch=question["global_batch"], terms=question["terms"], replays=False,
     )  # fmt: skip
     assert isinstance(found, Recommendation)
     return found

@@ -24,7 +24,11 @@ from vramprobe.speed.rates import SpeedFit, shipped_speed
 from vramprobe.units import few_digits, format_hours, format_usd
 
 #: Of predict's warnings, those that hold for every answer here.
-_SAID_OF_ALL = ("arithmetic alone", "one rank of")
+_SAID_OF_ALL = ("arithmetic alone", "one rank of", "reserved memory by the allocator")
+_REPLAYED = (
+    "memory of the answers, and of each method's cheapest and fastest option, by the allocator's replay; of the others "
+    "by arithmetic: ask predict before you rent one"
+)
 
 
 class _Frozen(BaseModel):
@@ -67,9 +71,11 @@ class Recommendation(_Frozen):
 
 def recommended(
     question: Question, offers: list[Offer], *, today: date, fit: SpeedFit | None = None,
-    measured: Mapping[str, Measured] = MappingProxyType({}),
+    measured: Mapping[str, Measured] = MappingProxyType({}), replays: bool = True,
 ) -> Recommendation:  # fmt: skip
-    """Every option for the question, judged; ``measured``: what records say of a card's speed.
+    """Every option for the question, judged; ``measured``: what records say of a card's speed. ``replays``: the memory
+    of the answers, and of each method's cheapest and fastest option, by the allocator's replay, as predict has it; of
+    the others, and without it of all, by arithmetic.
 
     Raises SpecError for a cell that cannot be, UnsupportedArchitecture for a model without arithmetic.
     """
@@ -77,22 +83,47 @@ def recommended(
     named = {offer.gpu for offer in offers}
     priced = [gpu for gpu in list_gpus() if gpu.short_name in named and gpu.total_bytes is not None]
     cards = [find_gpu(name) for name in question.gpus] or priced
-    options, by_method = [], {}
-    for method in question.methods:
-        kitchen = Kitchen(words_of(question, method), global_batch=question.global_batch, sharding=question.sharding,
-                          fit=fit, measured=measured)  # fmt: skip
-        made = [
+    options: list[Option] = []
+    kitchens = {
+        method: Kitchen(words_of(question, method), global_batch=question.global_batch, sharding=question.sharding,
+                        fit=fit, measured=measured)
+        for method in question.methods
+    }  # fmt: skip
+    for kitchen in kitchens.values():
+        options += [
             one for gpu in cards for count in COUNTS
             if count <= question.max_gpus and (one := option_of(question, kitchen, gpu, count, offers))
         ]  # fmt: skip
-        options += made
-        by_method[method] = what_it_lacks(made)
+    if replays:
+        _replay(question, kitchens, options, offers)
     answers = answers_of(question, options)
     return Recommendation(
         model=str(question.words["model"]), tokens=question.tokens, seq_len=question.words["seq_len"], answers=answers,
-        options=judged(question, options, answers), by_method=by_method,
-        notes=[*_notes(question, options, offers, today, fit), *_doubts(answers)],
+        options=judged(question, options, answers),
+        by_method={method: what_it_lacks([one for one in options if one.method == method]) for method in kitchens},
+        notes=[*_notes(question, options, offers, today, fit), *([_REPLAYED] if replays else []), *_doubts(answers)],
     )  # fmt: skip
+
+
+def _replay(
+    question: Question, kitchens: Mapping[str, Kitchen], options: list[Option], offers: Sequence[Offer]
+) -> None:
+    """Judge what answers by the allocator's replay, in place, until what answers has been: a setting that is found not
+    to fit makes room for the next best, of this option or of another.
+    """
+    is_open = True
+    while is_open:
+        shown = list(answers_of(question, options))
+        for method in kitchens:
+            shown += answers_of(question, [one for one in options if one.method == method])
+        is_open = False
+        for at, one in enumerate(options):
+            if one.hours is None or not any(one is answer.option for answer in shown):
+                continue
+            kitchen, gpu = kitchens[one.method], find_gpu(one.gpu)
+            if kitchen.replay(one.setting.recipe, gpu, one.num_gpus):
+                is_open = True
+                options[at] = option_of(question, kitchen, gpu, one.num_gpus, offers) or one
 
 
 def what_it_lacks(options: Sequence[Option]) -> str | None:

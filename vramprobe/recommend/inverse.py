@@ -62,14 +62,16 @@ def _limits(question: Question) -> str:
 def most_tokens(question: Question, offers: list[Offer], *, today: date, measured: Measurements) -> Most:
     """The most tokens, on the option that makes most of them; ``question.tokens`` is not looked at."""
     _require_limit(question, "tokens")
-    found = recommended(question.model_copy(update={"tokens": SOME_TOKENS}), offers, today=today, measured=measured)
+    found = recommended(
+        question.model_copy(update={"tokens": SOME_TOKENS}), offers, today=today, measured=measured, replays=False
+    )
     counts = [(_tokens(question, one), index) for index, one in enumerate(found.options) if one.fits]
     tokens, index = max(counts, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
     if tokens < 1:
         raise SpecError(f"nothing that fits has a price, so {_limits(question)} pays for no tokens")
     exact = question.model_copy(update={"tokens": tokens, "methods": (found.options[index].method,),
                                         "gpus": (found.options[index].gpu,)})  # fmt: skip
-    again = recommended(exact, offers, today=today, measured=measured)
+    again = recommended(exact, offers, today=today, measured=measured, replays=False)
     option = next(one for one in again.options if one.num_gpus == found.options[index].num_gpus)
     return Most(asked="tokens", value=tokens, option=option, recommendation=again)
 
@@ -136,5 +138,5 @@ def _met(
     question: Question, offers: list[Offer], today: date, measured: Measurements
 ) -> tuple[Recommendation, Option | None]:
     """The recommendation, and its cheapest option that meets the question (the options stand in that order)."""
-    found = recommended(question, offers, today=today, measured=measured)
+    found = recommended(question, offers, today=today, measured=measured, replays=False)
     return found, next((one for one in found.options if meets(question, one)), None)

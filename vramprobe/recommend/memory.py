@@ -1,7 +1,7 @@
 """Memory: a cell on so many of a card -> what ``vramprobe predict`` says of it, or that the libraries do not run it so.
 
 In: a CellSpec, a Gpu, their number and the sharding. Out: a Prediction by the fit that ships for the card, where one
-reaches so far, else by arithmetic alone.
+reaches so far, else by arithmetic alone; or by the allocator's replay, which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from vramprobe.catalog import Gpu
 from vramprobe.errors import OutOfRange
 from vramprobe.model.memory_model import shipped_fit
-from vramprobe.predict.prediction import Prediction, predict
+from vramprobe.predict.cards import predict_several
+from vramprobe.predict.prediction import Prediction, predict, with_retries
 from vramprobe.predict.sharding import predict_rank
 from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_shard
 from vramprobe.terms.ranks import FSDP, Sharding
@@ -22,6 +23,16 @@ def predict_on(spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | Non
     fit = shipped_fit("cuda", gpu, of_one_card=True)
     try:
         return predict(spec, fit, gpu=gpu)
+    except OutOfRange:
+        return predict(spec, None, gpu=gpu)
+
+
+def replayed_on(spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Prediction:
+    """The same with reserved memory and what the load needs, to the byte what ``vramprobe predict --gpu`` has."""
+    if sharding is not None:
+        return predict_several(spec, num_gpus, sharding, gpu=gpu, replays=True)
+    try:
+        return with_retries(predict(spec, shipped_fit("cuda", gpu), gpu=gpu, replays=True), spec, gpu)
     except OutOfRange:
         return predict(spec, None, gpu=gpu)
 

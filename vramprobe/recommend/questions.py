@@ -43,13 +43,15 @@ def recommend(
     prices: str | Path | None = None,
     records: str | Path | None = None,
     most: Asked | None = None,
+    replays: bool = True,
     today: date | None = None,
     **options: Any,
 ) -> Recommendation | inverse.Most:
     """Which cards, how many, how long and for how much; ``options`` are a cell's, ``method`` None compares all three.
 
     ``tokens`` are 50_000_000 or ``"50M"``, ``deadline`` seconds or ``"12h"``, ``budget`` US dollars. ``most``: what the
-    budget and the deadline are to pay for, in place of that option. ``prices``: a CSV file, or ``skypilot``. Raises
+    budget and the deadline are to pay for, in place of that option; by arithmetic, and so is all memory without
+    ``replays``. ``prices``: a CSV file, or ``skypilot``. Raises
     SpecError for what cannot be, UnsupportedArchitecture for a model without arithmetic.
     """
     if most is not None and most not in get_args(Asked):
@@ -82,7 +84,7 @@ def recommend(
             return inverse.longest(question, offers, today=today, measured=measured)
         case "model":
             return inverse.largest(question, offers, today=today, measured=measured)
-    found = recommended(question, offers, today=today, measured=measured)
+    found = recommended(question, offers, today=today, measured=measured, replays=replays)
     option = next((answer.option for answer in found.answers if answer.option is not None), None)
     if option is None and found.options:
         option = nearest(found.options)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import Gpu
 from vramprobe.predict.prediction import Prediction, Verdict, verdict
-from vramprobe.recommend.memory import fit_name, is_refused, predict_on
+from vramprobe.recommend.memory import fit_name, is_refused, predict_on, replayed_on
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit
@@ -77,6 +77,7 @@ class Kitchen:
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
         self._works: dict[tuple[Any, ...], Work] = {}
         self._predictions: dict[tuple[Any, ...], Prediction] = {}
+        self._replayed: dict[tuple[Recipe, str, int], Prediction] = {}
 
     def best(self, gpu: Gpu, num_gpus: int) -> Setting | None:
         """The fastest setting that fits, else the fastest that is tight, else the one that lacks least; None where the
@@ -167,7 +168,17 @@ class Kitchen:
             self._works[key] = work_of(self.spec_of(recipe, gpu))
         return self._works[key]
 
+    def replay(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> bool:
+        """Judge this way of running it by the allocator's replay from here on; False where it is so already."""
+        key = recipe, gpu.short_name, num_gpus
+        if key in self._replayed:
+            return False
+        self._replayed[key] = replayed_on(self.spec_of(recipe, gpu), gpu, num_gpus, recipe.sharding)
+        return True
+
     def _prediction(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Prediction | None:
+        if (recipe, gpu.short_name, num_gpus) in self._replayed:
+            return self._replayed[recipe, gpu.short_name, num_gpus]
         sharding = recipe.sharding
         kernels = gpu.has_flash, gpu.blas_workspace_bytes, fit_name(gpu, sharding)
         key = (*_key(recipe, gpu), num_gpus, sharding, *kernels)

@@ -267,7 +267,7 @@ def _predictions(
 
 
 def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Prediction:
-    """As predict has it, by the allocator's replay where it knows one; of several cards, where a replay may take a second,
+    """As predict has it, by the allocator's replay where it knows one; of several cards, which may take a second each,
     only where the verdict is open without it.
     """
     gpu = card and card.gpu

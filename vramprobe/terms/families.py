@@ -56,7 +56,7 @@ def forward(model: Model) -> Value:
             tape.come_to_part("batch")
             logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
-    if tape.raises_outputs and model.setup.autocast != "none":
+    if tape.raises_outputs and model.setup.autocast != "none" and not model.setup.fused_loss:  # which makes no logits
         if tape.is_spread:
             tape.at("forward", "output")
         wide = op.cast(logits, "fp32")  # accelerate hands out no other

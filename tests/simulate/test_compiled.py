@@ -95,6 +95,12 @@ def test_anything_at_random(seed: int, conf: str, limit_bytes: int | None) -> No
     assert allocators[0].ledger.num_alloc_retries > 0 or limit_bytes is None or limit_bytes > GIB
 
 
+def test_a_request_on_another_stream_says_so_as_it_is_logged() -> None:
+    allocator = CachingAllocator()
+    allocator.play([512, 3 * STREAM + 1024], 0, 0)
+    assert sorted((block.pool.stream, block.requested) for _, block in allocator.blocks()) == [(0, 512), (3, 1024)]
+
+
 @needs_it
 def test_a_log() -> None:
     """Two steps of it; the workspace in the first alone, the last request on another stream."""

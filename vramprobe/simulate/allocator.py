@@ -14,7 +14,8 @@ from vramprobe.simulate.allocator_config import MIN_BLOCK, SMALL_SIZE, Allocator
 from vramprobe.simulate.blocks import Block, Pool, Searches, merge
 from vramprobe.simulate.expandable import allocate_expandable, reachable_bytes, unmap
 from vramprobe.simulate.ledger import Device, Ledger, OutOfMemory
-from vramprobe.terms.request_log import STREAM
+
+_STREAM = 1 << 48  # in a log: terms/request_log.py's STREAM, of which nothing here knows
 
 
 class CachingAllocator:
@@ -88,15 +89,15 @@ class CachingAllocator:
                     unmap(block, self.ledger)
 
     def play(self, events: list[int], number: int, workspace_bytes: int) -> None:
-        """Ask for what a log says (terms/request_log.py), its requests named from ``number`` on; 0 in it is a workspace
-        of so many bytes, if any. Raises OutOfMemory.
+        """Ask for what a log says, its requests named from ``number`` on. Bytes ask for as much, on stream k with k
+        times 2^48 more; ``~number`` gives that back; 0 asks for a workspace of so many bytes, if any. Raises OutOfMemory.
         """
         for event in events:
             if event > 0:
-                if event < STREAM:
+                if event < _STREAM:
                     self.allocate(number, event)
                 else:
-                    self.allocate(number, event % STREAM, event // STREAM)
+                    self.allocate(number, event % _STREAM, event // _STREAM)
                 number += 1
             elif event < 0:
                 self.free(~event)

@@ -90,7 +90,9 @@ class CachingAllocator:
 
     def play(self, events: list[int], number: int, workspace_bytes: int) -> None:
         """Ask for what a log says, its requests named from ``number`` on. Bytes ask for as much, on stream k with k
-        times 2^48 more; ``~number`` gives that back; 0 asks for a workspace of so many bytes, if any. Raises OutOfMemory.
+        times 2^48 more; ``~number`` gives that back; 0 asks for a workspace of so many bytes, if any.
+
+        Raises OutOfMemory.
         """
         for event in events:
             if event > 0:

@@ -15,7 +15,7 @@ import pytest
 import vramprobe
 from vramprobe.simulate import compiled
 from vramprobe.simulate.allocator import CachingAllocator
-from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
+from vramprobe.simulate.allocator_config import LARGE_SEGMENT, AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.compiled import counting_allocator
 from vramprobe.simulate.ledger import Device, Ledger, OutOfMemory
 from vramprobe.terms.request_log import STREAM
@@ -135,6 +135,17 @@ def test_a_number_that_stands_is_not_asked_for_again() -> None:
         one.play([5], 3, 0)
         with pytest.raises(AssertionError, match="3 is already allocated"):
             one.play([5], 3, 0)
+
+
+@needs_it
+def test_made_anew_it_is_empty() -> None:
+    _, one = pair()
+    one.play([5, 2 * MIB], 0, 0)
+    one.__init__(None, LARGE_SEGMENT)
+    one.play([7], 0, 0)
+    assert one.now().requested_bytes == 7
+    with pytest.raises(KeyError):
+        one.play([~1], 0, 0)
 
 
 @needs_it

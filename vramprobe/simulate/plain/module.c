@@ -233,6 +233,9 @@ static int init(struct object *self, PyObject *args, PyObject *options) {
   if (limit != Py_None && (limit_bytes = PyLong_AsLongLong(limit)) == -1 && PyErr_Occurred()) return -1;
   allocator_clear(&self->allocator);
   allocator_init(&self->allocator, limit_bytes, large_segment_bytes);
+  PyMem_Free(self->numbered);
+  self->numbered = NULL;
+  self->num_numbered = 0;
   Py_XDECREF(self->live);
   Py_XDECREF(self->awaiting);
   self->live = PyDict_New();

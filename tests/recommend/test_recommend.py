@@ -12,14 +12,17 @@ from factories import make_environment, make_record, make_spec
 from vramprobe import api, catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError, StoreError, UnknownName
+from vramprobe.model.replayed import replayed
 from vramprobe.predict.prediction import verdict
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
 from vramprobe.recommend.options import Option
 from vramprobe.recommend.recipes import Kitchen
+from vramprobe.spec import resolve
 from vramprobe.speed.measured import measured_speeds
 from vramprobe.speed.rates import shipped_speed
 from vramprobe.speed.step import estimate
+from vramprobe.units import format_bytes
 
 ASKED: dict[str, Any] = {"model": "llama-3-8b", "seq_len": 2048, "tokens": "50M", "today": date(2026, 3, 20)}
 
@@ -73,6 +76,20 @@ def test_every_verdict_is_predicts(found: Recommendation) -> None:
         words = {"model": "llama-3-8b", "seq_len": 2048, "method": one.method, **one.setting.words()}
         predicted = api.predict(gpu=one.gpu, fit=None if one in answers else "none", **words)
         assert verdict(predicted, catalog.find_gpu(one.gpu)) == one.setting.verdict
+
+
+def test_what_a_ranks_load_needs_is_looked_at_in_every_option() -> None:
+    """To the byte what predict's replay has before the first step; where it is less, the steps' arithmetic stays."""
+    question = {"model": "llama-3.1-70b", "method": "qlora", "seq_len": 2048, "gpus": ["L40S", "H100-SXM"]}
+    found = {(one.gpu, one.num_gpus): one for one in api.recommend(tokens="50M", **question).options}
+    short = found["L40S", 8].setting
+    assert short.verdict.verdict == "does not fit"
+    words = {name: value for name, value in question.items() if name != "gpus"} | short.words()
+    spec = resolve(device="cuda", **words)
+    needed = replayed(spec, catalog.find_gpu("L40S")).load_bytes
+    assert f"its load needs the most, {format_bytes(needed)} before anything is divided" in short.warnings
+    wide = found["H100-SXM", 8].setting
+    assert (wide.verdict.verdict, [one for one in wide.warnings if "its load" in one]) == ("fits", [])
 
 
 def test_an_answer_whose_replay_does_not_fit_makes_room_for_the_next() -> None:

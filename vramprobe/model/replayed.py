@@ -64,6 +64,16 @@ def num_alloc_retries(spec: CellSpec, gpu: DecidesMemory, limit_bytes: int) -> i
     return allocator.ledger.num_alloc_retries
 
 
+def load_bytes(spec: CellSpec) -> int:
+    """What is allocated at most before the first step; it does not depend on the card.
+
+    Raises UnsupportedArchitecture for what there is no arithmetic for.
+    """
+    allocator = counting_allocator()
+    _run_of(spec, allocator, _card_of(None)).load()
+    return allocator.ledger.peak().allocated_bytes
+
+
 def chip_of(gpu: DecidesMemory) -> Chip | None:
     """What is known of its kernels; null for one that is not NVIDIA's."""
     if gpu.capability is None or gpu.num_sms is None:
@@ -81,13 +91,16 @@ def _play(spec: CellSpec, card: _Card, device: Device) -> tuple[CachingAllocator
     """The allocator after the load and the training steps, its peaks those of the steps; what the load has allocated at
     most. Raises OutOfMemory.
     """
-    has_flash, workspace_bytes, chip = card
     allocator = counting_allocator(parse_alloc_conf(spec.alloc_conf or ""), device)
+    return allocator, play(_run_of(spec, allocator, card), allocator)
+
+
+def _run_of(spec: CellSpec, allocator: CachingAllocator, card: _Card) -> Run:
+    has_flash, workspace_bytes, chip = card
     run_of: Callable[..., Run] = Run
     if spec.num_gpus > 1:
         from vramprobe.terms.rank_requests import run_of  # with a dozen modules that a single card needs nothing of
-    run = run_of(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
-    return allocator, play(run, allocator)
+    return run_of(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
 
 
 def play(run: Run, allocator: CachingAllocator) -> int:

@@ -34,13 +34,18 @@ def with_rank_replay(found: Prediction, ranks: CellSpec, gpu: HasKernels | None)
     notes = _notes(ranks)
     if played.load_bytes > reserved.value:  # and the card has to hold it
         reserved = simulated_interval(played.load_bytes, RESERVED_RATIOS)
-        notes.append(f"its load needs the most, {format_bytes(played.load_bytes)} before anything is divided")
+        notes.append(load_note(played.load_bytes))
     left = allocated.value - sum(found.terms.values())
     return found.model_copy(update={
         "peak_allocated_bytes": allocated, "terms": found.terms | ({"block_remainders": left} if left > 0 else {}),
         "constant_bytes": min(left, 0), "reserved_bytes": reserved,
         "warnings": [*notes, *(one for one in found.warnings if one != ALONE)],
     })  # fmt: skip
+
+
+def load_note(load_bytes: int) -> str:
+    """What is said where a rank's load needs more than its steps."""
+    return f"its load needs the most, {format_bytes(load_bytes)} before anything is divided"
 
 
 def _notes(ranks: CellSpec) -> list[str]:

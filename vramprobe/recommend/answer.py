@@ -27,7 +27,7 @@ from vramprobe.units import few_digits, format_hours, format_usd
 _SAID_OF_ALL = ("arithmetic alone", "one rank of", "reserved memory by the allocator")
 _REPLAYED = (
     "memory of the answers, and of each method's cheapest and fastest option, by the allocator's replay; of the others "
-    "by arithmetic: ask predict before you rent one"
+    "by arithmetic, and what their load needs: ask predict before you rent one"
 )
 
 
@@ -75,7 +75,7 @@ def recommended(
 ) -> Recommendation:  # fmt: skip
     """Every option for the question, judged; ``measured``: what records say of a card's speed. ``replays``: the memory
     of the answers, and of each method's cheapest and fastest option, by the allocator's replay, as predict has it; of
-    the others, and without it of all, by arithmetic.
+    the others by arithmetic, with what a rank's load needs. Without it all is by arithmetic, of steps alone.
 
     Raises SpecError for a cell that cannot be, UnsupportedArchitecture for a model without arithmetic.
     """
@@ -86,7 +86,7 @@ def recommended(
     options: list[Option] = []
     kitchens = {
         method: Kitchen(words_of(question, method), global_batch=question.global_batch, sharding=question.sharding,
-                        fit=fit, measured=measured)
+                        fit=fit, measured=measured, replays=replays)
         for method in question.methods
     }  # fmt: skip
     for kitchen in kitchens.values():

@@ -9,8 +9,10 @@ from __future__ import annotations
 from vramprobe.catalog import Gpu
 from vramprobe.errors import OutOfRange
 from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.replayed import load_bytes
 from vramprobe.predict.cards import predict_several
-from vramprobe.predict.prediction import Prediction, predict, with_retries
+from vramprobe.predict.prediction import Prediction, predict, simulated_interval, with_retries
+from vramprobe.predict.rank_replay import ALLOCATED_RATIOS, load_note
 from vramprobe.predict.sharding import predict_rank
 from vramprobe.spec import DTENSOR_OPTIMIZERS, CellSpec, cannot_shard
 from vramprobe.terms.ranks import FSDP, Sharding
@@ -35,6 +37,21 @@ def replayed_on(spec: CellSpec, gpu: Gpu, num_gpus: int, sharding: Sharding | No
         return with_retries(predict(spec, shipped_fit("cuda", gpu), gpu=gpu, replays=True), spec, gpu)
     except OutOfRange:
         return predict(spec, None, gpu=gpu)
+
+
+def load_on(spec: CellSpec, num_gpus: int, sharding: Sharding) -> int:
+    """Bytes that a rank needs at most before its first step: most kinds have the model whole on each card first."""
+    return load_bytes(spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding}))
+
+
+def with_load(found: Prediction, needed_bytes: int) -> Prediction:
+    """What arithmetic says of a rank's steps, or what its load needs where that is more, as predict has it."""
+    if needed_bytes <= found.peak_allocated_bytes.value:
+        return found
+    return found.model_copy(update={
+        "peak_allocated_bytes": simulated_interval(needed_bytes, ALLOCATED_RATIOS),
+        "warnings": [load_note(needed_bytes), *found.warnings],
+    })  # fmt: skip
 
 
 def fit_name(gpu: Gpu, sharding: Sharding | None) -> str:

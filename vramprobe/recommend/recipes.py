@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import Gpu
 from vramprobe.predict.prediction import Prediction, Verdict, verdict
-from vramprobe.recommend.memory import fit_name, is_refused, predict_on, replayed_on
+from vramprobe.recommend.memory import fit_name, is_refused, load_on, predict_on, replayed_on, with_load
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit
@@ -70,8 +70,11 @@ class Kitchen:
 
     def __init__(
         self, words: Words, *, global_batch: int, sharding: Sharding | None, fit: SpeedFit,
-        measured: Mapping[str, Measured] | None = None,
+        measured: Mapping[str, Measured] | None = None, replays: bool = False,
     ) -> None:  # fmt: skip
+        """``replays``: what a rank's load needs is looked at, too."""
+        self._replays = replays
+        self._loads: dict[tuple[int, Sharding, str], int] = {}
         self._words, self._global_batch, self._sharding = words, global_batch, sharding
         self._fit, self._measured = fit, measured or {}
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
@@ -189,8 +192,16 @@ class Kitchen:
             else:
                 self._predictions[key] = None
                 with suppress(UnsupportedArchitecture):
-                    self._predictions[key] = predict_on(spec, gpu, num_gpus, sharding)
+                    found = predict_on(spec, gpu, num_gpus, sharding)
+                    self._predictions[key] = with_load(found, self._load_bytes(spec, num_gpus, sharding))
         return self._predictions[key]
+
+    def _load_bytes(self, spec: CellSpec, num_gpus: int, sharding: Sharding) -> int:
+        """The same for all recipes, but for a few ids; 0 where nobody looks at it."""
+        key = num_gpus, sharding, spec.dtype
+        if key not in self._loads:
+            self._loads[key] = load_on(spec, num_gpus, sharding) if self._replays else 0
+        return self._loads[key]
 
 
 def _key(recipe: Recipe, gpu: Gpu) -> tuple[Any, ...]:

@@ -32,6 +32,12 @@ static void complete_all(struct object *self) {
   PyDict_Clear(self->awaiting);
 }
 
+/* What a full card, and who asks for it, make of the cache (release_cached_blocks). */
+static void empty(struct object *self) {
+  complete_all(self);
+  release_cached(&self->allocator);
+}
+
 static void raise_full(struct object *self, int64_t size_bytes) {
   struct allocator *a = &self->allocator;
   int64_t block_bytes = rounded_bytes(size_bytes);
@@ -53,14 +59,22 @@ static int32_t serve(struct object *self, int64_t size_bytes, int64_t stream) {
   struct allocator *a = &self->allocator;
   int32_t block = allocate_block(a, size_bytes, stream);
   if (block == FULL) {
-    complete_all(self);
-    release_cached(a);
+    empty(self);
     a->num_alloc_retries++;
     block = allocate_new(a, size_bytes, stream);
     if (block == FULL) raise_full(self, size_bytes);
   }
   if (block == NO_HOST_MEMORY) PyErr_NoMemory();
   return block >= 0 ? block : NONE;
+}
+
+/* None, with the block in the dict under this name; or NULL. */
+static PyObject *kept(PyObject *dict, PyObject *name, int32_t block) {
+  PyObject *number = PyLong_FromLong(block);
+  int failed = !number || PyDict_SetItem(dict, name, number);
+  Py_XDECREF(number);
+  if (failed) return NULL;
+  Py_RETURN_NONE;
 }
 
 static PyObject *allocate(struct object *self, PyObject *args, PyObject *options) {
@@ -73,13 +87,7 @@ static PyObject *allocate(struct object *self, PyObject *args, PyObject *options
   if (held) return PyErr_Format(PyExc_AssertionError, "%R is already allocated", name);
   int32_t block = NONE; /* a request of no bytes, which never gets here in torch */
   if (size_bytes && (block = serve(self, size_bytes, stream)) == NONE) return NULL;
-  PyObject *number = PyLong_FromLong(block);
-  if (!number || PyDict_SetItem(self->live, name, number)) {
-    Py_XDECREF(number);
-    return NULL;
-  }
-  Py_DECREF(number);
-  Py_RETURN_NONE;
+  return kept(self->live, name, block);
 }
 
 /* The block of this name, which leaves the dict; FULL with KeyError where there is none. */
@@ -106,29 +114,24 @@ static PyObject *free_at_once(struct object *self, PyObject *name) {
 static PyObject *free_requested(struct object *self, PyObject *name) {
   int32_t block = popped(self->live, name);
   if (block == FULL) return NULL;
-  if (block != NONE) {
-    request_free(&self->allocator, block);
-    PyObject *number = PyLong_FromLong(block);
-    if (!number || PyDict_SetItem(self->awaiting, name, number)) {
-      Py_XDECREF(number);
-      return NULL;
-    }
-    Py_DECREF(number);
-  }
-  Py_RETURN_NONE;
+  if (block == NONE) Py_RETURN_NONE;
+  request_free(&self->allocator, block);
+  return kept(self->awaiting, name, block);
 }
 
 static PyObject *free_completed(struct object *self, PyObject *name) {
   int awaits = PyDict_Contains(self->awaiting, name);
   if (awaits < 0) return NULL;
-  if (awaits) complete_free(&self->allocator, popped(self->awaiting, name));
+  if (!awaits) Py_RETURN_NONE;
+  int32_t block = popped(self->awaiting, name);
+  if (block == FULL) return NULL;
+  complete_free(&self->allocator, block);
   Py_RETURN_NONE;
 }
 
 static PyObject *empty_cache(struct object *self, PyObject *unused) {
   (void)unused;
-  complete_all(self);
-  release_cached(&self->allocator);
+  empty(self);
   Py_RETURN_NONE;
 }
 

@@ -138,6 +138,19 @@ def test_a_number_that_stands_is_not_asked_for_again() -> None:
 
 
 @needs_it
+def test_a_block_of_another_size_in_the_same_place_is_another_state() -> None:
+    for one in pair():
+        one.allocate("a", 12 * MIB)
+        before = one.state()
+        one.free("a")
+        one.allocate("a", 4 * MIB)
+        assert one.state() != before
+        one.free("a")
+        one.allocate("a", 12 * MIB)
+        assert one.state() == before
+
+
+@needs_it
 def test_made_anew_it_is_empty() -> None:
     _, one = pair()
     one.play([5, 2 * MIB], 0, 0)

@@ -107,10 +107,10 @@ class CachingAllocator:
                 self.allocate(("workspace", number), workspace_bytes)
 
     def state(self) -> object:
-        """Equal to what it was before, where each block in callers' hands lies where one did, in their order, and no
-        segment came or went: what then is asked for as it was before finds the same blocks.
+        """Equal to what it was before, where each block in callers' hands lies where one as large did, in their order,
+        and no segment came or went: what then is asked for as it was before finds the same blocks.
         """
-        blocks = [(block.order, block.address) for block in self._live.values() if block is not None]
+        blocks = [(block.order, block.address, block.size) for block in self._live.values() if block is not None]
         return blocks, self.ledger.num_orders, self.ledger.num_segments
 
     def has(self, name: Hashable) -> bool:

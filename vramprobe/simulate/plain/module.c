@@ -180,25 +180,27 @@ static PyObject *play(struct object *self, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* Where each block in callers' hands lies: first those with names, then play's. */
+static void place(int64_t found[3], const struct block *b) {
+  found[0] = b->order;
+  found[1] = b->offset_bytes;
+  found[2] = b->size_bytes;
+}
+
+/* Where each block in callers' hands lies, and its size: first those with names, then play's. */
 static PyObject *state(struct object *self, PyObject *unused) {
   (void)unused;
   const struct allocator *a = &self->allocator;
   Py_ssize_t num = PyDict_Size(self->live), most = num + self->num_numbered;
-  int64_t(*found)[2] = PyMem_Malloc((size_t)(most ? most : 1) * sizeof *found);
+  int64_t(*found)[3] = PyMem_Malloc((size_t)(most ? most : 1) * sizeof *found);
   if (!found) return PyErr_NoMemory();
   PyObject *name, *number;
   num = 0;
   for (Py_ssize_t at = 0; PyDict_Next(self->live, &at, &name, &number);) {
     int32_t block = (int32_t)PyLong_AsLong(number);
-    if (block == NONE) continue;
-    found[num][0] = a->blocks[block].order;
-    found[num++][1] = a->blocks[block].offset_bytes;
+    if (block != NONE) place(found[num++], &a->blocks[block]);
   }
   for (Py_ssize_t k = 0; k < self->num_numbered; k++) {
-    if (self->numbered[k] == NONE) continue;
-    found[num][0] = a->blocks[self->numbered[k]].order;
-    found[num++][1] = a->blocks[self->numbered[k]].offset_bytes;
+    if (self->numbered[k] != NONE) place(found[num++], &a->blocks[self->numbered[k]]);
   }
   PyObject *made = Py_BuildValue(
       "(y#LL)", (const char *)found, num * (Py_ssize_t)sizeof *found, (long long)a->num_orders,

@@ -1,5 +1,6 @@
 # make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
-# make test   sets itself up and passes the tests
+# make test   sets itself up and passes the tests: every behavior, in 10 to 20 minutes on two cores
+# make test-all  the same, then the exhaustive grids: every case of what a few stand for in make test
 # make truth  repeats ten published runs by their own libraries on an emulated GPU and rebuilds their table
 # make readme rebuilds what is published: fits, reports, the generated blocks of README.md, docs/ and the sweep files
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= out/demo
 
-.PHONY: demo demo-emulated demo-here test truth test-gpu readme lint clean
+.PHONY: demo demo-emulated demo-here test test-all test-exhaustive truth test-gpu readme lint clean
 
 # On the GPU if there is one; else on an emulated one, at real sizes; else (no compiler, not Linux) on the CPU, small.
 demo: $(VENV)/.ready
@@ -31,29 +32,35 @@ demo-here: $(VENV)/.ready
 # With what an emulated GPU needs, where it can be had: without it its tests are skipped, and say so.
 test: $(VENV)/.ready
 	@$(BIN)/vramprobe emulate setup || echo "no GPU can be emulated here (above): its tests are skipped"
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-all: test test-exhaustive
+
+# Where VRAMPROBE_TESTS_UNTIL names a time (seconds since 1970), no test begins later: it is skipped, and counted.
+test-exhaustive: $(VENV)/.ready
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'exhaustive and not gpu'
 
 # Ten published runs again, of every stack, and the table from the records. A stack is set up where it is not there yet.
 truth: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/python benchmarks/reproduce.py --rerun 10 --uv $(BIN)/uv
-	$(BIN)/python benchmarks/reproduce.py --table
-	$(BIN)/python benchmarks/reproduce.py --check
+	$(BIN)/python benchmarks/truth/reproduce.py --rerun 10 --uv $(BIN)/uv
+	$(BIN)/python benchmarks/truth/reproduce.py --table
+	$(BIN)/python benchmarks/truth/reproduce.py --check
 
 test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu
 
 readme: $(VENV)/.ready
-	$(BIN)/python benchmarks/reports.py
-	$(BIN)/python benchmarks/planned.py
-	$(BIN)/python benchmarks/readme.py
+	$(BIN)/python tools/reports.py
+	$(BIN)/python tools/planned.py
+	$(BIN)/python tools/readme.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 # Torch first and exactly: a looser request may fetch another build of several gigabytes.
-$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard vramprobe/simulate/plain/*)
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard vramprobe/simulate/allocator/plain/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

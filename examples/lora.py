@@ -24,9 +24,14 @@ class Rows(torch.utils.data.Dataset):
 
 
 config = LlamaConfig(
-    hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
-    vocab_size=128256, tie_word_embeddings=True,
-)  # fmt: skip
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    vocab_size=128256,
+    tie_word_embeddings=True,
+)
 model = get_peft_model(
     LlamaForCausalLM(config).to(torch.bfloat16), LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 )

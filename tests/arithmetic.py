@@ -16,13 +16,15 @@ from vramprobe.architecture import architecture
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.terms import ledger_terms, moments
-from vramprobe.terms.parameters import tensors
-from vramprobe.terms.setup import Setup, setup_of
-from vramprobe.terms.sizes import OpenSizes
+from vramprobe.terms.cell.parameters import tensors
+from vramprobe.terms.cell.setup import Setup, setup_of
+from vramprobe.terms.tape.sizes import OpenSizes
 
 #: What oneDNN packs a 16-bit product's operands into, up to 2 MiB: it shows only on models as tiny as these. Here more
 #: than was ever seen on them.
 SCRATCH_BYTES = 160_000
+LORA = {"method": "lora", "lora_r": 8, "lora_dtype": "fp32"}
+QLORA = LORA | {"method": "qlora"}
 #: Numbers that meet a tensor, and losses: a few scalars more or less.
 _SCALARS_BYTES = 64
 

@@ -1,13 +1,17 @@
-"""What every test gets: no network and fixed seeds. Synthetic cells and records are in factories.py.
+"""What every test gets: no network, fixed seeds, and nobody it started outlives it.
 
-And what is said after all of them: how many tests of the page were skipped for want of a browser.
+Synthetic cells and records are in factories.py. The summary says how many tests of the page were skipped for want of
+a browser. Where VRAMPROBE_TESTS_UNTIL names a time (seconds since 1970), tests that would begin later are skipped.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
+import time
+from collections.abc import Iterator
 
 # Before anything imports huggingface_hub or transformers: a test must never wait for the hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -15,10 +19,26 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and what oneDNN packs is counted per thread
 
 import numpy as np
+import processes
 import pytest
 from page_browser import NO_CHROMIUM, NO_PLAYWRIGHT, browser, html, opened, with_tables
 
 __all__ = ["browser", "html", "opened", "with_tables"]  # fixtures of the tests in a browser
+
+_FAILED = pytest.StashKey[bool]()
+#: So many modules more, and what they made is left out of later collections.
+_NUM_MODULES = 200
+_num_frozen = 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """A test that passes leaves no process running."""
+    processes.mark()
+    yield
+    gc.unfreeze()  # or libraries report what they left at the interpreter's end
+    left = processes.end_left_behind()
+    assert not left, "tests left processes running, which were killed:\n" + "\n".join(left)
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +49,36 @@ def _seeds() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Say how many tests of the page were skipped and what installs what they miss: the last line, where any were."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or hasattr(config, "workerinput"):
-        return
-    skipped = [report.longrepr[2] for report in reporter.stats.get("skipped", [])]  # (file, line, reason)
+@pytest.fixture(autouse=True)
+def _libraries_are_no_garbage() -> None:
+    """What torch and transformers made as they were loaded: each collection of a cell would look through all of it."""
+    global _num_frozen
+    if len(sys.modules) >= _num_frozen + _NUM_MODULES:
+        _num_frozen = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin no test when the time is up; the summary says of which file how many were not run."""
+    if time.time() > float(os.environ.get("VRAMPROBE_TESTS_UNTIL", "inf")):
+        pytest.skip(f"no time left for {item.location[0]}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """What a test has started goes when it has failed, before the next one begins."""
+    report = yield
+    item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
+    if report.when == "teardown" and item.stash[_FAILED]:
+        processes.end_left_behind(item.nodeid)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of the page were skipped and what installs what they miss, where any were."""
+    skipped = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]  # (file, line, reason)
     for missing in (NO_PLAYWRIGHT, NO_CHROMIUM):
         if count := sum(missing in reason for reason in skipped):
-            reporter.write_line(f"{count} test{'s' * (count > 1)} of the page skipped: {missing}")
+            terminalreporter.write_line(f"{count} test{'s' * (count > 1)} of the page skipped: {missing}")

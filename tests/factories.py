@@ -7,6 +7,7 @@ Never measures: the numbers are made up, but deterministic and consistent with e
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,17 @@ def make_environment(**overrides: Any) -> Environment:
         "num_threads": 2,
         "platform": "Linux-6.1-x86_64",
         "python": "3.11.9",
-        "versions": {"torch": "2.13.0+cpu", "transformers": "5.23.0", "peft": "0.21.0", "bitsandbytes": "0.50.0",
-                     "accelerate": "1.15.0", "vramprobe": "0.1.0"},
+        "versions": {
+            "torch": "2.13.0+cpu",
+            "transformers": "5.23.0",
+            "peft": "0.21.0",
+            "bitsandbytes": "0.50.0",
+            "accelerate": "1.15.0",
+            "vramprobe": "0.1.0",
+        },
         "commit": "0123456789abcdef0123456789abcdef01234567",
         "dirty": False,
-    }  # fmt: skip
+    }
     return Environment(**(values | overrides))
 
 
@@ -152,9 +159,13 @@ def _measured(spec: CellSpec) -> dict[str, Any]:
 def make_started(record: RunRecord) -> Started:
     """The line that goes before ``record`` in a journal."""
     return Started(
-        attempt_id=record.attempt_id, cell_id=record.cell_id, fingerprint=record.fingerprint,
-        instrument=record.instrument, started_at=record.started_at, sweep=record.sweep,
-    )  # fmt: skip
+        attempt_id=record.attempt_id,
+        cell_id=record.cell_id,
+        fingerprint=record.fingerprint,
+        instrument=record.instrument,
+        started_at=record.started_at,
+        sweep=record.sweep,
+    )
 
 
 def make_oom(spec: CellSpec, *, phase: str = "backward", **overrides: Any) -> RunRecord:
@@ -173,7 +184,7 @@ def specs(device: str = "cpu", models: tuple[str, ...] = MODELS) -> list[CellSpe
         for seq_len in (128, 512, 2048)
         for on in (False, True)
         if model != "opt-125m" or seq_len < 2048
-    ]  # fmt: skip
+    ]
 
 
 def synthetic(
@@ -188,6 +199,11 @@ def synthetic(
     return make_record(spec, **({"peak": Peak(**(values | overrides.pop("peak", {})))} | overrides))
 
 
+def unpadded(markdown: str) -> str:
+    """A page's Markdown, its tables' columns without the spaces that align them."""
+    return re.sub(r" *\| *", " | ", markdown).replace("\n | ", "\n| ").replace(" | \n", " |\n")
+
+
 #: One outcome of each kind.
 OUTCOMES = [
     Ok(),
@@ -200,3 +216,8 @@ OUTCOMES = [
     Invalid(reasons=["step 3 differs from step 2"]),
     Contaminated(baseline_before_bytes=0, baseline_after_bytes=2**30),
 ]
+
+
+def on_ranks(spec: CellSpec, num_gpus: int, sharding: str, **others: Any) -> CellSpec:
+    """``spec`` on several GPUs, also as nobody would run it."""
+    return spec.model_copy(update={"num_gpus": num_gpus, "sharding": sharding, **others})

@@ -24,8 +24,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vramprobe.simulate.allocator import CachingAllocator
-from vramprobe.simulate.ledger import Device, OutOfMemory, SegmentEvent
+from vramprobe.simulate.allocator.allocator import CachingAllocator
+from vramprobe.simulate.allocator.ledger import Device, OutOfMemory, SegmentEvent
 from vramprobe.units import GIB, MIB
 
 UUID = "8f2a6a0e-1b1c-4f6d-9f4e-0123456789ab"
@@ -95,13 +95,23 @@ class FakeCard:
     def snapshot(self, mempool_id: Any) -> dict[str, Any]:
         """``_cuda_memorySnapshot``, its trace alone."""
         assert mempool_id is None
-        return {"segments": [], "device_traces": [list(self.history or ())],
-                "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}  # fmt: skip
+        return {
+            "segments": [],
+            "device_traces": [list(self.history or ())],
+            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""},
+        }
 
     def record(
-        self, enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool,
-        compile_context: bool, global_record_annotations: bool, skip_actions: list[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        enabled: str | None,
+        context: str | None,
+        stacks: str,
+        max_entries: int,
+        clear_history: bool,
+        compile_context: bool,
+        global_record_annotations: bool,
+        skip_actions: list[str] | None = None,
+    ) -> None:
         """``_cuda_record_memory_history``, with its own checks; torch 2.11 gives no ``skip_actions``."""
         assert enabled in (None, "state", "all")
         assert context in (None, "state", "alloc", "all")
@@ -119,8 +129,17 @@ class FakeCard:
 
     def _note(self, action: str, address: int, size_bytes: int) -> None:
         if self.history is not None:
-            self.history.append({"action": action, "addr": address, "size": size_bytes, "stream": 0, "frames": [],
-                                 "time_us": time.time_ns() // 1000, "pool_id": (0, 0)})  # fmt: skip
+            self.history.append(
+                {
+                    "action": action,
+                    "addr": address,
+                    "size": size_bytes,
+                    "stream": 0,
+                    "frames": [],
+                    "time_us": time.time_ns() // 1000,
+                    "pool_id": (0, 0),
+                }
+            )
 
 
 class _Storages(TorchDispatchMode):
@@ -173,25 +192,38 @@ class _Autocast(torch.autocast):
 
 
 def _plug_torch(patch: pytest.MonkeyPatch, card: FakeCard) -> None:
-    properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID, major=9, minor=0, total_memory=card.total_bytes,
-                                 multi_processor_count=132)  # fmt: skip
+    properties = SimpleNamespace(
+        name="NVIDIA H200", uuid=UUID, major=9, minor=0, total_memory=card.total_bytes, multi_processor_count=132
+    )
     beneath = {
-        "_cuda_init": lambda: None, "_cuda_isInBadFork": lambda: False, "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_getDevice": lambda: 0, "_cuda_synchronize": lambda: None, "_cuda_memoryStats": card.stats,
+        "_cuda_init": lambda: None,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_synchronize": lambda: None,
+        "_cuda_memoryStats": card.stats,
         "_cuda_resetPeakMemoryStats": lambda device: card.allocator.ledger.reset_peaks(),
-        "_cuda_emptyCache": card.allocator.empty_cache, "_cuda_memorySnapshot": card.snapshot,
-        "_cuda_record_memory_history": card.record, "_cuda_attach_out_of_memory_observer": card.observers.append,
-        "_cuda_exchangeDevice": lambda device: 0, "_cuda_maybeExchangeDevice": lambda device: 0,
-    }  # fmt: skip
+        "_cuda_emptyCache": card.allocator.empty_cache,
+        "_cuda_memorySnapshot": card.snapshot,
+        "_cuda_record_memory_history": card.record,
+        "_cuda_attach_out_of_memory_observer": card.observers.append,
+        "_cuda_exchangeDevice": lambda device: 0,
+        "_cuda_maybeExchangeDevice": lambda device: 0,
+    }
     for name, function in beneath.items():
         patch.setattr(torch._C, name, function, raising=False)
     for name, value in {
-        "_is_compiled": lambda: True, "_cached_device_count": None, "_device_count_nvml": lambda: 1,
-        "_initialized": False, "_queued_calls": [],
-        "_get_device_properties": lambda device: properties, "default_generators": (torch.Generator(),),
-        "_exchange_device": lambda device: 0, "_maybe_exchange_device": lambda device: 0,
+        "_is_compiled": lambda: True,
+        "_cached_device_count": None,
+        "_device_count_nvml": lambda: 1,
+        "_initialized": False,
+        "_queued_calls": [],
+        "_get_device_properties": lambda device: properties,
+        "default_generators": (torch.Generator(),),
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
         "_cudart": SimpleNamespace(cudaMemGetInfo=lambda device: (card.free_bytes, card.total_bytes)),
-    }.items():  # fmt: skip
+    }.items():
         patch.setattr(torch.cuda, name, value, raising=False)
     patch.setattr(torch.version, "cuda", "13.0")
     patch.setattr(torch, "autocast", _Autocast)
@@ -225,14 +257,19 @@ def _plug_nvml(patch: pytest.MonkeyPatch, card: FakeCard, *, has_v2: bool) -> No
         return 0 if uuid.value == f"GPU-{UUID}".encode() else pynvml.NVML_ERROR_NOT_FOUND
 
     functions = {
-        "nvmlInitWithFlags": lambda flags: 0, "nvmlDeviceGetHandleByUUID": by_uuid,
-        "nvmlDeviceGetHandleByIndex_v2": lambda index, pointer: 0, "nvmlDeviceGetCount_v2": number(1),
-        "nvmlDeviceGetUUID": text(f"GPU-{UUID}"), "nvmlDeviceGetName": text("NVIDIA H200"),
-        "nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetMigMode": number(0, 0),
+        "nvmlInitWithFlags": lambda flags: 0,
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetHandleByIndex_v2": lambda index, pointer: 0,
+        "nvmlDeviceGetCount_v2": number(1),
+        "nvmlDeviceGetUUID": text(f"GPU-{UUID}"),
+        "nvmlDeviceGetName": text("NVIDIA H200"),
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetMigMode": number(0, 0),
         "nvmlDeviceGetPersistenceMode": lambda handle, pointer: pynvml.NVML_ERROR_NO_PERMISSION,
-        "nvmlDeviceGetCudaComputeCapability": number(9, 0), "nvmlSystemGetDriverVersion": text("580.159.04"),
+        "nvmlDeviceGetCudaComputeCapability": number(9, 0),
+        "nvmlSystemGetDriverVersion": text("580.159.04"),
         "nvmlSystemGetCudaDriverVersion_v2": number(13000),
-    }  # fmt: skip
+    }
     if has_v2:
         functions["nvmlDeviceGetMemoryInfo_v2"] = memory
 
@@ -290,8 +327,10 @@ def fake_cuda(
         _plug_torch(patch, card)
         _plug_nvml(patch, card, has_v2=has_v2)
         load = ctypes.CDLL
-        patch.setattr(ctypes, "CDLL", lambda name, *args, **options: (
-            _libcuda(card) if name == "libcuda.so.1" else load(name, *args, **options)
-        ))  # fmt: skip
+        patch.setattr(
+            ctypes,
+            "CDLL",
+            lambda name, *args, **options: _libcuda(card) if name == "libcuda.so.1" else load(name, *args, **options),
+        )
         with _OnHost(), _Storages(card):
             yield card

@@ -75,9 +75,18 @@ def kill_the_server(request: dict[str, str]) -> None:
 
 #: By the cell's seed, from 1; a cell with seed 0 is left alone.
 FAULTS = (
-    exit_0_without_a_record, exit_3, print_garbage, leave_garbage_for_a_record, leave_half_a_record,
-    leave_the_record_of_another_attempt, raise_an_exception, segfault, hang, exhaust_host_memory, kill_the_server,
-)  # fmt: skip
+    exit_0_without_a_record,
+    exit_3,
+    print_garbage,
+    leave_garbage_for_a_record,
+    leave_half_a_record,
+    leave_the_record_of_another_attempt,
+    raise_an_exception,
+    segfault,
+    hang,
+    exhaust_host_memory,
+    kill_the_server,
+)
 
 
 def work(request: dict[str, str]) -> None:

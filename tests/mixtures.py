@@ -10,8 +10,14 @@ from factories import TINY_LLAMA
 from vramprobe.spec import CellSpec
 
 #: So few words that a layer is the peak, not the head.
-TINY = TINY_LLAMA | {"vocab_size": 32, "num_hidden_layers": 3, "head_dim": 16, "max_position_embeddings": 256,
-                     "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+TINY = TINY_LLAMA | {
+    "vocab_size": 32,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": TINY | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3_moe": TINY | {"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4,

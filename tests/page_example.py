@@ -20,9 +20,14 @@ from vramprobe.report.page import engine
 ROOT = Path(__file__).parent.parent
 #: No network, no first-run pages, no sandbox (containers have none to give).
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @cache
@@ -39,9 +44,13 @@ def engine_data(**overrides: Any) -> dict[str, Any]:
 def content(**overrides: Any) -> page_builder.Content:
     """The page of a few words, for tests of the calculator."""
     plain = page_builder.Content(
-        engine=engine_data(), predictor=engine.predictor(), chapters=[], plots=[],
-        provenance=["nothing"], command="vramprobe report results -o out",
-    )  # fmt: skip
+        engine=engine_data(),
+        predictor=engine.predictor(),
+        chapters=[],
+        plots=[],
+        provenance=["nothing"],
+        command="vramprobe report results -o out",
+    )
     return dataclasses.replace(plain, **overrides)
 
 
@@ -57,9 +66,14 @@ def published() -> page_builder.Content:
     material = material_of(folder, "out", load_fit(folder / "fit.json"), "fit.json")
     plain = content()
     return gather.content_of(
-        documents(material), drawings(material), gather.read_claims(ROOT / "results" / "claims" / "claims.csv"),
-        engine=plain.engine, predictor=plain.predictor, provenance=material.origin, command=plain.command,
-    )  # fmt: skip
+        documents(material),
+        drawings(material),
+        gather.read_claims(ROOT / "results" / "claims" / "claims.csv"),
+        engine=plain.engine,
+        predictor=plain.predictor,
+        provenance=material.origin,
+        command=plain.command,
+    )
 
 
 @contextmanager

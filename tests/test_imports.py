@@ -19,16 +19,29 @@ MODULES = {
 }
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 TORCH_SIDE = (
-    "vramprobe.workload", "vramprobe.emulate.values", "vramprobe.profile.hook", "vramprobe.profile.empty",
-    "vramprobe.measure.cpu", "vramprobe.measure.cuda", "vramprobe.measure.cards",
-    "vramprobe.measure.worker", "vramprobe.measure.ranks", "vramprobe.measure.emulation",
+    "vramprobe.workload",
+    "vramprobe.emulate.values",
+    "vramprobe.profile.hook",
+    "vramprobe.profile.empty",
+    "vramprobe.measure.cpu",
+    "vramprobe.measure.cuda",
+    "vramprobe.measure.cards",
+    "vramprobe.measure.worker",
+    "vramprobe.measure.ranks",
+    "vramprobe.measure.emulation",
     "vramprobe.measure.environment",
-    "vramprobe.measure.selftest", "vramprobe.simulate.adapters", "vramprobe.simulate.cuda",
-    "vramprobe.simulate.fused_loss", "vramprobe.simulate.kernels", "vramprobe.simulate.late_imports",
-    "vramprobe.simulate.late_modules", "vramprobe.simulate.number_questions", "vramprobe.simulate.quantised",
-    "vramprobe.simulate.recorder", "vramprobe.simulate.reductions", "vramprobe.simulate.run",
-    "vramprobe.simulate.scratch", "vramprobe.simulate.shapes",
-)  # fmt: skip
+    "vramprobe.measure.selftest",
+    "vramprobe.simulate.fake.adapters",
+    "vramprobe.simulate.kernels.cuda",
+    "vramprobe.simulate.fake.fused_loss",
+    "vramprobe.simulate.kernels.cpu",
+    "vramprobe.simulate.fake.quantised",
+    "vramprobe.simulate.fake.recorder",
+    "vramprobe.simulate.kernels.reductions",
+    "vramprobe.simulate.run",
+    "vramprobe.simulate.kernels.scratch",
+    "vramprobe.simulate.fake.shapes",
+)
 
 
 def imports(path: Path, *, also_lazy: bool, also_typing: bool = False) -> set[str]:
@@ -36,9 +49,11 @@ def imports(path: Path, *, also_lazy: bool, also_typing: bool = False) -> set[st
     tree = ast.parse(path.read_text())
     bodies = list(ast.walk(tree)) if also_lazy else tree.body
     typing_only = {
-        node for branch in tree.body if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+        node
+        for branch in tree.body
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
         for node in ast.walk(branch)
-    }  # fmt: skip
+    }
     found: set[str] = set()
     for node in bodies:
         if node in typing_only and not also_typing:
@@ -63,9 +78,9 @@ def graph() -> dict[str, set[str]]:
 
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
-    "errors", "units", "choices", "architecture", "catalog", "spec", "terms", "records", "workload", "emulate",
-    "measure", "simulate", "model", "predict", "speed", "recommend", "check", "sweep", "literature", "report",
-    "profile", "api", "cli", "__main__",
+    "errors", "units", "optimizers", "choices", "options", "architecture", "catalog", "kernels", "rules", "spec",
+    "terms", "records", "workload", "emulate", "measure", "simulate", "model", "predict", "lengths", "speed",
+    "recommend", "check", "sweep", "literature", "report", "profile", "explain", "api", "cli", "__main__",
 )  # fmt: skip
 
 
@@ -137,16 +152,23 @@ def test_arithmetic_and_tensors_never_meet() -> None:
 def test_only_the_command_line_prints_and_exits() -> None:
     for name, path in MODULES.items():
         calls = {
-            node.func.id for node in ast.walk(ast.parse(path.read_text()))
+            node.func.id
+            for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        }  # fmt: skip
+        }
         if name not in (
             "vramprobe.cli.verbs",
+            "vramprobe.cli.explain",
+            "vramprobe.cli.options",
+            "vramprobe.cli.predict",
+            "vramprobe.cli.results",
             "vramprobe.cli.display",
+            "vramprobe.cli.lengths",
             "vramprobe.cli.live",
             "vramprobe.cli.emulate",
             "vramprobe.cli.profile",
             "vramprobe.cli.recommend",
+            "vramprobe.cli.serve",
             "vramprobe.emulate.values.hook",
             "vramprobe.profile.hook.journal",
             "vramprobe.profile.empty.told",
@@ -154,24 +176,30 @@ def test_only_the_command_line_prints_and_exits() -> None:
             assert "print" not in calls, name
 
 
-LIGHT = "import sys; from vramprobe.cli.verbs import main; sys.argv[1:] = {words!r}\ntry: main()\n" \
-        "except SystemExit: pass\n" \
-        "print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"  # fmt: skip
+LIGHT = (
+    "import sys; from vramprobe.cli.verbs import main; sys.argv[1:] = {words!r}\ntry: main()\n"
+    "except SystemExit: pass\n"
+    "print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
+)
 
 
-@pytest.mark.parametrize("words", [
-    ["--help"],
-    ["measure", "--help"],
-    ["simulate", "--help"],
-    ["models"],
-    ["gpus"],
-    ["plan", "configs/sweeps/quickstart.yaml", "--device", "cpu"],
-    ["claims", "--id", "L1-12", "--id", "O5-15"],
-    ["check", str(ROOT.parent / "results" / "cpu" / "quickstart")],
-    ["calibrate", str(ROOT.parent / "results" / "cpu" / "quickstart")],
-    ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64"],
-    ["recommend", "--model", "smollm2-135m", "--method", "lora", "--seq-len", "64", "--tokens", "1M"],
-], ids=lambda words: words[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["measure", "--help"],
+        ["simulate", "--help"],
+        ["models"],
+        ["gpus"],
+        ["plan", "configs/sweeps/quickstart.yaml", "--device", "cpu"],
+        ["claims", "--id", "L1-12", "--id", "O5-15"],
+        ["check", str(ROOT.parent / "results" / "cpu" / "quickstart")],
+        ["calibrate", str(ROOT.parent / "results" / "cpu" / "quickstart")],
+        ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64"],
+        ["recommend", "--model", "smollm2-135m", "--method", "lora", "--seq-len", "64", "--tokens", "1M"],
+    ],
+    ids=lambda words: words[0],
+)
 def test_the_light_commands_load_nothing_heavy(words: list[str]) -> None:
     code = LIGHT.format(words=words, heavy=(*HEAVY, "pandas", "matplotlib", "scipy", "huggingface_hub"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,6 +15,10 @@ from pydantic import ValidationError
 
 from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, UnknownName
+from vramprobe.predict.predict import predict
+from vramprobe.rules import cell as of_cell
+from vramprobe.rules import sharding as of_ranks
+from vramprobe.rules.cell import lora_target_names
 
 LONG = {"model": "gpt2", "seq_len": 1025}
 RANKS = {"device": "cuda", "num_gpus": 2, "sharding": "fsdp"}
@@ -24,11 +28,11 @@ SHARED = RANKS | {"num_gpus": 4, "cp_size": 2, "dtype": "bf16"}
 GROUPS = RANKS | {"num_gpus": 8, "sharding": "fsdp1-hybrid", "shard_size": 4}
 #: What cannot be → the start of the reason.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
-    ({"method": "qlora", "quant": "none"}, "method qlora trains adapters on a quantised base"),
+    ({"method": "qlora", "quant": "none"}, "method qlora trains adapters on a quantized base"),
     ({"method": "full", "quant": "nf4"}, "quant nf4 needs method qlora"),
     ({"method": "lora", "quant": "int8"}, "quant int8 needs method qlora"),
-    ({"method": "lora", "kbit_prep": "peft"}, "kbit_prep peft prepares a quantised model"),
-    ({"method": "full", "kbit_prep": "trl"}, "kbit_prep trl prepares a quantised model"),
+    ({"method": "lora", "kbit_prep": "peft"}, "kbit_prep peft prepares a quantized model"),
+    ({"method": "full", "kbit_prep": "trl"}, "kbit_prep trl prepares a quantized model"),
     ({"method": "qlora", "quant": "int8", "dora": True}, "peft's DoRA cannot start from an int8 base"),
     ({"lora_r": 8}, "LoRA options"),
     ({"lora_alpha": 8.0}, "LoRA options"),
@@ -80,7 +84,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (GROUPS | {"sharding": "fsdp-hybrid", "optim": "adafactor"}, "fsdp-hybrid hands the optimizer DTensors"),
     (GROUPS | {"method": "qlora"}, "kbit_prep peft raises norms to fp32, which fsdp1-hybrid does not"),
     ({"cp_size": 2}, "cp_size 2 is for several GPUs; set num_gpus to 2 or more"),
-    (RANKS | {"cp_rotation": "alltoall"}, "cp_rotation alltoall is of ranks that share each sequence; set cp_size to"),
+    (RANKS | {"cp_rotation": "alltoall"}, "cp_rotation alltoall is for ranks that share each sequence; set cp_size to"),
     (SHARED | {"sharding": "ddp"}, "cp_size 2 under ddp: accelerate splits sequences beside FSDP2 alone; use sharding"),
     (SHARED | {"sharding": "fsdp1"}, "cp_size 2 under fsdp1: accelerate splits sequences beside FSDP2 alone"),
     (SHARED | {"sharding": "zero3"}, "cp_size 2 under zero3: accelerate splits sequences beside FSDP2 alone"),
@@ -106,15 +110,15 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (PARTS | {"method": "lora", "lora_targets": "q_proj,o_proj"}, "lora_targets q_proj,o_proj under tp: the adapter"),
     (PARTS | {"method": "lora", "lora_targets": "q_v", "dora": True}, "dora under tp: peft adds a whole B(A(x)) to a"),
     (PARTS | {"optim": "adafactor"}, "tp hands the optimizer DTensors, which adafactor does not take"),
-    (PARTS | {"offload": "params"}, "offload params under tp: a rank keeps its part of every layer on its card"),
+    (PARTS | {"offload": "params"}, "offload params under tp: a rank keeps its part of every layer on its GPU"),
     (CARDS | {"num_gpus": 1}, "sharding device-map is for several GPUs; set num_gpus to 2 or more"),
     (CARDS | {"num_gpus": 3}, "num_gpus 3 under device-map: the model has 2 layers, and no layer is divided"),
-    (CARDS | {"only_rank": 0}, "only_rank 0 given; sharding device-map has no ranks: one process for all cards"),
+    (CARDS | {"only_rank": 0}, "only_rank 0 given; sharding device-map has no ranks: one process for all GPUs"),
     (CARDS | {"dtype": "fp16"}, "fp16 on several GPUs is trained under a gradient scaler"),
     (RANKS | {"torch_compile": True}, "torch_compile is not run on several GPUs"),
     (
         RANKS | {"fused_linear_cross_entropy": True},
-        "fused_linear_cross_entropy reads the head's weight",
+        "fused_linear_cross_entropy reads the head's weight past the module that would gather it, and is not run under",
     ),
     (RANKS | {"dtype": "fp16"}, "fp16 on several GPUs is trained under a gradient scaler"),
     (RANKS | {"optim": "adafactor"}, "fsdp hands the optimizer DTensors, which adafactor does not take"),
@@ -122,7 +126,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (RANKS | {"method": "qlora", "sharding": "fsdp1"}, "kbit_prep peft raises norms to fp32, which fsdp1 does not"),
     ({"offload": "params"}, "offload params is for several GPUs; set num_gpus to 2 or more, or leave it out"),
     (RANKS | {"sharding": "ddp", "offload": "params"}, "offload params under ddp: DistributedDataParallel keeps all"),
-    (RANKS | {"sharding": "device-map", "offload": "params"}, "offload params under device-map: what no card has room"),
+    (RANKS | {"sharding": "device-map", "offload": "params"}, "offload params under device-map: what no GPU can hold"),
     (RANKS | {"offload": "optimizer"}, "offload optimizer under fsdp: FSDP keeps parameters, gradients and state"),
     (
         RANKS | {"sharding": "zero2", "offload": "params"},
@@ -180,6 +184,11 @@ def test_what_cannot_be_is_refused_with_the_reason(words: dict[str, Any], reason
     assert str(caught.value).startswith(reason)
 
 
+def test_ddp_runs_and_predicts_a_fused_loss_as_each_rank_has_the_whole_head() -> None:
+    spec = make_spec(**RANKS | {"sharding": "ddp"}, fused_linear_cross_entropy=True)
+    assert predict(spec).num_gpus == 2
+
+
 @pytest.mark.parametrize(("words", "complaint"), WRONG_VALUES, ids=ids(WRONG_VALUES))
 def test_a_wrong_value_is_refused_with_what_is_allowed(words: dict[str, Any], complaint: str) -> None:
     with pytest.raises(SpecError, match=re.escape(complaint)):
@@ -187,22 +196,26 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(words: dict[str, Any], co
 
 
 def test_every_rule_of_the_spec_is_in_this_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = (spec._method_rules, spec._precision_rules, spec._device_rules, spec._rank_rules)
+    groups = (of_cell._method_rules, of_cell._precision_rules, of_cell._device_rules, of_ranks._run_rules)
+    judges = [judge for name, judge in vars(of_ranks).items() if name.startswith("cannot_")]
+    judges.remove(of_ranks.cannot_shard)  # the first reason of three of them
     seen: set[tuple[str, int]] = set()
     num_rules = 0
 
     def watch(cell: spec.CellSpec) -> list[str]:
         nonlocal num_rules
         rules = {(group.__name__, index): broken for group in groups for index, (broken, _) in enumerate(group(cell))}
+        rules |= {(judge.__name__, 0): judge(cell) is not None for judge in judges}
         num_rules = len(rules)
         seen.update(key for key, broken in rules.items() if broken)
         return []
 
-    monkeypatch.setattr(spec, "_impossible", watch)
-    monkeypatch.setattr(spec, "_rank_rules", lambda cell: [])
+    monkeypatch.setattr(spec, "reasons_against", watch)
+    monkeypatch.setattr(spec, "reasons_not_run", lambda cell: [])
     for words, _ in IMPOSSIBLE:
         make_spec(**words)
-    assert len(seen) == num_rules > 10
+    assert len(seen) == num_rules > 30
+    assert len(judges) == 7
 
 
 def test_all_reasons_are_given_at_once() -> None:
@@ -277,11 +290,11 @@ def test_targets_are_text_or_a_list() -> None:
     named = make_spec(method="lora", lora_targets=" q_proj, v_proj,")
     assert named.lora_targets == ("q_proj", "v_proj")
     assert named == make_spec(method="lora", lora_targets=["q_proj", "v_proj"])
-    assert spec.lora_target_names(named) == ["q_proj", "v_proj"]
-    assert spec.lora_target_names(make_spec(method="lora")) is None
-    assert spec.lora_target_names(make_spec(method="lora", lora_targets="q_v")) == ["q_proj", "v_proj"]
-    assert spec.lora_target_names(make_spec(method="lora", lora_targets="q_v", model="gpt2")) == ["c_attn"]
-    assert spec.lora_target_names(make_spec()) == []
+    assert lora_target_names(named) == ["q_proj", "v_proj"]
+    assert lora_target_names(make_spec(method="lora")) is None
+    assert lora_target_names(make_spec(method="lora", lora_targets="q_v")) == ["q_proj", "v_proj"]
+    assert lora_target_names(make_spec(method="lora", lora_targets="q_v", model="gpt2")) == ["c_attn"]
+    assert lora_target_names(make_spec()) == []
 
 
 def test_option_names_are_what_resolve_takes() -> None:
@@ -381,12 +394,15 @@ def test_the_fingerprint_changes_with_every_field() -> None:
     assert len(fingerprints) == 1 + len(OTHER_VALUES)
 
 
-@pytest.mark.parametrize(("given", "canonical", "num_bytes"), [
-    ("24GiB", "24GiB", 24 * 2**30),
-    ("24576 MiB", "24GiB", 24 * 2**30),
-    ("RTX-4090", "24564MiB", 24564 * 2**20),
-    ("80GB", "78125000KiB", 80 * 10**9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "canonical", "num_bytes"),
+    [
+        ("24GiB", "24GiB", 24 * 2**30),
+        ("24576 MiB", "24GiB", 24 * 2**30),
+        ("RTX-4090", "24564MiB", 24564 * 2**20),
+        ("80GB", "78125000KiB", 80 * 10**9),
+    ],
+)
 def test_a_limit_is_an_amount_or_a_gpu(given: str, canonical: str, num_bytes: int) -> None:
     cell = make_spec(device="cuda", limit_vram=given)
     assert (cell.limit_vram, cell.limit_vram_bytes) == (canonical, num_bytes)
@@ -446,15 +462,29 @@ def test_the_tiny_model_is_found_by_its_folder() -> None:
     assert make_spec().model == str(TINY_LLAMA_PATH)
 
 
-@pytest.mark.parametrize(("words", "filled"), [
-    ({"method": "full"}, {"quant": "none", "kbit_prep": "none", "autocast": "none", "attn": "sdpa"}),
-    ({"method": "lora"}, {"quant": "none", "kbit_prep": "none", "autocast": "bf16", "lora_r": 16, "lora_alpha": 32.0,
-                          "lora_dropout": 0.0, "lora_targets": "all-linear", "lora_dtype": "fp32"}),
-    ({"method": "qlora", "lora_r": 8}, {"quant": "nf4", "kbit_prep": "peft", "lora_alpha": 16.0, "lora_r": 8}),
-    ({"method": "qlora", "kbit_prep": "trl"}, {"kbit_prep": "trl", "lora_dtype": "bf16"}),
-    ({"method": "qlora", "kbit_prep": "trl", "lora_dtype": "fp32"}, {"lora_dtype": "fp32"}),
-    ({"method": "full", "optim": None, "dtype": "fp32"}, {"optim": "adamw_torch_fused", "dtype": "fp32"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "filled"),
+    [
+        ({"method": "full"}, {"quant": "none", "kbit_prep": "none", "autocast": "none", "attn": "sdpa"}),
+        (
+            {"method": "lora"},
+            {
+                "quant": "none",
+                "kbit_prep": "none",
+                "autocast": "bf16",
+                "lora_r": 16,
+                "lora_alpha": 32.0,
+                "lora_dropout": 0.0,
+                "lora_targets": "all-linear",
+                "lora_dtype": "fp32",
+            },
+        ),
+        ({"method": "qlora", "lora_r": 8}, {"quant": "nf4", "kbit_prep": "peft", "lora_alpha": 16.0, "lora_r": 8}),
+        ({"method": "qlora", "kbit_prep": "trl"}, {"kbit_prep": "trl", "lora_dtype": "bf16"}),
+        ({"method": "qlora", "kbit_prep": "trl", "lora_dtype": "fp32"}, {"lora_dtype": "fp32"}),
+        ({"method": "full", "optim": None, "dtype": "fp32"}, {"optim": "adamw_torch_fused", "dtype": "fp32"}),
+    ],
+)
 def test_what_is_left_out_gets_what_the_methods_users_expect(words: dict, filled: dict) -> None:
     found = spec.with_defaults(words, "llama")
     assert {name: found[name] for name in filled} == filled

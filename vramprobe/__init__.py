@@ -7,7 +7,30 @@ the torch line (only workload/, simulate/ and parts of measure/ load torch; impo
 workload/, tensors, never import each other: a shared helper would let errors cancel).
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 __version__ = "0.1.0"
+
+
+def load(path: str | Path = "results", of: Literal["records", "phases", "ranks"] = "records") -> pd.DataFrame:
+    """Return the results in a .jsonl file or folder as a pandas DataFrame.
+
+    ``of="records"``: one row per record of a cell, failures and simulations included. ``of="phases"``: one row per
+    record, rank and phase. ``of="ranks"``: one row per rank. Phases and ranks of profiled commands are rows, too.
+
+    Bytes are Int64 in columns that end in ``_bytes``, seconds Float64 in ``_seconds``; unknown values are NA, never 0.
+    docs/dataframes.md lists every column, and so does ``vramprobe.records.columns``. Raises StoreError for a place
+    without records.
+    """
+    from vramprobe.records import frames
+
+    return frames.load(path, of)
 
 
 def load_ipython_extension(shell):

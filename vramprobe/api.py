@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramprobe import catalog, spec
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.predict.fewest import min_gpus_by_sharding
-from vramprobe.predict.questions import (
-    cell,
-    changes,
-    given_fit,
-    largest_model,
-    max_batch_size,
-    max_seq_len,
-    min_gpus,
-    predict,
-)
+from vramprobe.predict.questions import cell, changes, given_fit, predict
+from vramprobe.predict.serve import serve
+from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
 from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
@@ -47,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "calibrate", "cell", "changes", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit",
     "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "min_gpus_by_sharding",
-    "models", "plan", "predict", "recommend", "report", "run", "simulate",
+    "models", "plan", "predict", "recommend", "report", "run", "serve", "simulate",
 ]  # fmt: skip
 
 
@@ -136,15 +128,14 @@ def simulate(
     depth: Literal["auto", "full"] = "auto",
     timeline: str | Path | None = None,
     save: str | Path | None = None,
-    forks: bool = False,
     **options: Any,
 ) -> RunRecord:
     """The record of a cell on fake tensors, on any machine: a prediction, and no measurement.
 
     ``device`` auto is CUDA. ``gpu``: as on this GPU of the catalog. ``timeline``: where to write the steady step's live
     memory, .html or .png; runs every layer where the events of a deep model are not known otherwise. Appended to
-    ``save`` where that is given, which must not hold what was measured. ``forks``: a forked child does a part, for a
-    process without threads of its own. Raises NotSimulated for what is not covered.
+    ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not
+    covered.
     """
     from vramprobe.records import store
     from vramprobe.report import timeline_file
@@ -167,7 +158,7 @@ def simulate(
         store.require_journal(save)
         if open_journal(save).attempts:
             raise StoreError(f"{save} holds what was measured; name another file for what is simulated")
-    simulation = _simulated(one, card, depth, forks, with_history=timeline is not None)
+    simulation = _simulated(one, card, depth, with_history=timeline is not None)
     if save is not None:
         store.append(save, simulation.record)
     if timeline is not None:
@@ -179,18 +170,15 @@ def simulate(
 
 
 def _simulated(
-    one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], forks: bool, *, with_history: bool
+    one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], *, with_history: bool
 ) -> Simulation:
     """Raises NotSimulated also where a library cannot build the cell or run it on tensors that have no values."""
     from vramprobe.measure.isolation import require_packages
 
     require_packages([one], with_device=False)
-    from vramprobe.simulate.late_imports import put_off
-
-    put_off()
     from vramprobe.simulate.run import simulate
 
-    simulation = simulate(one, gpu=card, depth=depth, forks=forks)
+    simulation = simulate(one, gpu=card, depth=depth)
     if with_history and simulation.history is None:
         simulation = simulate(one, gpu=card, depth="full")
     return simulation
@@ -226,9 +214,15 @@ def plan(
     journal = open_journal(job.folder / runner.JOURNAL)
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
-        job.sweep, journal, card=job.card, context_of=context_of, fit=job.fit, policy=policy, rate=job.rate,
+        job.sweep,
+        journal,
+        card=job.card,
+        context_of=context_of,
+        fit=job.fit,
+        policy=policy,
+        rate=job.rate,
         trace=job.trace(engine),
-    )  # fmt: skip
+    )
 
 
 def run(
@@ -263,11 +257,22 @@ def run(
 
     job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
     summary = runner.run(
-        job.sweep, job.folder, card=job.card, fit=job.fit, rate=job.rate, policy=policy, on_event=on_event,
+        job.sweep,
+        job.folder,
+        card=job.card,
+        fit=job.fit,
+        rate=job.rate,
+        policy=policy,
+        on_event=on_event,
         trace=job.trace(engine),
-        limits=limits(job.rate, timeout_seconds=timeout_seconds, max_seconds=max_seconds, max_dollars=max_dollars,
-                      max_cells=max_cells),
-    )  # fmt: skip
+        limits=limits(
+            job.rate,
+            timeout_seconds=timeout_seconds,
+            max_seconds=max_seconds,
+            max_dollars=max_dollars,
+            max_cells=max_cells,
+        ),
+    )
     summary.notes[:0] = job.sweep.notes
     return summary
 
@@ -359,9 +364,13 @@ def claims(
 
 
 def report(
-    results: str | Path, out: str | Path, *, fit: str | Path | MemoryModel | None = None,
-    claims: str | Path | None = None, check: bool = False,
-) -> list[Path]:  # fmt: skip
+    results: str | Path,
+    out: str | Path,
+    *,
+    fit: str | Path | MemoryModel | None = None,
+    claims: str | Path | None = None,
+    check: bool = False,
+) -> list[Path]:
     """Write tables, plots and a page from the records under ``results``, with predictions where a fit is given.
 
     The page, index.html, shows the claims.csv that ``claims`` names, as :func:`claims` writes it.

@@ -1,12 +1,14 @@
 """The words that options and records choose from, the same in CLI, YAML and JSON.
 
-In: nothing. Out: types and recipes for spec.py, which says what goes together, and for the command line's help, which
-loads nothing else. Never imports pydantic.
+In: nothing. Out: types and recipes for spec.py, for rules/, which says what goes together, and for the command line's
+help. Never imports pydantic.
 """
 
 from __future__ import annotations
 
 from typing import Literal
+
+from vramprobe.optimizers import OPTIMIZERS
 
 Method = Literal["full", "lora", "qlora"]
 Quant = Literal["none", "nf4", "nf4-single", "fp4", "int8"]
@@ -22,27 +24,28 @@ Weights = Literal["random", "pretrained"]
 #: layer, by transformers' ``tp_plan="auto"``. ``device-map`` has no ranks: one process, with transformers'
 #: ``device_map="auto"``, whose layers lie on several cards.
 Sharding = Literal[
-    "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op", "fsdp-hybrid", "fsdp1", "fsdp1-shard-grad-op",
-    "fsdp1-hybrid", "tp", "device-map",
-]  # fmt: skip
-FSDP1 = ("fsdp1", "fsdp1-shard-grad-op", "fsdp1-hybrid")
-FSDP2 = ("fsdp", "fsdp-shard-grad-op", "fsdp-hybrid")
-#: Shared out among the ranks of a group, the same in every group; and how many make one, where nobody says.
-HYBRID = ("fsdp-hybrid", "fsdp1-hybrid")
-SHARD_SIZE = 8
-#: How ranks that share each sequence bring keys and values to one another: all at once, or one rank's at a time.
-CpRotation = Literal["allgather", "alltoall"]
-ZERO = ("zero1", "zero2", "zero3")
+    "ddp",
+    "zero1",
+    "zero2",
+    "zero3",
+    "fsdp",
+    "fsdp-shard-grad-op",
+    "fsdp-hybrid",
+    "fsdp1",
+    "fsdp1-shard-grad-op",
+    "fsdp1-hybrid",
+    "tp",
+    "device-map",
+]
 TENSOR_PARALLEL = "tp"
 DEVICE_MAP = "device-map"
+#: How ranks that share each sequence bring keys and values to one another: all at once, or one rank's at a time.
+CpRotation = Literal["allgather", "alltoall"]
 #: What several ranks keep in host memory: the optimizer's state, the weights that it steps and their gradients; or that
 #: and the parameters, which come to the card to be computed with.
 Offload = Literal["none", "optimizer", "params"]
 #: transformers' own names, and ``adamw_bnb_32bit`` for the optimizer that transformers has no name for.
-Optim = Literal[
-    "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_bnb_32bit", "paged_adamw_8bit", "paged_adamw_32bit",
-    "lion_8bit", "lion_32bit", "adafactor", "sgd", "adagrad", "rmsprop",
-]  # fmt: skip
+Optim = Literal[tuple(OPTIMIZERS)]
 
 #: In the order of a run. ``load`` builds the weights and quantises each as it comes, ``prepare`` casts and adds
 #: adapters, ``batch`` puts the tokens on the device; then, each step: forward, backward, optimizer_step, zero_grad.

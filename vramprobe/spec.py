@@ -2,8 +2,8 @@
 
 In: the words a user types (CLI options, YAML keys; the same ones everywhere). Out: a CellSpec that holds the whole
 architecture and every default, or a SpecError that says which combination cannot be and why.
-Never touches torch, a GPU or the network (the catalog does that, on request). Long because every rule about a cell
-stands in this one place.
+Which combinations can run is said in rules/. Never touches torch, a GPU or the network (the catalog does that, on
+request).
 """
 
 from __future__ import annotations
@@ -18,14 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from vramprobe import catalog
 from vramprobe.choices import (
-    DEVICE_MAP,
-    FSDP1,
-    FSDP2,
-    HYBRID,
     RECIPES,
-    SHARD_SIZE,
-    TENSOR_PARALLEL,
-    ZERO,
     Attention,
     Autocast,
     CpRotation,
@@ -40,46 +33,13 @@ from vramprobe.choices import (
     Weights,
 )
 from vramprobe.errors import SpecError, UnknownName
+from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
+from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
+from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, reasons_not_run, rules_of
 from vramprobe.units import parse_bytes, short_bytes
 
-#: transformers' second names for the same optimizer.
-OPTIM_ALIASES = {"adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
-
-#: What ``--lora-targets q_v`` means per model type: the LoRA paper's query and value projections, as peft maps them;
-#: where a family fuses the projections, the fused one.
-Q_V_TARGETS: dict[str, tuple[str, ...]] = {
-    "gpt2": ("c_attn",),
-    "gpt_neox": ("query_key_value",), "bloom": ("query_key_value",), "falcon": ("query_key_value",),
-    "phi3": ("qkv_proj",),
-    "t5": ("q", "v"),
-    "deepseek_v2": ("q_proj", "kv_b_proj"),
-    "deepseek_v3": ("q_b_proj", "kv_b_proj"), "glm4_moe_lite": ("q_b_proj", "kv_b_proj"),
-}  # fmt: skip
-
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
-#: Families that transformers gives no SDPA attention; it loads them eager by default, and so do we.
-_NO_SDPA = ("bloom", "gemma2", "gpt_oss")
-#: Families that transformers gives no flash_attention_2.
-_NO_FLASH = ("bloom", "gpt_oss", "llama4_text")
-#: Families that Liger has no fused loss for; the rest of the catalog it has (0.8.5).
-_NO_FUSED_LOSS = (
-    "apertus", "arcee", "bloom", "cohere", "ernie4_5", "ernie4_5_moe", "falcon", "gemma3n_text", "glm",
-    "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoehybrid", "helium", "internlm3", "lfm2",
-    "minimax_m2", "ministral3", "nemotron_h", "olmoe", "opt", "seed_oss", "t5",
-)  # fmt: skip
-#: Families whose attention transformers does not call ``self_attn``, where alone accelerate takes the mask away that
-#: ring attention has no place for: all ranks but the last of a sequence ended in torch's error.
-_NO_RING = ("bloom", "falcon", "gpt2", "gpt_neox", "t5")
-_SHORT_OPTIM = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw-fused"}
 _VERSION_OF_IDENTITY = 1
-#: As many as the emulated NCCL has room for.
-MAX_RANKS = 960
-#: The optimizers that stepped on fully_shard's DTensors here (torch 2.13); adafactor and bitsandbytes' own raised.
-DTENSOR_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-#: Those that accelerate hands DeepSpeed's CPUAdam for, with the same arithmetic; for most others it does so, too.
-CPU_ADAM = ("adamw_torch", "adamw_torch_fused")
-#: Layers that transformers' plans divide by their inputs, by the last word of their names.
-ROW_WISE = ("o_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "c_proj")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -187,7 +147,7 @@ class CellSpec(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if reasons := _impossible(self) + [reason for broken, reason in _rank_rules(self) if broken]:
+        if reasons := reasons_against(self) + reasons_not_run(self):
             raise ValueError("; ".join(reasons))
         return self
 
@@ -222,7 +182,7 @@ class CellSpec(BaseModel):
     @property
     def needs_bitsandbytes(self) -> bool:
         """Whether its layers or its optimizers run: all of those, and they alone, say how many bits their state has."""
-        return self.quant != "none" or self.optim.endswith(("_8bit", "_32bit"))
+        return self.quant != "none" or OPTIMIZERS[self.optim].needs_bitsandbytes
 
     @property
     def limit_vram_bytes(self) -> int | None:
@@ -232,12 +192,12 @@ class CellSpec(BaseModel):
     @property
     def is_divided(self) -> bool:
         """Whether ranks hold shards of the weights, which 4-bit ones must then be stored as floats for."""
-        return self.sharding is not None and self.sharding not in ("ddp", "zero1", "zero2", TENSOR_PARALLEL, DEVICE_MAP)
+        return rules_of(self.sharding).divides_weights
 
     @property
     def is_spread(self) -> bool:
         """Whether one process has the layers on several cards."""
-        return self.sharding == DEVICE_MAP
+        return not rules_of(self.sharding).has_ranks
 
     @property
     def cell_id(self) -> str:
@@ -251,7 +211,7 @@ class CellSpec(BaseModel):
             self.model_label,
             method,
             precision,
-            _SHORT_OPTIM.get(self.optim, self.optim),
+            OPTIMIZERS[self.optim].short_name or self.optim,
             f"b{self.batch_size}s{self.seq_len}",
         ]
         parts += [f"ga{self.grad_accum}"] if self.grad_accum > 1 else []
@@ -281,17 +241,6 @@ class CellSpec(BaseModel):
             del resolved["model"]
         text = json.dumps({"identity": _VERSION_OF_IDENTITY, **resolved}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def lora_target_names(spec: CellSpec) -> list[str] | None:
-    """Module names the adapters go on; None means every linear layer but the output head (peft's ``all-linear``)."""
-    match spec.lora_targets:
-        case "all-linear":
-            return None
-        case "q_v":
-            return list(Q_V_TARGETS.get(spec.model_type, ("q_proj", "v_proj")))
-        case names:
-            return list(names or ())
 
 
 def resolve(
@@ -328,11 +277,18 @@ def resolve(
     entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
     architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
     words = {
-        "method": method, "device": device, "optim": OPTIM_ALIASES.get(optim, optim), "quant": quant,
-        "kbit_prep": kbit_prep, "attn": attn, "lora_r": lora_r, "lora_alpha": lora_alpha,
-        "lora_dropout": lora_dropout, **named,
+        "method": method,
+        "device": device,
+        "optim": OPTIMIZER_NAMES.get(optim, optim),
+        "quant": quant,
+        "kbit_prep": kbit_prep,
+        "attn": attn,
+        "lora_r": lora_r,
+        "lora_alpha": lora_alpha,
+        "lora_dropout": lora_dropout,
+        **named,
         "lora_targets": ",".join(lora_targets) if isinstance(lora_targets, list) else lora_targets,
-    }  # fmt: skip
+    }
     words = with_defaults(words, architecture["model_type"])
     if rest.get("sharding") in HYBRID and rest.get("shard_size") is None:
         rest = rest | {"shard_size": SHARD_SIZE}
@@ -353,7 +309,7 @@ def with_defaults(words: dict[str, Any], model_type: str) -> dict[str, Any]:
         "kbit_prep": "peft" if method == "qlora" else "none",
         "dtype": "bf16",
         "autocast": "none" if method == "full" else "bf16",
-        "attn": "eager" if model_type in _NO_SDPA else "sdpa",
+        "attn": "eager" if model_type in NO_SDPA else "sdpa",
     }
     if method in ("lora", "qlora"):
         usual |= {
@@ -417,308 +373,3 @@ def _recipe_values(recipe: str | None, **given: str | None) -> dict[str, str | N
             )
         given[key] = value
     return given
-
-
-def _impossible(spec: CellSpec) -> list[str]:
-    """Why this combination cannot run; empty when it can."""
-    rules = _method_rules(spec) + _precision_rules(spec) + _device_rules(spec)
-    return [reason for broken, reason in rules if broken] + _architecture_reasons(spec)
-
-
-def _method_rules(spec: CellSpec) -> list[tuple[bool, str]]:
-    adapters = [spec.lora_r, spec.lora_alpha, spec.lora_dropout, spec.lora_targets, spec.lora_dtype]
-    return [
-        (spec.method == "qlora" and spec.quant == "none",
-         "method qlora trains adapters on a quantised base; set quant to nf4, nf4-single, fp4 or int8, or use lora"),
-        (spec.method != "qlora" and spec.quant != "none",
-         f"quant {spec.quant} needs method qlora: quantised weights cannot be trained, only adapters on them"),
-        (spec.method != "qlora" and spec.kbit_prep != "none",
-         f"kbit_prep {spec.kbit_prep} prepares a quantised model; it needs method qlora"),
-        (spec.method == "full" and (spec.dora or any(value is not None for value in adapters)),
-         "LoRA options (lora_*, dora) were given, but method full trains no adapters; use method lora or qlora"),
-        (spec.dora and spec.quant == "int8",
-         "peft's DoRA cannot start from an int8 base; use quant nf4 or fp4, or plain LoRA"),
-        (spec.method != "full" and (spec.lora_r or 0) < 1, f"lora_r must be at least 1, {spec.lora_r} given"),
-        (spec.fused_linear_cross_entropy and "lm_head" in (lora_target_names(spec) or ()),
-         "fused_linear_cross_entropy reads the head's own weight and passes its adapter by; leave lm_head out of "
-         "lora_targets"),
-        (spec.lora_dropout is not None and not 0 <= spec.lora_dropout < 1,
-         f"lora_dropout must be in [0, 1), {spec.lora_dropout} given"),
-    ]  # fmt: skip
-
-
-def _precision_rules(spec: CellSpec) -> list[tuple[bool, str]]:
-    trained = spec.dtype if spec.method == "full" else spec.lora_dtype
-    return [
-        (trained == "fp16" and spec.autocast == "fp16",
-         "fp16 autocast needs fp32 trained weights: GradScaler refuses to unscale fp16 gradients"),
-        ({spec.dtype, spec.autocast} == {"bf16", "fp16"},
-         f"weights in {spec.dtype} under {spec.autocast} autocast mix two 16-bit formats; use one of them"),
-        (spec.kbit_prep == "trl" and spec.autocast != "bf16",
-         "trl makes these casts only under bf16 autocast (its fp32 norms feed a bf16 head); set autocast bf16"),
-        (spec.kbit_prep == "trl" and spec.lora_dtype not in ("bf16", "fp32"),
-         f"trl casts adapters to bf16, or leaves them fp32 (0.9 to 0.13); lora_dtype {spec.lora_dtype} was given"),
-        (spec.autocast == "none" and {spec.dtype, spec.lora_dtype} == {"bf16", "fp16"},
-         f"{spec.lora_dtype} adapters on {spec.dtype} weights mix two 16-bit formats; use {spec.dtype} or fp32"),
-        (spec.attn == "flash_attention_2" and spec.dtype == "fp32" and spec.autocast == "none",
-         "flash_attention_2 has no fp32 kernel; load in bf16 or fp16, or set autocast"),
-    ]  # fmt: skip
-
-
-def _device_rules(spec: CellSpec) -> list[tuple[bool, str]]:
-    return [
-        (spec.device == "cpu" and spec.optim.startswith("paged_"),
-         f"{spec.optim} pages its state between GPU and host; it needs device cuda"),
-        (spec.device == "cpu" and spec.attn == "flash_attention_2", "flash_attention_2 needs device cuda"),
-        (spec.device == "cpu" and spec.alloc_conf is not None,
-         "alloc_conf sets the CUDA caching allocator; it needs device cuda"),
-        (spec.device == "cpu" and spec.limit_vram is not None,
-         "limit_vram holds a part of a GPU's memory; it needs device cuda"),
-        (spec.trust_remote_code and spec.weights == "random",
-         "trust_remote_code runs a checkpoint's own code; it needs weights pretrained"),
-        (spec.num_layers is not None and spec.weights == "pretrained",
-         "a depth cut (num_layers) keeps no checkpoint's weights; use weights random"),
-    ]  # fmt: skip
-
-
-def _rank_rules(spec: CellSpec) -> list[tuple[bool, str]]:
-    """What cannot be of several GPUs. Not the calculator's, which predicts ranks that nobody runs."""
-    several, given, alone = spec.num_gpus > 1, f"num_gpus {spec.num_gpus}", "is for several GPUs; set num_gpus to 2 or"
-    rules = [
-        (spec.sharding is None,
-         f"{given} needs a sharding, which says how the ranks share the model: {', '.join(get_args(Sharding))}"),
-        (spec.num_gpus > MAX_RANKS, f"{given}: at most {MAX_RANKS} ranks can be run"),
-        (spec.is_spread and spec.only_rank is not None,
-         f"only_rank {spec.only_rank} given; sharding device-map has no ranks: one process for all cards; drop it"),
-        (spec.is_spread and (catalog.depth_of(spec.architecture) or spec.num_gpus) < spec.num_gpus,
-         f"{given} under device-map: the model has {catalog.depth_of(spec.architecture)} layers, and no layer is "
-         "divided; use as many cards at most"),
-        (not spec.is_spread and spec.only_rank is not None and not 0 <= spec.only_rank < spec.num_gpus,
-         f"only_rank {spec.only_rank} given; {spec.num_gpus} ranks are numbered from 0 to {spec.num_gpus - 1}"),
-        (spec.sharding is not None and cannot_group(spec.sharding, spec.num_gpus, spec.shard_size) is not None,
-         cannot_group(spec.sharding or "", spec.num_gpus, spec.shard_size) or ""),
-        (spec.device == "cpu",
-         f"{given} needs device cuda: NVIDIA GPUs that are visible here, or emulated ones, as by "
-         f"--emulate 'H100-SXM x{min(spec.num_gpus, 16)}'"),
-        (spec.weights == "pretrained",
-         "several GPUs are given random weights alone: memory does not depend on the values; use weights random"),
-        (spec.torch_compile, "torch_compile is not run on several GPUs; leave it out"),
-        (spec.fused_linear_cross_entropy,
-         "fused_linear_cross_entropy reads the head's weight past the module that would gather it, and is not run on "
-         "several GPUs; leave it out"),
-        ("fp16" in (spec.dtype, spec.autocast),
-         "fp16 on several GPUs is trained under a gradient scaler, which is not run here; use bf16"),
-        (spec.sharding in FSDP1 and spec.kbit_prep != "none",
-         f"kbit_prep {spec.kbit_prep} raises norms to fp32, which {spec.sharding} does not flatten with {spec.dtype} "
-         "weights in one unit; use kbit_prep none, or sharding fsdp"),
-        (spec.sharding in FSDP2 and spec.optim not in DTENSOR_OPTIMIZERS, _no_dtensors(spec)),
-        (spec.sharding is not None and cannot_shard(spec, spec.sharding) is not None,
-         cannot_shard(spec, spec.sharding or "") or ""),
-        (spec.sharding == TENSOR_PARALLEL and cannot_divide_layers(spec) is not None, cannot_divide_layers(spec) or ""),
-        (cannot_share_sequences(spec) is not None, cannot_share_sequences(spec) or ""),
-        (spec.sharding is not None and cannot_offload(spec, spec.sharding) is not None,
-         cannot_offload(spec, spec.sharding or "") or ""),
-    ]  # fmt: skip
-    return [
-        (not several and spec.offload != "none", f"offload {spec.offload} {alone} more, or leave it out"),
-        (not several and spec.sharding is not None, f"sharding {spec.sharding} {alone} more, or leave it out"),
-        (not several and spec.shard_size is not None, f"shard_size {spec.shard_size} {alone} more, or leave it out"),
-        (not several and spec.cp_size > 1, f"cp_size {spec.cp_size} {alone} more, or leave it out"),
-        (
-            cannot_rotate(spec.cp_size, spec.cp_rotation) is not None,
-            cannot_rotate(spec.cp_size, spec.cp_rotation) or "",
-        ),
-        (not several and spec.only_rank is not None, f"only_rank {spec.only_rank} {alone} more, or leave it out"),
-        *((several and broken, reason) for broken, reason in rules),
-    ]
-
-
-def cannot_rotate(cp_size: int, cp_rotation: str) -> str | None:
-    """Why nothing goes from rank to rank so, and what to do; None where it does, or the rotation is the usual one."""
-    if cp_size > 1 or cp_rotation == "allgather":
-        return None
-    return f"cp_rotation {cp_rotation} is of ranks that share each sequence; set cp_size to 2 or more"
-
-
-def cannot_group(sharding: str, num_gpus: int, shard_size: int | None) -> str | None:
-    """Why so many ranks make no groups of ``shard_size``, and what to do; None where they do, or none are asked for."""
-    given = f"shard_size {shard_size}"
-    if sharding not in HYBRID:
-        alone = f"{given}: {sharding} makes all ranks one group; use sharding {' or '.join(HYBRID)}, or leave it out"
-        return alone if shard_size is not None else None
-    if shard_size is None or shard_size < 2:
-        return f"{given}: a group of {sharding} has at least 2 ranks, which share the model; use ddp to share nothing"
-    if num_gpus % shard_size:
-        return (
-            f"num_gpus {num_gpus} under {sharding} is no multiple of {given}, the ranks of one group; set shard_size "
-            "to a divisor of it"
-        )
-    if num_gpus == shard_size:
-        return (
-            f"{given} under {sharding} makes all {num_gpus} ranks one group, and nothing is replicated; use sharding "
-            f"{sharding.removesuffix('-hybrid')}, or more GPUs"
-        )
-    return None
-
-
-def cannot_shard(spec: CellSpec, sharding: str) -> str | None:
-    """Why the libraries cannot run the cell so at all, and what to do; None where they can, or nobody knows."""
-    if spec.quant == "int8" and sharding.startswith("fsdp"):
-        return (
-            f"quant int8 under {sharding}: FSDP takes away what bitsandbytes keeps on an int8 weight, and the first "
-            "forward fails; use quant nf4, or sharding ddp, zero1 or zero2, which leave frozen weights whole"
-        )
-    if spec.quant != "none" and sharding == "fsdp1-shard-grad-op":
-        return (
-            f"quant {spec.quant} under {sharding}: torch ends it in the first backward (FSDP does not support changing "
-            "the parameters between forward and backward); use sharding fsdp1, or fsdp-shard-grad-op"
-        )
-    return None
-
-
-def _no_dtensors(spec: CellSpec) -> str:
-    return (
-        f"{spec.sharding} hands the optimizer DTensors, which {spec.optim} does not take; use "
-        f"{', '.join(DTENSOR_OPTIMIZERS)}, or fsdp1"
-    )
-
-
-def cannot_divide_layers(spec: CellSpec) -> str | None:
-    """What transformers 5.23 with peft 0.21 does not run by ``tp_plan="auto"``; each was seen to fail under Trainer."""
-    if spec.optim not in DTENSOR_OPTIMIZERS:
-        return _no_dtensors(spec)
-    if spec.quant != "none":
-        return (
-            f"quant {spec.quant} under tp: transformers makes DTensors of the parts, and peft asks them what only "
-            "bitsandbytes' own weights have ('DTensor' object has no attribute 'compress_statistics'); use method "
-            "lora, or sharding fsdp"
-        )
-    targets = lora_target_names(spec) if spec.method != "full" else []
-    if targets is None or any(one in ROW_WISE for one in targets):
-        return (
-            f"lora_targets {'all-linear' if targets is None else ','.join(targets)} under tp: the adapter of a layer "
-            f"that is divided by its inputs ({', '.join(ROW_WISE[:2])}) is as wide as a part, and taken for the whole "
-            '("shape is invalid" in the first forward); use lora_targets q_v, or sharding fsdp'
-        )
-    if spec.dora:
-        return (
-            "dora under tp: peft adds a whole B(A(x)) to a weight of which a rank has a part (got mixed torch.Tensor "
-            "and DTensor, in the first forward); leave dora out, or use sharding fsdp"
-        )
-    heads = {name: spec.architecture.get(name) for name in ("num_attention_heads", "num_key_value_heads")}
-    uneven = [f"{name} {count}" for name, count in heads.items() if isinstance(count, int) and count % spec.num_gpus]
-    if uneven:
-        return (
-            f"num_gpus {spec.num_gpus} under tp: {' and '.join(uneven)} cannot be divided by it, and a rank has no "
-            "part of a head; use a number that divides both"
-        )
-    return None
-
-
-def cannot_share_sequences(spec: CellSpec) -> str | None:
-    """What accelerate and torch do not run by context parallelism, or run as another model; None where they run it."""
-    if spec.cp_size == 1:
-        return None
-    given, sharing = f"cp_size {spec.cp_size}", spec.shard_size or spec.num_gpus
-    if spec.sharding not in FSDP2:
-        return (
-            f"{given} under {spec.sharding}: accelerate splits sequences beside FSDP2 alone; use sharding "
-            f"{', '.join(FSDP2)}, or leave it out"
-        )
-    if sharing % spec.cp_size:
-        name = "num_gpus" if spec.shard_size is None else "shard_size"
-        return (
-            f"{given}: {name} {sharing} is no multiple of it, the ranks that share each sequence; set it to a divisor"
-        )
-    if spec.cp_size == spec.shard_size:
-        return (
-            f"{given} under {spec.sharding} is all of shard_size {sharing}, and accelerate wants two batches in a "
-            "group at least; use a smaller one, or sharding fsdp"
-        )
-    if spec.attn != "sdpa":
-        return f"attn {spec.attn} with {given}: torch's ring attention stands in for sdpa's alone; use attn sdpa"
-    if spec.padding:
-        return (
-            f"padding with {given}: accelerate drops the mask, and padding would be attended to; pack sequences to one "
-            "length, and leave it out"
-        )
-    if spec.seq_len % (2 * spec.cp_size):
-        return (
-            f"seq_len {spec.seq_len} with {given}: each rank takes a part from the front and one from the back, so the "
-            f"length is a multiple of {2 * spec.cp_size}; use {_near(spec.seq_len, 2 * spec.cp_size)}"
-        )
-    if spec.model_type in _NO_RING:
-        return (
-            f"{given}: accelerate takes the mask, which ring attention has no place for, from modules that are named "
-            f"self_attn, and {spec.model_type} has none; leave it out"
-        )
-    if (spec.dtype, spec.autocast) == ("fp32", "none") and _has_grouped_heads(spec.architecture):
-        return (
-            f"dtype fp32 without autocast, with {given}: sdpa has no fused kernel for grouped heads in fp32, and ring "
-            "attention stands in for fused ones alone; use autocast bf16"
-        )
-    if kinds := _partial_attention(spec.architecture):
-        return (
-            f"{given}: {spec.model} has {kinds}, whose mask accelerate would drop; it splits sequences of models with "
-            "full causal attention alone; leave it out"
-        )
-    return None
-
-
-def _near(length: int, unit: int) -> str:
-    below = length // unit * unit
-    return f"{below} or {below + unit}" if below else f"{unit}"
-
-
-def _has_grouped_heads(architecture: dict[str, Any]) -> bool:
-    heads = architecture.get("num_attention_heads")
-    return architecture.get("num_key_value_heads", heads) != heads
-
-
-def _partial_attention(architecture: dict[str, Any]) -> str:
-    """The attention of a config.json that does not look at all tokens before, in words; empty where there is none."""
-    kinds = set(architecture.get("layer_types") or ()) - {"full_attention"}
-    if kinds:
-        return f"layers of {' and '.join(sorted(kinds))}"
-    window = architecture.get("sliding_window")
-    return f"a sliding window of {window}" if window and architecture.get("use_sliding_window", True) else ""
-
-
-def cannot_offload(spec: CellSpec, sharding: str) -> str | None:
-    """Why nothing of a rank goes to the host so, and what to do; None where it does, or nothing is asked to."""
-    if spec.offload == "none":
-        return None
-    given = f"offload {spec.offload} under {sharding}"
-    if sharding == "ddp":
-        return f"{given}: DistributedDataParallel keeps all on the card; use sharding fsdp, fsdp1, zero2 or zero3"
-    if sharding == TENSOR_PARALLEL:
-        return f"{given}: a rank keeps its part of every layer on its card; use more of them, or sharding fsdp"
-    if sharding == DEVICE_MAP:
-        return f"{given}: what no card has room for is not laid on the host here; use more cards, or sharding fsdp"
-    if sharding not in ZERO and spec.offload == "optimizer":
-        return f"{given}: FSDP keeps parameters, gradients and state on the host, or none of them; use offload params"
-    if sharding in ("zero1", "zero2") and spec.offload == "params":
-        return f"{given}: DeepSpeed keeps parameters on the host under zero3 alone; use zero3, or offload optimizer"
-    if sharding in ZERO and spec.optim not in CPU_ADAM:
-        return f"{given}: DeepSpeed's CPUAdam steps on the host, and {spec.optim} is not that; use {CPU_ADAM[0]}"
-    if spec.optim.startswith("paged_"):
-        return f"{given}: {spec.optim} pages between GPU and host what is on the host alone; use adamw_torch"
-    return None
-
-
-def _architecture_reasons(spec: CellSpec) -> list[str]:
-    reasons = []
-    longest = spec.learned_positions
-    if longest is not None and spec.seq_len > longest:
-        reasons.append(f"seq_len {spec.seq_len} is longer than the {longest} learned positions of {spec.model}")
-    if spec.attn == "sdpa" and spec.model_type in _NO_SDPA:
-        reasons.append(f"transformers has no sdpa attention for {spec.model_type}; use attn eager")
-    if spec.attn == "flash_attention_2" and spec.model_type in _NO_FLASH:
-        other = "eager" if spec.model_type in _NO_SDPA else "sdpa"
-        reasons.append(f"transformers has no flash_attention_2 for {spec.model_type}; use attn {other}")
-    if spec.fused_linear_cross_entropy and spec.model_type in _NO_FUSED_LOSS:
-        reasons.append(f"liger-kernel has no fused_linear_cross_entropy for {spec.model_type}; leave it out")
-    return reasons
-
-
-assert set(OPTIM_ALIASES.values()) <= set(get_args(Optim))

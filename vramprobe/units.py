@@ -85,6 +85,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def short_seconds(seconds: float) -> str:
+    """Three digits with the unit that suits: ``1.23 s``, ``45.6 ms``, ``789 µs``."""
+    value, unit = (
+        (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms") if seconds >= 1e-3 else (seconds * 1e6, "µs")
+    )
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
 def parse_duration(text: str) -> float:
     """Seconds from ``90s``, ``9m``, ``1.5h``, ``2d`` or a number of seconds. Raises SpecError on anything else."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)\s*", text)

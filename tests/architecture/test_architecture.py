@@ -14,8 +14,15 @@ from vramprobe.errors import VramprobeError
 
 ENTRIES = [entry for entry in catalog.list_models() if entry.model_type in SUPPORTED_MODEL_TYPES]
 
-TINY_LLAMA = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 4,
-              "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 10}  # fmt: skip
+TINY_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 10,
+}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -33,9 +40,14 @@ def test_a_tiny_llama_by_hand() -> None:
     assert arch.num_params == 2 * 80 + 2 * (2 * 64 + 2 * 32 + 3 * 96 + 16) + 8
     assert (arch.num_heads, arch.num_kv_heads, arch.head_size) == (4, 2, 2)
     assert [(linear.name.rpartition(".")[2], linear.num_in, linear.num_out) for linear in arch.linears] == [
-        ("q_proj", 8, 8), ("k_proj", 8, 4), ("v_proj", 8, 4), ("o_proj", 8, 8),
-        ("gate_proj", 8, 12), ("up_proj", 8, 12), ("down_proj", 12, 8),
-    ]  # fmt: skip
+        ("q_proj", 8, 8),
+        ("k_proj", 8, 4),
+        ("v_proj", 8, 4),
+        ("o_proj", 8, 8),
+        ("gate_proj", 8, 12),
+        ("up_proj", 8, 12),
+        ("down_proj", 12, 8),
+    ]
 
 
 def test_tied_embeddings_count_once() -> None:
@@ -47,8 +59,11 @@ def test_tied_embeddings_count_once() -> None:
 def test_gpt2_linears_know_in_from_out() -> None:
     config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": 10}
     assert [(linear.num_in, linear.num_out, linear.bias) for linear in architecture(config).linears] == [
-        (8, 24, True), (8, 8, True), (8, 32, True), (32, 8, True),
-    ]  # fmt: skip
+        (8, 24, True),
+        (8, 8, True),
+        (8, 32, True),
+        (32, 8, True),
+    ]
 
 
 def test_unsupported_family_names_the_supported_ones() -> None:
@@ -65,9 +80,15 @@ SIZES = {
     "llama": TINY_LLAMA,
     "gpt_neox": {name: size for name, size in TINY_LLAMA.items() if name != "num_key_value_heads"},
     "gpt2": {"n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": 10},
-    "opt": {"hidden_size": 8, "ffn_dim": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 10,
-            "max_position_embeddings": 16},
-}  # fmt: skip
+    "opt": {
+        "hidden_size": 8,
+        "ffn_dim": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 10,
+        "max_position_embeddings": 16,
+    },
+}
 REQUIRED = [
     (family, key)
     for family, config in SIZES.items()
@@ -132,8 +153,10 @@ def test_absent_keys_mean_what_they_mean_to_transformers() -> None:
     assert architecture(bare).num_kv_heads == architecture(bare | {"num_key_value_heads": None}).num_kv_heads == 4
     many = bare | {"num_attention_heads": 64, "hidden_size": 128}
     for family, num_kv_heads, head_size, window in (
-        ("mistral", 8, 2, 4096), ("qwen2", 32, 2, None), ("qwen3", 32, 128, None),
-    ):  # fmt: skip
+        ("mistral", 8, 2, 4096),
+        ("qwen2", 32, 2, None),
+        ("qwen3", 32, 128, None),
+    ):
         arch = architecture(many | {"model_type": family})
         assert (arch.num_kv_heads, arch.head_size, arch.sliding_window) == (num_kv_heads, head_size, window)
     assert architecture(many | {"model_type": "mistral", "sliding_window": None}).sliding_window is None

@@ -12,8 +12,13 @@ from vramprobe.architecture import SUPPORTED_MODEL_TYPES, Architecture, Unsuppor
 from vramprobe.errors import VramprobeError
 
 #: So many heads that defaults for keys and values differ from them; a whole Qwen window; a Phi's own padding token.
-SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 64, "num_hidden_layers": 30,
-         "vocab_size": 32_064}  # fmt: skip
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 30,
+    "vocab_size": 32_064,
+}
 BARE: dict[str, dict[str, Any]] = dict.fromkeys(SUPPORTED_MODEL_TYPES, SIZES) | {
     "gpt2": {"n_embd": 128, "n_head": 64, "n_layer": 2, "n_positions": 16, "vocab_size": 50_257},
     "opt": SIZES | {"ffn_dim": 96, "max_position_embeddings": 16},

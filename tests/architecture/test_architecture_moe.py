@@ -9,7 +9,7 @@ from mixtures import FAMILIES, moe_cell
 
 from vramprobe.architecture import architecture
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.terms.parameters import Tensor, lora_targets, tensors
+from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
 
 
 def prepared(family: str, **words: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/ as modules, which import each other by name."""
+"""The scripts of benchmarks/ as modules."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports one by its name, as ``python benchmarks/NAME.py`` would."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
+    """Imports one by its name under benchmarks/, as another script would: ``script("truth.claims")``."""
+    sys.path.insert(0, str(ROOT))
+    yield lambda name: importlib.import_module(f"benchmarks.{name}")
+    sys.path.remove(str(ROOT))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,15 +17,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark_catalog", ROOT / "benchmarks" / "catalog.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def benchmark(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("truth.catalog")
 
 
 def test_the_page_is_what_the_table_says_and_no_architecture_is_missing() -> None:
-    words = [sys.executable, "benchmarks/catalog.py", "--check"]
+    words = [sys.executable, "benchmarks/truth/catalog.py", "--check"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -40,8 +38,15 @@ def test_every_architecture_ran_and_those_that_are_walked_are_counted(benchmark)
 
 @pytest.mark.parametrize(
     ("slug", "depth"),
-    [("llama-3.1-8b", 2), ("qwen3.5-27b", 4), ("qwen3-next-80b-a3b", 4), ("deepseek-v3", 4), ("nemotron-h-56b", 8),
-     ("granite-4.0-h-tiny", 6), ("gpt-oss-120b", 2)],
-)  # fmt: skip
+    [
+        ("llama-3.1-8b", 2),
+        ("qwen3.5-27b", 4),
+        ("qwen3-next-80b-a3b", 4),
+        ("deepseek-v3", 4),
+        ("nemotron-h-56b", 8),
+        ("granite-4.0-h-tiny", 6),
+        ("gpt-oss-120b", 2),
+    ],
+)
 def test_a_cut_has_a_layer_of_each_kind(benchmark, slug: str, depth: int) -> None:
     assert benchmark.depth_of_each_kind(catalog.find_model(slug).config) == depth

@@ -12,16 +12,16 @@ import pytest
 from vramprobe.catalog import find_gpu
 from vramprobe.model.memory_model import shipped_fit
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
 Script = Callable[[str], ModuleType]
 
 
 def test_fit_records_and_tables_agree(script: Script) -> None:
-    assert script("emulated_fit").stale() == []
+    assert script("truth.emulated_fit").stale() == []
 
 
 def test_a_changed_table_is_stale(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = script("emulated_fit")
+    module = script("truth.emulated_fit")
     table = tmp_path / "emulated_fit.csv"
     table.write_text(module.TABLE.read_text().replace(",full,", ",lora,", 1))
     table.with_suffix(".md").write_text(module.TABLE.with_suffix(".md").read_text())
@@ -30,7 +30,7 @@ def test_a_changed_table_is_stale(script: Script, monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_holds_nothing_above_10b_and_of_no_unseen_card_and_every_other_row_is_held_out(script: Script) -> None:
-    module = script("emulated_fit")
+    module = script("truth.emulated_fit")
     fitted = [record for record in module.read_records() if module.is_fitted(record)]
     assert fitted
     assert max(record.spec.num_params for record in fitted) < 10e9
@@ -43,7 +43,7 @@ def test_it_holds_nothing_above_10b_and_of_no_unseen_card_and_every_other_row_is
 def test_it_is_within_what_is_asked_of_it_on_what_it_has_not_seen(script: Script) -> None:
     """Allocated 0.1 % in the mean and 1 % at worst, reserved 1 % and 5 %, intervals that hold at least 85 %: all of
     them, since none is narrower than what is set aside until a GPU has been measured."""
-    module = script("emulated_fit")
+    module = script("truth.emulated_fit")
     rows = [row for row in module.read_rows() if not module.is_unseen_card(row)]
     for tier, mean, worst in (("allocated", 0.1, 1.0), ("reserved", 1.0, 5.0)):
         errors = [abs(float(row[f"{tier}_error_percent"])) for row in rows]
@@ -60,7 +60,7 @@ def test_it_ships_for_cards_of_nvidias_alone() -> None:
 
 
 def test_the_table_of_verdicts_is_what_its_csv_says_and_none_is_a_false_fits(script: Script) -> None:
-    module = script("emulated_edges")
+    module = script("truth.emulated_edges")
     with module.TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert module.TABLE.with_suffix(".md").read_text() == module.summary(rows)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from factories import make_environment, make_record, make_spec
+from grids import grid
 
 from vramprobe import api, catalog
 from vramprobe.records import store
@@ -24,7 +25,7 @@ from vramprobe.sweep.definition import Sweep, load_sweep
 from vramprobe.sweep.plan import Policy
 
 ROOT = Path(__file__).parents[2]
-STAGES = ROOT / "benchmarks" / "h200"
+STAGES = ROOT / "benchmarks" / "gpu"
 SWEEPS = ROOT / "configs" / "sweeps"
 CALIBRATION, EDGES, SPEED = "h200-calibration", "h200-edges", "h200-speed"
 HELD_OUT = ("h200-held-out", "h200-claims")
@@ -37,17 +38,15 @@ CELL_SECONDS = 240
 
 @pytest.fixture(scope="module", autouse=True)
 def _scripts() -> Any:
-    folders = [str(STAGES), str(STAGES.parent)]
-    sys.path[:0] = folders
+    sys.path.insert(0, str(ROOT))
     yield
-    for folder in folders:
-        sys.path.remove(folder)
+    sys.path.remove(str(ROOT))
 
 
 def script(name: str) -> ModuleType:
     import importlib
 
-    return importlib.import_module(name)
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +59,29 @@ def test_every_sweep_of_the_campaign_has_its_stage() -> None:
     assert sorted(re.findall(r"(?<!\w)sweep (h200-[\w-]+)", text)) == sorted(NAMES)
     assert f"${{CELL_SECONDS:-{CELL_SECONDS}}}" in text
     subprocess.run(["bash", "-n", STAGES / "stage.sh"], check=True)
-    usage = subprocess.run(["bash", STAGES / "stage.sh", "6"], env={"OUT": "/dev/null/no", "PATH": "/usr/bin:/bin"},
-                           capture_output=True, text=True)  # fmt: skip
+    usage = subprocess.run(
+        ["bash", STAGES / "stage.sh", "6"],
+        env={"OUT": "/dev/null/no", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
     assert usage.returncode != 0
+
+
+def stages_run(tmp_path: Path, python: str) -> tuple[int, list[str]]:
+    env = {"OUT": str(tmp_path / "out"), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "PYTHON": python}
+    done = subprocess.run(["bash", STAGES / "stage.sh", "all"], env=env, capture_output=True, text=True)
+    return done.returncode, re.findall(r"^== stage (\w+)$", done.stdout, re.MULTILINE)
+
+
+def test_one_command_runs_every_stage_and_says_whether_one_failed(tmp_path: Path) -> None:
+    stages = ["0", "tests", "1", "predict", "2", "3", "snapshots", "4", "5", "compare"]
+    assert stages_run(tmp_path, "/bin/true") == (0, stages)
+    status, ran = stages_run(tmp_path, "/bin/false")
+    assert status != 0
+    assert ran == stages
+    (tmp_path / "out" / "predictions-fitted.json").touch()
+    assert stages_run(tmp_path, "/bin/true") == (0, [stage for stage in stages if stage != "predict"])
 
 
 def test_there_are_cells_enough_and_the_fit_sees_none_that_it_is_judged_by(sweeps: dict[str, Sweep]) -> None:
@@ -78,19 +97,24 @@ def test_there_are_cells_enough_and_the_fit_sees_none_that_it_is_judged_by(sweep
     assert fitted < min(spec.num_params for spec in sweeps["h200-held-out"].cells)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", grid(NAMES, EDGES, SPEED))
 def test_a_stage_is_planned_within_its_box(name: str, tmp_path: Path) -> None:
-    plan = api.plan(SWEEPS / f"{name}.yaml", gpu="H200", out=tmp_path, engine="formula",
-                    policy=Policy(skip=False, replicate_share=0.05))  # fmt: skip
+    plan = api.plan(
+        SWEEPS / f"{name}.yaml",
+        gpu="H200",
+        out=tmp_path,
+        engine="formula",
+        policy=Policy(skip=False, replicate_share=0.05),
+    )
     assert plan.seconds <= BOX_SECONDS
     assert 2 * max(row.seconds for row in plan.rows) <= CELL_SECONDS
     assert "skip" not in plan.actions()
 
 
 def test_the_claims_sweep_is_what_its_script_makes() -> None:
-    claims_sweep = script("claims_sweep")
+    claims_sweep = script("gpu.claims_sweep")
     assert claims_sweep.without_plan(claims_sweep.TARGET.read_text()) == claims_sweep.content(), (
-        "stale: python benchmarks/h200/claims_sweep.py, then python benchmarks/planned.py"
+        "stale: python benchmarks/gpu/claims_sweep.py, then python tools/planned.py"
     )
 
 
@@ -129,20 +153,33 @@ def test_the_stand_ins_are_tiny_and_have_the_same_axes(name: str, tmp_path: Path
 def measured(spec: Any, *, share: float = 1.0, **overrides: Any) -> RunRecord:
     """A GPU's record of the cell, whose peak is ``share`` of a gigabyte."""
     size = round(share * 10**9)
-    peak = Peak(phase="backward", step=2, allocated_bytes=size, reserved_bytes=2 * size, device_bytes=3 * size,
-                load_allocated_bytes=1)  # fmt: skip
+    peak = Peak(
+        phase="backward",
+        step=2,
+        allocated_bytes=size,
+        reserved_bytes=2 * size,
+        device_bytes=3 * size,
+        load_allocated_bytes=1,
+    )
     return make_record(spec, **({"peak": peak} | overrides))
 
 
 def predicted(spec: Any, value: int) -> dict[str, Any]:
-    tiers = {tier: [times * value, times * value - 1, times * value + 1]
-             for times, tier in enumerate(("allocated", "reserved", "device"), 1)}  # fmt: skip
-    return {"cell_id": spec.cell_id, "fingerprint": spec.fingerprint, "method": spec.method, "formula": tiers,
-            "trace": "no such thing"}  # fmt: skip
+    tiers = {
+        tier: [times * value, times * value - 1, times * value + 1]
+        for times, tier in enumerate(("allocated", "reserved", "device"), 1)
+    }
+    return {
+        "cell_id": spec.cell_id,
+        "fingerprint": spec.fingerprint,
+        "method": spec.method,
+        "formula": tiers,
+        "trace": "no such thing",
+    }
 
 
 def test_what_is_measured_can_no_longer_be_predicted(tmp_path: Path) -> None:
-    predictions = script("predictions")
+    predictions = script("gpu.predictions")
     cells = [make_spec(), make_spec(seq_len=32)]
     assert predictions.measured_already(tmp_path, cells) == []
     store.append(tmp_path / "records.jsonl", make_record(make_spec(seq_len=64)))
@@ -160,7 +197,7 @@ def test_what_is_measured_can_no_longer_be_predicted(tmp_path: Path) -> None:
 
 
 def test_the_committed_predictions_are_of_the_sweeps_cells_and_clean(sweeps: dict[str, Sweep]) -> None:
-    """A sweep that changes before it is run is predicted anew: bash benchmarks/h200/stage.sh predict."""
+    """A sweep that changes before it is run is predicted anew: bash benchmarks/gpu/stage.sh predict."""
     content = json.loads((ROOT / "results" / "h200" / "predictions.json").read_text())
     assert content["kind"].startswith("predictions, made before the cells were run; nothing here is measured")
     assert content["dirty"] is False
@@ -171,7 +208,7 @@ def test_the_committed_predictions_are_of_the_sweeps_cells_and_clean(sweeps: dic
 
 
 def test_a_prediction_is_written_by_both_engines_in_the_tiers_that_are_known() -> None:
-    predictions = script("predictions")
+    predictions = script("gpu.predictions")
     spec = make_spec()
     row = predictions.row(spec, "s", {"formula": predictions.by_formula(spec, None), "trace": "not this one"})
     value, low, high = row["formula"]["allocated"]
@@ -186,15 +223,18 @@ def test_a_prediction_is_written_by_both_engines_in_the_tiers_that_are_known() -
 
 
 def test_errors_are_by_engine_tier_and_method() -> None:
-    compare = script("compare")
+    compare = script("gpu.compare")
     full, lora = make_spec(), make_spec(method="lora")
     records = {one.fingerprint: measured(one, share=share) for one, share in ((full, 1.0), (lora, 2.0))}
     content = {"cells": [predicted(full, 10**9), predicted(lora, 18 * 10**8)]}
     pairs = compare.pairs_of(content, records)
     assert {pair.engine for pair in pairs} == {"formula"}
     errors = {(pair.tier, pair.method): pair.error for pair in pairs}
-    assert errors == {(tier, method): pytest.approx(error) for tier in compare.TIERS
-                      for method, error in (("full", 0.0), ("lora", -0.1))}  # fmt: skip
+    assert errors == {
+        (tier, method): pytest.approx(error)
+        for tier in compare.TIERS
+        for method, error in (("full", 0.0), ("lora", -0.1))
+    }
     table = compare.accuracy(pairs)
     assert "| formula | allocated | full | 1 | 0.00 % | 0.00 % | – | 1 of 1 | – |" in table
     assert (
@@ -206,7 +246,7 @@ def test_errors_are_by_engine_tier_and_method() -> None:
 
 
 def test_a_cell_that_ran_out_of_memory_is_named_and_no_error() -> None:
-    compare = script("compare")
+    compare = script("gpu.compare")
     spec = make_spec()
     gone = make_record(spec, outcome=Oom(phase="backward", message="out"))
     content, records = {"cells": [predicted(spec, 10**9)]}, {spec.fingerprint: gone}
@@ -215,13 +255,19 @@ def test_a_cell_that_ran_out_of_memory_is_named_and_no_error() -> None:
 
 
 def test_a_prediction_that_came_late_is_told(tmp_path: Path) -> None:
-    compare = script("compare")
+    compare = script("gpu.compare")
     spec = make_spec()
     record = measured(spec)
     for days, said in ((-1, False), (1, True)):
         moment = datetime.fromisoformat(record.started_at) + timedelta(days=days)
-        content = {"made_at": moment.isoformat(), "commit": "c", "dirty": False, "fit": None,
-                   "card": None, "cells": [predicted(spec, 10**9)]}  # fmt: skip
+        content = {
+            "made_at": moment.isoformat(),
+            "commit": "c",
+            "dirty": False,
+            "fit": None,
+            "card": None,
+            "cells": [predicted(spec, 10**9)],
+        }
         (tmp_path / "predictions.json").write_text(json.dumps(content))
         text = "".join(compare.predicted(tmp_path, {spec.fingerprint: record}))
         assert "1 of 1 cells run since" in text
@@ -229,9 +275,11 @@ def test_a_prediction_that_came_late_is_told(tmp_path: Path) -> None:
 
 
 def test_cells_that_were_run_on_another_gpu_than_predicted_are_told() -> None:
-    compare = script("compare")
-    on = {name: make_record(environment=make_environment(device_name=name))
-          for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")}  # fmt: skip
+    compare = script("gpu.compare")
+    on = {
+        name: make_record(environment=make_environment(device_name=name))
+        for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+    }
     said = compare.run_elsewhere("H200 SXM", list(on.values()))
     assert said.startswith("1 of them on NVIDIA H100 80GB HBM3, not on the H200 SXM")
     assert compare.run_elsewhere("H200 SXM", [on["NVIDIA H200"]]) is None
@@ -248,10 +296,14 @@ echo why > $folder/logs/cell.log
 """
 
 
-@pytest.mark.parametrize(("end", "status", "left"), [
-    ("exit 1", 1, {"h200-edges/records.jsonl", "h200-edges.logs.tgz"}),
-    ("kill -KILL $PPID", -9, {"h200-edges/records.jsonl", "h200-edges/.lock"}),  # the ten minutes are over
-], ids=["ended", "killed"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("end", "status", "left"),
+    [
+        ("exit 1", 1, {"h200-edges/records.jsonl", "h200-edges.logs.tgz"}),
+        ("kill -KILL $PPID", -9, {"h200-edges/records.jsonl", "h200-edges/.lock"}),  # the ten minutes are over
+    ],
+    ids=["ended", "killed"],
+)
 def test_a_stage_leaves_few_files_to_carry_home(end: str, status: int, left: set[str], tmp_path: Path) -> None:
     """Eight come back from a lent machine: logs must not take the records' place."""
     stub = tmp_path / "python"
@@ -288,7 +340,7 @@ def test_a_lent_call_takes_up_what_was_measured_and_starts_nothing_late(tmp_path
 
 
 def test_a_rate_is_tokens_over_the_median_step() -> None:
-    compare = script("compare")
+    compare = script("gpu.compare")
     spec = make_spec()
     timing = Timing(step_seconds=[0.5, 0.1, 0.2], total_seconds=1.0)
     assert f"| {spec.cell_id} | 3 | 0.2000 | 160 | – |" in compare.speed([make_record(spec, timing=timing)])
@@ -296,7 +348,7 @@ def test_a_rate_is_tokens_over_the_median_step() -> None:
 
 
 def test_the_time_of_a_sweep_adds_up() -> None:
-    sweep_time = script("sweep_time")
+    sweep_time = script("speed.sweep_time")
     began = datetime(2026, 3, 1, tzinfo=UTC)
 
     def attempt(seconds: float, **timing: Any) -> RunRecord:
@@ -304,8 +356,13 @@ def test_the_time_of_a_sweep_adds_up() -> None:
         moment = (began + timedelta(seconds=seconds)).isoformat()
         return make_record(started_at=moment, timing=Timing(total_seconds=10.0, **timing), **outcome)
 
-    whole = {"load_seconds": 2.0, "first_step_seconds": 1.0, "traced_seconds": 3.0, "history_seconds": 0.5,
-             "step_seconds": [0.25, 0.25]}  # fmt: skip
+    whole = {
+        "load_seconds": 2.0,
+        "first_step_seconds": 1.0,
+        "traced_seconds": 3.0,
+        "history_seconds": 0.5,
+        "step_seconds": [0.25, 0.25],
+    }
     time = sweep_time.sweep_time([attempt(0, **whole), attempt(12), attempt(1000, **whole)])  # and a pause
     assert (time.num_attempts, time.wall_seconds) == (3, 32.0)
     assert (time.load_seconds, time.warm_up_seconds, time.step_seconds) == (4.0, 2.0, 6.0)
@@ -317,7 +374,7 @@ def test_the_time_of_a_sweep_adds_up() -> None:
 
 def test_every_fact_that_a_cpu_knows_is_of_a_closed_form() -> None:
     """By hand for a llama of width 2, MLP 3, one head of size 4: the seven linears and their adapters."""
-    facts = script("facts")
+    facts = script("gpu.facts")
     widths = facts.Widths(h=2, f=3, q=4, kv=4, n_h=1)
     assert widths.params == 2 * 4 * 2 + 2 * 2 * 4 + 3 * 2 * 3
     assert widths.inputs == 3 * 2 + 4 + 2 * 2 + 3  # q, k, v; o; gate, up; down
@@ -339,8 +396,11 @@ class Bench:
             raise RuntimeError("out of memory")
         facts = SimpleNamespace(attention_kernels=self.kernels.get(options.get("padding", False), []))
         slack = 900_000 * (size.num_layers == 6)
-        phase = SimpleNamespace(name="backward", requested_peak_bytes=10**6 * size.num_layers,
-                                allocated_peak_bytes=10**6 * size.num_layers + slack)  # fmt: skip
+        phase = SimpleNamespace(
+            name="backward",
+            requested_peak_bytes=10**6 * size.num_layers,
+            allocated_peak_bytes=10**6 * size.num_layers + slack,
+        )
         peak = SimpleNamespace(allocated_bytes=phase.allocated_peak_bytes, reserved_bytes=next(self.reserved, 0))
         ledger = SimpleNamespace(saved_activations_bytes=0, unaccounted_bytes=0)
         spec = SimpleNamespace(num_tokens=512)
@@ -348,7 +408,7 @@ class Bench:
 
 
 def test_a_case_that_fails_leaves_the_others_to_be_measured() -> None:
-    facts = script("facts")
+    facts = script("gpu.facts")
     found = list(facts.saved_activations(Bench()))
     assert len(found) == 2 * len(facts.SAVED)
     assert [fact.says for fact in found].count("the check itself failed") == 4  # two of full, at two sizes
@@ -356,33 +416,36 @@ def test_a_case_that_fails_leaves_the_others_to_be_measured() -> None:
 
 
 def test_facts_are_of_what_was_asked_for_and_not_of_what_the_allocator_adds() -> None:
-    facts, bench = script("facts"), Bench()
+    facts, bench = script("gpu.facts"), Bench()
     bench.failing = "none"
     assert all(fact.holds for fact in facts.depth(bench))
 
 
 @pytest.mark.parametrize(("reserved", "holds"), [((0, 20 * 2**20), True), ((0, 20 * 2**20 + 1), False)])
 def test_a_replicate_may_reserve_a_segment_more(reserved: Any, holds: bool) -> None:
-    facts = script("facts")
+    facts = script("gpu.facts")
     found = {fact.name: fact for fact in facts.repeats(Bench(reserved=reserved))}
     assert found["replicates: reserved"].holds is holds
     assert found["replicates: allocated"].holds is True
 
 
-@pytest.mark.parametrize(("without", "padded", "holds"), [
-    ("ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention", True),
-    ("ScaledDotProductFlashAttention", "ScaledDotProductFlashAttention", False),
-    ("ScaledDotProductCudnnAttention", "ScaledDotProductCudnnAttention", None),  # no flash to be turned off
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("without", "padded", "holds"),
+    [
+        ("ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention", True),
+        ("ScaledDotProductFlashAttention", "ScaledDotProductFlashAttention", False),
+        ("ScaledDotProductCudnnAttention", "ScaledDotProductCudnnAttention", None),  # no flash to be turned off
+    ],
+)
 def test_padding_turns_flash_off_only_where_it_was_on(without: str, padded: str, holds: bool | None) -> None:
-    facts, bench = script("facts"), Bench({False: [without], True: [padded]})
+    facts, bench = script("gpu.facts"), Bench({False: [without], True: [padded]})
     bench.failing = "none"
     (found,) = facts.attention(bench)
     assert found.holds is holds
 
 
 def test_facts_are_written_as_they_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = script("facts")
+    facts = script("gpu.facts")
     monkeypatch.setattr(facts, "Bench", lambda *arguments: nullcontext(Bench()))
     told = facts.Fact(name="one", says="", expected=None, found=1.0, unit="", holds=True)
 
@@ -397,7 +460,7 @@ def test_facts_are_written_as_they_are_found(tmp_path: Path, monkeypatch: pytest
 
 
 def test_snapshots_compare_like_cells() -> None:
-    snapshots = script("snapshots")
+    snapshots = script("gpu.snapshots")
     cells = snapshots.specs()
     assert len({spec.fingerprint for spec in cells}) == len(cells) == len(snapshots.CELLS)
     assert {spec.method for spec in cells} == {"full", "lora", "qlora"}

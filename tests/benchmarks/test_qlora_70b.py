@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
 Script = Callable[[str], ModuleType]
 
 
 def test_the_committed_page_is_what_the_committed_journal_says() -> None:
-    command = [sys.executable, str(BENCHMARKS / "qlora_70b.py"), "--check"]
+    command = [sys.executable, str(FOLDER / "qlora_70b.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_two_depths_make_a_line_and_one_that_failed_makes_none(script: Script) -> None:
-    module = script("qlora_70b")
+    module = script("truth.qlora_70b")
     recipe = module.Recipe(name="r", model="llama-2-70b", cards="c", command="x", layers=(8, 16))
     entries = [
         {"fingerprint": recipe.fingerprint(layers), "outcome": "ok", "phases": {"load": 3 * layers, "forward": 9}}
@@ -31,6 +31,6 @@ def test_two_depths_make_a_line_and_one_that_failed_makes_none(script: Script) -
 
 
 def test_a_change_of_a_recipes_command_or_depth_is_another_run(script: Script) -> None:
-    recipes = script("qlora_70b").recipes()
+    recipes = script("truth.qlora_70b").recipes()
     prints = {one.fingerprint(layers) for one in recipes for layers in (*one.layers, None)}
     assert len(prints) == sum(len(one.layers) + 1 for one in recipes)

@@ -16,7 +16,7 @@ import pytest
 from vramprobe import catalog
 from vramprobe.literature.published import list_published
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
 Script = Callable[[str], ModuleType]
 #: What Trainer printed at the end of line 22's run, and the figures that were published for it.
 SAID = (
@@ -27,7 +27,7 @@ SAID = (
 
 
 def test_every_published_row_has_a_run_with_its_stack_or_a_reason(script: Script) -> None:
-    rows, stacks = script("reproduction.rows"), script("stacks")
+    rows, stacks = script("truth.reproduction.rows"), script("frameworks.stacks")
     for row in list_published():
         recipe = rows.recipe_of(row)
         if isinstance(recipe, rows.NotRun):
@@ -45,7 +45,7 @@ def test_every_published_row_has_a_run_with_its_stack_or_a_reason(script: Script
 
 
 def test_no_stack_has_anything_of_nvidias_and_each_has_what_a_run_imports(script: Script) -> None:
-    stacks = script("stacks")
+    stacks = script("frameworks.stacks")
     for name in stacks.stacks():
         pinned = stacks.pins(name)
         assert not [package for package in pinned if stacks._EMULATED.match(package)], name
@@ -57,7 +57,7 @@ def test_no_stack_has_anything_of_nvidias_and_each_has_what_a_run_imports(script
 
 
 def test_the_models_that_the_catalog_lacks_are_those_of_the_folder(script: Script) -> None:
-    rows = script("reproduction.rows")
+    rows = script("truth.reproduction.rows")
     own = {path.stem for path in (rows.HERE / "models").glob("*.json")}
     asked = {model for model, _ in rows._MODELS.values()}
     assert asked - own <= {entry.name for entry in catalog.list_models()}
@@ -65,7 +65,7 @@ def test_the_models_that_the_catalog_lacks_are_those_of_the_folder(script: Scrip
 
 
 def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
-    journal, path = script("reproduction.journal"), tmp_path / "journal.jsonl"
+    journal, path = script("truth.reproduction.journal"), tmp_path / "journal.jsonl"
     first, second = ({"line": line, "fingerprint": "f", "outcome": "ok"} for line in (1, 2))
     journal.append(path, first)
     with path.open("ab") as file:
@@ -76,7 +76,7 @@ def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
 
 
 def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(script: Script, tmp_path: Path) -> None:
-    journal = script("reproduction.journal")
+    journal = script("truth.reproduction.journal")
     entries = [{"line": 1, "fingerprint": "f", "outcome": outcome} for outcome in ("ok", "error")]
     assert journal.latest(entries)[1]["outcome"] == "error"
     assert journal.latest(entries, outcome="ok")[1]["outcome"] == "ok"
@@ -85,7 +85,7 @@ def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(scrip
 def test_an_interrupted_campaign_goes_on_where_it_was(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reproduce, path, ran = script("reproduce"), tmp_path / "journal.jsonl", []
+    reproduce, path, ran = script("truth.reproduce"), tmp_path / "journal.jsonl", []
     todo = reproduce.recipes()[:4]
 
     def run(recipe: Any, **_: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_an_interrupted_campaign_goes_on_where_it_was(
 def test_a_rerun_takes_every_kind_in_turn_and_says_which_row_differs(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    reproduce, path = script("reproduce"), tmp_path / "journal.jsonl"
+    reproduce, path = script("truth.reproduce"), tmp_path / "journal.jsonl"
     todo = [one for one in reproduce.recipes() if one.host_bytes < reproduce.SPARE_BYTES]
     for seconds, one in enumerate(todo):
         told = {"line": one.line, "fingerprint": one.fingerprint, "outcome": "ok", "seconds": float(seconds)}
@@ -129,7 +129,7 @@ def test_a_rerun_takes_every_kind_in_turn_and_says_which_row_differs(
 
 
 def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew(script: Script) -> None:
-    reproduce = script("reproduce")
+    reproduce = script("truth.reproduce")
     recipe = reproduce.recipes()[0]
     entry = {"line": recipe.line, "fingerprint": recipe.fingerprint, "outcome": "ok"}
     fresh = entry | {"stack_fingerprint": reproduce.fingerprint(recipe.stack)}
@@ -141,7 +141,7 @@ def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew(script: Script) 
 
 
 def test_the_published_figures_are_what_trainer_printed(script: Script) -> None:
-    run = script("reproduction.run")
+    run = script("truth.reproduction.run")
     row = next(row for row in list_published() if row.line == 22)
     metrics = run.metrics_in(f"{{'loss': 1.0}}\n{SAID}ERROR: Could not consume arg: k_proj\n")
     assert run.published_figures(metrics) == (row.memory_bytes, row.settled_bytes)
@@ -149,7 +149,7 @@ def test_the_published_figures_are_what_trainer_printed(script: Script) -> None:
 
 
 def test_a_ranks_error_is_kept_before_the_launchers(script: Script) -> None:
-    run = script("reproduction.run")
+    run = script("truth.reproduction.run")
     said = 'Traceback (most recent call last):\n  File "a.py", line 1\n    x\nValueError: the rank\n\nmore\n'
     launcher = 'Traceback (most recent call last):\n  File "b.py", line 2\nChildFailedError: the launcher\n'
     first, second = run.errors_in(said + launcher)
@@ -158,13 +158,13 @@ def test_a_ranks_error_is_kept_before_the_launchers(script: Script) -> None:
 
 
 def test_the_committed_table_is_what_the_committed_journal_says() -> None:
-    command = [sys.executable, str(BENCHMARKS / "reproduce.py"), "--check"]
+    command = [sys.executable, str(FOLDER / "reproduce.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_table_holds_every_published_row_and_how_near_they_came() -> None:
-    with (BENCHMARKS / "reproduce.csv").open(newline="") as file:
+    with (FOLDER / "reproduce.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert [int(row["line"]) for row in found] == [row.line for row in list_published()]
     assert all(bool(row["emulated_bytes"]) != bool(row["not_run"]) for row in found)

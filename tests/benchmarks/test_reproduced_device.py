@@ -12,21 +12,29 @@ from vramprobe.units import MIB
 
 @pytest.fixture
 def device(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("reproduction.device")
+    return script("truth.reproduction.device")
 
 
 def _row(stack: str, num_gpus: int, device_mib: int | None, reserved_mib: int) -> dict[str, str]:
     told = "" if device_mib is None else str(device_mib * MIB)
-    return {"stack": stack, "num_gpus": str(num_gpus), "nvidia_smi_bytes": told,
-            "reserved_emulated_bytes": str(reserved_mib * MIB)}  # fmt: skip
+    return {
+        "stack": stack,
+        "num_gpus": str(num_gpus),
+        "nvidia_smi_bytes": told,
+        "reserved_emulated_bytes": str(reserved_mib * MIB),
+    }
 
 
 def test_a_constant_is_the_median_of_every_other_configuration_and_tested_on_the_rest(device: ModuleType) -> None:
     rows = [
-        _row("a", 1, 10_500, 10_000), _row("a", 1, 20_600, 20_000), _row("a", 1, 30_510, 30_000),
-        _row("a", 1, 40_500, 40_000), _row("a", 1, 50_520, 50_000), _row("a", 2, 11_000, 10_000),
+        _row("a", 1, 10_500, 10_000),
+        _row("a", 1, 20_600, 20_000),
+        _row("a", 1, 30_510, 30_000),
+        _row("a", 1, 40_500, 40_000),
+        _row("a", 1, 50_520, 50_000),
+        _row("a", 2, 11_000, 10_000),
         _row("b", 1, None, 10_000),
-    ]  # fmt: skip
+    ]
     one, two = device.constants(reversed(rows))
     assert (one.stack, one.num_gpus, one.beside_bytes, one.num_learnt) == ("a", 1, 510 * MIB, 3)
     assert (one.least_bytes, one.most_bytes) == (500 * MIB, 600 * MIB)

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "versions"
 Script = Callable[[str], ModuleType]
 
 
 def table_rows() -> list[dict[str, str]]:
-    with (BENCHMARKS / "versions.csv").open(newline="") as file:
+    with (FOLDER / "versions.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_the_runs_are_four_models_by_three_methods_by_two_trainers_and_a_whole_mixtral(script: Script) -> None:
-    runs = script("versioned.runs").runs()
+    runs = script("versions.runs").runs()
     assert len(runs) == len({one.name for one in runs}) == 4 * 3 * 2 + 2
     cut = next(one for one in runs if one.name == "llama-3-8b:8 lora trl")
     assert cut.config["num_hidden_layers"] == 8
@@ -32,15 +32,15 @@ def test_the_runs_are_four_models_by_three_methods_by_two_trainers_and_a_whole_m
 
 def test_an_unknown_run_or_stack_is_told_what_there_is() -> None:
     for words, known in ((["--run", "gpt-9*"], "qwen2.5-0.5b full trainer"), (["--stack", "hf-1999"], "hf-2024-06")):
-        command = [sys.executable, str(BENCHMARKS / "versions.py"), *words]
+        command = [sys.executable, str(FOLDER / "versions.py"), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert known in done.stderr
 
 
 def test_what_the_journal_has_is_not_run_again(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions, path, ran = script("versions"), tmp_path / "journal.jsonl", []
-    todo = [(stack, run) for run in script("versioned.runs").runs()[:2] for stack in versions.dated_stacks()[:2]]
+    versions, path, ran = script("versions.versions"), tmp_path / "journal.jsonl", []
+    todo = [(stack, run) for run in script("versions.runs").runs()[:2] for stack in versions.dated_stacks()[:2]]
 
     def attempt(run: Any, python: Path, pins: dict[str, str], **_: Any) -> dict[str, Any]:
         if len(ran) == 3:
@@ -71,7 +71,7 @@ def releases(sizes: dict[str, int | None], asked: list[str]) -> Any:
 
 
 def test_a_bisection_ends_at_the_release_that_moved_it(script: Script) -> None:
-    bisected, asked = script("versioned.bisection").bisected, []
+    bisected, asked = script("versions.bisection").bisected, []
     sizes = {f"0.{number}.0": 100 if number < 7 else 160 for number in range(1, 20)}
     words = list(sizes)
     found = bisected("trl", "0.1.0", "0.19.0", (100, 160), words, releases(sizes, asked), lambda line: None)
@@ -83,14 +83,14 @@ def test_a_bisection_ends_at_the_release_that_moved_it(script: Script) -> None:
 
 def test_a_release_that_does_not_run_is_passed_over(script: Script) -> None:
     sizes: dict[str, int | None] = {"1.0": 5, "1.1": None, "1.2": None, "1.3": 9, "1.4": 9}
-    found = script("versioned.bisection").bisected(
+    found = script("versions.bisection").bisected(
         "trl", "1.0", "1.4", (5, 9), list(sizes), releases(sizes, []), lambda line: None
     )
     assert (found.before, found.after) == ("1.0", "1.3")
 
 
 def test_the_package_that_does_most_of_it_is_looked_for_first(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    bisection = script("versioned.bisection")
+    bisection = script("versions.bisection")
     sets = {"a": {"torch": "2.1", "trl": "0.1"}, "b": {"torch": "2.2", "trl": "0.3"}}
     monkeypatch.setattr(bisection, "pins", sets.get)
 
@@ -104,19 +104,24 @@ def test_the_package_that_does_most_of_it_is_looked_for_first(script: Script, mo
 
 
 def test_a_run_that_did_not_repeat_is_no_figure(script: Script) -> None:
-    attempt = script("versioned.attempt")
+    attempt = script("versions.attempt")
     rank = {"pid": 1, "device": 0, "phases": [], "peak": {"phase": "forward", "allocated_bytes": 5}, "num_steps": 3}
     profile = {
-        "attempt_id": "a", "name": "n", "command": ["c"], "started_at": "2026-11-22T00:00:00Z",
-        "instrument": "emulated", "outcome": {"kind": "ok"}, "environment": {},
-    }  # fmt: skip
+        "attempt_id": "a",
+        "name": "n",
+        "command": ["c"],
+        "started_at": "2026-11-22T00:00:00Z",
+        "instrument": "emulated",
+        "outcome": {"kind": "ok"},
+        "environment": {},
+    }
     for repeats, outcome in ((True, "ok"), (False, "error"), (None, "error")):
         line = json.dumps(profile | {"ranks": [rank | {"repeats": repeats}]})
         assert attempt.entry_of(line, "said")["outcome"] == outcome
 
 
 def test_the_committed_table_is_what_the_committed_journal_says() -> None:
-    command = [sys.executable, str(BENCHMARKS / "versions.py"), "--check"]
+    command = [sys.executable, str(FOLDER / "versions.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -129,7 +134,7 @@ def test_every_jump_has_a_cause_or_is_called_unexplained() -> None:
 
 
 def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Script) -> None:
-    causes, versions = script("versioned.causes"), script("versions")
+    causes, versions = script("versions.causes"), script("versions.versions")
     jumps, entries = [row for row in table_rows() if row["cause"]], versions.current(versions.JOURNAL)
     for cause in causes.list_causes():
         assert any(cause.applies(row["run"], row["since"], row["stack"]) for row in jumps), cause.release
@@ -140,7 +145,7 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Sc
 
 
 def test_the_arithmetic_of_each_stack_is_what_its_runs_held(script: Script) -> None:
-    table = script("versioned.table")
+    table = script("versions.table")
     offs = {(row["run"], row["stack"]): table.off_percent(row) for row in table_rows() if row["predicted_bytes"]}
     assert {run.split()[1] for run, _ in offs} == {"full", "lora", "qlora"}
     assert {stack for _, stack in offs} >= {"hf-2024-06", "hf-2025-10", "hf-2026-11"}
@@ -148,8 +153,8 @@ def test_the_arithmetic_of_each_stack_is_what_its_runs_held(script: Script) -> N
 
 
 def test_a_cause_that_is_counted_does_most_of_the_jump_by_itself(script: Script) -> None:
-    causes = [one for one in script("versioned.causes").list_causes() if one.counted]
-    runs, predicted, pins = script("versioned.runs"), script("versioned.predicted"), script("stacks").pins
+    causes = [one for one in script("versions.causes").list_causes() if one.counted]
+    runs, predicted, pins = script("versions.runs"), script("versions.predicted"), script("frameworks.stacks").pins
     held = set()
     for row in table_rows():
         applying = [one for one in causes if row["cause"] and one.applies(row["run"], row["since"], row["stack"])]
@@ -169,13 +174,14 @@ def test_a_cause_that_is_counted_does_most_of_the_jump_by_itself(script: Script)
 
 def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held(script: Script) -> None:
     from vramprobe.spec import resolve
-    from vramprobe.terms.versions import less_as_linears_bytes
+    from vramprobe.terms.step.versions import less_as_linears_bytes
 
-    versions, base = script("versions"), {}
+    versions, base = script("versions.versions"), {}
     for entry in versions.current(versions.JOURNAL):
         if entry["run"] == "mixtral-8x7b:4 qlora trl" and entry["outcome"] == "ok" and "changed" not in entry:
             alive = entry["at_peak"]
             base[entry["stack"]] = alive["weights_bytes"] - alive["optimizer_state_bytes"] // 2  # without the adapters
-    cell = resolve(model="mixtral-8x7b", num_layers=4, method="qlora", kbit_prep="none", batch_size=4, seq_len=1024,
-                   device="cuda")  # fmt: skip
+    cell = resolve(
+        model="mixtral-8x7b", num_layers=4, method="qlora", kbit_prep="none", batch_size=4, seq_len=1024, device="cuda"
+    )
     assert base["hf-2026-02"] - base["hf-2025-10"] == pytest.approx(less_as_linears_bytes(cell), rel=0.001)

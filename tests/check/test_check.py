@@ -78,8 +78,13 @@ def with_more_idle(record: RunRecord, more_bytes: int, **changes: Any) -> RunRec
 
 def cuda_record(*, reserved_bytes: int = 64 * MIB, **overrides: Any) -> RunRecord:
     """A record with all tiers: allocated is requested rounded up, the segments of the cache and the context on top."""
-    record = make_record(make_spec(device="cuda"), instrument="cuda", num_alloc_retries=0, context_bytes=CONTEXT_BYTES,
-                         environment=make_environment(device_name="Test GPU", driver_version="580.1"))  # fmt: skip
+    record = make_record(
+        make_spec(device="cuda"),
+        instrument="cuda",
+        num_alloc_retries=0,
+        context_bytes=CONTEXT_BYTES,
+        environment=make_environment(device_name="Test GPU", driver_version="580.1"),
+    )
     phases = []
     for phase in record.phases:
         values: dict[str, int] = {"device_used_bytes": reserved_bytes + CONTEXT_BYTES}
@@ -121,11 +126,14 @@ CLEAN = {
     "lora": [make_record(make_spec(method="lora"))],
     "no trace of the peak": [edited(CPU, ledger=edited(CPU.ledger, at_peak=None))],
     "traced in allocated bytes": [with_at_peak(CUDA, total_bytes=512, temporaries_bytes=512)],
-    "a higher first step": [edited(
-        with_phase(CUDA, "backward", 1, requested_peak_bytes=10**6, allocated_peak_bytes=10**6,
-                   active_peak_bytes=10**6),
-        peak=edited(CUDA.peak, step=1, allocated_bytes=CUDA.phases[2].allocated_peak_bytes + 10**6),
-    )],
+    "a higher first step": [
+        edited(
+            with_phase(
+                CUDA, "backward", 1, requested_peak_bytes=10**6, allocated_peak_bytes=10**6, active_peak_bytes=10**6
+            ),
+            peak=edited(CUDA.peak, step=1, allocated_bytes=CUDA.phases[2].allocated_peak_bytes + 10**6),
+        )
+    ],
     "installed, not a checkout": [edited(CPU, environment=make_environment(commit=None, dirty=None))],
     "out of memory": [make_record(outcome=Oom(phase="load", message="full"), num_alloc_retries=2)],
     "interrupted": [make_record(outcome=Interrupted(message="SIGTERM"))],
@@ -133,12 +141,14 @@ CLEAN = {
     "replicates": [CPU, again(CPU)],
     "replicates a segment apart": [CUDA, again(cuda_record(reserved_bytes=84 * MIB))],
     "replicates with other threads on a GPU": [
-        CUDA, again(CUDA, environment=edited(CUDA.environment, num_threads=7)),
+        CUDA,
+        again(CUDA, environment=edited(CUDA.environment, num_threads=7)),
     ],
     "a driver that a dead worker's record does not know": [
-        CUDA, changed_machine(CUDA, driver_version=None, versions={"peft": None}),
+        CUDA,
+        changed_machine(CUDA, driver_version=None, versions={"peft": None}),
     ],
-}  # fmt: skip
+}
 
 
 class Case(NamedTuple):

@@ -18,6 +18,8 @@ import psutil
 import pytest
 from command_line import HERE, vramprobe
 from factories import TINY_LLAMA, TINY_LLAMA_PATH, make_record, make_spec
+from grids import exhaustive
+from processes import is_alive
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -25,8 +27,10 @@ from vramprobe import api, spec
 from vramprobe.cli import options as cli_options
 from vramprobe.cli import verbs
 from vramprobe.errors import StoreError, VramprobeError
+from vramprobe.options import OPTIONS, RANK_OPTIONS
 from vramprobe.records import store
 from vramprobe.records.record import record_from_json
+from vramprobe.rules.sharding import SHARD_SIZE
 
 VERBS = {
     f"{name} {part}" if part else name: inner
@@ -43,6 +47,7 @@ RESULTS = str(Path(__file__).parents[2] / "results" / "cpu" / "quickstart")
 
 def test_cell_options_are_the_specs_words() -> None:
     assert sorted(cli_options.CELL_OPTIONS) == spec.option_names()
+    assert f"(default {SHARD_SIZE}: one machine)" in OPTIONS["shard_size"].help
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -56,7 +61,7 @@ def test_every_verb_has_json_and_help_for_each_option(verb: str) -> None:
 @pytest.mark.parametrize("verb", TAKES_A_CELL)
 def test_verbs_with_a_cell_take_every_cell_option(verb: str) -> None:
     options = {option for parameter in VERBS[verb].params for option in parameter.opts}
-    own = set(cli_options.CELL_OPTIONS) - (set() if verb == "measure" else set(cli_options.RANK_OPTIONS))
+    own = set(cli_options.CELL_OPTIONS) - (set() if verb == "measure" else set(RANK_OPTIONS))
     assert {f"--{name.replace('_', '-')}" for name in own} <= options
 
 
@@ -81,6 +86,7 @@ def test_measure_prints_a_breakdown_and_saves(tmp_path: Path) -> None:
     assert store.read(journal).records[0].outcome.kind == "ok"
 
 
+@exhaustive
 def test_measure_json_is_the_record() -> None:
     done = vramprobe("measure", *TINY, "--timing-steps", "1", "--json")
     record = json.loads(done.stdout)
@@ -116,7 +122,7 @@ def test_simulate_is_about_a_gpu_unless_told_otherwise(monkeypatch: pytest.Monke
     """Wherever it runs; ``--gpu`` says whether it fits, in JSON beside the record's own keys."""
     asked: list[dict[str, Any]] = []
 
-    def simulated(one: spec.CellSpec, card: Any, depth: str, forks: bool, *, with_history: bool) -> Any:
+    def simulated(one: spec.CellSpec, card: Any, depth: str, *, with_history: bool) -> Any:
         asked.append({"device": one.device, "card": card and card.short_name, "depth": depth})
         return SimpleNamespace(record=make_record(one, instrument="simulated"), history=None)
 
@@ -155,7 +161,11 @@ def test_what_a_model_cannot_do_without_values_is_one_clear_line(monkeypatch: py
         api.simulate(**cell)
 
 
-@pytest.mark.parametrize("words", [["simulate"], ["predict", "--engine", "trace"]], ids=["simulate", "predict"])
+@pytest.mark.parametrize(
+    "words",
+    [["simulate"], pytest.param(["predict", "--engine", "trace"], marks=exhaustive)],
+    ids=["simulate", "predict"],
+)
 def test_what_a_library_refuses_is_not_blamed_on_the_simulation(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA | {"model_type": "mixtral", "num_local_experts": 4}))
     done = vramprobe(*words, "--model", "config.json", *CELL, "--lora-dropout", "0.1", cwd=tmp_path)
@@ -203,76 +213,86 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     assert "Held out" in table or "held out" in table
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["predict", "--model", "lama-3.1-8b", *CELL], "Nearest: llama-3.1-8b"),
-    (["predict", *TINY, "--quant", "nf4"], "needs method qlora"),
-    (["predict", *TINY, "--gpu", "H1000"], "unknown GPU"),
-    (["predict", *TINY, "--fit", "nowhere.json"], "nowhere.json"),
-    (["predict", "--model", "org/model", *CELL], "HF_HUB_OFFLINE"),
-    (["measure", *TINY[:-1], "cuda"], "CUDA"),
-    (["measure", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
-    (["measure", *TINY, "--lora-alpha", "nan"], "lora_alpha"),
-    (["measure", *TINY, "--save", "/dev/full"], "/dev/full"),
-    (["measure", *TINY, "--save", "."], "a folder has that name"),
-    (["measure", *TINY, "--timeout", "-5"], "more than 0 seconds"),
-    (["measure", *TINY, "--seed", str(10**23)], "seed"),
-    (["measure", *TINY, "--lora-targets", "a/b"], "module names"),
-    (["measure", *TINY[:-1], "gpu"], "Nearest: cpu"),
-    (["measure", *TINY, "--quant", "int8", "--dora", "--method", "qlora"], "DoRA cannot"),
-    (["simulate", *TINY, "--timeline", "a.pdf"], "must end in .html, .png or .svg"),
-    (["simulate", *TINY, "--timeline", "/proc/no/a.png"], "/proc/no/a.png"),
-    (["simulate", *TINY, "--save", "."], "a folder has that name"),
-    (["simulate", *TINY, "--depth", "half"], "use auto or full"),
-    (["simulate", *TINY, "--gpu", "RTX-4090"], "one for device cuda"),
-    (["simulate", *TINY[:-2], "--gpu", "H1000"], "unknown GPU"),
-    (["simulate", *TINY[:-2], "--limit-vram", "24GiB"], "--gpu"),
-    (["simulate", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
-    (["run", "nowhere.yaml"], "nowhere.yaml"),
-    (["plan", "nowhere.yaml"], "nowhere.yaml"),
-    (["plan", QUICKSTART, "--gpu", "H1000"], "unknown GPU"),
-    (["plan", QUICKSTART, "--gpu", "H200", "--provider", "RunPad"], "Nearest: RunPod"),
-    (["plan", QUICKSTART, "--device", "cpu", "--provider", "RunPod"], "the CPU has no price"),
-    (["plan", QUICKSTART, "--only", "pythia-7b"], "Nearest: pythia-70m"),
-    (["plan", QUICKSTART, "--only", ""], "an empty pattern"),
-    (["plan", QUICKSTART, "--gpu", "H200", "--device", "cpu"], "one for device cuda"),
-    (["plan", QUICKSTART, "--skip", "*"], "is left after --only, --skip and --shard"),
-    (["plan", QUICKSTART, "--shard", "0/4"], "for instance 2/4"),
-    (["plan", QUICKSTART, "--audit", "5 percent"], "for instance 5%"),
-    (["run", QUICKSTART, "--device", "cpu", "--budget", "2"], "give --price"),
-    (["run", QUICKSTART, "--device", "cpu", "--budget", "-2", "--price", "1"], "more than 0 dollars"),
-    (["run", QUICKSTART, "--device", "cpu", "--price", "0"], "more than 0 dollars per hour"),
-    (["run", QUICKSTART, "--device", "cpu", "--limit", "0"], "at least 1"),
-    (["run", QUICKSTART, "--device", "cpu", "--max-time", "soon"], "is not a duration"),
-    (["run", QUICKSTART, "--device", "cpu", "--limit-vram", "24GiB"], "needs device cuda"),
-    (["fit", "nowhere"], "nowhere"),
-    (["check", "nowhere"], "nowhere"),
-    (["report", "nowhere"], "nowhere"),
-    (["report", RESULTS, "--fit", "nowhere.json"], "nowhere.json"),
-    (["report", RESULTS, "--check", "-o", "nowhere"], "by_size.md is missing"),
-    (["evaluate", RESULTS, "--check", "-o", "nowhere"], "evaluation.md is missing"),
-    (["report", RESULTS, "--dataset", "d", "--push", "name"], "write NAMESPACE/NAME"),
-    (["measure", *TINY, "--snapshot", "a.pickle"], "measure it on a GPU"),
-    ([*RECOMMEND, "--tokens", "many"], "write for instance 50M"),
-    ([*RECOMMEND, "--tokens", "1M", "--deadline", "soon"], "is not a duration"),
-    ([*RECOMMEND, "--tokens", "1M", "--gpu", "H1000"], "unknown GPU"),
-    ([*RECOMMEND, "--tokens", "1M", "--region", "eu"], "no price at hand names its region"),
-    ([*RECOMMEND, "--tokens", "1M", "--prices", "nowhere.csv"], "nowhere.csv"),
-    ([*RECOMMEND, "--tokens", "1M", "--device", "cpu"], "about CUDA cards"),
-    ([*RECOMMEND, "--tokens", "1M", "--largest-model", "--budget", "1"], "do not give it"),
-    ([*RECOMMEND[:-2], "--tokens", "1M"], "seq_len is missing"),
-], ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "")  # fmt: skip
-def test_a_users_error_is_one_clear_line(words: list[str], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["predict", "--model", "lama-3.1-8b", *CELL], "Nearest: llama-3.1-8b"),
+        (["predict", *TINY, "--quant", "nf4"], "needs method qlora"),
+        (["predict", *TINY, "--gpu", "H1000"], "unknown GPU"),
+        (["predict", *TINY, "--fit", "nowhere.json"], "nowhere.json"),
+        (["predict", "--model", "org/model", *CELL], "HF_HUB_OFFLINE"),
+        (["measure", *TINY[:-1], "cuda"], "CUDA"),
+        (["measure", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
+        (["measure", *TINY, "--lora-alpha", "nan"], "lora_alpha"),
+        (["measure", *TINY, "--save", "/dev/full"], "/dev/full"),
+        (["measure", *TINY, "--save", "."], "a folder has that name"),
+        (["measure", *TINY, "--timeout", "-5"], "more than 0 seconds"),
+        (["measure", *TINY, "--seed", str(10**23)], "seed"),
+        (["measure", *TINY, "--lora-targets", "a/b"], "module names"),
+        (["measure", *TINY[:-1], "gpu"], "Nearest: cpu"),
+        (["measure", *TINY, "--quant", "int8", "--dora", "--method", "qlora"], "DoRA cannot"),
+        (["simulate", *TINY, "--timeline", "a.pdf"], "must end in .html, .png or .svg"),
+        (["simulate", *TINY, "--timeline", "/proc/no/a.png"], "/proc/no/a.png"),
+        (["simulate", *TINY, "--save", "."], "a folder has that name"),
+        (["simulate", *TINY, "--depth", "half"], "use auto or full"),
+        (["simulate", *TINY, "--gpu", "RTX-4090"], "one for device cuda"),
+        (["simulate", *TINY[:-2], "--gpu", "H1000"], "unknown GPU"),
+        (["simulate", *TINY[:-2], "--limit-vram", "24GiB"], "--gpu"),
+        (["simulate", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
+        (["run", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", QUICKSTART, "--gpu", "H1000"], "unknown GPU"),
+        (["plan", QUICKSTART, "--gpu", "H200", "--provider", "RunPad"], "Nearest: RunPod"),
+        (["plan", QUICKSTART, "--device", "cpu", "--provider", "RunPod"], "the CPU has no price"),
+        (["plan", QUICKSTART, "--only", "pythia-7b"], "Nearest: pythia-70m"),
+        (["plan", QUICKSTART, "--only", ""], "an empty pattern"),
+        (["plan", QUICKSTART, "--gpu", "H200", "--device", "cpu"], "one for device cuda"),
+        (["plan", QUICKSTART, "--skip", "*"], "is left after --only, --skip and --shard"),
+        (["plan", QUICKSTART, "--shard", "0/4"], "for instance 2/4"),
+        (["plan", QUICKSTART, "--audit", "5 percent"], "for instance 5%"),
+        (["run", QUICKSTART, "--device", "cpu", "--budget", "2"], "give --price"),
+        (["run", QUICKSTART, "--device", "cpu", "--budget", "-2", "--price", "1"], "more than 0 dollars"),
+        (["run", QUICKSTART, "--device", "cpu", "--price", "0"], "more than 0 dollars per hour"),
+        (["run", QUICKSTART, "--device", "cpu", "--limit", "0"], "at least 1"),
+        (["run", QUICKSTART, "--device", "cpu", "--max-time", "soon"], "is not a duration"),
+        (["run", QUICKSTART, "--device", "cpu", "--limit-vram", "24GiB"], "needs device cuda"),
+        (["fit", "nowhere"], "nowhere"),
+        (["check", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["report", RESULTS, "--fit", "nowhere.json"], "nowhere.json"),
+        (["report", RESULTS, "--check", "-o", "nowhere"], "by_size.md is missing"),
+        (["evaluate", RESULTS, "--check", "-o", "nowhere"], "evaluation.md is missing"),
+        (["report", RESULTS, "--dataset", "d", "--push", "name"], "write NAMESPACE/NAME"),
+        (["measure", *TINY, "--snapshot", "a.pickle"], "measure it on a GPU"),
+        ([*RECOMMEND, "--tokens", "many"], "write for instance 50M"),
+        ([*RECOMMEND, "--tokens", "1M", "--deadline", "soon"], "is not a duration"),
+        ([*RECOMMEND, "--tokens", "1M", "--gpu", "H1000"], "unknown GPU"),
+        ([*RECOMMEND, "--tokens", "1M", "--region", "eu"], "no price at hand names its region"),
+        ([*RECOMMEND, "--tokens", "1M", "--prices", "nowhere.csv"], "nowhere.csv"),
+        ([*RECOMMEND, "--tokens", "1M", "--device", "cpu"], "about CUDA cards"),
+        ([*RECOMMEND, "--tokens", "1M", "--largest-model", "--budget", "1"], "do not give it"),
+        ([*RECOMMEND[:-2], "--tokens", "1M"], "seq_len is missing"),
+    ],
+    ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "",
+)
+def test_a_users_error_is_one_clear_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if "cuda" in words:
         pytest.importorskip("torch")
         import torch
 
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")
-    done = vramprobe(*words, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("vramprobe: ")
-    assert "Traceback" not in done.stderr
-    assert said in done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["vramprobe", *words])
+    monkeypatch.setattr(verbs, "signals_that_end", list)  # here they are the tests'
+    with pytest.raises(SystemExit) as left:
+        verbs.main()
+    stderr = capsys.readouterr().err
+    assert left.value.code == 1, stderr
+    assert stderr.startswith("vramprobe: ")
+    assert said in stderr
 
 
 def test_an_unknown_key_in_a_sweep_is_named(tmp_path: Path) -> None:
@@ -313,7 +333,7 @@ def test_an_interrupted_measurement_exits_with_130_and_leaves_nothing_behind(tmp
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in stderr
-    assert not workers[0].is_running()
+    assert not is_alive(workers[0])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -338,10 +358,17 @@ def test_a_plan_shows_cells_that_can_be_copied_and_what_they_cost(tmp_path: Path
     assert all(cell["peak_allocated_bytes"]["low"] > 0 for cell in plan["cells"])
 
 
-@pytest.mark.parametrize("limit", [
-    ("--max-time", "soon"), ("--max-time", ""), ("--budget", "-1"), ("--budget", "1"), ("--limit", "0"),
-    ("--timeout", "0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "limit",
+    [
+        ("--max-time", "soon"),
+        ("--max-time", ""),
+        ("--budget", "-1"),
+        ("--budget", "1"),
+        ("--limit", "0"),
+        ("--timeout", "0"),
+    ],
+)
 def test_a_dry_run_refuses_the_limits_that_a_run_refuses(limit: tuple[str, str], tmp_path: Path) -> None:
     """An empty one is a shell's variable that was never set: no reason to go on without a limit."""
     done = vramprobe("run", QUICKSTART, "--device", "cpu", "--out", str(tmp_path), "--dry-run", *limit)
@@ -349,7 +376,7 @@ def test_a_dry_run_refuses_the_limits_that_a_run_refuses(limit: tuple[str, str],
     assert done.stderr.startswith("vramprobe: ")
 
 
-@pytest.mark.parametrize("words", [["claims"], ["predict", *TINY]], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [["evaluate", RESULTS], ["predict", *TINY]], ids=lambda words: words[0])
 def test_an_output_without_unicode_lacks_only_those_characters(words: list[str]) -> None:
     command, env = [sys.executable, "-m", "vramprobe", *words], os.environ | {"PYTHONPATH": HERE}
     plain = subprocess.run(command, capture_output=True, env=env | {"PYTHONIOENCODING": "ascii"})

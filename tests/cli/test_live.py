@@ -18,7 +18,8 @@ from vramprobe import units
 from vramprobe.cli import display_plan, live
 from vramprobe.cli.tally import COUNTED, Tally, prediction_error, worst_error
 from vramprobe.measure.isolation import read_phase
-from vramprobe.predict.prediction import Interval, predict
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Interval
 from vramprobe.records.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Rate
@@ -145,9 +146,19 @@ def test_before_the_plan_and_between_cells_there_is_less_to_show() -> None:
     assert "$" not in rendered(tally, 80)  # without a price
 
 
-@pytest.mark.parametrize("left_behind", [
-    None, b"", b"   ", b"back", b"backward two", b"backward 2 3", b"\xff\xfe\x00", b"forward -1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        None,
+        b"",
+        b"   ",
+        b"back",
+        b"backward two",
+        b"backward 2 3",
+        b"\xff\xfe\x00",
+        b"forward -1",
+    ],
+)
 def test_a_missing_or_torn_status_file_shows_nothing(left_behind: bytes | None, tmp_path: Path) -> None:
     status = tmp_path / "status"
     if left_behind is not None:
@@ -281,10 +292,17 @@ def test_elsewhere_there_is_one_plain_line_per_cell(
     stderr: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(make_row(SPECS[0], 0.003), *map(make_row, SPECS[1:]), rate=RATE)
-    shown = shown_on(stderr, [
-        planned(plan), event(plan, "started", 1), event(plan, "finished", 1, left_seconds=30.0, seconds=20.0),
-        *every_kind(plan),
-    ], monkeypatch, term)  # fmt: skip
+    shown = shown_on(
+        stderr,
+        [
+            planned(plan),
+            event(plan, "started", 1),
+            event(plan, "finished", 1, left_seconds=30.0, seconds=20.0),
+            *every_kind(plan),
+        ],
+        monkeypatch,
+        term,
+    )
     assert "\x1b" not in shown
     lines = shown.splitlines()
     peak = units.format_bytes(make_record(SPECS[0]).peak.allocated_bytes)

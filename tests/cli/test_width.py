@@ -19,15 +19,29 @@ LARGE = ["predict", "--model", "llama-3.1-70b", "--method", "qlora", "--batch-si
 #: Verbs whose lines are all within the terminal. Of plan, run, check, fit and report some are names and paths, which
 #: are there to be copied and stay on one line.
 FITTING = {
-    "claims": ["claims"], "evaluate": ["evaluate", RESULTS], "calibrate": ["calibrate", RESULTS],
-    "models": ["models"], "gpus": ["gpus"], "check": ["check", RESULTS],
+    "claims": ["claims"],
+    "evaluate": ["evaluate", RESULTS],
+    "calibrate": ["calibrate", RESULTS],
+    "models": ["models"],
+    "gpus": ["gpus"],
+    "check": ["check", RESULTS],
     "predict": [*LARGE, "--seq-len", "2048"],
-    "predict --max-batch": ["predict", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--gpu", "T4",
-                            "--max-batch"],
+    "predict --max-batch": [
+        "predict",
+        "--model",
+        "gpt2",
+        "--method",
+        "lora",
+        "--seq-len",
+        "512",
+        "--gpu",
+        "T4",
+        "--max-batch",
+    ],
     "recommend": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--tokens", "1M"],
     "recommend tokens": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--budget", "1"],
     "predict --min-gpus": [*LARGE, "--seq-len", "64", "--min-gpus"],
-}  # fmt: skip
+}
 
 
 def shown(words: list[str], columns: int) -> list[str]:
@@ -69,27 +83,37 @@ ROW = ("transformer-math", "+12.50 %, -3.00 %", "all of it is kept")
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
-        (60, ["name                          error  why",
-              "transformer-math  +12.50 %, -3.00 %  all of it is kept"]),
-        (46, ["name                  error  why",
-              "transformer-math  +12.50 %,  all of it is kept",
-              "                    -3.00 %"]),
-        (32, ["name                 error why",
-              "transformer-math +12.50 %, all",
-              "                   -3.00 % of it",
-              "                           is",
-              "                           kept"]),
-        (28, ["name             error why",
-              "transformer- +12.50 %, all",
-              "math           -3.00 % of it",
-              "                       is",
-              "                       kept"]),
-        (20, ["transformer-math",
-              "  error: +12.50 %,",
-              "  -3.00 %",
-              "  why: all of it is",
-              "  kept"]),
+        (60, ["name                          error  why", "transformer-math  +12.50 %, -3.00 %  all of it is kept"]),
+        (
+            46,
+            [
+                "name                  error  why",
+                "transformer-math  +12.50 %,  all of it is kept",
+                "                    -3.00 %",
+            ],
+        ),
+        (
+            32,
+            [
+                "name                 error why",
+                "transformer-math +12.50 %, all",
+                "                   -3.00 % of it",
+                "                           is",
+                "                           kept",
+            ],
+        ),
+        (
+            28,
+            [
+                "name             error why",
+                "transformer- +12.50 %, all",
+                "math           -3.00 % of it",
+                "                       is",
+                "                       kept",
+            ],
+        ),
+        (20, ["transformer-math", "  error: +12.50 %,", "  -3.00 %", "  why: all of it is", "  kept"]),
     ],
-)  # fmt: skip
+)
 def test_a_narrow_table_folds_between_words_then_within_names_then_into_blocks(width: int, expected: list[str]) -> None:
     assert lines_of(table(ROW), width) == expected

@@ -101,9 +101,15 @@ def test_two_gpus(refused: Callable[..., str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(float("nan"), "peak.allocated_bytes"), (-5, "peak.allocated_bytes"), ("many", "peak.allocated_bytes"),
-     (1.5, "peak.allocated_bytes"), (None, "peak.allocated_bytes"), (10**30, "peak.allocated_bytes")],
-)  # fmt: skip
+    [
+        (float("nan"), "peak.allocated_bytes"),
+        (-5, "peak.allocated_bytes"),
+        ("many", "peak.allocated_bytes"),
+        (1.5, "peak.allocated_bytes"),
+        (None, "peak.allocated_bytes"),
+        (10**30, "peak.allocated_bytes"),
+    ],
+)
 def test_a_record_with_bytes_that_cannot_be(
     words: list[str], value: Any, message: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -137,6 +137,9 @@ class Driver:
     def is_computed(self, pointer: int, num_bytes: int) -> bool:
         return bool(self.call("control_is_computed", c_void_p(pointer), c_size_t(num_bytes)))
 
+    def any_computed(self, pointer: int, num_bytes: int) -> bool:
+        return bool(self.call("control_any_computed", c_void_p(pointer), c_size_t(num_bytes)))
+
     def uncomputed_reads(self) -> int:
         return self.call("control_uncomputed_reads")
 

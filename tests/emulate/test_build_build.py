@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fake_installation
 import pytest
+from grids import exhaustive
 
 from vramprobe.emulate import MACHINE_VARIABLE, toolchain
 from vramprobe.emulate import build as building
@@ -235,6 +236,7 @@ def test_without_a_compiler_one_line_says_which_will_do(installation, cache, mon
         ensure_build(installation)
 
 
+@exhaustive
 def test_ziglang_serves_where_there_is_no_other(installation, cache, monkeypatch, tmp_path):
     pytest.importorskip("ziglang")
     monkeypatch.setenv("PATH", str(tmp_path))

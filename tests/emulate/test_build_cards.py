@@ -52,15 +52,24 @@ def test_each_has_its_source_and_what_is_estimated_says_so():
         assert card.source.startswith("total: ")
         assert len(card.source) > 30
     assert {card.gpu.short_name for card in list_cards() if "estimate" in card.source} == {
-        "B300", "GB200", "GB300", "GH200", "GH200-144GB",
-    }  # fmt: skip
+        "B300",
+        "GB200",
+        "GB300",
+        "GH200",
+        "GH200-144GB",
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "short_name", "num_cards"),
-    [("RTX-4090", "RTX-4090", 1), ("H100-SXM x4", "H100-SXM", 4), (" h100-sxm  X 16 ", "H100-SXM", 16),
-     ("A100-80GB ×2", "A100-80GB-SXM", 2), ("RTX PRO 6000 Blackwell Server Edition x2", "RTX-PRO-6000-Server", 2)],
-)  # fmt: skip
+    [
+        ("RTX-4090", "RTX-4090", 1),
+        ("H100-SXM x4", "H100-SXM", 4),
+        (" h100-sxm  X 16 ", "H100-SXM", 16),
+        ("A100-80GB ×2", "A100-80GB-SXM", 2),
+        ("RTX PRO 6000 Blackwell Server Edition x2", "RTX-PRO-6000-Server", 2),
+    ],
+)
 def test_a_card_and_a_number_of_them(text, short_name, num_cards):
     card, count = parse_cards(text)
     assert (card.gpu.short_name, count) == (short_name, num_cards)

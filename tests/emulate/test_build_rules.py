@@ -58,8 +58,15 @@ def test_what_leaves_nothing_to_read_is_counted(name):
 
 
 def test_a_handle_is_created_where_the_function_takes_one():
-    for name in ("cublasCreate_v2", "cublasLtMatmulDescCreate", "cudnnCreate", "cudnnCreateTensorDescriptor",
-                 "cusparseCreateCsr", "cusparseSpMMOp_createDescr", "cusolverDnCreateParams"):  # fmt: skip
+    for name in (
+        "cublasCreate_v2",
+        "cublasLtMatmulDescCreate",
+        "cudnnCreate",
+        "cudnnCreateTensorDescriptor",
+        "cusparseCreateCsr",
+        "cusparseSpMMOp_createDescr",
+        "cusolverDnCreateParams",
+    ):
         assert rule_for(name, DRIVER).routine == "emu_generic_create_handle", name
     assert rule_for("cudnnBackendCreateDescriptor", DRIVER).routine == "emu_generic_create_handle_1"
 

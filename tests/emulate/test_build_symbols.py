@@ -26,8 +26,11 @@ def test_a_library_tells_its_needs_by_soname_with_their_versions(installation):
 def test_a_file_for_another_cuda_wants_nothing(installation, tmp_path):
     old = tmp_path / "old" / "libcudart.so.12"
     compile_library(old, fake_installation.CUDART, soname="libcudart.so.12")
-    compile_library(installation.site_packages[0] / "bnb" / "libbnb_cuda12.so", "int cudaDeviceSynchronize(void);\n"
-                    "int wait12(void) { return cudaDeviceSynchronize(); }", str(old))  # fmt: skip
+    compile_library(
+        installation.site_packages[0] / "bnb" / "libbnb_cuda12.so",
+        "int cudaDeviceSynchronize(void);\nint wait12(void) { return cudaDeviceSynchronize(); }",
+        str(old),
+    )
     assert "libcudart.so.12" not in wanted(installation)
 
 
@@ -67,11 +70,18 @@ def test_what_is_no_elf_file_wants_nothing(installation):
 
 def test_a_function_belongs_to_the_library_of_its_longest_prefix():
     for name, library in {
-        "cublasLtMatmul": "libcublasLt", "cublasSgemm_v2": "libcublas", "cudaMalloc": "libcudart",
-        "__cudaRegisterVar": "libcudart", "cuMemAlloc_v2": "libcuda", "cudnnCreate": "libcudnn",
-        "cusparseLtInit": "libcusparseLt", "cuptiSubscribe": "libcupti", "cuFileRead": "libcufile",
-        "ncclAllReduce": "libnccl", "nvmlInit_v2": "libnvidia-ml",
-    }.items():  # fmt: skip
+        "cublasLtMatmul": "libcublasLt",
+        "cublasSgemm_v2": "libcublas",
+        "cudaMalloc": "libcudart",
+        "__cudaRegisterVar": "libcudart",
+        "cuMemAlloc_v2": "libcuda",
+        "cudnnCreate": "libcudnn",
+        "cusparseLtInit": "libcusparseLt",
+        "cuptiSubscribe": "libcupti",
+        "cuFileRead": "libcufile",
+        "ncclAllReduce": "libnccl",
+        "nvmlInit_v2": "libnvidia-ml",
+    }.items():
         assert library_of_symbol(name) == library
     assert library_of_symbol("malloc") is None
     assert library_of_symbol("curl_easy_init") is None

@@ -61,16 +61,12 @@ def copy_to_the_host(driver: Driver, seen: Recorded) -> None:
 
 def copy_to_pageable_memory(driver: Driver, seen: Recorded) -> None:
     buffer = create_string_buffer(8)
-    driver.check(
-        "cudaMemcpyAsync", buffer, c_void_p(seen.pointer), c_size_t(8), DEVICE_TO_HOST, c_void_p(seen.side)
-    )  # fmt: skip
+    driver.check("cudaMemcpyAsync", buffer, c_void_p(seen.pointer), c_size_t(8), DEVICE_TO_HOST, c_void_p(seen.side))
 
 
 def copy_to_pinned_memory(driver: Driver, seen: Recorded) -> None:
     pinned = driver.pointer("cudaHostAlloc", c_size_t(8), c_uint(0))
-    driver.check(
-        "cudaMemcpyAsync", c_void_p(pinned), c_void_p(seen.pointer), c_size_t(8), DEVICE_TO_HOST, c_void_p(0)
-    )  # fmt: skip
+    driver.check("cudaMemcpyAsync", c_void_p(pinned), c_void_p(seen.pointer), c_size_t(8), DEVICE_TO_HOST, c_void_p(0))
 
 
 def wait_on_another_stream(driver: Driver, seen: Recorded) -> None:

@@ -37,6 +37,7 @@ def test_the_map_is_the_byte_array(seed: int, make_machine, in_process) -> None:
                 at = chance.randrange(ROOM)
                 n = min(ROOM - at, chance.choice((1, 2, 8, 100, 70000)))
                 assert driver.is_computed(base + at, n) == (0 not in model[at : at + n]), (at, n)
+                assert driver.any_computed(base + at, n) == (1 in model[at : at + n]), (at, n)
 
     in_process(run, make_machine())
 

@@ -245,8 +245,10 @@ def test_small_collectives_are_true_and_large_ones_are_not_computed(make_machine
     children = [start_process(rank(number, 2, tmp_path), machine) for number in range(2)]
     results = [child.result() for child in children]
     counted = [  # all-reduces of 12 B, 2 B and 10 MiB; an all-gather of 2 B from each; a reduce-scatter of 2 B to each
-        (0, 2, 3, 14 + 10 * MIB), (3, 2, 1, 4), (4, 2, 1, 4),
-    ]  # fmt: skip
+        (0, 2, 3, 14 + 10 * MIB),
+        (3, 2, 1, 4),
+        (4, 2, 1, 4),
+    ]
     assert results[0] == [(4.0, -4.0, 2e6), 0, 0.2, True, False, False, False, counted]
     assert results[1] == [(4.0, -4.0, 2e6), 0, 65504.0, True, False, False, False, counted]
 

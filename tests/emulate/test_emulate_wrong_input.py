@@ -51,9 +51,14 @@ def refused(site: Path, tmp_path: Path) -> Refused:
         environment = {name: value for name, value in os.environ.items() if name not in without}
         environment |= {"PYTHONPATH": f"{site}:{ROOT}", "VRAMPROBE_CACHE_DIR": str(cache)} | variables
         done = subprocess.run(
-            [sys.executable, "-m", "vramprobe", *words], capture_output=True, text=True, env=environment, cwd=tmp_path,
-            check=False, timeout=120,
-        )  # fmt: skip
+            [sys.executable, "-m", "vramprobe", *words],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            check=False,
+            timeout=120,
+        )
         assert "Traceback" not in done.stderr
         assert done.returncode == code, done.stderr
         assert done.stdout == ""
@@ -113,8 +118,14 @@ def test_verify_is_for_emulated_cards(words: list[str], refused: Refused) -> Non
 
 
 def test_an_emulated_card_within_another_machine(refused: Refused, tmp_path: Path) -> None:
-    told = refused("measure", "--emulate", "RTX-4090", *CELL, VRAMPROBE_EMULATED_CARDS="H100-SXM",
-                   **{MACHINE_VARIABLE: str(tmp_path)})  # fmt: skip
+    told = refused(
+        "measure",
+        "--emulate",
+        "RTX-4090",
+        *CELL,
+        VRAMPROBE_EMULATED_CARDS="H100-SXM",
+        **{MACHINE_VARIABLE: str(tmp_path)},
+    )
     assert "--emulate RTX-4090: this process sees an emulated H100-SXM already" in told
     assert "this process sees an emulated machine already" in refused(
         "measure", "--emulate", "RTX-4090", *CELL, **{MACHINE_VARIABLE: str(tmp_path)}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from emulated import require_emulation
+from grids import grid
 
 from vramprobe.emulate.enter import entrance
 
@@ -38,15 +39,29 @@ def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("card", "chosen"), [
-    ("H100-SXM", ""), ("A100-80GB", _BY_CARD), ("RTX-4090", _BY_CARD), ("T4", _BY_CARD),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("card", "chosen"),
+    grid([("T4", "tiers"), ("H100-SXM", ""), ("A100-80GB", _BY_CARD), ("RTX-4090", _BY_CARD), ("T4", _BY_CARD)]),
+)
 def test_what_is_marked_gpu_passes_on(card: str, chosen: str, pytest_folder: Path) -> None:
     require_emulation()
     way = entrance(card)
     path = os.pathsep.join([way.environment["PYTHONPATH"], str(pytest_folder)])
-    words = ["-m", "pytest", "-m", "gpu", "-k", chosen, "-q", "--tb=short", "-W", "default", "-p", "no:cacheprovider",
-             "tests/measure/test_cuda.py"]  # fmt: skip
+    words = [
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-k",
+        chosen,
+        "-q",
+        "--tb=short",
+        "-W",
+        "default",
+        "-p",
+        "no:cacheprovider",
+        "tests/measure/test_cuda.py",
+    ]
     env = way.environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run([str(way.python), *words], cwd=ROOT, env=env, capture_output=True, text=True)

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from grids import exhaustive, grid
 
 pytest.importorskip("elftools", reason="needs pyelftools: pip install 'vramprobe[emulate]'")
 
@@ -30,9 +31,12 @@ def run(cuda_build, tmp_path):
         base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
         (tmp_path / "script.py").write_text(textwrap.dedent(script))
         done = subprocess.run(
-            [cuda_build.installation.python, tmp_path / "script.py"], capture_output=True, text=True, timeout=200,
+            [cuda_build.installation.python, tmp_path / "script.py"],
+            capture_output=True,
+            text=True,
+            timeout=200,
             env=emulated_environment(cuda_build, tmp_path, {**base, **environment}),
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -73,6 +77,7 @@ __import__("os")._exit(0)  # without values nobody waits for autograd's threads,
 """
 
 
+@exhaustive
 def test_every_counter_of_the_allocator_is_the_same_with_and_without(run):
     with_values = run(STEP.format(on=True))
     if with_values is None:
@@ -106,15 +111,26 @@ def test_data_dependent_operators_give_true_values(run):
         print(json.dumps(out))
     """)
     assert found == {
-        "nonzero": [0, 2, 3, 4], "index": [3, 3, 2, 2], "select": [1, 2, 2],
-        "unique": [[1, 2, 3], [2, 0, 2, 1, 1], [1, 2, 2]], "rows": [[2, 2], [3, 1]],
-        "runs": [3, 1, 3, 2], "bools": [False, True], "bincount": [0, 1, 2, 2],
-        "one_hot": [2, 0, 2, 1, 1], "item": 11, "strided": [3, 3, 2],
-        "cast": [3.0, 1.0, 3.0, 2.0, 2.0], "equal": [True, False],
-        "drawn": [1], "sorted": [0, 1, 2, 3, 4, 5], "reads": [],
-    }  # fmt: skip
+        "nonzero": [0, 2, 3, 4],
+        "index": [3, 3, 2, 2],
+        "select": [1, 2, 2],
+        "unique": [[1, 2, 3], [2, 0, 2, 1, 1], [1, 2, 2]],
+        "rows": [[2, 2], [3, 1]],
+        "runs": [3, 1, 3, 2],
+        "bools": [False, True],
+        "bincount": [0, 1, 2, 2],
+        "one_hot": [2, 0, 2, 1, 1],
+        "item": 11,
+        "strided": [3, 3, 2],
+        "cast": [3.0, 1.0, 3.0, 2.0, 2.0],
+        "equal": [True, False],
+        "drawn": [1],
+        "sorted": [0, 1, 2, 3, 4, 5],
+        "reads": [],
+    }
 
 
+@exhaustive
 def test_what_was_scattered_by_a_mask_is_selected_again_in_the_backward(run):
     """torch selects within this backward, out of sight: an empty chunk of TRL's loss read floats as a count."""
     found = run("""
@@ -130,6 +146,7 @@ def test_what_was_scattered_by_a_mask_is_selected_again_in_the_backward(run):
     assert found == [1.0, 1.0]
 
 
+@exhaustive
 def test_a_program_ends_only_when_autograds_threads_are_idle(run):
     """Who still frees gradients while Python ends is ended with an abort: a busy thread stands for autograd's."""
     found = run("""
@@ -148,6 +165,7 @@ def test_a_program_ends_only_when_autograds_threads_are_idle(run):
     assert found == ["idle"]
 
 
+@exhaustive
 def test_a_program_ends_though_a_thread_is_busy_for_ever(run):
     found = run("""
         import atexit, json, threading, time
@@ -163,6 +181,7 @@ def test_a_program_ends_though_a_thread_is_busy_for_ever(run):
     assert found == [False, True]
 
 
+@exhaustive
 def test_repeat_interleave_gives_true_values(run):
     found = run("""
         import json, torch
@@ -240,6 +259,7 @@ def test_contents_that_steer_are_found_by_verification(run):
     assert any(frame.endswith(f"script.py:{line}") for frame in found[1]["second"]["frames"])
 
 
+@exhaustive
 def test_the_hook_watches_a_process_that_knows_nothing_of_it(run):
     hook.site_folder(run.folder)
     script = "import torch\nbool(torch.randn(2048, 2048, device='cuda').sum() > 0)\n"
@@ -254,7 +274,7 @@ def test_the_hook_watches_a_process_that_knows_nothing_of_it(run):
     assert card["allocated_peak_bytes"] == last < 2048 * 2048 * 4  # since the program's own reset
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", grid(["fork", "spawn"], "fork"))
 def test_processes_of_multiprocessing_leave_a_report_each(run, start):
     script = f"""
 import multiprocessing, torch
@@ -273,6 +293,7 @@ if __name__ == "__main__":
     assert peaks == [2 << 20, 3 << 20]
 
 
+@exhaustive
 def test_each_rank_of_torchrun_sees_its_own_card_and_leaves_a_report(cuda_build, tmp_path):
     write_machine(tmp_path, [card_properties("H100-SXM")] * 2)
     (tmp_path / "script.py").write_text(
@@ -290,11 +311,19 @@ def test_each_rank_of_torchrun_sees_its_own_card_and_leaves_a_report(cuda_build,
     )
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": hook.site_folder(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(
-        [cuda_build.installation.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         tmp_path / "script.py"],
-        capture_output=True, text=True, timeout=200,
+        [
+            cuda_build.installation.python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            tmp_path / "script.py",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
         env=emulated_environment(cuda_build, tmp_path, base | {"OMP_NUM_THREADS": "1"}),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     reports = [json.loads(path.read_text()) for path in tmp_path.glob("values-*.json")]
     ranks = {report["rank"]: report["cards"] for report in reports if report["rank"] is not None}
@@ -303,6 +332,7 @@ def test_each_rank_of_torchrun_sees_its_own_card_and_leaves_a_report(cuda_build,
     assert all(report["num_reads"] == 0 for report in reports)
 
 
+@exhaustive
 def test_compiled_code_stays_compiled(run):
     found = run("""
         import json

@@ -6,7 +6,7 @@ import pytest
 import torch
 from values_on_cpu import TrueValuesOnCpu, known
 
-from vramprobe.emulate.values.mode import ASSUMED, COMPUTED, UNCOMPUTED
+from vramprobe.emulate.values.known import ASSUMED, COMPUTED, UNCOMPUTED
 from vramprobe.emulate.values.policy import Policy
 
 
@@ -228,7 +228,7 @@ def test_a_tensor_made_of_the_hosts_numbers_is_computed_whatever_lay_there_befor
     """``torch.tensor([32], device="cuda")``: the mode sees no more of it than this operator."""
     mode = TrueValuesOnCpu()
     tensor = known(mode, [32.0, 32.0])
-    mode.assumed.add(tensor.data_ptr(), tensor.data_ptr() + 8)
+    mode.known.assumed.add(tensor.data_ptr(), tensor.data_ptr() + 8)
     with mode:
         assert torch.ops.aten.lift_fresh(tensor).max().item() == 32
     assert mode.report()["reads"] == []
@@ -242,3 +242,25 @@ def test_the_driver_learns_once_that_its_process_trains():
         loss.backward()
         (weight * 2).sum().backward()
     assert (before, mode.driver.times_trained) == (0, 1)
+
+
+def test_undefined_tensors_in_a_returned_list_become_empty_ones():
+    """FlashAttention 3 returns some; they are None in Python, and no ``Tensor[]`` takes None back."""
+
+    class Attention:
+        @staticmethod
+        def _op_dk(key, *args):
+            return [args[0], None]
+
+    with TrueValuesOnCpu() as mode:
+        out, undefined = mode._launch_in_parts(Attention, (torch.ones(3),), {})
+    assert (out.tolist(), undefined.shape, undefined.device.type) == ([1.0] * 3, (0,), "cpu")
+
+
+def test_a_number_copied_into_a_tensor_is_its_value():
+    """``scale.copy_(1.0)``: the operator comes with the number itself."""
+    with TrueValuesOnCpu() as mode:
+        scale = torch.empty(2)
+        scale.copy_(448.0)
+        assert (mode.state(scale), scale.tolist()) == (COMPUTED, [448.0] * 2)
+    assert mode.report()["reads"] == []

@@ -96,9 +96,14 @@ def test_the_first_place_where_sequences_part_is_named():
 
 @pytest.mark.parametrize(
     ("is_float", "num_elements", "branches", "shape", "expected"),
-    [(True, 1, False, False, "number"), (False, 1, False, False, "control"), (True, 1, True, False, "control"),
-     (True, 4096, False, False, "bulk"), (False, 4096, False, True, "control")],
-)  # fmt: skip
+    [
+        (True, 1, False, False, "number"),
+        (False, 1, False, False, "control"),
+        (True, 1, True, False, "control"),
+        (True, 4096, False, False, "bulk"),
+        (False, 4096, False, True, "control"),
+    ],
+)
 def test_kinds_of_reads(is_float, num_elements, branches, shape, expected):
     assert reads.kind_of(is_float, num_elements, branches, shape) == expected
 
@@ -163,6 +168,12 @@ def test_an_operator_is_learned_under_a_torch_that_has_fewer_functions(monkeypat
 
     assert not Operator(torch.ops.profiler._record_function_enter_new.default).has_parts
     assert Operator(torch.ops.aten.matmul.default).composite
+
+
+def test_an_operator_that_the_dispatcher_does_not_know_has_no_parts():
+    from vramprobe.emulate.values.operators import Operator
+
+    assert not Operator(torch.ops.prim.device.default).has_parts
 
 
 def test_the_hook_does_nothing_without_a_machine(monkeypatch, capsys):

@@ -24,6 +24,9 @@ class IntervalDriver:
     def is_computed(self, address, num_bytes):
         return int(self.known.covers(address, address + num_bytes))
 
+    def any_computed(self, address, num_bytes):
+        return int(self.known.overlaps(address, address + num_bytes))
+
     def inject_count(self, value):
         self.injected.append(value)
 

@@ -26,8 +26,17 @@ from vramprobe.spec import CellSpec, resolve
 
 QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 MODELS = ("pythia-70m", "smollm2-135m", "gpt2", "opt-125m", "pythia-160m", "smollm2-360m")
-TRUE = {"weights": 2.5, "adapter_weights": 3.5, "quantised_weights": 0.5125, "gradients": 1.75, "optimizer_state": 7.25,
-        "layer_activations": 29.0, "checkpoint_store": 2.25, "attention_scores": 6.0, "logits": 3.0}  # fmt: skip
+TRUE = {
+    "weights": 2.5,
+    "adapter_weights": 3.5,
+    "quantised_weights": 0.5125,
+    "gradients": 1.75,
+    "optimizer_state": 7.25,
+    "layer_activations": 29.0,
+    "checkpoint_store": 2.25,
+    "attention_scores": 6.0,
+    "logits": 3.0,
+}
 
 
 def cells(**words: Any) -> list[CellSpec]:
@@ -52,14 +61,20 @@ def synthetic(spec: CellSpec, true: dict[str, float] = TRUE, *, fused: bool = Tr
     else:
         saved += true["layer_activations"] * facts.token_layer_widths + 2 * facts.num_cast_params
         saved += 0 if fused else true["attention_scores"] * facts.num_scores
-    parts = {"weights_bytes": weights, "gradients_bytes": true["gradients"] * facts.num_trained,
-             "optimizer_state_bytes": true["optimizer_state"] * facts.num_trained}  # fmt: skip
+    parts = {
+        "weights_bytes": weights,
+        "gradients_bytes": true["gradients"] * facts.num_trained,
+        "optimizer_state_bytes": true["optimizer_state"] * facts.num_trained,
+    }
     states = {name: round(size) for name, size in parts.items()}
     ledger = Ledger(**states, batch_bytes=0, saved_activations_bytes=round(saved), unaccounted_bytes=0)
     seen = ModelFacts(
-        num_params=facts.num_params, num_trainable_params=facts.num_trained, num_quantised_params=facts.num_quantised,
-        quantised_weights_bytes=quantised, attention_kernels=["Flash"] if fused else [],
-    )  # fmt: skip
+        num_params=facts.num_params,
+        num_trainable_params=facts.num_trained,
+        num_quantised_params=facts.num_quantised,
+        quantised_weights_bytes=quantised,
+        attention_kernels=["Flash"] if fused else [],
+    )
     peak = Peak(phase="backward", step=2, allocated_bytes=sum(states.values()) + 10**8, load_allocated_bytes=1)
     return make_record(spec, **({"ledger": ledger, "facts": seen, "peak": peak} | overrides))
 
@@ -70,14 +85,21 @@ def measured(found: Calibration) -> dict[str, list[Constant]]:
     }
 
 
-@pytest.mark.parametrize(("words", "names"), [
-    ({"method": "full"}, ("weights", "gradients", "optimizer_state", "layer_activations", "logits")),
-    ({"method": "lora"}, ("weights", "adapter_weights", "gradients", "optimizer_state", "layer_activations", "logits")),
-    ({"method": "lora", "gradient_checkpointing": True}, ("checkpoint_store", "logits")),
-    ({"method": "qlora"}, ("quantised_weights", "weights", "adapter_weights", "layer_activations", "logits")),
-    ({"method": "qlora", "gradient_checkpointing": True}, ("checkpoint_store", "logits")),
-    ({"method": "full", "recipe": "mixed"}, ("weights", "layer_activations", "logits", "cast_copies")),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ({"method": "full"}, ("weights", "gradients", "optimizer_state", "layer_activations", "logits")),
+        (
+            {"method": "lora"},
+            ("weights", "adapter_weights", "gradients", "optimizer_state", "layer_activations", "logits"),
+        ),
+        ({"method": "lora", "gradient_checkpointing": True}, ("checkpoint_store", "logits")),
+        ({"method": "qlora"}, ("quantised_weights", "weights", "adapter_weights", "layer_activations", "logits")),
+        ({"method": "qlora", "gradient_checkpointing": True}, ("checkpoint_store", "logits")),
+        ({"method": "full", "recipe": "mixed"}, ("weights", "layer_activations", "logits", "cast_copies")),
+    ],
+    ids=str,
+)
 def test_known_constants_come_back_exactly(words: dict[str, Any], names: tuple[str, ...]) -> None:
     found = measured(calibrate([synthetic(spec) for spec in cells(**words)]))
     for name in names:
@@ -128,8 +150,10 @@ def test_rows_of_one_model_cannot_tell_constants_apart() -> None:
 
 def test_a_constant_within_its_error_is_not_called_determined() -> None:
     specs = cells()[::2][:4]
-    noisy = [synthetic(spec, TRUE | {"layer_activations": 5.0 * (1 + number % 2 * 8), "logits": 1e-3})
-             for number, spec in enumerate(specs)]  # fmt: skip
+    noisy = [
+        synthetic(spec, TRUE | {"layer_activations": 5.0 * (1 + number % 2 * 8), "logits": 1e-3})
+        for number, spec in enumerate(specs)
+    ]
     (constant,) = measured(calibrate(noisy))["logits"]
     assert constant.standard_error > abs(constant.measured)
     assert constant.problem.startswith("not determined")
@@ -159,8 +183,10 @@ def score(found: Calibration, formula: str, group: str, quantity: str = "peak") 
 def test_errors_by_hand() -> None:
     """Peaks of 10 B/param and of 6.4: 8 B/param are 20 % below one and 25 % above the other."""
     specs = cells()[:3:2]
-    peaks = [Peak(phase="backward", step=2, allocated_bytes=round(size * facts_of(spec).num_params),
-                  load_allocated_bytes=1) for spec, size in zip(specs, (10, 6.4), strict=True)]  # fmt: skip
+    peaks = [
+        Peak(phase="backward", step=2, allocated_bytes=round(size * facts_of(spec).num_params), load_allocated_bytes=1)
+        for spec, size in zip(specs, (10, 6.4), strict=True)
+    ]
     found = calibrate([synthetic(spec, peak=peak) for spec, peak in zip(specs, peaks, strict=True)])
     one = score(found, "8-bytes", "method full")
     assert one.num_rows == 2
@@ -227,8 +253,13 @@ def test_what_is_left_out_is_counted() -> None:
     found = calibrate([synthetic(spec), *others])
     assert found.num_rows == 1
     t5_reason = next(reason for reason in found.left_out if "'t5'" in reason)
-    assert found.left_out == {"outcome timeout": 1, "outcome invalid": 1, "outcome oom": 1, t5_reason: 1,
-                              "simulated, so predicted and not measured": 1}  # fmt: skip
+    assert found.left_out == {
+        "outcome timeout": 1,
+        "outcome invalid": 1,
+        "outcome oom": 1,
+        t5_reason: 1,
+        "simulated, so predicted and not measured": 1,
+    }
 
 
 def test_a_cell_beyond_our_arithmetic_is_left_out_for_all() -> None:
@@ -239,11 +270,17 @@ def test_a_cell_beyond_our_arithmetic_is_left_out_for_all() -> None:
     assert [reason for reason in found.left_out if "no arithmetic for padding masks" in reason]
 
 
-@pytest.mark.parametrize(("overrides", "message"), [
-    ({"environment": make_environment(device_name="Other CPU")}, "device_name is 'Test CPU.*' in .* and 'Other CPU'"),
-    ({"environment": make_environment(versions={"torch": "2.11.0"})}, "torch is '2.13' in .* and '2.11'"),
-    ({"instrument": "cuda"}, "instrument is 'cpu' in .* and 'cuda'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"environment": make_environment(device_name="Other CPU")},
+            "device_name is 'Test CPU.*' in .* and 'Other CPU'",
+        ),
+        ({"environment": make_environment(versions={"torch": "2.11.0"})}, "torch is '2.13' in .* and '2.11'"),
+        ({"instrument": "cuda"}, "instrument is 'cpu' in .* and 'cuda'"),
+    ],
+)
 def test_mixed_records_are_refused(overrides: dict[str, Any], message: str) -> None:
     first, _, second, *_ = cells()
     with pytest.raises(IncomparableRecords, match=message):

@@ -107,8 +107,14 @@ def test_figures_by_hand() -> None:
     # ZeRO-3 over 8 ranks, told of no dtype, so in fp32: 20 B × 70,553,706,496 / 8 with the copy that is stepped, a
     # bucket of 0.5e9, the head gathered; the layers' inputs, and where the head's gradient is made, that and the
     # logits'. The last layer's attention, beside a head that was gathered ahead, is up to 1 % above.
-    cell = {"model": "llama-3.1-70b", "method": "full", "batch_size": 1, "seq_len": 2048,
-            "gradient_checkpointing": True, "recipe": "all-bf16"}  # fmt: skip
+    cell = {
+        "model": "llama-3.1-70b",
+        "method": "full",
+        "batch_size": 1,
+        "seq_len": 2048,
+        "gradient_checkpointing": True,
+        "recipe": "all-bf16",
+    }
     usable = 81559 * 2**20 - 2**30 - 3 * 2**29
     assert one["L1-18"].figure.value == Cells().rank(cell, 8, "zero3").source.value / usable
     tokens = 80 * 2048 * 8192 + 2048 * 128_256 + 8192 * 128_256
@@ -126,8 +132,9 @@ def test_figures_by_hand() -> None:
 
 def test_rates_are_estimates_of_the_speed_room() -> None:
     one = judged()["G4-32"]
-    spec = resolve(model="llama-2-7b", method="lora", device="cuda", batch_size=4, seq_len=2048,
-                   gradient_checkpointing=True)  # fmt: skip
+    spec = resolve(
+        model="llama-2-7b", method="lora", device="cuda", batch_size=4, seq_len=2048, gradient_checkpointing=True
+    )
     ours = estimate(spec, catalog.find_gpu("RTX-4090"), sharding="ddp")
     assert one.figure.engine == "estimate"
     assert one.figure.value == pytest.approx(ours.tokens_per_second.value, rel=1e-3)
@@ -141,39 +148,49 @@ def test_rates_are_estimates_of_the_speed_room() -> None:
 
 def test_a_rank_holds_its_share_of_states_and_of_the_steps_copy_as_was_once_measured() -> None:
     """Mistral-7B, full, 2 ranks of FSDP, foreach AdamW all in bf16: 36,225,939,968 B on an A100 (published.csv)."""
-    cell = {"model": "mistral-7b-v0.3", "method": "full", "batch_size": 2, "seq_len": 4096, "recipe": "all-bf16",
-            "gradient_checkpointing": True}  # fmt: skip
+    cell = {
+        "model": "mistral-7b-v0.3",
+        "method": "full",
+        "batch_size": 2,
+        "seq_len": 4096,
+        "recipe": "all-bf16",
+        "gradient_checkpointing": True,
+    }
     ours = Cells().rank(cell | {"optim": "adamw_torch"}, 2, "fsdp").source.value
     assert ours == pytest.approx(36_225_939_968, rel=2e-3)
     states = ours - 2 * 8_519_680  # less cuBLAS's workspaces
     assert states == pytest.approx((8 + 2) * 7_248_023_552 / 2, rel=1e-4)  # and foreach's copy of a shard
 
 
-@pytest.mark.parametrize(("name", "low", "high", "verdict"), [
-    ("L1-06", 0.51, 0.57, "holds"),
-    ("L1-06", 0.516, 0.516, "depends"),
-    ("L1-06", 0.6, 0.6, "overstates"),
-    ("L1-07", 70, 70, "understates"),
-    ("L1-07", 300, 300, "overstates"),
-    ("G4-33", 5787, 5787, "holds"),
-    ("G4-33", 2000, 2000, "understates"),  # above what the card can do, below the guide's rate
-    ("G4-17", 55, 55, "depends"),
-    ("G4-13", 140, 300, "holds"),
-    ("G4-32", 7000, 7000, "impossible"),  # beyond the card's peak rate
-    ("L1-22", 5, 5, "impossible"),
-    ("L3-10", 1, 1, "depends"),
-    ("G4-45", 0, 0, "holds"),
-    ("O5-30", 3, 3, "understates"),
-    ("O5-30", 40, 40, "overstates"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "low", "high", "verdict"),
+    [
+        ("L1-06", 0.51, 0.57, "holds"),
+        ("L1-06", 0.516, 0.516, "depends"),
+        ("L1-06", 0.6, 0.6, "overstates"),
+        ("L1-07", 70, 70, "understates"),
+        ("L1-07", 300, 300, "overstates"),
+        ("G4-33", 5787, 5787, "holds"),
+        ("G4-33", 2000, 2000, "understates"),  # above what the card can do, below the guide's rate
+        ("G4-17", 55, 55, "depends"),
+        ("G4-13", 140, 300, "holds"),
+        ("G4-32", 7000, 7000, "impossible"),  # beyond the card's peak rate
+        ("L1-22", 5, 5, "impossible"),
+        ("L3-10", 1, 1, "depends"),
+        ("G4-45", 0, 0, "holds"),
+        ("O5-30", 3, 3, "understates"),
+        ("O5-30", 40, 40, "overstates"),
+    ],
+)
 def test_a_changed_figure_changes_the_verdict(name: str, low: float, high: float, verdict: str) -> None:
     claim = dataclasses.replace(CLAIMS[name], low=low, high=high)
     assert judge(claim, reading_of(claim, list(CLAIMS.values()), Cells())).verdict == verdict
 
 
 def test_a_changed_rate_changes_the_time_that_is_multiplied_from_it() -> None:
-    claims = [dataclasses.replace(claim, low=480e3, high=480e3) if claim.id == "G4-32" else claim
-              for claim in CLAIMS.values()]  # fmt: skip
+    claims = [
+        dataclasses.replace(claim, low=480e3, high=480e3) if claim.id == "G4-32" else claim for claim in CLAIMS.values()
+    ]
     one = judge(CLAIMS["G4-33"], reading_of(CLAIMS["G4-33"], claims, Cells()))
     assert one.figure.value == pytest.approx(10e9 / 480e3 / 3600)
 
@@ -186,10 +203,18 @@ def cases(*values: float, unit: str = "x") -> tuple[Case, ...]:
     return tuple(Case({"size": f"size {value}"}, figure(unit, f"{value}")) for value in values)
 
 
-@pytest.mark.parametrize(("values", "verdict"), [
-    ([10.0], "holds"), ([10.0, 10.2], "holds"), ([10.0, 12.0], "depends"), ([12.0, 13.0], "understates"),
-    ([7.0, 8.0], "overstates"), ([8.0, 12.0], "depends"), ([], "not about memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([10.0], "holds"),
+        ([10.0, 10.2], "holds"),
+        ([10.0, 12.0], "depends"),
+        ([12.0, 13.0], "understates"),
+        ([7.0, 8.0], "overstates"),
+        ([8.0, 12.0], "depends"),
+        ([], "not about memory"),
+    ],
+)
 def test_the_rule(values: list[float], verdict: str) -> None:
     assert judge(a_claim(10, 10), Reading(cases=cases(*values), note="Why.")).verdict == verdict
 
@@ -217,11 +242,14 @@ def test_bounds_take_gb_as_either_and_round_nothing_that_is_counted() -> None:
     assert 0.5 * (1 + TOLERANCE) < 0.5158  # NF4 never passes for half a byte
 
 
-@pytest.mark.parametrize(("value_of", "decisive"), [
-    (lambda length, recipe: 20 if recipe == "b" else 10, ("recipe",)),
-    (lambda length, recipe: 20 if recipe == "b" and length == 2 else 10, ("length", "recipe")),
-    (lambda length, recipe: 20 if length > 1 else 10, ("length",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value_of", "decisive"),
+    [
+        (lambda length, recipe: 20 if recipe == "b" else 10, ("recipe",)),
+        (lambda length, recipe: 20 if recipe == "b" and length == 2 else 10, ("length", "recipe")),
+        (lambda length, recipe: 20 if length > 1 else 10, ("length",)),
+    ],
+)
 def test_the_conditions_that_decide_come_from_changing_one_alone(value_of, decisive: tuple[str, ...]) -> None:
     grid = tuple(
         Case({"length": f"{length} tokens", "recipe": recipe, "seed": seed}, figure("x", f"{value_of(length, recipe)}"))
@@ -235,11 +263,24 @@ def test_the_conditions_that_decide_come_from_changing_one_alone(value_of, decis
 
 
 def test_a_measured_record_goes_before_a_prediction() -> None:
-    options = {"model": "llama-2-70b", "method": "qlora", "batch_size": 2, "seq_len": 2048,
-               "gradient_checkpointing": True, "lora_r": 8, "kbit_prep": "peft"}  # fmt: skip
+    options = {
+        "model": "llama-2-70b",
+        "method": "qlora",
+        "batch_size": 2,
+        "seq_len": 2048,
+        "gradient_checkpointing": True,
+        "lora_r": 8,
+        "kbit_prep": "peft",
+    }
     spec = resolve(device="cuda", seed=7, steps=4, **options)
-    peak = Peak(allocated_bytes=18 * 10**9, reserved_bytes=19 * 10**9, device_bytes=20 * 10**9,
-                load_allocated_bytes=10**9, phase="backward", step=2)  # fmt: skip
+    peak = Peak(
+        allocated_bytes=18 * 10**9,
+        reserved_bytes=19 * 10**9,
+        device_bytes=20 * 10**9,
+        load_allocated_bytes=10**9,
+        phase="backward",
+        step=2,
+    )
     environment = make_environment(device_name="Test GPU")
     changes = {"instrument": "cuda", "peak": peak, "environment": environment}
     record = make_record(resolve(**(options | {"device": "cuda"}))).model_copy(update=changes | {"spec": spec})
@@ -247,8 +288,11 @@ def test_a_measured_record_goes_before_a_prediction() -> None:
     assert (one.figure.engine, one.figure.value) == ("cuda on Test GPU", 18.0)
     assert one.sources[0].command.startswith("vramprobe measure --model llama-2-70b")
     assert (one.figure.low, one.figure.high) == (18.0, 20.0)
-    other = [record.model_copy(update={"instrument": "cpu"}), record.model_copy(update={"outcome": an_oom()}),
-             record.model_copy(update={"spec": spec.model_copy(update={"seq_len": 1024})})]  # fmt: skip
+    other = [
+        record.model_copy(update={"instrument": "cpu"}),
+        record.model_copy(update={"outcome": an_oom()}),
+        record.model_copy(update={"spec": spec.model_copy(update={"seq_len": 1024})}),
+    ]
     for unfit in other:
         assert judge_claims(["G4-20"], records=[unfit])[0].figure.engine == "formula"
 
@@ -349,5 +393,11 @@ def test_says_writes_a_claims_figure() -> None:
     names = ("L1-06", "L3-05", "L1-10", "L1-25", "L1-12", "L3-10", "L1-21")
     written = {name: says(CLAIMS[name]) for name in names}
     assert list(written.values()) == [
-        "0.5 B/param", "160 GB to 200 GB", "over 1,100 GB", "up to 1", "fits", "does not fit", "a definition",
-    ]  # fmt: skip
+        "0.5 B/param",
+        "160 GB to 200 GB",
+        "over 1,100 GB",
+        "up to 1",
+        "fits",
+        "does not fit",
+        "a definition",
+    ]

@@ -33,75 +33,92 @@ def facts(**words: Any) -> Facts:
     spec = make_spec(**words)
     full, quantised = spec.method == "full", spec.method == "qlora"
     return Facts(
-        spec=spec, num_params=1000, num_trained=1000 if full else 50, num_quantised=900 if quantised else 0,
-        num_head_params=40, num_cast_params=0, num_cast_head_params=0, largest_module_params=64, num_layers=2, hidden=4,
-        mlp=16, num_heads=2, num_kv_heads=1, head_size=2, vocab=10, is_gated=True, norms_have_bias=False,
-    )  # fmt: skip
+        spec=spec,
+        num_params=1000,
+        num_trained=1000 if full else 50,
+        num_quantised=900 if quantised else 0,
+        num_head_params=40,
+        num_cast_params=0,
+        num_cast_head_params=0,
+        largest_module_params=64,
+        num_layers=2,
+        hidden=4,
+        mlp=16,
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=2,
+        vocab=10,
+        is_gated=True,
+        norms_have_bias=False,
+    )
 
 
-@pytest.mark.parametrize(("name", "words", "expected"), [
-    ("8-bytes", {}, 8000),
-    ("12-bytes", {}, 12000),
-    ("16-bytes", {}, 16000),
-    ("16-bytes-fp32", FP32, 16000),
-    ("18-bytes", MIXED, 18000),
-    ("18-bytes-megatron", {}, 18000),
-    ("4x-weights", {}, 8000),
-    ("4x-weights", FP32, 16000),
-    ("weights-plus-4x", {}, 10000),
-    ("huggingface-anatomy", MIXED, 18000),
-    ("huggingface-anatomy", FP32, 16000),
-    ("huggingface-anatomy", MIXED | {"optim": "adamw_8bit"}, 12000),  # 4 + 2 + 4 + 2
-    ("guide-lyceum", {}, 16000),
-    ("guide-lyceum", LORA, 2000 + 50 * (2 + 2 + 12)),
-    ("guide-lyceum", QLORA, 500 + 50 * (2 + 2 + 12)),
-    ("guide-spheron", {}, 12000),
-    ("guide-spheron", QLORA, 500 + 50 * (2 + 2 + 8)),
-    ("korthikanti", {}, 34 * 256 + 5 * 2048),
-    ("korthikanti-selective", {}, 34 * 256),
-    ("korthikanti-full", CHECKPOINTED, 2 * 256),
-    ("zero-paper", {}, 16000),
-    ("zero-paper-activations", {}, 24 * 256),
-    ("qlora-paper", QLORA, 516),  # 1000 · (4 + 8/64 + 32/16384) / 8 = 515.87
-    ("qlora-paper", QLORA | {"quant": "nf4-single"}, 562),  # 4.5 bits: 562.5, to even
-    ("deepspeed-zero2", {}, 20000),
-    ("deepspeed-zero3", {}, 18000 + 4 * 64),
-    ("accelerate", {}, 8 * 960),  # without the head of 40
-    ("accelerate", FP32, 16 * 960),
-    # n = 2·10·4 + 4·16 + 8·4·2 + 2·4 + 2·1.5·2·16 + 3·2·4·16 = 696
-    ("eleuther-cookbook", {}, 18 * 696 + 34 * 256 + 5 * 2048),
-    ("eleuther-cookbook", FP32, 20 * 696 + 34 * 256 + 5 * 2048),
-    ("eleuther-cookbook", CHECKPOINTED, 18 * 696 + 34 * 256),
-    ("transformer-math", {}, 16000 + 34 * 256 + 5 * 2048),
-    ("transformer-math", FP32, 16000 + 34 * 256 + 5 * 2048),  # 4 + 4 + 8
-    ("transformer-math", {"optim": "adamw_8bit"}, 10000 + 34 * 256 + 5 * 2048),
-    ("transformer-math", CHECKPOINTED, 16000 + 2 * 256),
-    ("transformer-math-selective", {}, 16000 + 34 * 256),
-    # n = 2·(2·4·(16·1.5 + 1) + 2·16·1.5) + 4 + 2·40 = 580; 1.05·(8704 + 32·(8 + 4)) = 9542.4, 1.05·2·32·14 = 940.8
-    ("megatron", {}, 18 * 580 + 9542 + 941),
-    # 18 + 4·16/4 = 34 per width; 4·32·(4 + 10) = 1792
-    ("megatron-sp", {}, 18 * 580 + 34 * 256 + 32 * 12 + 1792),
-    # n = 80 + 2·(64 + 192) = 592. Activations of a layer: 2·16·4·8 + 256·2·8 = 5120, 2·16·(4·2 + 16·6) = 3328,
-    # 16·8 + 2·16·4·6 = 896, so 2·2·9344 = 37376 in all.
-    ("gpu_poor", {}, 8 * 592 + 37376),
-    ("gpu_poor", {"optim": "sgd"}, 4 * 592 + 37376),
-    ("gpu_poor", CHECKPOINTED, 8 * 592 + 5606),
-    ("gpu_poor", LORA, 2 * 592 + 2 * 8 * 4 * 2 * 4 * 6 + 37376),
-    # 0.5·592 − 2·592/64 + 0.06·1184 = 348.54; adapters 2·8·4·0.5·4·3 = 384; extra 0.75·(15·4 + 6·16)·2·50·2 = 23400
-    ("gpu_poor", QLORA, 349 + 384 + 23400 + 37376),
-    # int8: 592 + 71.04; adapters 2·8·4·2·4·3 = 1536; extra 0.75·1.25·312·50·2 = 29250
-    ("gpu_poor", QLORA | {"quant": "int8"}, 663 + 1536 + 29250 + 37376),
-    # Layer 32·(2·(3·4 + 4) + 4) + 32·(2·(4 + 32) + 4) + 2·2·128 = 4096; 8·320 of outputs
-    ("vram-calculator", {}, 18000 + 2 * 4096 + 5 * 2048 + 8 * 320),
-    # n = 4·26 + 2·(12·16 + 13·4) + 8 = 600; layer 32·(4·11 + 8 + 16·2·4 + 4 + 16) = 6400; ends 32·4·5 = 640
-    ("ultrascale", {}, 16 * 600 + 2 * 6400 + 5 * 2048 + 640 + 4 * 320),
-    ("ultrascale", CHECKPOINTED, 16 * 600 + 2 * 256 + 640 + 4 * 320),
-    ("llama-factory-rule", {}, 8000),
-    ("llama-factory-rule", MIXED, 18000),
-    ("llama-factory-rule", LORA, 2000),
-    ("llama-factory-rule", QLORA, 500),
-    ("llama-factory-rule", QLORA | {"quant": "int8"}, 1000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("8-bytes", {}, 8000),
+        ("12-bytes", {}, 12000),
+        ("16-bytes", {}, 16000),
+        ("16-bytes-fp32", FP32, 16000),
+        ("18-bytes", MIXED, 18000),
+        ("18-bytes-megatron", {}, 18000),
+        ("4x-weights", {}, 8000),
+        ("4x-weights", FP32, 16000),
+        ("weights-plus-4x", {}, 10000),
+        ("huggingface-anatomy", MIXED, 18000),
+        ("huggingface-anatomy", FP32, 16000),
+        ("huggingface-anatomy", MIXED | {"optim": "adamw_8bit"}, 12000),  # 4 + 2 + 4 + 2
+        ("guide-lyceum", {}, 16000),
+        ("guide-lyceum", LORA, 2000 + 50 * (2 + 2 + 12)),
+        ("guide-lyceum", QLORA, 500 + 50 * (2 + 2 + 12)),
+        ("guide-spheron", {}, 12000),
+        ("guide-spheron", QLORA, 500 + 50 * (2 + 2 + 8)),
+        ("korthikanti", {}, 34 * 256 + 5 * 2048),
+        ("korthikanti-selective", {}, 34 * 256),
+        ("korthikanti-full", CHECKPOINTED, 2 * 256),
+        ("zero-paper", {}, 16000),
+        ("zero-paper-activations", {}, 24 * 256),
+        ("qlora-paper", QLORA, 516),  # 1000 · (4 + 8/64 + 32/16384) / 8 = 515.87
+        ("qlora-paper", QLORA | {"quant": "nf4-single"}, 562),  # 4.5 bits: 562.5, to even
+        ("deepspeed-zero2", {}, 20000),
+        ("deepspeed-zero3", {}, 18000 + 4 * 64),
+        ("accelerate", {}, 8 * 960),  # without the head of 40
+        ("accelerate", FP32, 16 * 960),
+        # n = 2·10·4 + 4·16 + 8·4·2 + 2·4 + 2·1.5·2·16 + 3·2·4·16 = 696
+        ("eleuther-cookbook", {}, 18 * 696 + 34 * 256 + 5 * 2048),
+        ("eleuther-cookbook", FP32, 20 * 696 + 34 * 256 + 5 * 2048),
+        ("eleuther-cookbook", CHECKPOINTED, 18 * 696 + 34 * 256),
+        ("transformer-math", {}, 16000 + 34 * 256 + 5 * 2048),
+        ("transformer-math", FP32, 16000 + 34 * 256 + 5 * 2048),  # 4 + 4 + 8
+        ("transformer-math", {"optim": "adamw_8bit"}, 10000 + 34 * 256 + 5 * 2048),
+        ("transformer-math", CHECKPOINTED, 16000 + 2 * 256),
+        ("transformer-math-selective", {}, 16000 + 34 * 256),
+        # n = 2·(2·4·(16·1.5 + 1) + 2·16·1.5) + 4 + 2·40 = 580; 1.05·(8704 + 32·(8 + 4)) = 9542.4, 1.05·2·32·14 = 940.8
+        ("megatron", {}, 18 * 580 + 9542 + 941),
+        # 18 + 4·16/4 = 34 per width; 4·32·(4 + 10) = 1792
+        ("megatron-sp", {}, 18 * 580 + 34 * 256 + 32 * 12 + 1792),
+        # n = 80 + 2·(64 + 192) = 592. Activations of a layer: 2·16·4·8 + 256·2·8 = 5120, 2·16·(4·2 + 16·6) = 3328,
+        # 16·8 + 2·16·4·6 = 896, so 2·2·9344 = 37376 in all.
+        ("gpu_poor", {}, 8 * 592 + 37376),
+        ("gpu_poor", {"optim": "sgd"}, 4 * 592 + 37376),
+        ("gpu_poor", CHECKPOINTED, 8 * 592 + 5606),
+        ("gpu_poor", LORA, 2 * 592 + 2 * 8 * 4 * 2 * 4 * 6 + 37376),
+        # 0.5·592 − 2·592/64 + 0.06·1184 = 348.54; adapters 2·8·4·0.5·4·3 = 384; extra 0.75·(15·4 + 6·16)·2·50·2 = 23400
+        ("gpu_poor", QLORA, 349 + 384 + 23400 + 37376),
+        # int8: 592 + 71.04; adapters 2·8·4·2·4·3 = 1536; extra 0.75·1.25·312·50·2 = 29250
+        ("gpu_poor", QLORA | {"quant": "int8"}, 663 + 1536 + 29250 + 37376),
+        # Layer 32·(2·(3·4 + 4) + 4) + 32·(2·(4 + 32) + 4) + 2·2·128 = 4096; 8·320 of outputs
+        ("vram-calculator", {}, 18000 + 2 * 4096 + 5 * 2048 + 8 * 320),
+        # n = 4·26 + 2·(12·16 + 13·4) + 8 = 600; layer 32·(4·11 + 8 + 16·2·4 + 4 + 16) = 6400; ends 32·4·5 = 640
+        ("ultrascale", {}, 16 * 600 + 2 * 6400 + 5 * 2048 + 640 + 4 * 320),
+        ("ultrascale", CHECKPOINTED, 16 * 600 + 2 * 256 + 640 + 4 * 320),
+        ("llama-factory-rule", {}, 8000),
+        ("llama-factory-rule", MIXED, 18000),
+        ("llama-factory-rule", LORA, 2000),
+        ("llama-factory-rule", QLORA, 500),
+        ("llama-factory-rule", QLORA | {"quant": "int8"}, 1000),
+    ],
+)
 def test_figures_by_hand(name: str, words: dict[str, Any], expected: int) -> None:
     answer = BY_NAME[name].apply(facts(**words))
     assert not isinstance(answer, str), answer
@@ -109,13 +126,16 @@ def test_figures_by_hand(name: str, words: dict[str, Any], expected: int) -> Non
     assert answer.total_bytes == sum(answer.terms.values())
 
 
-@pytest.mark.parametrize(("name", "words", "size_billion", "expected_gb"), [
-    ("llama-factory-table", {}, 10.5, 90),  # pure_bf16: half-way from 60 to 120
-    ("llama-factory-table", MIXED, 70, 1200),
-    ("llama-factory-table", QLORA, 7, 6),
-    ("unsloth-table", QLORA, 7.5, 5.5),
-    ("unsloth-table", LORA, 405, 950),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words", "size_billion", "expected_gb"),
+    [
+        ("llama-factory-table", {}, 10.5, 90),  # pure_bf16: half-way from 60 to 120
+        ("llama-factory-table", MIXED, 70, 1200),
+        ("llama-factory-table", QLORA, 7, 6),
+        ("unsloth-table", QLORA, 7.5, 5.5),
+        ("unsloth-table", LORA, 405, 950),
+    ],
+)
 def test_tables_by_hand(name: str, words: dict[str, Any], size_billion: float, expected_gb: float) -> None:
     answer = BY_NAME[name].apply(replace(facts(**words), num_params=round(size_billion * 10**9)))
     assert answer.terms == {IN_ALL: round(expected_gb * 10**9)}
@@ -151,19 +171,22 @@ def test_accelerate_is_what_accelerate_says(words: dict[str, Any], dtype: str) -
     assert BY_NAME["accelerate"].apply(cell).total_bytes == max(figures.values())
 
 
-@pytest.mark.parametrize(("name", "words", "why"), [
-    ("8-bytes", LORA, "for full fine-tuning only"),
-    ("16-bytes", {"optim": "sgd"}, "for AdamW with 32-bit state, not sgd"),
-    ("guide-lyceum", QLORA | {"quant": "int8"}, "has no figure for 8 bits"),
-    ("korthikanti", CHECKPOINTED, "for training without recomputation"),
-    ("korthikanti-full", {}, "for recomputation of whole layers"),
-    ("qlora-paper", LORA, "for 4-bit weights"),
-    ("accelerate", LORA, "for full fine-tuning with Adam only"),
-    ("megatron", CHECKPOINTED, "its report knows no recomputation of whole layers"),
-    ("gpu_poor", {"optim": "adafactor"}, "has no figure for adafactor"),
-    ("vram-calculator", CHECKPOINTED, "knows no recomputation"),
-    ("unsloth-table", {}, "for LoRA in 16 bits and QLoRA in 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words", "why"),
+    [
+        ("8-bytes", LORA, "for full fine-tuning only"),
+        ("16-bytes", {"optim": "sgd"}, "for AdamW with 32-bit state, not sgd"),
+        ("guide-lyceum", QLORA | {"quant": "int8"}, "has no figure for 8 bits"),
+        ("korthikanti", CHECKPOINTED, "for training without recomputation"),
+        ("korthikanti-full", {}, "for recomputation of whole layers"),
+        ("qlora-paper", LORA, "for 4-bit weights"),
+        ("accelerate", LORA, "for full fine-tuning with Adam only"),
+        ("megatron", CHECKPOINTED, "its report knows no recomputation of whole layers"),
+        ("gpu_poor", {"optim": "adafactor"}, "has no figure for adafactor"),
+        ("vram-calculator", CHECKPOINTED, "knows no recomputation"),
+        ("unsloth-table", {}, "for LoRA in 16 bits and QLoRA in 4"),
+    ],
+)
 def test_a_formula_says_why_it_does_not_apply(name: str, words: dict[str, Any], why: str) -> None:
     assert BY_NAME[name].apply(facts(**words)) == why
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "frameworks.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "frameworks" / "frameworks.py"
 
 
 def test_the_page_is_what_the_table_says():

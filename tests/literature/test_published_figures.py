@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from grids import exhaustive
 
 from vramprobe import catalog
 from vramprobe.literature.differences import (
@@ -23,7 +24,7 @@ from vramprobe.literature.differences import (
     differences_of,
     moments_of,
     with_differences,
-)  # fmt: skip
+)
 from vramprobe.literature.published import NoCell, PublishedRow, Reason, cell_of, list_published
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec, resolve
@@ -35,12 +36,26 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 ROOT = Path(__file__).parents[2]
 #: Two layers, 4 query heads and 2 key and value heads of 16, MLP of 96, 32 positions.
 TINY = {
-    "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
-    "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 1000, "rms_norm_eps": 1e-5,
-}  # fmt: skip
-QLORA = {"method": "qlora", "lora_r": 4, "lora_dropout": 0.1, "lora_targets": "q_proj,k_proj,v_proj,o_proj",
-         "gradient_checkpointing": True}  # fmt: skip
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 1000,
+    "rms_norm_eps": 1e-5,
+}
+QLORA = {
+    "method": "qlora",
+    "lora_r": 4,
+    "lora_dropout": 0.1,
+    "lora_targets": "q_proj,k_proj,v_proj,o_proj",
+    "gradient_checkpointing": True,
+}
 
 
 def row_of(line: int) -> PublishedRow:
@@ -82,12 +97,15 @@ def test_every_row_is_a_cell_or_has_one_reason() -> None:
     assert set(counts) - {"a cell"} == set(get_args(Reason))
 
 
-@pytest.mark.parametrize(("line", "cell_id", "lora_dtype"), [
-    (22, "mistral-7b-v0.1_qlora-nf4-trl-r16-q_proj+k_proj+v_proj+o_proj_bf16+bf16_adamw_b8s4096_ckpt", "fp32"),
-    (140, "mistral-7b-v0.1_full_fp16_adamw_b8s4096_ckpt", None),
-    (148, "mistral-7b-v0.1_qlora-nf4-peft-r16-q_proj+k_proj+v_proj+o_proj_fp16+fp16_adamw_b4s4096_ckpt", "fp32"),
-    (156, "mistral-7b-v0.1_qlora-nf4-none-r16-q_proj+k_proj+v_proj+o_proj_fp16+fp16_adamw_b8s4096_ckpt", "fp32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "cell_id", "lora_dtype"),
+    [
+        (22, "mistral-7b-v0.1_qlora-nf4-trl-r16-q_proj+k_proj+v_proj+o_proj_bf16+bf16_adamw_b8s4096_ckpt", "fp32"),
+        (140, "mistral-7b-v0.1_full_fp16_adamw_b8s4096_ckpt", None),
+        (148, "mistral-7b-v0.1_qlora-nf4-peft-r16-q_proj+k_proj+v_proj+o_proj_fp16+fp16_adamw_b4s4096_ckpt", "fp32"),
+        (156, "mistral-7b-v0.1_qlora-nf4-none-r16-q_proj+k_proj+v_proj+o_proj_fp16+fp16_adamw_b8s4096_ckpt", "fp32"),
+    ],
+)
 def test_a_rows_cell_is_what_was_run(line: int, cell_id: str, lora_dtype: str | None) -> None:
     spec = cell_of(row_of(line))
     assert isinstance(spec, CellSpec)
@@ -95,10 +113,13 @@ def test_a_rows_cell_is_what_was_run(line: int, cell_id: str, lora_dtype: str | 
     assert cell_of(row_of(line), device="cpu").cell_id == cell_id
 
 
-@pytest.mark.parametrize(("line", "metric", "memory_bytes"), [
-    (2, "max_allocated", 15193274880),  # raw bytes in the notes beat 14.150 GiB
-    (3, "nvidia-smi", 18102 * 2**20),  # raw MiB
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "metric", "memory_bytes"),
+    [
+        (2, "max_allocated", 15193274880),  # raw bytes in the notes beat 14.150 GiB
+        (3, "nvidia-smi", 18102 * 2**20),  # raw MiB
+    ],
+)
 def test_raw_numbers_are_taken_to_the_byte(line: int, metric: str, memory_bytes: int) -> None:
     assert (row_of(line).metric, row_of(line).memory_bytes) == (metric, memory_bytes)
 
@@ -128,33 +149,40 @@ def test_a_run_that_pins_no_versions_had_the_days_newest() -> None:
 
 
 def test_each_difference_has_a_source_and_is_met_by_a_row() -> None:
-    met = {one.name for row in list_published() if isinstance(cell := cell_of(row), CellSpec)
-           for one in differences_of(row, cell)}  # fmt: skip
+    met = {
+        one.name
+        for row in list_published()
+        if isinstance(cell := cell_of(row), CellSpec)
+        for one in differences_of(row, cell)
+    }
     assert met == {one.name for one in DIFFERENCES}
     for one in DIFFERENCES:
         assert re.search(r"\d+\.\d+\.\d+ \w+\.py:\d+|\w+/\w+\.py:\d+", one.source), one.name
         assert set(one.moments) <= set(MOMENTS)
 
 
-@pytest.mark.parametrize(("name", "words", "num_bytes"), [
-    # 2 layers × (cos + sin) × 32 positions × 16 × 2 B
-    ("rotary tables in every layer", {}, 2 * 2 * 32 * 16 * 2),
-    ("attention mask in the batch", {}, 32 * 8),
-    # 12 B − 10 B for 32 tokens × 1000, and 2 × 4 B less for the token that each of 2 samples loses
-    ("shifted copy of the logits", {}, 2 * 32 * 1000 - 2 * 4 * 2 * 1000),
-    ("shifted copy of the logits, 16-bit logits kept", {}, 4 * 32 * 1000 - 2 * 4 * 2 * 1000),
-    ("reentrant checkpointing", {"kbit_prep": "none"}, 32 * 64 * 2),
-    ("reentrant checkpointing", {"kbit_prep": "peft"}, 32 * 64 * 4),
-    # keys and values: 32 tokens × (64 − 32) wide × 2 B
-    ("key and value heads repeated for flash attention", {}, 2 * 32 * 32 * 2),
-    # 16-bit residual: one input of q, k, v, one of gate and up, one of down; fp32 residual: five casts and down's
-    ("inputs of 4-bit products kept", {"kbit_prep": "none"}, 32 * 2 * (2 * 64 + 96)),
-    ("inputs of 4-bit products kept", {"kbit_prep": "peft"}, 32 * 2 * (5 * 64 + 96)),
-    # 16-bit residual, no dropout: the adapters of q, k and v keep their input themselves
-    ("inputs of 4-bit products kept", {"kbit_prep": "none", "lora_dropout": 0.0}, 32 * 2 * (64 + 96)),
-    ("outputs converted to fp32", {}, 0),
-    ("gradient clipping", {}, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words", "num_bytes"),
+    [
+        # 2 layers × (cos + sin) × 32 positions × 16 × 2 B
+        ("rotary tables in every layer", {}, 2 * 2 * 32 * 16 * 2),
+        ("attention mask in the batch", {}, 32 * 8),
+        # 12 B − 10 B for 32 tokens × 1000, and 2 × 4 B less for the token that each of 2 samples loses
+        ("shifted copy of the logits", {}, 2 * 32 * 1000 - 2 * 4 * 2 * 1000),
+        ("shifted copy of the logits, 16-bit logits kept", {}, 4 * 32 * 1000 - 2 * 4 * 2 * 1000),
+        ("reentrant checkpointing", {"kbit_prep": "none"}, 32 * 64 * 2),
+        ("reentrant checkpointing", {"kbit_prep": "peft"}, 32 * 64 * 4),
+        # keys and values: 32 tokens × (64 − 32) wide × 2 B
+        ("key and value heads repeated for flash attention", {}, 2 * 32 * 32 * 2),
+        # 16-bit residual: one input of q, k, v, one of gate and up, one of down; fp32 residual: five casts and down's
+        ("inputs of 4-bit products kept", {"kbit_prep": "none"}, 32 * 2 * (2 * 64 + 96)),
+        ("inputs of 4-bit products kept", {"kbit_prep": "peft"}, 32 * 2 * (5 * 64 + 96)),
+        # 16-bit residual, no dropout: the adapters of q, k and v keep their input themselves
+        ("inputs of 4-bit products kept", {"kbit_prep": "none", "lora_dropout": 0.0}, 32 * 2 * (64 + 96)),
+        ("outputs converted to fp32", {}, 0),
+        ("gradient clipping", {}, 0),
+    ],
+)
 def test_a_differences_bytes_by_hand(tiny: Any, name: str, words: dict[str, str], num_bytes: int) -> None:
     difference = next(one for one in DIFFERENCES if one.name == name)
     assert difference.num_bytes(tiny(**QLORA | words)) == num_bytes
@@ -202,14 +230,17 @@ def loss_of_4_48() -> Any:
         yield
 
 
-@pytest.mark.parametrize(("before", "after", "name", "kbit_prep", "dropout"), [
-    (None, reentrant, "reentrant checkpointing", "peft", 0.1),
-    (None, reentrant, "reentrant checkpointing", "none", 0.1),
-    (reentrant, inputs_kept, "inputs of 4-bit products kept", "peft", 0.1),
-    (reentrant, inputs_kept, "inputs of 4-bit products kept", "none", 0.1),
-    (reentrant, inputs_kept, "inputs of 4-bit products kept", "none", 0.0),
-    (None, loss_of_4_48, "shifted copy of the logits, 16-bit logits kept", "none", 0.1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "after", "name", "kbit_prep", "dropout"),
+    [
+        pytest.param(None, reentrant, "reentrant checkpointing", "peft", 0.1, marks=exhaustive),
+        (None, reentrant, "reentrant checkpointing", "none", 0.1),
+        pytest.param(reentrant, inputs_kept, "inputs of 4-bit products kept", "peft", 0.1, marks=exhaustive),
+        (reentrant, inputs_kept, "inputs of 4-bit products kept", "none", 0.1),
+        pytest.param(reentrant, inputs_kept, "inputs of 4-bit products kept", "none", 0.0, marks=exhaustive),
+        (None, loss_of_4_48, "shifted copy of the logits, 16-bit logits kept", "none", 0.1),
+    ],
+)
 def test_a_difference_is_what_the_simulation_gains_when_it_does_the_same(
     tiny: Any, before: Any, after: Any, name: str, kbit_prep: str, dropout: float
 ) -> None:
@@ -239,7 +270,7 @@ def test_a_difference_under_a_higher_moment_costs_nothing(tiny: Any) -> None:
 
 
 def test_the_committed_table_is_of_the_rows_that_are_cells() -> None:
-    spec = importlib.util.spec_from_file_location("published_table", ROOT / "benchmarks" / "published.py")
+    spec = importlib.util.spec_from_file_location("published_table", ROOT / "benchmarks" / "truth" / "published.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     rows = list(csv.DictReader(module.TABLE.read_text().splitlines()))

@@ -51,19 +51,22 @@ def test_shapes_have_the_parameters_that_their_rows_say() -> None:
     assert len(checked) > 20
 
 
-@pytest.mark.parametrize(("values", "reason"), [
-    ({"tokens_per_s_per_gpu": None}, "no tokens per second"),
-    ({"notes": "SUSPECT: above the peak"}, "suspect"),
-    ({"method": "peft-other:vera"}, "another method"),
-    ({"model": "a model of ours"}, "shape not known"),
-    ({"dtype": "float8"}, "not 16 bit"),
-    ({"gpu": "H100-SXM-HBM2e-500W"}, "card not in the catalog"),
-    ({"seq_len": None, "packed": "padding-free"}, "lengths vary"),
-    ({"batch_size": None}, "conditions not stated"),
-    ({"sharding": "TP2 PP1 CP1"}, "parallel otherwise"),
-    ({"sharding": "FSDP full_shard + CPU offload (True)"}, "offload"),
-    ({"grad_checkpointing": "selective"}, "checkpoints some"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"tokens_per_s_per_gpu": None}, "no tokens per second"),
+        ({"notes": "SUSPECT: above the peak"}, "suspect"),
+        ({"method": "peft-other:vera"}, "another method"),
+        ({"model": "a model of ours"}, "shape not known"),
+        ({"dtype": "float8"}, "not 16 bit"),
+        ({"gpu": "H100-SXM-HBM2e-500W"}, "card not in the catalog"),
+        ({"seq_len": None, "packed": "padding-free"}, "lengths vary"),
+        ({"batch_size": None}, "conditions not stated"),
+        ({"sharding": "TP2 PP1 CP1"}, "parallel otherwise"),
+        ({"sharding": "FSDP full_shard + CPU offload (True)"}, "offload"),
+        ({"grad_checkpointing": "selective"}, "checkpoints some"),
+    ],
+)
 def test_what_is_not_known_is_not_guessed(values: dict[str, object], reason: str) -> None:
     case = case_of(row_like(**values))
     assert isinstance(case, NoCase)
@@ -80,9 +83,16 @@ def test_a_case_is_the_row() -> None:
     assert case_of(row_like(fused_kernels="fms-foak+liger")).fused
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("n_gpus", 0), ("tokens_per_s_per_gpu", -1.0), ("seq_len", "long"), ("source", ""), ("tokens_per_s_total", "nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_gpus", 0),
+        ("tokens_per_s_per_gpu", -1.0),
+        ("seq_len", "long"),
+        ("source", ""),
+        ("tokens_per_s_total", "nan"),
+    ],
+)
 def test_a_row_with_a_value_that_cannot_be_is_refused(name: str, value: object) -> None:
     values = ROWS[0].model_dump() | {name: value}
     with pytest.raises(ValidationError, match=name):
@@ -98,10 +108,13 @@ def test_the_fit_that_ships_is_what_the_rows_give() -> None:
 
 
 def test_a_source_left_out_is_predicted() -> None:
-    """The goal that benchmarks/speed_model.md reports on, for the source that has most of the rows."""
+    """The goal that benchmarks/speed/speed_model.md reports on, for the source that has most of the rows."""
     found = observations()
     rates = fit_rates([one for *_, one in found if one.source != "fms-acceleration"])
-    errors = sorted(abs(log_error(one, rates)) for _, case, one in found
-                    if one.source == "fms-acceleration" and case.is_well_conditioned)  # fmt: skip
+    errors = sorted(
+        abs(log_error(one, rates))
+        for _, case, one in found
+        if one.source == "fms-acceleration" and case.is_well_conditioned
+    )
     assert errors[len(errors) // 2] < 0.08
     assert errors[int(0.9 * len(errors))] < 0.20

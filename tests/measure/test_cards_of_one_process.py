@@ -8,7 +8,7 @@ import pytest
 import torch
 from factories import make_record, make_spec
 
-from vramprobe.cli import display
+from vramprobe.cli import display_record
 from vramprobe.measure import environment, isolation
 from vramprobe.measure.cards import with_cards
 from vramprobe.measure.observation import Observation
@@ -25,8 +25,10 @@ def seen(more_bytes: int = 0, **held: int) -> Observation:
     sizes = {"forward": 6 * WEIGHTS + more_bytes, "backward": 5 * WEIGHTS, "optimizer_step": 2 * WEIGHTS}
     phases = [PhaseMemory(name="load", allocated_end_bytes=WEIGHTS, allocated_peak_bytes=WEIGHTS)]
     for step in (1, 2, 3):
-        phases += [PhaseMemory(name=name, step=step, allocated_end_bytes=WEIGHTS, allocated_peak_bytes=size)
-                   for name, size in (*sizes.items(), ("zero_grad", WEIGHTS))]  # fmt: skip
+        phases += [
+            PhaseMemory(name=name, step=step, allocated_end_bytes=WEIGHTS, allocated_peak_bytes=size)
+            for name, size in (*sizes.items(), ("zero_grad", WEIGHTS))
+        ]
     return Observation(phases, {"weights": WEIGHTS, "batch": 0} | held)
 
 
@@ -71,9 +73,9 @@ def test_storages_know_their_card() -> None:
 
 def test_the_terminal_says_which_layers_lie_where(capsys: pytest.CaptureFixture[str]) -> None:
     record = with_cards(recorded(), [seen(), seen(512)], MODULES)
-    display.print_record(record)
+    display_record.print_record(record)
     said = capsys.readouterr().out
-    assert 'one process over 2 cards (device_map="auto"), the highest above:' in said
+    assert 'one process over 2 cards (device_map="auto"), the highest is shown above:' in said
     assert "model.embed_tokens, model.layers.0 to 1\n" in said
     assert "model.layers.2, lm_head\n" in said
 
@@ -88,7 +90,7 @@ def test_the_terminal_says_which_layers_lie_where(capsys: pytest.CaptureFixture[
     ],
 )
 def test_runs_of_layers_are_said_in_short(names: list[str], said: str) -> None:
-    assert display._in_short(names) == said
+    assert display_record._in_short(names) == said
 
 
 def test_no_rank_alone_is_offered_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

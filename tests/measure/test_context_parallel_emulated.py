@@ -9,19 +9,25 @@ import pytest
 from command_line import vramprobe
 from emulated import counted, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
+from grids import exhaustive
 
 from vramprobe.records.record import RankRecord, RunRecord
 
-SWEEP = f"""
+HEAD = f"""
 name: shared
 defaults: {{model: {TINY_LLAMA_PATH}, batch_size: 2, seq_len: 1024, num_gpus: 2, sharding: fsdp, cp_size: 2,
            device: cuda}}
 cells:
-  - {{method: full, autocast: bf16}}
-  - {{method: full, autocast: bf16, only_rank: [0, 1]}}
-  - {{method: lora, lora_targets: q_v, gradient_checkpointing: true}}
-  - {{method: full, autocast: bf16, cp_rotation: alltoall}}
-  - {{method: full, autocast: bf16, num_gpus: 8, sharding: fsdp-hybrid, shard_size: 4, grad_accum: 2, only_rank: 3}}
+"""
+FEW = """
+  - {method: full, autocast: bf16}
+  - {method: full, autocast: bf16, only_rank: 1}
+"""
+MORE = """
+  - {method: full, autocast: bf16, only_rank: 0}
+  - {method: lora, lora_targets: q_v, gradient_checkpointing: true}
+  - {method: full, autocast: bf16, cp_rotation: alltoall}
+  - {method: full, autocast: bf16, num_gpus: 8, sharding: fsdp-hybrid, shard_size: 4, grad_accum: 2, only_rank: 3}
 """
 #: As a user writes it; each rank leaves what its tensors asked for at most in each step.
 SCRIPT = """
@@ -63,7 +69,12 @@ OWN = 2 * (2 * 2 * 2 * 512 * 16)
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
-    return swept(tmp_path_factory.mktemp("shared"), SWEEP, cards="H100-SXM x2")
+    return swept(tmp_path_factory.mktemp("shared"), HEAD + FEW, cards="H100-SXM x2")
+
+
+@pytest.fixture(scope="module")
+def all_records(tmp_path_factory: pytest.TempPathFactory, records: list[RunRecord]) -> list[RunRecord]:
+    return records + swept(tmp_path_factory.mktemp("more"), HEAD + MORE, cards="H100-SXM x2")
 
 
 def one(records: list[RunRecord], method: str = "full", **words: object) -> RunRecord:
@@ -79,8 +90,17 @@ def moved(rank: RankRecord) -> dict[tuple[str, str], int]:
     return {(part.phase, part.kind): part.payload_bytes for part in rank.traffic}
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(index: int, records: list[RunRecord]) -> None:
+@exhaustive
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
+    assert_alone_as_among_all(1, records)
+
+
+@exhaustive
+def test_so_does_the_first(all_records: list[RunRecord]) -> None:
+    assert_alone_as_among_all(0, all_records)
+
+
+def assert_alone_as_among_all(index: int, records: list[RunRecord]) -> None:
     (alone,) = one(records, only_rank=index).ranks
     same = one(records).ranks[index]
     assert counted(alone) == counted(same)
@@ -97,9 +117,10 @@ def test_the_model_is_shared_out_and_so_is_each_sequence(records: list[RunRecord
         assert rank.ledger.at_peak is not None
 
 
-def test_ranks_before_the_last_build_a_mask_that_nobody_reads(records: list[RunRecord]) -> None:
+@exhaustive
+def test_ranks_before_the_last_build_a_mask_that_nobody_reads(all_records: list[RunRecord]) -> None:
     """Their positions leap from the front's part to the back's, which transformers takes for packed sequences."""
-    first, last = one(records, "lora").ranks
+    first, last = one(all_records, "lora").ranks
     kept = [rank.ledger.saved_activations_bytes for rank in (first, last)]
     assert kept[0] - kept[1] == 2 * 512 * 512
 
@@ -110,23 +131,33 @@ def test_what_a_step_moves(records: list[RunRecord]) -> None:
     weights, root = 2 * TINY_LLAMA_PARAMS, 2 * (64 + 256 * 64)
     for rank in one(records).ranks:
         assert moved(rank) == {
-            ("forward", "all_gather"): weights + 2 * 2 * OWN, ("backward", "all_gather"): weights - root + 2 * 2 * OWN,
-            ("backward", "reduce_scatter"): weights, ("backward", "send"): 2 * 2 * 2 * OWN,
+            ("forward", "all_gather"): weights + 2 * 2 * OWN,
+            ("backward", "all_gather"): weights - root + 2 * 2 * OWN,
+            ("backward", "reduce_scatter"): weights,
+            ("backward", "send"): 2 * 2 * 2 * OWN,
             ("backward", "receive"): 2 * 2 * 2 * OWN,
-        }  # fmt: skip
-    for rank in one(records, cp_rotation="alltoall").ranks:
+        }
+
+
+@exhaustive
+def test_what_a_step_moves_from_rank_to_rank(all_records: list[RunRecord]) -> None:
+    """With ``alltoall`` each rank sends its keys and values on instead of gathering all of them."""
+    weights = 2 * TINY_LLAMA_PARAMS
+    for rank in one(all_records, cp_rotation="alltoall").ranks:
         assert moved(rank)["forward", "all_gather"] == weights
         assert moved(rank)["forward", "send"] == 2 * OWN
         assert moved(rank)["backward", "send"] == (2 * 2 + 1) * 2 * OWN
 
 
-def test_groups_of_groups_run_and_accumulate(records: list[RunRecord]) -> None:
-    (rank,) = one(records, num_gpus=8, only_rank=3).ranks
+@exhaustive
+def test_groups_of_groups_run_and_accumulate(all_records: list[RunRecord]) -> None:
+    (rank,) = one(all_records, num_gpus=8, only_rank=3).ranks
     assert {part.num_ranks for part in rank.traffic} == {2, 4}
 
 
+@exhaustive
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_as_trainer_trains_it(method: str, records: list[RunRecord], tmp_path: Path) -> None:
+def test_as_trainer_trains_it(method: str, all_records: list[RunRecord], tmp_path: Path) -> None:
     """The second and third step of both ranks, which repeat. Trainer has a count of tokens beside the batch."""
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["torchrun", "--nproc-per-node", "2", "train.py", str(TINY_LLAMA_PATH), method]
@@ -135,5 +166,7 @@ def test_as_trainer_trains_it(method: str, records: list[RunRecord], tmp_path: P
         seen = tmp_path / f"seen-{index}.json"
         assert seen.exists(), done.stdout + done.stderr
         theirs = json.loads(seen.read_text())
-        ours = max(phase.requested_peak_bytes for phase in one(records, method).ranks[index].phases if phase.step == 3)
+        ours = max(
+            phase.requested_peak_bytes for phase in one(all_records, method).ranks[index].phases if phase.step == 3
+        )
         assert [0 <= peak - ours <= 32 for peak in theirs[1:]] == [True, True], (theirs, ours)

@@ -34,13 +34,17 @@ def measured(**options: Any) -> RunRecord:
     return run_cell(make_spec(**words), isolation="spawn")
 
 
-@pytest.mark.parametrize("options", [
-    {"method": "full"},
-    {"method": "full", "optim": "adamw_torch", "gradient_checkpointing": True},
-    {"method": "full", "dtype": "fp32", "autocast": "bf16"},
-    {"method": "lora", "lora_dtype": "bf16", "grad_accum": 2},
-    {"method": "qlora", "kbit_prep": "none", "lora_dtype": "bf16"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "full"},
+        {"method": "full", "optim": "adamw_torch", "gradient_checkpointing": True},
+        {"method": "full", "dtype": "fp32", "autocast": "bf16"},
+        {"method": "lora", "lora_dtype": "bf16", "grad_accum": 2},
+        {"method": "qlora", "kbit_prep": "none", "lora_dtype": "bf16"},
+    ],
+    ids=str,
+)
 def test_a_whole_cell(options: dict[str, Any]) -> None:
     with fake_cuda():
         record = measured(**options)
@@ -82,10 +86,13 @@ def test_out_of_memory_tells_what_was_asked_for_and_what_there_was() -> None:
     assert record.context_bytes == CONTEXT_BYTES
 
 
-@pytest.mark.parametrize("text", [
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
-    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+        "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+    ],
+)
 def test_a_full_card_whose_other_users_nvml_does_not_tell_is_out_of_memory(text: str) -> None:
     """The allocator asks NVML who else is on the card before it calls its observers; in a container it may fail."""
     assert outcome_of(RuntimeError(text), None).kind == "oom"
@@ -150,9 +157,13 @@ def test_a_snapshot_holds_one_step(tmp_path: Path) -> None:
 def test_the_self_tests_and_what_nvml_says_of_the_machine() -> None:
     with fake_cuda():
         assert selftest.torch_build() == {
-            "version": torch.__version__, "cuda": "13.0", "available": True, "uuid": f"GPU-{UUID}",
-            "name": "NVIDIA H200", "capability": "9.0",
-        }  # fmt: skip
+            "version": torch.__version__,
+            "cuda": "13.0",
+            "available": True,
+            "uuid": f"GPU-{UUID}",
+            "name": "NVIDIA H200",
+            "capability": "9.0",
+        }
         assert selftest.one_gib_on_cuda() == dict.fromkeys(("allocated", "reserved", "mem_get_info", "NVML"), GIB)
         assert nvml.compute_capability() == (9, 0)
         (state,) = nvml.gpu_states()
@@ -170,7 +181,7 @@ def test_the_canary_sees_what_it_allocates() -> None:
 
 
 def test_the_campaigns_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks" / "h200")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks" / "gpu")
     probes = importlib.import_module("probes")
     with fake_cuda():
         assert probes.context() == {"bytes": CONTEXT_BYTES, "properties_bytes": 0}

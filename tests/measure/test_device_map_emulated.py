@@ -9,6 +9,7 @@ import pytest
 from command_line import vramprobe
 from emulated import require_emulation, swept
 from factories import TINY_LLAMA, TINY_LLAMA_PATH
+from grids import exhaustive, grid
 
 from vramprobe.records.record import RunRecord
 
@@ -110,7 +111,7 @@ def test_the_weights_are_divided_between_the_cards_and_not_copied(records: dict[
     assert modules == ["model.embed_tokens", *layers, "model.norm", "model.rotary_emb", "lm_head"]
 
 
-@pytest.mark.parametrize("method", ["full", "qlora"])
+@pytest.mark.parametrize("method", grid(["full", "qlora"], "qlora"))
 def test_as_from_pretrained_places_it_and_as_trainer_trains_it(
     method: str, records: dict[str, RunRecord], checkpoint: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_as_from_pretrained_places_it_and_as_trainer_trains_it(
         assert steps[1] == ours[1]
 
 
+@exhaustive
 def test_one_that_does_not_fit_and_one_that_needs_no_second_card(tmp_path: Path) -> None:
     require_emulation()
     common = ["--batch-size", "1", "--seq-len", "32", "--num-gpus", "2", "--sharding", "device-map", "--json"]
@@ -145,6 +147,7 @@ def test_one_that_does_not_fit_and_one_that_needs_no_second_card(tmp_path: Path)
         assert record["outcome"]["traceback"] is None
 
 
+@exhaustive
 def test_out_of_memory_of_a_card_is_the_cells(tmp_path: Path) -> None:
     require_emulation()
     words = ["--model", str(TINY_LLAMA_PATH), "--method", "full", "--batch-size", "256", "--seq-len", "1024", "--json"]

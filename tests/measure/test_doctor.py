@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 from factories import make_record
+from grids import exhaustive
 from typer.testing import CliRunner
 
 from vramprobe import api
@@ -30,8 +31,15 @@ GOOD_GIB = {"allocated": GIB, "reserved": GIB, "mem_get_info": GIB, "NVML": GIB 
 
 
 def state(**changes: Any) -> nvml.GpuState:
-    values = {"uuid": UUID, "name": "NVIDIA H200", "total_bytes": 143_771 * MIB, "used_bytes": 1 * MIB,
-              "memory_info": "v2", "mig": False, "persistence": True}  # fmt: skip
+    values = {
+        "uuid": UUID,
+        "name": "NVIDIA H200",
+        "total_bytes": 143_771 * MIB,
+        "used_bytes": 1 * MIB,
+        "memory_info": "v2",
+        "mig": False,
+        "persistence": True,
+    }
     return nvml.GpuState(**(values | changes))
 
 
@@ -96,11 +104,19 @@ def test_this_machine_is_ready_to_measure_on_its_cpu(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # neither a results folder nor a scratch file is left
 
 
+@exhaustive
 def test_a_cell_is_spawned_where_nothing_can_be_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real: the launcher falls back by itself, and the machine is ready all the same."""
     monkeypatch.setattr("vramprobe.measure.forkserver.is_available", lambda: False)
-    monkeypatch.setattr(doctor, "_ask", lambda test, seconds: {"version": "2.13.0", "cuda": None, "available": False}
-                        if test == "torch" else {"peak": 64 * MIB, "end": 64 * MIB})  # fmt: skip
+    monkeypatch.setattr(
+        doctor,
+        "_ask",
+        lambda test, seconds: (
+            {"version": "2.13.0", "cuda": None, "available": False}
+            if test == "torch"
+            else {"peak": 64 * MIB, "end": 64 * MIB}
+        ),
+    )
     diagnosis = doctor.diagnose("cpu", tmp_path)
     assert diagnosis.ready
     assert found(diagnosis, "fork server").status == "warning"
@@ -166,17 +182,25 @@ def test_a_gpu_that_is_hidden(h200: dict[str, Any], tmp_path: Path, monkeypatch:
     assert not diagnosis.ready
 
 
-@pytest.mark.parametrize(("changes", "status", "said"), [
-    ({"used_bytes": 300 * MIB}, "warning", "end what else uses it"),
-    ({"used_bytes": 300 * MIB, "memory_info": "v1"}, "ok", None),  # the driver's own memory is in it
-    ({"used_bytes": None, "memory_info": None}, "warning", "device tier will be null"),
-    ({"mig": True}, "warning", "MIG is on"),
-    ({"mig": None, "persistence": None}, "ok", None),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"used_bytes": 300 * MIB}, "warning", "end what else uses it"),
+        ({"used_bytes": 300 * MIB, "memory_info": "v1"}, "ok", None),  # the driver's own memory is in it
+        ({"used_bytes": None, "memory_info": None}, "warning", "device tier will be null"),
+        ({"mig": True}, "warning", "MIG is on"),
+        ({"mig": None, "persistence": None}, "ok", None),
+    ],
+    ids=str,
+)
 def test_what_nvml_says_of_a_gpu(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any], status: str, said: str | None,
-) -> None:  # fmt: skip
+    h200: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    status: str,
+    said: str | None,
+) -> None:
     monkeypatch.setattr(nvml, "gpu_states", lambda: [state(**changes)])
     diagnosis = doctor.diagnose("cuda", tmp_path)
     finding = found(diagnosis, "GPU 0")
@@ -249,12 +273,16 @@ def test_a_checkout_that_is_not_installed_knows_no_ranges(
     assert diagnosis.ready
 
 
-@pytest.mark.parametrize(("answer", "said", "advice"), [
-    ({"version": "2.13.0+cpu", "cuda": None, "available": False}, "for the CPU only", "CUDA build of torch"),
-    ({"version": "2.13.0", "cuda": "13.2", "available": False}, "it sees no GPU", "CUDA up to 13.2"),
-    (GOOD_TORCH | {"uuid": "GPU-other"}, "it calls GPU-other GPU 0", "nvidia-smi -L"),
-    ({"error": "RuntimeError: driver too old"}, "RuntimeError: driver too old", "another CUDA"),
-], ids=["cpu build", "sees none", "another gpu", "error"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "said", "advice"),
+    [
+        ({"version": "2.13.0+cpu", "cuda": None, "available": False}, "for the CPU only", "CUDA build of torch"),
+        ({"version": "2.13.0", "cuda": "13.2", "available": False}, "it sees no GPU", "CUDA up to 13.2"),
+        (GOOD_TORCH | {"uuid": "GPU-other"}, "it calls GPU-other GPU 0", "nvidia-smi -L"),
+        ({"error": "RuntimeError: driver too old"}, "RuntimeError: driver too old", "another CUDA"),
+    ],
+    ids=["cpu build", "sees none", "another gpu", "error"],
+)
 def test_torch_and_nvml_must_mean_the_same_gpu(
     h200: dict[str, Any], tmp_path: Path, answer: dict[str, Any], said: str, advice: str
 ) -> None:
@@ -266,18 +294,26 @@ def test_torch_and_nvml_must_mean_the_same_gpu(
     assert found(diagnosis, "self-test").status == "absent"
 
 
-@pytest.mark.parametrize(("answer", "status", "said"), [
-    (GOOD_GIB | {"NVML": 0}, "failed", "NVML moved by 0"),
-    (GOOD_GIB | {"allocated": GIB + 512}, "failed", f"allocated moved by {GIB + 512}"),
-    (GOOD_GIB | {"mem_get_info": GIB + 5 * MIB}, "failed", "mem_get_info moved by"),
-    (GOOD_GIB | {"mem_get_info": GIB - 2 * MIB}, "ok", "agree"),
-    (GOOD_GIB | {"NVML": None}, "warning", "NVML does not tell"),
-    ({"error": "it did not end within 180 s"}, "failed", "did not end"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        (GOOD_GIB | {"NVML": 0}, "failed", "NVML moved by 0"),
+        (GOOD_GIB | {"allocated": GIB + 512}, "failed", f"allocated moved by {GIB + 512}"),
+        (GOOD_GIB | {"mem_get_info": GIB + 5 * MIB}, "failed", "mem_get_info moved by"),
+        (GOOD_GIB | {"mem_get_info": GIB - 2 * MIB}, "ok", "agree"),
+        (GOOD_GIB | {"NVML": None}, "warning", "NVML does not tell"),
+        ({"error": "it did not end within 180 s"}, "failed", "did not end"),
+    ],
+    ids=str,
+)
 def test_a_self_test_that_disagrees(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    answer: dict[str, Any], status: str, said: str,
-) -> None:  # fmt: skip
+    h200: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: dict[str, Any],
+    status: str,
+    said: str,
+) -> None:
     h200["cuda"] = answer
     diagnosis = doctor.diagnose("cuda", tmp_path)
     assert found(diagnosis, "self-test").status == status

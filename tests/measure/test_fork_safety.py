@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import children
 
 from vramprobe.measure import forkserver, launcher, nvml
 from vramprobe.measure.launcher import Server, worker_environment
@@ -73,16 +74,23 @@ def test_the_worker_environment_keeps_availability_checks_off_the_driver(monkeyp
     assert not set(launcher.SAID_BY_THE_SPEC) & set(env)
 
 
-@pytest.mark.parametrize(("readings", "status", "said"), [
-    ([0, forkserver.CANARY_BYTES], 0, ""),
-    ([0, forkserver.CANARY_BYTES - 1], 1, "NVML saw"),
-    ([None, None], 1, "NVML answers the server, but not its child"),
-    (None, 1, "NVML answers the server, but not its child"),
-], ids=["moved", "not enough", "no answer", "no device"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("readings", "status", "said"),
+    [
+        ([0, forkserver.CANARY_BYTES], 0, ""),
+        ([0, forkserver.CANARY_BYTES - 1], 1, "NVML saw"),
+        ([None, None], 1, "NVML answers the server, but not its child"),
+        (None, 1, "NVML answers the server, but not its child"),
+    ],
+    ids=["moved", "not enough", "no answer", "no device"],
+)
 def test_the_canary_must_see_its_allocation_by_nvml(
-    readings: list[int | None] | None, status: int, said: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    readings: list[int | None] | None,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(torch, "zeros", lambda *size, **options: SimpleNamespace(nbytes=forkserver.CANARY_BYTES))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     watched = readings and SimpleNamespace(used_bytes=iter(readings).__next__)
@@ -129,10 +137,4 @@ def test_a_server_that_never_gets_ready_costs_the_server_not_the_sweep(
     assert server.isolation == "spawn"
     assert "was not ready after" in server.isolation_reason
     server.close()
-    assert not _servers()
-
-
-def _servers() -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process(os.getpid()).children() if "forkserver" in " ".join(child.cmdline())]
+    assert children("forkserver") == []

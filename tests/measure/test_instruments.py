@@ -36,9 +36,14 @@ def test_composition_by_cause_adds_up() -> None:
     holdings = [Holding("weights", 0, frozenset({1})), Holding("gradients", 7, frozenset({4}))]
     alive = composition(lifetimes(trace), holdings, [range(2, 5)], step_start=2, at=6)
     assert alive.parts() == {
-        "weights_bytes": 1000, "gradients_bytes": 300, "optimizer_state_bytes": 0, "batch_bytes": 0,
-        "saved_activations_bytes": 70, "temporaries_bytes": 40, "other_bytes": 11,
-    }  # fmt: skip
+        "weights_bytes": 1000,
+        "gradients_bytes": 300,
+        "optimizer_state_bytes": 0,
+        "batch_bytes": 0,
+        "saved_activations_bytes": 70,
+        "temporaries_bytes": 40,
+        "other_bytes": 11,
+    }
     assert alive.total_bytes == 1421
 
 
@@ -81,9 +86,14 @@ def test_cpu_instrument_sees_every_allocation_to_the_byte() -> None:
     assert observation.inconsistencies == []
     assert observation.held_bytes == {"batch": 80, "gradients": 77, "weights": 4000}
     assert observation.at_peak.parts() == {
-        "weights_bytes": 4000, "gradients_bytes": 77, "optimizer_state_bytes": 0, "batch_bytes": 80,
-        "saved_activations_bytes": 123, "temporaries_bytes": 10_000, "other_bytes": 0,
-    }  # fmt: skip
+        "weights_bytes": 4000,
+        "gradients_bytes": 77,
+        "optimizer_state_bytes": 0,
+        "batch_bytes": 80,
+        "saved_activations_bytes": 123,
+        "temporaries_bytes": 10_000,
+        "other_bytes": 0,
+    }
     assert peak_of(observation).phase == "backward"
     ledger = ledger_of(observation)
     assert (ledger.saved_activations_bytes, ledger.unaccounted_bytes) == (123, 0)
@@ -128,16 +138,24 @@ def test_a_believable_run_raises_no_doubt() -> None:
     assert doubts(believable()) == []
 
 
-@pytest.mark.parametrize(("changes", "word"), [
-    ({"backward3": phase("backward", 3, 150, 181)}, "step 3, backward"),
-    ({"load": phase("load", None, 130, 120)}, "ends above its own peak"),
-    ({"load": phase("load", None, 100, 120, reserved_end_bytes=90)}, "allocated 100 B > reserved 90 B"),
-    ({f"zero{step}": phase("zero_grad", step, 90, 150) for step in (1, 2, 3)}, "14 B less"),
-    ({"load": phase("load", None, 100, 120)} | {
-        f"{name}{step}": phase({"zero": "zero_grad"}.get(name, name), step, end, end)
-        for name, end in (("forward", 110), ("backward", 120), ("zero", 104)) for step in (1, 2, 3)
-    }, "below the live tensors"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"backward3": phase("backward", 3, 150, 181)}, "step 3, backward"),
+        ({"load": phase("load", None, 130, 120)}, "ends above its own peak"),
+        ({"load": phase("load", None, 100, 120, reserved_end_bytes=90)}, "allocated 100 B > reserved 90 B"),
+        ({f"zero{step}": phase("zero_grad", step, 90, 150) for step in (1, 2, 3)}, "14 B less"),
+        (
+            {"load": phase("load", None, 100, 120)}
+            | {
+                f"{name}{step}": phase({"zero": "zero_grad"}.get(name, name), step, end, end)
+                for name, end in (("forward", 110), ("backward", 120), ("zero", 104))
+                for step in (1, 2, 3)
+            },
+            "below the live tensors",
+        ),
+    ],
+)
 def test_a_run_that_contradicts_itself_is_doubted(changes: dict[str, PhaseMemory], word: str) -> None:
     reasons = doubts(believable(**changes))
     assert any(word in reason for reason in reasons), reasons
@@ -154,12 +172,15 @@ class Watched:
 SEEN = {"requested_bytes": 5, "allocated_bytes": 6, "reserved_bytes": 7, "free_bytes": 8}
 
 
-@pytest.mark.parametrize("error", [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
-    RuntimeError("CUDA error: out of memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
 def test_a_device_out_of_memory_is_known_in_every_coat(error: Exception) -> None:
     outcome = outcome_of(error, Watched())
     assert (outcome.kind, outcome.phase, outcome.step, outcome.requested_bytes) == ("oom", "backward", 2, None)
@@ -189,8 +210,16 @@ def test_a_quantisation_that_hardly_reached_the_model_is_remarked() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_family_with_linear_layers_of_its_own_is_not_quantised_and_its_record_says_so() -> None:
-    falcon = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1,
-              "vocab_size": 256, "multi_query": True, "parallel_attn": True, "bias": False}  # fmt: skip
+    falcon = {
+        "model_type": "falcon",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "vocab_size": 256,
+        "multi_query": True,
+        "parallel_attn": True,
+        "bias": False,
+    }
     spec = CellSpec(**(make_spec(method="qlora", quant="nf4", attn="eager").model_dump() | {"architecture": falcon}))
     record = run_cell(spec, isolation="spawn")
     assert record.outcome.kind == "ok", record.outcome

@@ -12,7 +12,7 @@ from factories import make_record, make_spec
 from typer.testing import CliRunner
 
 from vramprobe import api
-from vramprobe.cli import display, verbs
+from vramprobe.cli import display_record, verbs
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.measure.isolation import new_ticket, run_isolated
 from vramprobe.records.record import Ok, Oom, RunRecord
@@ -161,5 +161,5 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path: Path, monkeyp
 
 
 def test_nothing_is_said_where_none_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    display.print_snapshot(make_record(), None)
+    display_record.print_snapshot(make_record(), None)
     assert capsys.readouterr().out == ""

@@ -9,15 +9,20 @@ import pytest
 from command_line import vramprobe
 from emulated import counted, swept
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
+from grids import exhaustive
 
 from vramprobe.records.record import RunRecord
 
-SWEEP = """
+HEAD = """
 name: parts
 defaults: {{model: {plain}, batch_size: 2, seq_len: 32, num_gpus: 2, sharding: tp, device: cuda}}
 cells:
+"""
+FEW = """
   - {{method: full, autocast: bf16}}
   - {{method: full, autocast: bf16, only_rank: 1}}
+"""
+MORE = """
   - {{method: lora, lora_targets: q_v}}
   - {{method: lora, lora_targets: q_v, only_rank: 0}}
   - {{model: {tied}, method: full, autocast: bf16}}
@@ -76,21 +81,41 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory, tied: Path) -> dict[tuple[str, bool], RunRecord]:
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], RunRecord]:
     """By what is trained, and whether one rank ran by itself."""
-    sweep = SWEEP.format(plain=TINY_LLAMA_PATH, tied=tied)
-    found = swept(tmp_path_factory.mktemp("parts"), sweep, cards="H100-SXM x2")
+    return by_kind(tmp_path_factory.mktemp("parts"), (HEAD + FEW).format(plain=TINY_LLAMA_PATH))
+
+
+@pytest.fixture(scope="module")
+def all_records(
+    tmp_path_factory: pytest.TempPathFactory, tied: Path, records: dict[tuple[str, bool], RunRecord]
+) -> dict[tuple[str, bool], RunRecord]:
+    more = (HEAD + MORE).format(plain=TINY_LLAMA_PATH, tied=tied)
+    return records | by_kind(tmp_path_factory.mktemp("more"), more)
+
+
+def by_kind(folder: Path, sweep: str) -> dict[tuple[str, bool], RunRecord]:
+    found = swept(folder, sweep, cards="H100-SXM x2")
     return {
-        (TIED if record.spec.architecture["tie_word_embeddings"] else record.spec.method,
-         record.spec.only_rank is not None): record
+        (
+            TIED if record.spec.architecture["tie_word_embeddings"] else record.spec.method,
+            record.spec.only_rank is not None,
+        ): record
         for record in found
-    }  # fmt: skip
+    }
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(
-    method: str, records: dict[tuple[str, bool], RunRecord]
-) -> None:
+@exhaustive
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(records: dict[tuple[str, bool], RunRecord]) -> None:
+    assert_alone_as_among_all("full", records)
+
+
+@exhaustive
+def test_so_does_one_with_adapters(all_records: dict[tuple[str, bool], RunRecord]) -> None:
+    assert_alone_as_among_all("lora", all_records)
+
+
+def assert_alone_as_among_all(method: str, records: dict[tuple[str, bool], RunRecord]) -> None:
     (alone,) = records[method, True].ranks
     same = records[method, False].ranks[alone.rank]
     assert counted(alone) == counted(same)
@@ -121,16 +146,18 @@ def test_what_a_step_moves(records: dict[tuple[str, bool], RunRecord]) -> None:
         assert set(moved) == {("forward", "all_reduce"), ("forward", "all_gather"), ("backward", "all_reduce")}
 
 
-def test_a_tied_head_is_the_embedding_s_part(records: dict[tuple[str, bool], RunRecord]) -> None:
+@exhaustive
+def test_a_tied_head_is_the_embedding_s_part(all_records: dict[tuple[str, bool], RunRecord]) -> None:
     head = 2 * 256 * 64 // 2
-    for plain, tied in zip(records["full", False].ranks, records[TIED, False].ranks, strict=True):
+    for plain, tied in zip(all_records["full", False].ranks, all_records[TIED, False].ranks, strict=True):
         assert tied.ledger.weights_bytes == plain.ledger.weights_bytes - head
         assert tied.ledger.gradients_bytes == tied.ledger.weights_bytes - BUFFERS  # where its gradient ends as a part
 
 
+@exhaustive
 @pytest.mark.parametrize("kind", ["full", "lora", TIED])
 def test_as_from_pretrained_divides_it_and_as_trainer_trains_it(
-    kind: str, records: dict[tuple[str, bool], RunRecord], tied: Path, tmp_path: Path
+    kind: str, all_records: dict[tuple[str, bool], RunRecord], tied: Path, tmp_path: Path
 ) -> None:
     """The second and third step, which repeat. Trainer has a count of tokens beside the batch."""
     (tmp_path / "make.py").write_text(CHECKPOINT)
@@ -143,7 +170,7 @@ def test_as_from_pretrained_divides_it_and_as_trainer_trains_it(
     done = vramprobe("profile", "--emulate", "H100-SXM x2", "--", *words, cwd=tmp_path)
     said = next((line for line in done.stdout.splitlines() if line.startswith("SEEN")), None)
     assert said is not None, done.stdout + done.stderr
-    phases = records[kind, False].ranks[0].phases
+    phases = all_records[kind, False].ranks[0].phases
     ours = max(phase.requested_peak_bytes for phase in phases if phase.step == 3)
     for theirs in json.loads(said.removeprefix("SEEN"))[1:]:
         assert 0 <= theirs - ours <= 32

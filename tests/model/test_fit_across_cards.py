@@ -14,7 +14,7 @@ from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread, shipped_fit
 from vramprobe.model.replayed import replayed
 from vramprobe.predict.grid import predict_cells
-from vramprobe.predict.prediction import predict
+from vramprobe.predict.predict import predict
 from vramprobe.records.record import RunRecord
 
 CARDS = {"H100-SXM": "NVIDIA H100 80GB HBM3", "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB"}

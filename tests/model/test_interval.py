@@ -22,7 +22,9 @@ from vramprobe.model.interval import (
 )
 from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
 from vramprobe.model.regression import Estimate, Solution
-from vramprobe.predict.prediction import MIN_HALF_WIDTH, bounds, predict_moments
+from vramprobe.predict.one_gpu import Counted
+from vramprobe.predict.predict import predict_moments
+from vramprobe.predict.uncertainty import MIN_HALF_WIDTH, bounds
 from vramprobe.records.record import Peak, RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import CAUSES, Moment, moments
@@ -172,8 +174,11 @@ def test_the_noise_goes_with_the_peak(
 def test_what_the_coefficients_are_unsure_of_adds_to_it(model: MemoryModel) -> None:
     """By hand: shares 0.6 and 0.4 of the peak, the constant's unit a quarter of it."""
     constant = constant_name("lora")
-    covariance = {"logits": {"logits": 40.0}, "weights": {"logits": -10.0, "weights": 10.0},
-                  constant: {"logits": 0.0, "weights": 2.0, constant: 30.0}}  # fmt: skip
+    covariance = {
+        "logits": {"logits": 40.0},
+        "weights": {"logits": -10.0, "weights": 10.0},
+        constant: {"logits": 0.0, "weights": 2.0, constant: 30.0},
+    }
     width = model.interval.model_copy(update={"covariance": covariance})
     found = half_width(width, 4 * 10**9, {"weights": 24 * 10**8, "logits": 16 * 10**8}, "lora", 0.0)
     unsure = 0.16 * 40 + 0.36 * 10 - 2 * 0.24 * 10 + 0.0625 * 30 + 2 * 0.6 * 0.25 * 2
@@ -237,7 +242,7 @@ def test_nine_in_ten_of_larger_models_are_inside_whatever_the_noise(
         model = fit([record for record in records if record.spec.model in FITTED])
         for record, (spec, found) in zip(records, walked, strict=True):
             if spec.model in LARGER:
-                interval = predict_moments(spec, found, model, allow_extrapolation=True).peak_allocated_bytes
+                interval = predict_moments(spec, Counted(found, []), model).peak_allocated_bytes
                 inside.append(interval.low <= record.peak.allocated_bytes <= interval.high)
     assert len(inside) == NUM_WORLDS * 42
     assert 0.85 <= sum(inside) / len(inside) <= 0.97

@@ -9,11 +9,11 @@ import pytest
 
 from vramprobe.catalog import find_gpu
 from vramprobe.model.replayed import Replayed, replayed
-from vramprobe.simulate.allocator import CachingAllocator
+from vramprobe.simulate.allocator.allocator import CachingAllocator
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms import parameters
-from vramprobe.terms.remainders import remainder
-from vramprobe.terms.requests import Run
+from vramprobe.terms.cell import parameters
+from vramprobe.terms.cell.remainders import remainder
+from vramprobe.terms.step.requests import Run
 from vramprobe.units import MIB
 
 H100 = find_gpu("H100-SXM")
@@ -69,7 +69,7 @@ def test_a_step_leaves_what_it_found(words: dict[str, Any]) -> None:
     and nothing of the step.
     """
     spec, account = cell(words), Account()
-    run = Run(spec, account, has_flash=True, workspace_bytes=32 * MIB)
+    run = Run(spec, account, workspace_bytes=32 * MIB)
     run.load()
     weights = parameters.weights_bytes(parameters.tensors(spec, run.arch), spec.quant)
     weights += parameters.buffers_bytes(run.arch, spec.dtype) + (1024 if spec.quant == "nf4" else 0)

@@ -1,6 +1,6 @@
 """The arithmetic's replay on a card that is too small for what its allocator would keep: does it end as the run did?
 
-The runs are those of benchmarks/emulated_edges.csv, on an emulated L4; that file says what each of them came to.
+The runs are those of benchmarks/truth/emulated_edges.csv, on an emulated L4; that file says what each of them came to.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import pytest
 from vramprobe import api, catalog
 from vramprobe.model.memory_model import shipped_fit
 from vramprobe.model.replayed import num_alloc_retries, replayed
-from vramprobe.predict.prediction import Prediction, predict, usable_bytes, verdict, with_retries
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.replay import with_retries
+from vramprobe.predict.verdict import usable_bytes, verdict
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
 
-RUNS = Path(__file__).parents[2] / "benchmarks" / "emulated_edges.csv"
+RUNS = Path(__file__).parents[2] / "benchmarks" / "truth" / "emulated_edges.csv"
 L4 = catalog.find_gpu("L4")
 #: What the emulated L4 left to segments: 23,654,825,984 bytes beside the driver's own, 480 MiB of them the context's.
 ROOM = 23_654_825_984 - 480 * 2**20
@@ -81,6 +84,7 @@ def test_with_room_for_all_nothing_is_given_back() -> None:
 
 def test_whoever_asks_about_a_card_is_told() -> None:
     spec = specs()[ONCE]
-    found = api.predict(gpu="L4", model=spec.model, method="lora", gradient_checkpointing=True, batch_size=1,
-                        seq_len=spec.seq_len)  # fmt: skip
+    found = api.predict(
+        gpu="L4", model=spec.model, method="lora", gradient_checkpointing=True, batch_size=1, seq_len=spec.seq_len
+    )
     assert found.within == predicted(ONCE).within is not None

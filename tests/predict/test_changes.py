@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from factories import on_ranks
 from typer.testing import CliRunner
 
 from vramprobe import api, catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.cli.verbs import app
 from vramprobe.predict.changes import LEAST_SHARE, Change, candidates
-from vramprobe.predict.prediction import verdict
+from vramprobe.predict.verdict import verdict
 
 LARGE = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
 SMALL = {"model": "gpt2", "method": "lora", "batch_size": 2, "seq_len": 512}
@@ -21,9 +22,10 @@ SMALL = {"model": "gpt2", "method": "lora", "batch_size": 2, "seq_len": 512}
 def words_of(cell: dict[str, Any]) -> list[str]:
     """The cell on the command line."""
     return [
-        word for name, value in cell.items()
+        word
+        for name, value in cell.items()
         for word in ([f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)]))
-    ]  # fmt: skip
+    ]
 
 
 def run(*words: str, columns: int = 80) -> str:
@@ -85,7 +87,7 @@ def test_a_recipe_is_no_obstacle_and_what_is_impossible_no_advice() -> None:
 
 def test_candidates_are_options_that_a_cell_has() -> None:
     for cell in (LARGE, SMALL, SMALL | {"method": "full"}):
-        for one in candidates(api.cell(device="cuda", **cell), 2):
+        for one in candidates(on_ranks(api.cell(device="cuda", **cell), 2, "fsdp")):
             [(name, value)] = one.items()
             if name not in ("num_gpus", "sharding"):
                 field = type(api.cell(device="cuda", **SMALL)).model_fields[name]

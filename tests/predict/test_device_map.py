@@ -11,15 +11,16 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import workspaces_bytes
-from vramprobe.predict.prediction import predict, verdict
-from vramprobe.predict.questions import min_gpus
+from vramprobe.predict.predict import predict
 from vramprobe.predict.questions import predict as ask
+from vramprobe.predict.verdict import verdict
+from vramprobe.predict.what_fits import min_gpus
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms import parameters
-from vramprobe.terms.cards import CardTape, cards_of
-from vramprobe.terms.device_map import CardMap, card_map
-from vramprobe.terms.setup import setup_of
-from vramprobe.terms.walk import walk_layers
+from vramprobe.terms.cell import parameters
+from vramprobe.terms.cell.setup import setup_of
+from vramprobe.terms.sharding.device_map import CardTape, cards_of
+from vramprobe.terms.sharding.placement import CardMap, card_map
+from vramprobe.terms.step.walk import walk_layers
 
 QWEN = "deepseek-r1-distill-qwen-1.5b"  # whose head is not tied
 PHASES = ("forward", "backward", "optimizer_step")
@@ -39,7 +40,7 @@ EMULATED: list[tuple[dict[str, Any], list[tuple[int, int, int]]]] = [
       "gradient_checkpointing": True},
      [(5_776_838_828, 6_384_009_372, 5_972_967_572), (3_897_008_532, 4_446_646_692, 4_362_371_476)]),
 ]  # fmt: skip
-#: Layers by card, as transformers placed them (benchmarks/device_map.csv).
+#: Layers by card, as transformers placed them (benchmarks/ranks/device_map.csv).
 PLACED = [
     ({"model": "llama-3.1-8b", "method": "lora"}, [16, 16]),
     ({"model": "llama-3.1-8b", "method": "qlora"}, [14, 18]),
@@ -77,9 +78,10 @@ def test_each_card_as_emulated(words: dict[str, Any], seen: list[tuple[int, int,
     for card, on_card in zip(cards_of(spec, 2).cards, seen, strict=True):
         for phase, requested in zip(PHASES, on_card, strict=True):
             asked = max(
-                one.total_bytes - one.terms.get("block_remainders", 0) for one in card.moments(spec)
+                one.total_bytes - one.terms.get("block_remainders", 0)
+                for one in card.moments(spec)
                 if one.phase == phase
-            ) + workspaces_bytes(spec, find_gpu("H100-SXM"))  # fmt: skip
+            ) + workspaces_bytes(spec, find_gpu("H100-SXM"))
             assert asked == pytest.approx(requested, abs=12_288)
 
 
@@ -95,22 +97,30 @@ def test_what_stands_on_all_cards_is_what_stands_on_one() -> None:
 def test_a_card_holds_the_same_where_all_layers_of_the_others_are_walked(method: str, num_cards: int) -> None:
     spec = cell(model="llama-3.1-8b", method=method, gradient_checkpointing=method == "qlora")
     arch, found = architecture(spec.architecture), cards_of(spec, num_cards)
-    setup = setup_of(spec, arch, parameters.tensors(spec, arch), True)
+    setup = setup_of(spec, arch, parameters.tensors(spec, arch))
     for number, card in enumerate(found.cards):
         whole = walk_layers(setup, range(arch.num_layers), CardTape(setup.sizes.covers, found.map, number))
         tops = [
-            [max((sum(terms.values()) for (its_phase, _), terms in places.items() if its_phase == phase), default=0)
-             for phase in ("forward", "backward")]
+            [
+                max((sum(terms.values()) for (its_phase, _), terms in places.items() if its_phase == phase), default=0)
+                for phase in ("forward", "backward")
+            ]
             for places in (walk.highest(2, 512) for walk in (whole, card.walk))
-        ]  # fmt: skip
+        ]
         assert tops[0] == tops[1]
 
 
 def test_the_fullest_card_is_the_predictions() -> None:
     found = ask(
-        model="llama-3.1-8b", method="qlora", batch_size=1, seq_len=2048, gradient_checkpointing=True, num_gpus=2,
-        sharding="device-map", gpu="RTX-4090",
-    )  # fmt: skip
+        model="llama-3.1-8b",
+        method="qlora",
+        batch_size=1,
+        seq_len=2048,
+        gradient_checkpointing=True,
+        num_gpus=2,
+        sharding="device-map",
+        gpu="RTX-4090",
+    )
     assert found.cards is not None
     assert found.peak_allocated_bytes.value == max(one.peak_allocated_bytes for one in found.cards)
     assert [one.parts for one in found.cards] == ["embedding, layers 0 to 13", "layers 14 to 31, last norm, head"]
@@ -122,9 +132,14 @@ def test_the_fullest_card_is_the_predictions() -> None:
 
 def test_the_fewest_cards() -> None:
     words = {
-        "model": "llama-3.1-70b", "method": "qlora", "kbit_prep": "none", "batch_size": 1, "seq_len": 512,
-        "gradient_checkpointing": True, "sharding": "device-map",
-    }  # fmt: skip
+        "model": "llama-3.1-70b",
+        "method": "qlora",
+        "kbit_prep": "none",
+        "batch_size": 1,
+        "seq_len": 512,
+        "gradient_checkpointing": True,
+        "sharding": "device-map",
+    }
     found = min_gpus(gpu="RTX-4090", **words)
     assert (found.num_gpus, found.tight_num_gpus, found.verdict.verdict) == (3, 2, "fits")
     assert min_gpus(gpu="H200", **words).num_gpus == 1
@@ -137,9 +152,16 @@ def test_the_fewest_cards() -> None:
 def test_a_card_on_which_nothing_is_trained(optim: str) -> None:
     """The last of three has the head alone, and adapters are in layers."""
     found = ask(
-        model="llama-3.1-8b", method="qlora", lora_targets="q_v", dtype="fp32", batch_size=1, seq_len=64, num_gpus=3,
-        sharding="device-map", optim=optim,
-    )  # fmt: skip
+        model="llama-3.1-8b",
+        method="qlora",
+        lora_targets="q_v",
+        dtype="fp32",
+        batch_size=1,
+        seq_len=64,
+        num_gpus=3,
+        sharding="device-map",
+        optim=optim,
+    )
     assert found.cards is not None
     assert [one.parts for one in found.cards][2] == "head"
 

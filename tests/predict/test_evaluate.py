@@ -37,13 +37,23 @@ def records() -> list[RunRecord]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("params>3e9", True), ("params > 9B", False), ("params<=8.1b", True), ("seq_len==512", True),
-        ("tokens>=1K", True), ("tokens<1024", False), ("method==lora", True), ("method!=lora", False),
-        ("method==full,lora", True), ("family==llama and seq_len<1000", True),
-        ("family==llama and seq_len>1000", False), ("gradient_checkpointing==True", True), ("lora_r>8", True),
-        ("model==llama-3.1-8b", True), ("batch_size!=2", False),
+        ("params>3e9", True),
+        ("params > 9B", False),
+        ("params<=8.1b", True),
+        ("seq_len==512", True),
+        ("tokens>=1K", True),
+        ("tokens<1024", False),
+        ("method==lora", True),
+        ("method!=lora", False),
+        ("method==full,lora", True),
+        ("family==llama and seq_len<1000", True),
+        ("family==llama and seq_len>1000", False),
+        ("gradient_checkpointing==True", True),
+        ("lora_r>8", True),
+        ("model==llama-3.1-8b", True),
+        ("batch_size!=2", False),
     ],
-)  # fmt: skip
+)
 def test_conditions(text: str, expected: bool) -> None:
     spec = make_spec(model="llama-3.1-8b", method="lora", batch_size=2, seq_len=512, gradient_checkpointing=True)
     assert parse_condition(text)(spec) is expected
@@ -56,11 +66,15 @@ def test_a_rank_is_compared_where_there_is_one() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("params", "NAME OPERATOR VALUE"), ("", "NAME OPERATOR VALUE"), ("prams>3", "Nearest: params"),
-        ("method>lora", "takes == or !="), ("params>many", "3e9 or 160M"), ("params>1.2.3", "3e9 or 160M"),
+        ("params", "NAME OPERATOR VALUE"),
+        ("", "NAME OPERATOR VALUE"),
+        ("prams>3", "Nearest: params"),
+        ("method>lora", "takes == or !="),
+        ("params>many", "3e9 or 160M"),
+        ("params>1.2.3", "3e9 or 160M"),
         ("__import__('os')==1", "NAME OPERATOR VALUE"),
     ],
-)  # fmt: skip
+)
 def test_conditions_that_make_no_sense_say_what_does(text: str, word: str) -> None:
     with pytest.raises(SpecError, match=word):
         parse_condition(text)
@@ -141,9 +155,11 @@ def test_a_fit_that_has_seen_everything_cannot_be_judged(records: list[RunRecord
 
 def test_records_of_two_devices_are_not_mixed(records: list[RunRecord]) -> None:
     other = records[0].model_copy(
-        update={"environment": records[0].environment.model_copy(update={"device_name": "another"}),
-                "spec": make_spec(seq_len=77)}
-    )  # fmt: skip
+        update={
+            "environment": records[0].environment.model_copy(update={"device_name": "another"}),
+            "spec": make_spec(seq_len=77),
+        }
+    )
     other = other.model_copy(update={"fingerprint": other.spec.fingerprint})
     with pytest.raises(IncomparableRecords, match="device_name"):
         evaluate([*records, other])
@@ -210,7 +226,7 @@ def test_the_page_has_every_score_and_the_command(records: list[RunRecord]) -> N
     files = evaluation_page(found, "vramprobe evaluate X")
     text = files["evaluation.md"].decode()
     assert "vramprobe evaluate X" in text
-    assert text.count("\n| ") == len(found.scores) + len(found.summaries) + 2 * 2  # no GPU on which a verdict fails
+    assert text.count("\n| ") == len(found.scores) + len(found.summaries) + 2  # no GPU on which a verdict fails
     rows = list(csv.DictReader(io.StringIO(files["evaluation.csv"].decode())))
     assert [int(row["measured_bytes"]) for row in rows] == [score.measured_bytes for score in found.scores]
     assert files["predicted_vs_measured.png"].startswith(b"\x89PNG")

@@ -8,8 +8,9 @@ from command_line import vramprobe
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError
-from vramprobe.terms.ranks import DIVIDING
 
+#: The kinds that divide what a rank holds.
+DIVIDING = ("zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op")
 CELL = {"batch_size": 1, "seq_len": 512, "gradient_checkpointing": True}
 FULL = CELL | {"model": "llama-3.1-8b", "method": "full", "recipe": "mixed"}
 

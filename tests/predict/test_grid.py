@@ -16,7 +16,9 @@ from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, Spread
 from vramprobe.predict.grid import CellArrays, predict_cells, predict_grid, verdicts
-from vramprobe.predict.prediction import Interval, predict, verdict
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Interval
+from vramprobe.predict.verdict import verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Course
 from vramprobe.units import GIB
@@ -42,8 +44,10 @@ class Card:
 def model() -> MemoryModel:
     """A fit with coefficients of many digits, a constant, and all three tiers."""
     one = fit([synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()])
-    tiers = {"reserved_over_allocated": Spread(value=1.0831, low=1.01234, high=1.1731),
-             "device_over_reserved_bytes": Spread(value=5.5e8, low=4.1e8, high=6.7e8)}  # fmt: skip
+    tiers = {
+        "reserved_over_allocated": Spread(value=1.0831, low=1.01234, high=1.1731),
+        "device_over_reserved_bytes": Spread(value=5.5e8, low=4.1e8, high=6.7e8),
+    }
     return one.model_copy(update=tiers)
 
 
@@ -141,10 +145,11 @@ def test_verdicts_are_those_of_verdict(with_fit: bool, model: MemoryModel) -> No
     batch_sizes = list(range(1, 60))
     found = verdicts(predict_grid(spec, batch_sizes, 512, given), card)
     expected = [
-        verdict(predict(spec.model_copy(update={"batch_size": b, "seq_len": 512}), given, allow_extrapolation=True),
-                card).verdict
+        verdict(
+            predict(spec.model_copy(update={"batch_size": b, "seq_len": 512}), given, allow_extrapolation=True), card
+        ).verdict
         for b in batch_sizes
-    ]  # fmt: skip
+    ]
     assert found.tolist() == expected
     assert set(expected) == {"fits", "tight", "does not fit"}
     assert [one for one, other in pairwise(expected) if one != other] == ["fits", "tight"]

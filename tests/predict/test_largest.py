@@ -18,7 +18,9 @@ from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, shipped_fit
 from vramprobe.predict.largest import Judged, Largest, _last, _near, largest_count
-from vramprobe.predict.prediction import Interval, Prediction, Verdict, predict, verdict
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB
 
@@ -40,9 +42,15 @@ def values(found: Largest) -> tuple[int | str | None, int | str | None]:
 
 
 @pytest.mark.parametrize("gpu", ["RTX-4090", "A100-80GB", "L40S"])
-@pytest.mark.parametrize("words", [QLORA_8B, {"model": "pythia-410m", "method": "full"},
-                                   {"model": "smollm2-135m", "method": "lora", "attn": "eager"}],
-                         ids=lambda words: words["model"])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        QLORA_8B,
+        {"model": "pythia-410m", "method": "full"},
+        {"model": "smollm2-135m", "method": "lora", "attn": "eager"},
+    ],
+    ids=lambda words: words["model"],
+)
 def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
     batch = api.max_batch_size(gpu=gpu, fit="none", seq_len=640, **words)
     length = api.max_seq_len(gpu=gpu, fit="none", batch_size=3, **words)
@@ -51,15 +59,21 @@ def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
         assert fits is not None
         assert tight is not None
         assert [answer(gpu, **words, **other, **{name: count}) for count in (fits, fits + 1, tight, tight + 1)] == [
-            "fits", "tight", "tight", "does not fit",
-        ]  # fmt: skip
+            "fits",
+            "tight",
+            "tight",
+            "does not fit",
+        ]
         assert (found.question, found.fits.verdict.verdict) == (name, "fits")
         assert found.fits.prediction == predict(resolve(device="cuda", **words, **other, **{name: fits}))
         assert found.num_predictions < 30
 
 
-@pytest.mark.parametrize(("gpu", "words"), [("RTX-4090", QLORA_8B), ("T4", {"model": "pythia-410m", "method": "full"})],
-                         ids=lambda value: str(value)[:9])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [("RTX-4090", QLORA_8B), ("T4", {"model": "pythia-410m", "method": "full"})],
+    ids=lambda value: str(value)[:9],
+)
 def test_by_replay_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
     card = find_gpu(gpu)
 
@@ -220,8 +234,11 @@ def test_the_largest_model_is_the_largest_that_fits() -> None:
     found = api.largest_model(gpu="RTX-4090", method="qlora", batch_size=1, seq_len=1024)
     fits, tight = values(found)
     sizes = {entry.name: entry.n_params for entry in api.models()}
-    judged = {name: answer("RTX-4090", model=name, method="qlora", batch_size=1, seq_len=1024)
-              for name in sizes if name not in found.not_judged}  # fmt: skip
+    judged = {
+        name: answer("RTX-4090", model=name, method="qlora", batch_size=1, seq_len=1024)
+        for name in sizes
+        if name not in found.not_judged
+    }
     assert fits == max((name for name in judged if judged[name] == "fits"), key=sizes.get)
     assert tight == max((name for name in judged if judged[name] != "does not fit"), key=sizes.get)
     assert found.num_predictions == len(judged)
@@ -321,8 +338,24 @@ def test_a_verdict_stands_where_ranks_cannot_be_counted(words: list[str], why: s
 
 
 def test_how_many_gpus_is_answered_for_the_kinds_that_the_libraries_can_do() -> None:
-    words = ["predict", "--model", "llama-3.1-70b", "--method", "qlora", "--quant", "int8", "--kbit-prep", "none",
-             "--batch-size", "1", "--seq-len", "64", *CARD, "--min-gpus", "--json"]  # fmt: skip
+    words = [
+        "predict",
+        "--model",
+        "llama-3.1-70b",
+        "--method",
+        "qlora",
+        "--quant",
+        "int8",
+        "--kbit-prep",
+        "none",
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "64",
+        *CARD,
+        "--min-gpus",
+        "--json",
+    ]
     assert [one["sharding"] for one in json.loads(vramprobe(*words).stdout)] == [
         "zero1",
         "zero2",

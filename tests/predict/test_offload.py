@@ -6,20 +6,23 @@ from typing import Any
 
 import pytest
 from factories import TINY_LLAMA_PARAMS as P
-from factories import make_spec
+from factories import make_spec, on_ranks
 
+from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
-from vramprobe.predict.host import loaded_bytes, of_machine_bytes
-from vramprobe.predict.hybrid import predict_one_of
-from vramprobe.predict.questions import min_gpus, predict
+from vramprobe.predict.host_memory import loaded_bytes, of_machine_bytes
+from vramprobe.predict.predict import predict as predict_cell
+from vramprobe.predict.questions import predict
+from vramprobe.predict.what_fits import min_gpus
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
-from vramprobe.terms.ranks import Sharding, host_bytes, rank_moments
-from vramprobe.terms.zero_ranks import BUCKET_ELEMENTS
+from vramprobe.terms.sharding.ranks import host_bytes, rank_moments
+from vramprobe.terms.sharding.zero.course import BUCKET_ELEMENTS
 
 #: Of the tiny llama: embedding or head, the largest tensors; AdamW's counters of 21 tensors; two rotary buffers.
 LARGEST, COUNTERS, BUFFERS = 256 * 64, 4 * 21, 2 * 8 * 4
 BATCH = {"batch": 2 * 8 * 2 * 16}
+ASKED = {"model": "smollm2-135m", "method": "full", "batch_size": 1, "seq_len": 64}
 
 
 def tiny(**overrides: Any) -> CellSpec:
@@ -51,9 +54,11 @@ def test_fsdp1_keeps_what_came_from_the_host_as_it_is_beside_what_it_gathered() 
         spec = make_spec(device="cuda", recipe=recipe)
         found = [rank_moments(spec, 4, "fsdp1", all_buffers=False, offload=offload) for offload in ("none", "params")]
         here, there = (
-            one.terms["gathered_weights"] for moments in found for one in moments
+            one.terms["gathered_weights"]
+            for moments in found
+            for one in moments
             if (one.phase, one.label) == ("forward", "loss")
-        )  # fmt: skip
+        )
         return there - here
 
     assert (more("all-bf16"), more("mixed")) == (2 * root // 4, 0)
@@ -85,18 +90,22 @@ def test_zero_3_moves_its_optimizer_and_then_its_parts() -> None:
 
 
 def test_a_machine_holds_its_ranks_or_what_rank_0_loads() -> None:
-    assert of_machine_bytes(tiny(), 4, "zero3", "params") == 20 * P
-    assert of_machine_bytes(tiny(), 64, "zero3", "params") == 8 * host_bytes(tiny(), 64, "zero3", "params")
-    assert loaded_bytes(tiny(), "fsdp") == 4 * P + BUFFERS
-    assert loaded_bytes(tiny(), "zero3") == 0
+    assert of_machine_bytes(on_ranks(tiny(), 4, "zero3", offload="params")) == 20 * P
+    assert of_machine_bytes(on_ranks(tiny(), 64, "zero3", offload="params")) == 8 * host_bytes(
+        tiny(), 64, "zero3", "params"
+    )
+    assert loaded_bytes(on_ranks(tiny(), 2, "fsdp")) == 4 * P + BUFFERS
+    assert loaded_bytes(on_ranks(tiny(), 2, "zero3")) == 0
     lora = make_spec(device="cuda", method="lora")
-    assert of_machine_bytes(lora, 64, "fsdp", "params") == 2 * P + BUFFERS  # more than eight parts of little
+    assert (
+        of_machine_bytes(on_ranks(lora, 64, "fsdp", offload="params")) == 2 * P + BUFFERS
+    )  # more than eight parts of little
 
 
 def test_a_prediction_says_what_lies_on_the_host() -> None:
-    found = predict_one_of(tiny(), 16, "fsdp-hybrid", shard_size=4, offload="params")
+    found = predict_cell(on_ranks(tiny(), 16, "fsdp-hybrid", shard_size=4, offload="params"))
     assert found.host_bytes == host_bytes(tiny(), 4, "fsdp", "params")
-    assert found.cell_id.endswith("fsdp-hybrid-x16_offload-params")
+    assert found.cell_id.endswith("fsdp-hybrid4-x16_offload-params")
     assert "on the host: " in " ".join(found.warnings)
     asked = {"model": "llama-3.1-8b", "method": "full", "recipe": "mixed", "batch_size": 1, "seq_len": 512}
     plain = predict(sharding="zero2", num_gpus=8, **asked)
@@ -107,8 +116,9 @@ def test_a_prediction_says_what_lies_on_the_host() -> None:
 
 def test_fewer_cards_are_enough_where_the_host_has_the_states() -> None:
     asked = {"model": "llama-3.1-8b", "method": "full", "recipe": "mixed", "batch_size": 1, "seq_len": 512}
-    on_cards, on_host = (min_gpus(gpu="RTX-4090", sharding="fsdp", offload=offload, **asked)
-                         for offload in ("none", "params"))  # fmt: skip
+    on_cards, on_host = (
+        min_gpus(gpu="RTX-4090", sharding="fsdp", offload=offload, **asked) for offload in ("none", "params")
+    )
     assert (on_host.num_gpus or 0) < (on_cards.num_gpus or 0)
     assert on_host.host_bytes == pytest.approx(16 * 8_030_261_248, rel=1e-3)
     assert (on_cards.host_bytes, on_host.offload) == (None, "params")
@@ -119,17 +129,17 @@ def test_fewer_cards_are_enough_where_the_host_has_the_states() -> None:
     [
         ("fsdp", "optimizer", "FSDP keeps parameters, gradients and state on the host, or none of them"),
         ("zero2", "params", "DeepSpeed keeps parameters on the host under zero3 alone"),
-        ("ddp", "params", "DistributedDataParallel keeps all on the card"),
+        ("ddp", "params", "DistributedDataParallel keeps all on the GPU"),
         ("zero3", "weights", "offload: 'weights' given; allowed: none, optimizer, params"),
     ],
 )
 def test_what_no_library_offloads_is_refused(sharding: str, offload: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        predict_one_of(tiny(), 2, sharding, offload=offload)
+        predict(**ASKED, sharding=sharding, num_gpus=2, offload=offload)
 
 
 def test_nothing_is_offloaded_from_one_card() -> None:
     with pytest.raises(SpecError, match="offload params is for several GPUs; give num_gpus 2 or more"):
-        predict_one_of(tiny(), 1, "fsdp", offload="params")
+        predict(**ASKED, sharding="fsdp", num_gpus=1, offload="params")
     with pytest.raises(SpecError, match="offload params is for several GPUs; give sharding and num_gpus"):
-        predict(model="smollm2-135m", method="full", batch_size=1, seq_len=64, offload="params")
+        predict(**ASKED, offload="params")

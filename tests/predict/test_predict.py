@@ -15,15 +15,10 @@ from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, Spread, is_same_gpu
-from vramprobe.predict.prediction import (
-    CONTEXT_ALLOWANCE_BYTES,
-    Interval,
-    Prediction,
-    predict,
-    verdict,
-    verdict_on_simulated,
-)
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.trace_engine import prediction_of
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict, verdict_on_simulated
 from vramprobe.records.record import Invalid, Peak
 from vramprobe.spec import resolve
 from vramprobe.units import GIB

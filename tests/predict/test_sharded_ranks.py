@@ -16,8 +16,8 @@ HELD = ("weights", "gradients", "optimizer_state")
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """What benchmarks/sharding.py observes of its few quick cells; in a process of its own, for its process groups."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "sharding.py"), "--quick"]
+    """What benchmarks/ranks/sharding.py observes of its quick cells; a process of its own, for its process groups."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "ranks" / "sharding.py"), "--quick"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("[{")))

@@ -12,11 +12,11 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.architecture.releases import READ
 from vramprobe.catalog import find_model
 from vramprobe.errors import SpecError
-from vramprobe.predict.prediction import predict
+from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
-from vramprobe.terms.parameters import buffers_bytes, tensors
+from vramprobe.terms.cell.parameters import buffers_bytes, tensors
 
 SHAPE = {"batch_size": 4, "seq_len": 1024, "device": "cuda"}
 
@@ -29,10 +29,14 @@ def highest(spec: CellSpec, phase: str) -> int:
     return max(moment.total_bytes for moment in moments(spec) if moment.phase == phase)
 
 
-@pytest.mark.parametrize(("names", "versions"), [
-    ("transformers-4.48", {"transformers": "4.48"}), ("transformers-4", {"transformers": "4.57"}),
-    ("transformers-4.48.1, bitsandbytes-0.45.0", {"transformers": "4.48.1", "bitsandbytes": "0.45.0"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "versions"),
+    [
+        ("transformers-4.48", {"transformers": "4.48"}),
+        ("transformers-4", {"transformers": "4.57"}),
+        ("transformers-4.48.1, bitsandbytes-0.45.0", {"transformers": "4.48.1", "bitsandbytes": "0.45.0"}),
+    ],
+)
 def test_a_stack_names_releases(names: str, versions: dict[str, str]) -> None:
     found = predict(on_stack(cell(), names))
     assert {name: found.libraries[name] for name in versions} == versions
@@ -47,23 +51,36 @@ def test_all_of_transformers_5_is_taken_for_the_pinned_one() -> None:
     assert said.startswith("transformers 5.2.0 is taken for 5.")
 
 
-@pytest.mark.parametrize(("names", "said"), [
-    ("hf-2025-03", "name releases"), ("torch-2.5", "name releases"), ("transformers-4.58", "4.42 to 4.57"),
-    ("transformers-4.41", "4.42 to 4.57"), ("transformers-6", "5.0 to 5.23"), ("bitsandbytes-0.42", "0.43 to 0.50"),
-    ("bitsandbytes-0.46", "name the transformers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("hf-2025-03", "name releases"),
+        ("torch-2.5", "name releases"),
+        ("transformers-4.58", "4.42 to 4.57"),
+        ("transformers-4.41", "4.42 to 4.57"),
+        ("transformers-6", "5.0 to 5.23"),
+        ("bitsandbytes-0.42", "0.43 to 0.50"),
+        ("bitsandbytes-0.46", "name the transformers"),
+    ],
+)
 def test_what_was_not_read_is_refused(names: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         on_stack(cell(), names)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ({"model": "gemma-2-2b"}, "gemma2"), ({"attn": "eager"}, "attn eager"), ({"dora": True}, "dora"),
-    ({"device": "cpu"}, "device cpu"), ({"method": "qlora", "quant": "int8"}, "quant int8"),
-    ({"model": "mistral-7b-v0.1", "seq_len": 8192}, "sliding window"),
-    ({"model": "mixtral-8x7b", "lora_r": 2}, "8 experts with 2 to a token and lora_r 2"),
-    ({"fused_linear_cross_entropy": True}, "fused_linear_cross_entropy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"model": "gemma-2-2b"}, "gemma2"),
+        ({"attn": "eager"}, "attn eager"),
+        ({"dora": True}, "dora"),
+        ({"device": "cpu"}, "device cpu"),
+        ({"method": "qlora", "quant": "int8"}, "quant int8"),
+        ({"model": "mistral-7b-v0.1", "seq_len": 8192}, "sliding window"),
+        ({"model": "mixtral-8x7b", "lora_r": 2}, "8 experts with 2 to a token and lora_r 2"),
+        ({"fused_linear_cross_entropy": True}, "fused_linear_cross_entropy"),
+    ],
+)
 def test_a_cell_of_which_an_older_release_is_not_known_is_refused(words: dict[str, Any], said: str) -> None:
     with pytest.raises(UnsupportedArchitecture, match=said):
         predict(on_stack(cell(**words), "transformers-4.48"))

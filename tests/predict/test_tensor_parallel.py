@@ -14,16 +14,17 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_gpu, find_model
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import workspaces_bytes
-from vramprobe.predict.prediction import predict
-from vramprobe.predict.questions import largest_model, min_gpus
+from vramprobe.predict.predict import predict
 from vramprobe.predict.questions import predict as ask
+from vramprobe.predict.what_fits import largest_model, min_gpus
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment
-from vramprobe.terms.graph import Value
-from vramprobe.terms.sizes import monomials
-from vramprobe.terms.tape import Covers
-from vramprobe.terms.tensor_parallel import PartModel, PartTape, part_of, part_setup
-from vramprobe.terms.walk import play
+from vramprobe.terms.sharding.tensor_parallel import PartModel, PartTape, part_of, part_setup
+from vramprobe.terms.step.walk import play
+from vramprobe.terms.tape.account import Account
+from vramprobe.terms.tape.graph import Value
+from vramprobe.terms.tape.sizes import monomials
+from vramprobe.terms.tape.tape import Covers
 
 PHASES = ("forward", "backward", "optimizer_step")
 FULL, MIXED = {"method": "full", "recipe": "all-bf16"}, {"method": "full", "recipe": "mixed"}
@@ -129,7 +130,7 @@ def test_sums_are_copies_as_emulated() -> None:
     spec = cell(model="llama-3.1-8b", num_layers=3, **FULL)
     setup = part_setup(spec, architecture(spec.architecture), 2)
     tape = LoggingTape(setup.sizes.covers)
-    play(tape, PartModel(tape, setup, range(3)))
+    play(PartModel(tape, setup, range(3)), Account(tape))
     counts = Counter(setup.sizes.resolved(size, monomials(2, 512)) for size in tape.sizes)
     hidden, logits = 2 * 1024 * 4096, 2 * 1024 * 128256
     assert [counts[size] for size in (hidden, logits, logits // 2, 2 * 128256 * 4096)] == [87, 3, 2, 1]

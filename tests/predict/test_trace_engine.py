@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from factories import TINY_LLAMA, make_spec
+from processes import children
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
@@ -17,9 +17,12 @@ from vramprobe.cli.display_plan import plan_in_words
 from vramprobe.errors import SpecError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread
+from vramprobe.model.replayed import replayed
 from vramprobe.predict import trace_engine as engine
 from vramprobe.predict.grid import predict_grid
-from vramprobe.predict.prediction import Prediction, predict, verdict
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.verdict import verdict
 from vramprobe.records import store
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec
@@ -85,15 +88,7 @@ def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:
     assert third.cell_id == specs[2].cell_id
     assert last == "not simulated: stopped before its turn"
     assert engine.predict_many([]) == []
-    assert not [child for child in psutil.Process().children() if is_spawned(child)]
-
-
-def is_spawned(child: psutil.Process) -> bool:
-    """Whether it still runs, a zombie of another test not."""
-    try:
-        return "spawn_main" in " ".join(child.cmdline())
-    except psutil.Error:
-        return False
+    assert children("spawn_main") == []
 
 
 def test_a_plan_asks_for_what_has_no_arithmetic_only() -> None:
@@ -157,12 +152,22 @@ def test_a_fit_adds_what_it_knows_beyond_the_allocator() -> None:
     ("options", "holds_scores"),
     [
         ({"model": "llama-3.2-1b", "method": "qlora", "fused_linear_cross_entropy": True}, True),  # heads share keys
-        ({"model": "llama-3.2-1b", "method": "qlora", "fused_linear_cross_entropy": True, "seq_len": 2048,
-          "gradient_checkpointing": True, "dtype": "fp16", "autocast": "fp16"}, True),
+        (
+            {
+                "model": "llama-3.2-1b",
+                "method": "qlora",
+                "fused_linear_cross_entropy": True,
+                "seq_len": 2048,
+                "gradient_checkpointing": True,
+                "dtype": "fp16",
+                "autocast": "fp16",
+            },
+            True,
+        ),
         ({"model": "pythia-160m", "method": "full", "dtype": "fp32", "autocast": "fp16"}, False),
         ({"model": "pythia-160m", "method": "full"}, True),  # in bf16
     ],
-)  # fmt: skip
+)
 def test_arithmetic_knows_a_card_without_flash_attention_as_the_simulation_does(
     options: dict[str, Any], holds_scores: bool
 ) -> None:
@@ -175,9 +180,43 @@ def test_arithmetic_knows_a_card_without_flash_attention_as_the_simulation_does(
     assert counted == pytest.approx(simulated, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("heads", "head_size", "gpu", "holds_scores"),
+    [
+        (2, 200, "L40S", True),  # 8.9: flash has no backward, and grouped heads leave math alone
+        (2, 224, "RTX-5090", True),  # 12.0
+        (2, 200, "A100-80GB", False),
+        (2, 192, "L40S", False),
+        (2, 256, "L40S", False),
+        (8, 200, "L40S", False),  # the memory-efficient kernel takes heads that are not grouped
+    ],
+)
+def test_arithmetic_knows_the_heads_that_flash_attention_does_not_train_as_the_simulation_does(
+    heads: int, head_size: int, gpu: str, holds_scores: bool
+) -> None:
+    own = {"num_attention_heads": 8, "num_key_value_heads": heads, "head_dim": head_size}
+    spec = spec_of(TINY_LLAMA | own, batch_size=2, seq_len=2048, method="lora")
+    card = card_named(gpu).gpu
+    counted, elsewhere = predict(spec, gpu=card), predict(spec, gpu=card_named("A100-80GB").gpu)
+    simulated = simulate(spec, gpu=card).record
+    assert replayed(spec, card).allocated_bytes == pytest.approx(simulated.peak.allocated_bytes, rel=0.01)
+    if holds_scores:
+        assert counted.peak_allocated_bytes.value == pytest.approx(simulated.peak.allocated_bytes, rel=0.01)
+    assert (counted.peak_allocated_bytes.value > 1.3 * elsewhere.peak_allocated_bytes.value) == holds_scores
+    said = " ".join(counted.warnings)
+    assert (f"no backward of flash attention for heads of {head_size}" in said) == (
+        gpu != "A100-80GB" and head_size in (200, 224)
+    )
+
+
 def test_every_question_and_the_plan_know_a_card_without_flash_attention() -> None:
-    words = {"model": "llama-3.2-1b", "method": "qlora", "device": "cuda", "gradient_checkpointing": True,
-             "fused_linear_cross_entropy": True}  # fmt: skip
+    words = {
+        "model": "llama-3.2-1b",
+        "method": "qlora",
+        "device": "cuda",
+        "gradient_checkpointing": True,
+        "fused_linear_cross_entropy": True,
+    }
     long, card = words | {"batch_size": 1, "seq_len": 8192}, card_named("T4")
     on_t4 = api.predict(gpu="T4", fit="none", **long)
     assert verdict(on_t4, card).verdict == "does not fit"

@@ -25,11 +25,20 @@ def main(folder: Path) -> None:
     torch.cuda.memory._record_memory_history(enabled="all", context="all", stacks="python")
     first_ns = last_ns = time.time_ns()
     card = torch.cuda.get_device_properties(0)
-    lines: list[dict[str, Any]] = [{
-        "line": "process", "pid": os.getpid(), "argv": sys.argv, "torch": torch.__version__, "device_index": 0,
-        "device_name": card.name, "device_total_bytes": card.total_memory, "capability": [card.major, card.minor],
-        "emulated": True, "started_ns": first_ns,
-    }]  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        {
+            "line": "process",
+            "pid": os.getpid(),
+            "argv": sys.argv,
+            "torch": torch.__version__,
+            "device_index": 0,
+            "device_name": card.name,
+            "device_total_bytes": card.total_memory,
+            "capability": [card.major, card.minor],
+            "emulated": True,
+            "started_ns": first_ns,
+        }
+    ]
     held: list[dict[str, Any]] = []
 
     def phase(name: str, step: int | None, work: Callable[[], Any]) -> Any:
@@ -46,10 +55,14 @@ def main(folder: Path) -> None:
 
     def hold(cause: str, named: Any) -> None:
         found = [(name, tensor.untyped_storage()) for name, tensor in named if tensor.is_cuda]
-        held.append({
-            "cause": cause, "time_ns": time.time_ns(), "storages": {one.data_ptr(): one.nbytes() for _, one in found},
-            "names": {one.data_ptr(): name for name, one in found},
-        })  # fmt: skip
+        held.append(
+            {
+                "cause": cause,
+                "time_ns": time.time_ns(),
+                "storages": {one.data_ptr(): one.nbytes() for _, one in found},
+                "names": {one.data_ptr(): name for name, one in found},
+            }
+        )
 
     def load() -> tuple[torch.nn.Module, torch.Tensor]:
         layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)]

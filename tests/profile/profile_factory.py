@@ -32,16 +32,31 @@ class Script:
     def __init__(self, pid: int = 100, **process: Any) -> None:
         self.pid, self.now_ns = pid, FIRST_NS
         known = {
-            "ppid": 1, "argv": ["/srv/train.py", "--lr", "1"], "python": "3.11.9", "torch": "2.13.0+cu130",
-            "cuda": "13.0", "rank": None, "local_rank": None, "world_size": None, "device_index": 0,
-            "device_name": "NVIDIA GeForce RTX 4090", "device_total_bytes": 25_757_220_864, "capability": [8, 9],
-            "emulated": True, "versions": {"transformers": "5.23.0"}, "started_ns": FIRST_NS,
-        }  # fmt: skip
+            "ppid": 1,
+            "argv": ["/srv/train.py", "--lr", "1"],
+            "python": "3.11.9",
+            "torch": "2.13.0+cu130",
+            "cuda": "13.0",
+            "rank": None,
+            "local_rank": None,
+            "world_size": None,
+            "device_index": 0,
+            "device_name": "NVIDIA GeForce RTX 4090",
+            "device_total_bytes": 25_757_220_864,
+            "capability": [8, 9],
+            "emulated": True,
+            "versions": {"transformers": "5.23.0"},
+            "started_ns": FIRST_NS,
+        }
         self.lines: list[dict[str, Any]] = [{"line": "process", "pid": pid, **known, **process}]
         self.columns: dict[str, array] = {
-            "actions": array("b"), "addresses": array("Q"), "sizes": array("q"), "times_us": array("q"),
-            "streams": array("Q"), "stacks_of": array("i"),
-        }  # fmt: skip
+            "actions": array("b"),
+            "addresses": array("Q"),
+            "sizes": array("q"),
+            "times_us": array("q"),
+            "streams": array("Q"),
+            "stacks_of": array("i"),
+        }
         self.stacks: dict[tuple, int] = {}
         self.alive: dict[int, int] = {}
         self.before: list[tuple[int, int, int, int]] = []
@@ -80,10 +95,14 @@ class Script:
 
     def holds(self, cause: str, *addresses: int, **names: int) -> None:
         self.now_ns += 1000
-        self.held.append({
-            "cause": cause, "time_ns": self.now_ns, "storages": {one: self.alive[one] for one in addresses},
-            "names": {address: name for name, address in names.items()},
-        })  # fmt: skip
+        self.held.append(
+            {
+                "cause": cause,
+                "time_ns": self.now_ns,
+                "storages": {one: self.alive[one] for one in addresses},
+                "names": {address: name for name, address in names.items()},
+            }
+        )
 
     @contextmanager
     def phase(self, name: str, step: int | None = None, micro_step: int | None = None):
@@ -92,13 +111,24 @@ class Script:
         yield
         self.now_ns += 500_000
         requested, allocated = self.totals()
-        self.lines.append({
-            "line": "phase", "name": name, "step": step, "micro_step": micro_step, "device": 0, "start_ns": start_ns,
-            "end_ns": self.now_ns, "allocated_end_bytes": allocated, "allocated_peak_bytes": self._peaks[1],
-            "requested_end_bytes": requested, "requested_peak_bytes": self._peaks[0],
-            "reserved_end_bytes": self.reserved, "reserved_peak_bytes": self.reserved_peak,
-            "device_used_bytes": self.reserved + 480 * 2**20,
-        })  # fmt: skip
+        self.lines.append(
+            {
+                "line": "phase",
+                "name": name,
+                "step": step,
+                "micro_step": micro_step,
+                "device": 0,
+                "start_ns": start_ns,
+                "end_ns": self.now_ns,
+                "allocated_end_bytes": allocated,
+                "allocated_peak_bytes": self._peaks[1],
+                "requested_end_bytes": requested,
+                "requested_peak_bytes": self._peaks[0],
+                "reserved_end_bytes": self.reserved,
+                "reserved_peak_bytes": self.reserved_peak,
+                "device_used_bytes": self.reserved + 480 * 2**20,
+            }
+        )
 
     def say(self, line: str, **fields: Any) -> None:
         self.lines.append({"line": line, **fields})
@@ -111,18 +141,32 @@ class Script:
 
     def history(self) -> dict[str, Any]:
         return {
-            "device": 0, "traced": self.traced, "first_ns": FIRST_NS, "last_ns": self.now_ns, **self.columns,
-            "stacks": list(self.stacks), "alive_before": self.before, "held": self.held, "allocator": {},
-        }  # fmt: skip
+            "device": 0,
+            "traced": self.traced,
+            "first_ns": FIRST_NS,
+            "last_ns": self.now_ns,
+            **self.columns,
+            "stacks": list(self.stacks),
+            "alive_before": self.before,
+            "held": self.held,
+            "allocator": {},
+        }
 
 
 def write_launcher(folder: Path, **fields: Any) -> None:
     known = {
-        "command": ["python", "train.py", "--lr", "1"], "emulate": "RTX-4090", "started_ns": FIRST_NS,
-        "ended_ns": FIRST_NS + 10**10, "exit_status": 0, "signal": None, "stopped": False,
-        "tail": [], "vramprobe": "0.1.0", "emulator": {"version": "1", "num_cards": 1, "context_bytes": 480 * 2**20},
+        "command": ["python", "train.py", "--lr", "1"],
+        "emulate": "RTX-4090",
+        "started_ns": FIRST_NS,
+        "ended_ns": FIRST_NS + 10**10,
+        "exit_status": 0,
+        "signal": None,
+        "stopped": False,
+        "tail": [],
+        "vramprobe": "0.1.0",
+        "emulator": {"version": "1", "num_cards": 1, "context_bytes": 480 * 2**20},
         "options": {},
-    }  # fmt: skip
+    }
     (folder / "run.json").write_text(json.dumps(known | fields))
 
 
@@ -141,8 +185,9 @@ def training(pid: int = 100, *, num_steps: int = 3, extra_bytes: int = 0, **proc
         script.alloc(0x3000000, WORKSPACE, ())
     for step in range(1, num_steps + 1):
         if step == 1:
-            script.holds("weights", 0x1000000, 0x2000000, **{"layers.0.up.weight": 0x1000000,
-                                                             "layers.1.up.weight": 0x2000000})  # fmt: skip
+            script.holds(
+                "weights", 0x1000000, 0x2000000, **{"layers.0.up.weight": 0x1000000, "layers.1.up.weight": 0x2000000}
+            )
         with script.phase("other", step):
             if step > 1:
                 script.free(0x4000000)

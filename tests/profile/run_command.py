@@ -25,9 +25,17 @@ print("peak", torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), t
 
 
 def profiled(
-    folder: Path, script: str, *, steps: int | None = None, trace: str = "all", emulate: str = "RTX-4090",
-    words: tuple[str, ...] = (), num_steps: int = 6, verify: bool = False, stand_ins: dict[str, Any] | None = None,
-) -> launch.Ended:  # fmt: skip
+    folder: Path,
+    script: str,
+    *,
+    steps: int | None = None,
+    trace: str = "all",
+    emulate: str = "RTX-4090",
+    words: tuple[str, ...] = (),
+    num_steps: int = 6,
+    verify: bool = False,
+    stand_ins: dict[str, Any] | None = None,
+) -> launch.Ended:
     """Run a script under the hook; the raw files are in ``folder / "run"``."""
     python = require_emulation()
     path = folder / "script.py"

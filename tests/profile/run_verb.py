@@ -41,16 +41,20 @@ class Left:
     @property
     def result(self) -> str:
         """The profile's lines on stdout; empty where there are none."""
-        return next((word for word in ("measured on", "emulated NVIDIA") if word in self.out), "")
+        return next((word for word in ("measured on", "emulated NVIDIA", "emulated on no GPU") if word in self.out), "")
 
 
 class Verb:
     """One ``vramprobe profile`` that runs in ``folder / "work"``, in a session of its own."""
 
     def __init__(
-        self, folder: Path, command: Sequence[str], *options: str, environment: dict[str, str] | None = None,
+        self,
+        folder: Path,
+        command: Sequence[str],
+        *options: str,
+        environment: dict[str, str] | None = None,
         through: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder, self.ready = folder, folder / "ready"
         (folder / "work").mkdir(exist_ok=True)
         # Beside the folder, whose own name may leave no room for those of sockets in it (108 characters).
@@ -60,10 +64,14 @@ class Verb:
         told = {"TMPDIR": str(self._tmp), "FAULT": str(folder), "OMP_NUM_THREADS": "1"}
         self._files = [open(folder / name, "w+b") for name in ("stdout", "stderr")]  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*through, sys.executable, "-m", "vramprobe", "profile", *options, "--", *command], cwd=folder / "work",
-            env={**os.environ, **told, **(environment or {})}, stdin=subprocess.DEVNULL,
-            stdout=self._files[0], stderr=self._files[1], start_new_session=True,
-        )  # fmt: skip
+            [*through, sys.executable, "-m", "vramprobe", "profile", *options, "--", *command],
+            cwd=folder / "work",
+            env={**os.environ, **told, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=self._files[0],
+            stderr=self._files[1],
+            start_new_session=True,
+        )
 
     def wait_until_ready(self) -> str:
         """The command says that it is where the fault is to happen: a file; -> what stands in it."""
@@ -93,11 +101,14 @@ class Verb:
             file.close()
         out, err = said
         return Left(
-            status=128 - status if status < 0 else status, out=out, err=err,
+            status=128 - status if status < 0 else status,
+            out=out,
+            err=err,
             said=[line for line in err.splitlines() if line.startswith("vramprobe: ")],
             stray=sorted(_files(self._folder / "work") - self._before),
-            kept=sorted(self._tmp.glob("vramprobe*")), running=running,
-        )  # fmt: skip
+            kept=sorted(self._tmp.glob("vramprobe*")),
+            running=running,
+        )
 
 
 def _files(folder: Path) -> set[str]:

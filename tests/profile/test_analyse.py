@@ -16,9 +16,14 @@ from vramprobe.profile.raw import read_run
 from vramprobe.records.profile import ProfileRecord, RankProfile
 
 AT_PEAK = {
-    "weights_bytes": 2 * WEIGHT, "gradients_bytes": WEIGHT, "optimizer_state_bytes": 2 * STATE, "batch_bytes": 0,
-    "saved_activations_bytes": SAVED, "temporaries_bytes": 4 * TEMPORARY, "other_bytes": BATCH + WORKSPACE,
-}  # fmt: skip
+    "weights_bytes": 2 * WEIGHT,
+    "gradients_bytes": WEIGHT,
+    "optimizer_state_bytes": 2 * STATE,
+    "batch_bytes": 0,
+    "saved_activations_bytes": SAVED,
+    "temporaries_bytes": 4 * TEMPORARY,
+    "other_bytes": BATCH + WORKSPACE,
+}
 
 
 def analysed(folder: Path, *scripts: Script, with_history: bool = True, **launcher: object) -> ProfileRecord:
@@ -123,8 +128,10 @@ def test_what_an_earlier_step_left_is_other(tmp_path: Path) -> None:
     at_peak = only(analysed(tmp_path, script)).at_peak
     assert at_peak is not None
     assert {name: size for name, size in at_peak.parts().items() if size} == {
-        "saved_activations_bytes": 5000, "other_bytes": 5000 + 999, "temporaries_bytes": 77,
-    }  # fmt: skip
+        "saved_activations_bytes": 5000,
+        "other_bytes": 5000 + 999,
+        "temporaries_bytes": 77,
+    }
 
 
 def test_what_a_forward_makes_for_good_is_other(tmp_path: Path) -> None:
@@ -147,8 +154,10 @@ def test_what_a_forward_makes_for_good_is_other(tmp_path: Path) -> None:
     at_peak = only(analysed(tmp_path, script)).at_peak
     assert at_peak is not None
     assert {name: size for name, size in at_peak.parts().items() if size} == {
-        "saved_activations_bytes": 900, "temporaries_bytes": 5000, "other_bytes": 7000 + 33,
-    }  # fmt: skip
+        "saved_activations_bytes": 900,
+        "temporaries_bytes": 5000,
+        "other_bytes": 7000 + 33,
+    }
 
 
 def test_a_storage_inside_a_block_is_its_owner(tmp_path: Path) -> None:
@@ -250,11 +259,18 @@ def test_a_killed_process_keeps_what_it_had(tmp_path: Path) -> None:
     assert any("it was killed" in text for text in record.warnings)
 
 
-@pytest.mark.parametrize(("launcher", "kind"), [
-    ({}, "ok"), ({"stopped": True, "exit_status": 0}, "ok"), ({"exit_status": 3}, "error"),
-    ({"exit_status": 130}, "interrupted"), ({"exit_status": None, "signal": 2}, "interrupted"),
-    ({"exit_status": None, "signal": 15}, "interrupted"), ({"ended_ns": None}, "lost"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("launcher", "kind"),
+    [
+        ({}, "ok"),
+        ({"stopped": True, "exit_status": 0}, "ok"),
+        ({"exit_status": 3}, "error"),
+        ({"exit_status": 130}, "interrupted"),
+        ({"exit_status": None, "signal": 2}, "interrupted"),
+        ({"exit_status": None, "signal": 15}, "interrupted"),
+        ({"ended_ns": None}, "lost"),
+    ],
+)
 def test_how_it_ended(launcher: dict[str, object], kind: str, tmp_path: Path) -> None:
     assert analysed(tmp_path, training(num_steps=1), **launcher).outcome.kind == kind
 
@@ -272,9 +288,18 @@ def ran_out(**process: object) -> Script:
         script.free(0x7000000, 0x5000000)
     assert script.lines[line]["start_ns"] == start_ns
     script.say("step", step=2)  # the hook counts a step in which an optimizer has begun
-    script.say("oom", time_ns=start_ns + 2_000_000, requested_bytes=10 * WEIGHT, allocated_bytes=5, reserved_bytes=6,
-               free_bytes=7, total_bytes=8, phase="backward", step=2,
-               stack=[["/env/site-packages/models/llama.py", 3, "forward"]])  # fmt: skip
+    script.say(
+        "oom",
+        time_ns=start_ns + 2_000_000,
+        requested_bytes=10 * WEIGHT,
+        allocated_bytes=5,
+        reserved_bytes=6,
+        free_bytes=7,
+        total_bytes=8,
+        phase="backward",
+        step=2,
+        stack=[["/env/site-packages/models/llama.py", 3, "forward"]],
+    )
     return script
 
 
@@ -286,15 +311,19 @@ def test_out_of_memory_is_a_result(tmp_path: Path) -> None:
     assert (outcome.line, outcome.function, outcome.rank) == ("models/llama.py:3", "forward", 0)
     assert outcome.alive is not None
     assert {name: size for name, size in outcome.alive.parts().items() if size} == {
-        "weights_bytes": 2 * WEIGHT, "optimizer_state_bytes": 2 * STATE, "saved_activations_bytes": SAVED,
-        "temporaries_bytes": WEIGHT, "other_bytes": BATCH + WORKSPACE,
-    }  # fmt: skip
+        "weights_bytes": 2 * WEIGHT,
+        "optimizer_state_bytes": 2 * STATE,
+        "saved_activations_bytes": SAVED,
+        "temporaries_bytes": WEIGHT,
+        "other_bytes": BATCH + WORKSPACE,
+    }
 
 
 def test_one_that_was_caught_is_no_end(tmp_path: Path) -> None:
     record = analysed(tmp_path, ran_out())
     assert record.outcome.kind == "ok"
-    assert "the card ran out 1 times and the program went on" in record.warnings
+    said = "process 100 ran out of memory once and went on: in backward of step 2, for 28.61 MiB, at models/llama.py:3"
+    assert f"{said} forward" in record.warnings
     script = ran_out()
     with script.phase("forward", 3):
         script.alloc(0x7000000, 1)
@@ -326,9 +355,10 @@ def test_the_last_whole_step_s_traffic_is_told(tmp_path: Path) -> None:
     script.say("moved", phase="load", counts=[[1, 4, 9, 9000]])
     traffic = only(analysed(tmp_path, script)).traffic
     assert [(one.phase, one.kind, one.num_calls, one.payload_bytes, one.link_bytes) for one in traffic or ()] == [
-        ("forward", "all_gather", 2, 1200, 900), ("backward", "all_gather", 1, 100, 75),
+        ("forward", "all_gather", 2, 1200, 900),
+        ("backward", "all_gather", 1, 100, 75),
         ("backward", "reduce_scatter", 2, 1000, 750),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_real_card_s_traffic_is_not_known(tmp_path: Path) -> None:
@@ -347,18 +377,34 @@ def test_steady_steps_repeat_or_do_not(tmp_path: Path) -> None:
 def test_nothing_used_a_gpu(tmp_path: Path) -> None:
     record = analysed(tmp_path)
     assert record.ranks == []
-    assert record.instrument == "cuda"
+    assert record.instrument == "emulated"  # as the launcher says
     assert any("no process used a GPU" in text for text in record.warnings)
     assert record.highest_rank is None
 
 
 def test_an_emulated_run_says_what_it_rests_on(tmp_path: Path) -> None:
     script = training()
-    read = {"line": "a.py:1", "function": "f", "torch_line": None, "script_line": None, "operator": "aten::item",
-            "state": "uncomputed", "kind": "control", "dtype": "int64", "num_reads": 3, "max_elements": 1,
-            "could_have_steered": True, "new": 1}  # fmt: skip
-    script.say("values", policy={"contents": "zeros", "routing": "even"}, num_reads=3,
-               num_reads_that_could_have_steered=3, reads=[read])  # fmt: skip
+    read = {
+        "line": "a.py:1",
+        "function": "f",
+        "torch_line": None,
+        "script_line": None,
+        "operator": "aten::item",
+        "state": "uncomputed",
+        "kind": "control",
+        "dtype": "int64",
+        "num_reads": 3,
+        "max_elements": 1,
+        "could_have_steered": True,
+        "new": 1,
+    }
+    script.say(
+        "values",
+        policy={"contents": "zeros", "routing": "even"},
+        num_reads=3,
+        num_reads_that_could_have_steered=3,
+        reads=[read],
+    )
     script.say("verification", contents=["zeros", "ones"], num_events=12, same=True, parted_at=None)
     record = analysed(tmp_path, script)
     emulation = record.emulation
@@ -408,8 +454,13 @@ def test_a_line_is_the_innermost_outside_torch_and_its_class_by_the_file(tmp_pat
     file.parent.mkdir(parents=True)
     file.write_text(SOURCE)
     torch = "/env/site-packages/torch/nn/functional.py"
-    stack = ((torch, 5, "relu"), (str(file), 8, "helper"), (torch, 9, "_call_impl"), (str(file), 4, "forward"),
-             ("/srv/train.py", 7, "<module>"))  # fmt: skip
+    stack = (
+        (torch, 5, "relu"),
+        (str(file), 8, "helper"),
+        (torch, 9, "_call_impl"),
+        (str(file), 4, "forward"),
+        ("/srv/train.py", 7, "<module>"),
+    )
     places = Places([stack, ((torch, 5, "relu"),), (("/srv/sub/train.py", 7, "<module>"),)], ["/srv"])
     assert places.of(0).line == "models/a.py:8"
     assert (places.of(0).function, places.of(0).module) == ("helper", "Outer.forward")
@@ -418,10 +469,16 @@ def test_a_line_is_the_innermost_outside_torch_and_its_class_by_the_file(tmp_pat
     assert places.of(-1) == NOWHERE
 
 
-@pytest.mark.parametrize("behind", [
-    "/env/site-packages/triton/runtime.py", "/srv/vramprobe/emulate/values/mode.py", "<frozen importlib>",
-    "/tmp/torchinductor_me/ab/cab.py", "/env/site-packages/vramprobe/profile/hook/marks.py",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "/env/site-packages/triton/runtime.py",
+        "/srv/vramprobe/emulate/values/mode.py",
+        "<frozen importlib>",
+        "/tmp/torchinductor_me/ab/cab.py",
+        "/env/site-packages/vramprobe/profile/hook/marks.py",
+    ],
+)
 def test_who_asks_on_behalf_of_others_is_not_named(behind: str) -> None:
     places = Places([((behind, 1, "f"), ("/srv/torch/train.py", 2, "g"))])
     assert places.of(0).function == "g"
@@ -467,9 +524,14 @@ def test_threads_of_autograd_have_no_line() -> None:
     assert places.of(1).line == "torch/optim/adam.py:7"
 
 
-@pytest.mark.parametrize(("place", "said"), [
-    (Place("models/a.py:8", "helper", "Outer.forward"), "Outer.forward"), (NOWHERE, "no Python line"),
-    (Place("models/a.py:8", "helper", None), "helper in a.py"), (Place("train.py:7", "<module>", None), "train.py"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (Place("models/a.py:8", "helper", "Outer.forward"), "Outer.forward"),
+        (NOWHERE, "no Python line"),
+        (Place("models/a.py:8", "helper", None), "helper in a.py"),
+        (Place("train.py:7", "<module>", None), "train.py"),
+    ],
+)
 def test_a_module_has_a_name_anyway(place: Place, said: str) -> None:
     assert module_said(place) == said

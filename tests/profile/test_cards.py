@@ -82,23 +82,41 @@ def test_fragments_that_cannot_go_back_do_not_fit(tmp_path: Path) -> None:
     assert "the replay runs out" in found.why
 
 
-@pytest.mark.parametrize(("total_bytes", "num_alloc_retries", "reserved"), [
-    (80 * GIB, 0, 22 * GIB),  # the program did it: torch never was short of room
-    (80 * GIB, 1, 22 * GIB),  # it was once, but not then: there was room for 34 GiB
-    (34 * GIB, 1, 34 * GIB),  # the card was full, which another need not be
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("total_bytes", "num_alloc_retries", "reserved"),
+    [
+        (80 * GIB, 0, 22 * GIB),  # the program did it: torch never was short of room
+        (80 * GIB, 1, 22 * GIB),  # it was once, but not then: there was room for 34 GiB
+        (34 * GIB, 1, 34 * GIB),  # the card was full, which another need not be
+    ],
+)
 def test_a_cache_that_the_program_emptied_is_emptied(
     total_bytes: int, num_alloc_retries: int, reserved: int, tmp_path: Path
 ) -> None:
-    folder = run(tmp_path, 12 * GIB, 8 * GIB, 14 * GIB, freed=1, emptied=True, num_alloc_retries=num_alloc_retries,
-                 device_name="NVIDIA A100-SXM4-80GB", capability=[8, 0], device_total_bytes=total_bytes)  # fmt: skip
+    folder = run(
+        tmp_path,
+        12 * GIB,
+        8 * GIB,
+        14 * GIB,
+        freed=1,
+        emptied=True,
+        num_alloc_retries=num_alloc_retries,
+        device_name="NVIDIA A100-SXM4-80GB",
+        capability=[8, 0],
+        device_total_bytes=total_bytes,
+    )
     assert verdict(folder, "H100-SXM").reserved_bytes == reserved
 
 
-@pytest.mark.parametrize(("over", "answer"), [
-    (-MARGIN_BYTES - 2 * MIB, "fits"), (-MARGIN_BYTES + 2 * MIB, "unknown"), (MARGIN_BYTES - 2 * MIB, "unknown"),
-    (MARGIN_BYTES + 2 * MIB, "does not fit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("over", "answer"),
+    [
+        (-MARGIN_BYTES - 2 * MIB, "fits"),
+        (-MARGIN_BYTES + 2 * MIB, "unknown"),
+        (MARGIN_BYTES - 2 * MIB, "unknown"),
+        (MARGIN_BYTES + 2 * MIB, "does not fit"),
+    ],
+)
 def test_near_its_end_another_card_is_unknown(over: int, answer: str, tmp_path: Path) -> None:
     """Workspaces differ between cards; on its own the run is its own proof."""
     whole = (USABLE_3090 + over) // (2 * MIB) * (2 * MIB)
@@ -108,9 +126,14 @@ def test_near_its_end_another_card_is_unknown(over: int, answer: str, tmp_path: 
     assert verdict(own, "RTX-3090").verdict == "fits"
 
 
-@pytest.mark.parametrize(("gpu", "process"), [
-    ("T4", {}), ("RTX-3090", {"device_name": "Tesla T4", "capability": [7, 5]}), ("MI300X", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "process"),
+    [
+        ("T4", {}),
+        ("RTX-3090", {"device_name": "Tesla T4", "capability": [7, 5]}),
+        ("MI300X", {}),
+    ],
+)
 def test_other_kernels_are_not_judged(gpu: str, process: dict[str, object], tmp_path: Path) -> None:
     found = verdict(run(tmp_path, GIB, GIB, **process), gpu)
     assert found.verdict == "unknown"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grids import exhaustive
 from run_command import profiled, require_emulation, told
 from typer.testing import CliRunner
 
@@ -24,10 +25,19 @@ from vramprobe.profile import stand_ins
 from vramprobe.profile.analyse import analyse
 
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
 TRAIN = """
 import sys, torch
 from transformers import AutoModelForCausalLM
@@ -174,9 +184,25 @@ def test_a_tokenizer_is_as_long_as_the_vocabulary_and_knows_its_special_tokens(
     assert chat == f"<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb{made.eos_token}\n"
 
 
+#: Not of this repository's docs, on which the merges were trained.
+PROSE = """Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and
+nothing particular to interest me on shore, I thought I would sail about a little and see the watery part of the world.
+It is a way I have of driving off the spleen and regulating the circulation. Please summarize the following article in
+three sentences, and explain to the customer why the order was delayed."""
+
+
+def test_english_text_comes_to_about_four_characters_a_token(empty, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    empty.tokenizer.write(str(tmp_path), 32_000)
+    made = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ids = made(PROSE)["input_ids"]
+    assert 3 < len(PROSE) / len(ids) < 5
+    assert made.decode(ids) == PROSE
+
+
 def test_a_vocabulary_without_room_for_bytes_is_refused(empty, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="300 is too small"):
-        empty.tokenizer.write(str(tmp_path), 300)
+    with pytest.raises(ValueError, match="270 is too small"):
+        empty.tokenizer.write(str(tmp_path), 270)
 
 
 @pytest.mark.parametrize("length", [1, 7, 1024])
@@ -197,11 +223,15 @@ def test_a_row_has_as_many_tokens_as_asked(form: str, length: int, empty, tmp_pa
 @pytest.mark.parametrize(
     ("name", "program", "form"),
     [
-        ("org/data", "sft.py", "text"), ("org/data", "dpo.py", "preference"), ("org/data", "grpo.py", "prompt"),
-        ("org/my-chat", "sft.py", "messages"), ("org/ultrafeedback-x", "train.py", "preference"),
-        ("org/alpaca-de", "train.py", "alpaca"), ("org/data", "kto.py", "kto"),
+        ("org/data", "sft.py", "text"),
+        ("org/data", "dpo.py", "preference"),
+        ("org/data", "grpo.py", "prompt"),
+        ("org/my-chat", "sft.py", "messages"),
+        ("org/ultrafeedback-x", "train.py", "preference"),
+        ("org/alpaca-de", "train.py", "alpaca"),
+        ("org/data", "kto.py", "kto"),
     ],
-)  # fmt: skip
+)
 def test_columns_are_guessed_by_what_is_asked(name: str, program: str, form: str, empty, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", [f"/somewhere/chat/{program}"])
     assert empty.rows.guessed(name) == form
@@ -224,12 +254,25 @@ def test_a_known_id_is_made_and_what_stands_in_is_named(empty, tmp_path: Path) -
     assert home.is_relative_to(tmp_path / "hub")
     snapshot = home / "snapshots" / (home / "refs" / "main").read_text()
     assert {path.name for path in snapshot.iterdir()} == {
-        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    }  # fmt: skip
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert [one["kind"] for one in replaced(tmp_path)] == ["config", "weights", "tokenizer"]
     assert "LlamaForCausalLM, 0.13 billion parameters in bfloat16, assumed" in replaced(tmp_path)[1]["by"]
     assert folder_of("HuggingFaceTB/SmolLM2-135M") == str(home)
     assert folder_of("HuggingFaceTB/SmolLM2-135M", "dataset") == "datasets--HuggingFaceTB--SmolLM2-135M"
+
+
+def test_weights_have_the_dtype_that_the_catalog_knows_and_only_others_are_assumed(empty, tmp_path: Path) -> None:
+    """GPT-2's are float32 on the hub, Qwen's bfloat16; SmolLM2's is in no source of the catalog's."""
+    pytest.importorskip("transformers")
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    for name in ("openai-community/gpt2", "gpt2", "Qwen/Qwen2.5-3B-Instruct"):
+        folder_of(name)
+    said = [one["by"] for one in replaced(tmp_path) if one["kind"] == "weights"]
+    assert [one.rpartition(" in ")[2] for one in said] == ["float32", "float32", "bfloat16"]
 
 
 def test_a_tuned_model_is_taken_for_its_base_and_said_so(empty, tmp_path: Path) -> None:
@@ -318,6 +361,7 @@ def run(tmp_path: Path, name: str, script: str, *words: str, seq_len: int = 64) 
     return folder
 
 
+@exhaustive
 def test_empty_weights_give_the_bytes_of_a_real_checkpoint(tmp_path: Path) -> None:
     python = require_emulation()
     config = config_in(tmp_path / "config")
@@ -338,6 +382,7 @@ def test_empty_weights_give_the_bytes_of_a_real_checkpoint(tmp_path: Path) -> No
     assert sorted(path.name for path in config.iterdir()) == ["config.json"]
 
 
+@exhaustive
 def test_a_hub_id_runs_without_network_and_an_unknown_one_says_what_to_do(tmp_path: Path, capfd) -> None:
     require_emulation()
     record = analyse(run(tmp_path, "known", TRAIN, "HuggingFaceTB/SmolLM2-135M") / "run")
@@ -358,15 +403,21 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
     (tmp_path / "mine.jsonl").write_text('{"text": "mine"}\n')
     folder = run(tmp_path, "data", ROWS, str(tmp_path / "mine.jsonl"), seq_len=8)
     assert json.loads(capfd.readouterr().out) == {
-        "splits": ["test", "train"], "columns": ["messages"], "num_rows": 512, "one_split": ["instruction", "input"],
-        "streamed": "a a a a a a a a", "mine": ["mine"], "refused": "FileNotFoundError",
-    }  # fmt: skip
+        "splits": ["test", "train"],
+        "columns": ["messages"],
+        "num_rows": 512,
+        "one_split": ["instruction", "input"],
+        "streamed": "a a a a a a a a",
+        "mine": ["mine"],
+        "refused": "FileNotFoundError",
+    }
     said = {one["what"]: one["by"] for one in replaced(folder / "run")}
     assert set(said) == {"trl-lib/Capybara", "org/alpaca-de", "org/data"}
     assert "known for: messages" in said["trl-lib/Capybara"]
     assert "512 rows of 8 tokens, guessed columns: text" in said["org/data"]
 
 
+@exhaustive
 def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(tmp_path: Path, monkeypatch) -> None:
     require_emulation()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from emulated import require_emulation
+from grids import grid
 from profile_factory import write_launcher
 
 from vramprobe.emulate.enter import entrance
@@ -19,7 +20,7 @@ from vramprobe.units import MIB
 SCRIPT = Path(__file__).parent / "emulated_training.py"
 
 
-@pytest.mark.parametrize("alloc_conf", ["", "expandable_segments:True"])
+@pytest.mark.parametrize("alloc_conf", grid(["", "expandable_segments:True"], ""))
 def test_a_real_history_closes(alloc_conf: str, tmp_path: Path) -> None:
     require_emulation()
     way = entrance("RTX-4090")

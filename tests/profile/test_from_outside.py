@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from emulated import require_emulation
+from grids import exhaustive
 from run_command import TRAIN
 
 from vramprobe.emulate.enter import entrance
@@ -19,7 +20,7 @@ from vramprobe.units import GIB, MIB
 PASSING = "import time, torch\nx = torch.empty(2 << 30, dtype=torch.uint8, device='cuda'); time.sleep(0.5)\n"
 
 
-@pytest.mark.parametrize("words", [(), ("--trace", "none")])
+@pytest.mark.parametrize("words", [(), pytest.param(("--trace", "none"), marks=exhaustive)])
 def test_what_comes_and_goes_between_two_marks_is_seen(tmp_path: Path, words: tuple[str, ...]) -> None:
     """On a card that the profile takes for a real one: its NVML is the emulated driver's."""
     require_emulation()
@@ -43,7 +44,7 @@ def test_where_nothing_is_to_be_seen_nobody_looks() -> None:
 def with_cards(before_bytes: int) -> tuple[int | None, list[str]]:
     phase = RawPhase(
         name="load", start_ns=0, end_ns=1, allocated_end_bytes=0, allocated_peak_bytes=1, device_used_bytes=5
-    )  # fmt: skip
+    )
     raw = RawRank(process=RawProcess(pid=1, device_uuid="a-b"), phases=(phase,))
     remarks = Remarks("rank 0")
     own = CardSeen(uuid="GPU-a-b", before_bytes=before_bytes, peak_bytes=7)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from emulated import require_emulation
+from grids import exhaustive, grid
 from run_command import TRAIN
 
 from vramprobe.emulate.enter import entrance
@@ -37,7 +38,7 @@ def test_a_kernel_is_shown_so_far_and_goes_on(tmp_path: Path) -> None:
     done = in_a_kernel(tmp_path, first, "magic('')", second, again)
     assert done.returncode == 0, done.stderr
     one, two = done.stdout.split("AGAIN")
-    assert "steps: 4, the last two alike to the byte" in one
+    assert "4 steps; the last two are byte-identical" in one
     assert "of step" in one
     assert "weights" in one
     assert "of step 6" in two
@@ -46,13 +47,14 @@ def test_a_kernel_is_shown_so_far_and_goes_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("vramprobe-profile-*"))
 
 
-@pytest.mark.parametrize("words", ["--gpu all --what", "all", "--save"])
+@pytest.mark.parametrize("words", grid(["--gpu all --what", "all", "--save"], "--save"))
 def test_words_that_it_does_not_know_are_said_and_nothing_is_raised(words: str, tmp_path: Path) -> None:
     done = in_a_kernel(tmp_path, f"magic('{words}')", "print('goes on')")
     assert done.stdout == "goes on\n", done.stderr
     assert "it takes --gpus, --save and --timeline" in done.stderr
 
 
+@exhaustive
 def test_nothing_on_a_card_is_a_profile_without_one(tmp_path: Path) -> None:
     done = in_a_kernel(tmp_path, "magic('')")
     assert "no process used a GPU through torch" in done.stdout

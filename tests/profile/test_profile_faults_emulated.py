@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from grids import exhaustive, grid
 from run_command import require_emulation
 from run_verb import Verb
 
@@ -107,7 +108,15 @@ def started(folder: Path, script: str, *options: str, words: list[str] | None = 
     return Verb(folder, command, *options, **more)
 
 
-@pytest.mark.parametrize("what", PROGRAMS)
+ALWAYS = (
+    "leaves at once",
+    "is killed",
+    "trains in a forked process",
+    "a loader's workers that stay",
+)
+
+
+@pytest.mark.parametrize("what", grid(PROGRAMS, *ALWAYS))
 def test_a_training(tmp_path: Path, what: str) -> None:
     script, status, steps = PROGRAMS[what]
     left = started(tmp_path, script, "--whole").left()
@@ -119,19 +128,30 @@ def test_a_training(tmp_path: Path, what: str) -> None:
 #: What happens to the files that the profile is made of: lines said, folders kept, steps known (None: no profile).
 FILES = {
     "no file may grow": (
-        "import resource; train(3, once(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))))", 1, 0, None),
+        "import resource; train(3, once(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))))",
+        1,
+        0,
+        None,
+    ),
     "the folder is gone": ("import shutil; train(3, once(lambda: shutil.rmtree(RUN)))", 3, 0, None),
     "a line is torn": (
         "train(); f = open(f'{RUN}/{os.getpid()}.jsonl', 'a'); f.write('{\"line\": \"pha'); f.flush(); os._exit(0)",
-        0, 0, [2]),
+        0,
+        0,
+        [2],
+    ),
     "a line is damaged": (
-        "train(3, once(lambda: print('nothing', file=open(f'{RUN}/{os.getpid()}.jsonl', 'a'))))", 2, 1, None),
+        "train(3, once(lambda: print('nothing', file=open(f'{RUN}/{os.getpid()}.jsonl', 'a'))))",
+        2,
+        1,
+        None,
+    ),
     "the history's place is taken": ("train(3, once(lambda: os.mkdir(f'{RUN}/{os.getpid()}.history')))", 1, 0, [3]),
     "another's history is torn": ("open(f'{RUN}/1.history', 'w').write('no'); train()", 0, 0, [3]),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("what", FILES)
+@pytest.mark.parametrize("what", grid(FILES, "the folder is gone"))
 def test_the_profiles_own_files(tmp_path: Path, what: str) -> None:
     """The program never notices; what can still be read is shown."""
     script, said, kept, steps = FILES[what]
@@ -157,7 +177,7 @@ train(10**9, at)
 _RUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
-@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (9, 137), (1, 129)])
+@pytest.mark.parametrize(("number", "status"), grid([(2, 130), (15, 143), (9, 137), (1, 129)], (2, 130), (9, 137)))
 def test_a_training_that_is_ended(tmp_path: Path, number: int, status: int) -> None:
     """From outside, in the middle of a step: what it did is known, also where vramprobe itself was killed."""
     verb = started(tmp_path, LONG, "--whole")
@@ -177,7 +197,7 @@ def test_a_training_that_is_ended(tmp_path: Path, number: int, status: int) -> N
     assert record.ranks[0].num_steps >= 1
 
 
-@pytest.mark.parametrize(("whom", "status"), [("rank", 1), ("launcher", 137), ("verb", 143)])
+@pytest.mark.parametrize(("whom", "status"), grid([("rank", 1), ("launcher", 137), ("verb", 143)], ("launcher", 137)))
 def test_a_rank_or_a_launcher_that_is_killed(tmp_path: Path, whom: str, status: int) -> None:
     verb = started(tmp_path, RANKS, "--whole", words=_RUN)
     rank, launcher = map(int, verb.wait_until_ready().split())
@@ -192,7 +212,7 @@ def test_a_rank_or_a_launcher_that_is_killed(tmp_path: Path, whom: str, status: 
 CAUGHT = ["KeyboardInterrupt", "SystemExit", "BaseException"]
 
 
-@pytest.mark.parametrize("caught", CAUGHT)
+@pytest.mark.parametrize("caught", grid(CAUGHT, "BaseException"))
 def test_a_training_that_catches_its_end(tmp_path: Path, caught: str) -> None:
     """The one that comes after three steps; whoever goes on is ended a little later."""
     script = f"try: train(9)\nexcept {caught}: train(2)"
@@ -201,8 +221,49 @@ def test_a_training_that_catches_its_end(tmp_path: Path, caught: str) -> None:
     assert profile_of(tmp_path).outcome.stopped
 
 
-@pytest.mark.parametrize("seconds", [0.9, 2.1])
-@pytest.mark.parametrize("number", [9, 15])
+#: Its model and batch live as long as the program, so that the last step is like the one before.
+THREE_STEPS = """import torch
+model, batch = torch.nn.Linear(256, 256).cuda(), torch.zeros(64, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@exhaustive
+def test_a_training_that_ends_on_the_step_that_would_stop_it(tmp_path: Path) -> None:
+    """It has come to its own end, and its history is kept."""
+    left = started(tmp_path, THREE_STEPS).left()
+    left.check(0)
+    record = profile_of(tmp_path)
+    (rank,) = record.ranks
+    assert (record.outcome.kind, record.outcome.stopped, rank.num_steps) == ("ok", False, 3)
+    assert rank.at_peak is not None
+    assert record.warnings == []
+
+
+#: A model, a layer that is too large for the card; and the same, but that its end is another error.
+LOADING = "import torch\nmodel = torch.nn.Linear(4096, 4096).cuda()\n"
+ENDS_IN_LOADING = {
+    "out of memory": "torch.nn.Linear(4096, 9 * 2**20, device='cuda')",
+    "another error": "raise RuntimeError('in loading')",
+}
+
+
+@pytest.mark.parametrize("what", grid(ENDS_IN_LOADING, "out of memory"))
+def test_weights_are_known_where_a_training_ends_in_loading(tmp_path: Path, what: str) -> None:
+    started(tmp_path, LOADING + ENDS_IN_LOADING[what]).left().check(1)
+    record = profile_of(tmp_path)
+    assert record.outcome.kind == ("oom" if "memory" in what else "error")
+    for alive in (record.ranks[0].at_peak, *([record.outcome.alive] if record.outcome.kind == "oom" else [])):
+        assert alive is not None
+        assert (alive.weights_bytes, alive.other_bytes) == (4 * (4096 * 4096 + 4096), 0)
+
+
+@pytest.mark.parametrize("seconds", grid([0.9, 2.1], 2.1))
+@pytest.mark.parametrize("number", grid([9, 15], 15))
 def test_a_training_that_is_ended_at_any_moment(tmp_path: Path, number: int, seconds: float) -> None:
     verb = started(tmp_path, LONG, "--whole")
     time.sleep(seconds)
@@ -210,3 +271,24 @@ def test_a_training_that_is_ended_at_any_moment(tmp_path: Path, number: int, sec
     left = verb.left()
     assert (left.status, left.running, left.stray) == (128 + number, [], [])
     assert len(left.kept) <= int(number == 9)
+
+
+#: Two ranks with a launcher that waits for both; the second crashes in its third step, then the first reaches its own.
+ONE_CRASHES = """
+if len(sys.argv) == 1:
+    ranks = [subprocess.Popen([sys.executable, __file__, str(rank)]) for rank in range(2)]
+    sys.exit(max(one.wait() for one in ranks))
+os.environ["RANK"], os.environ["WORLD_SIZE"] = sys.argv[1], "2"
+def late(step):
+    if step == 3 and sys.argv[1] == "1": raise RuntimeError("rank 1 crashed")
+    if step == 3: time.sleep(2)
+train(9, late)
+"""
+
+
+def test_a_rank_that_crashes_is_the_runs_end_although_another_made_its_steps(tmp_path: Path) -> None:
+    left = started(tmp_path, ONE_CRASHES).left()
+    left.check(1)
+    outcome = profile_of(tmp_path).outcome
+    assert (outcome.kind, outcome.exit_status) == ("error", 1)
+    assert "RuntimeError: rank 1 crashed" in outcome.last_lines

@@ -55,13 +55,16 @@ def test_every_piece_of_a_process_s_first_line_is_no_process(tmp_path: Path) -> 
         assert read_run(tmp_path).ranks == ()
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ("{torn in the middle", "100.jsonl, line 2 is no line"),
-    ("[1]", "line 2 is no line"),
-    ('{"line": "phase", "name": "load"}', "line 2 is not whole: missing 4 required"),
-    ('{"line": "moved", "phase": "backward", "step": 1, "counts": [[0, 2, 1]]}', r"line 2 counts \(0, 2, 1\)"),
-    ('{"line": "moved", "phase": "backward", "step": 1, "counts": [[9, 2, 1, 8]]}', "a kind below 8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{torn in the middle", "100.jsonl, line 2 is no line"),
+        ("[1]", "line 2 is no line"),
+        ('{"line": "phase", "name": "load"}', "line 2 is not whole: missing 4 required"),
+        ('{"line": "moved", "phase": "backward", "step": 1, "counts": [[0, 2, 1]]}', r"line 2 counts \(0, 2, 1\)"),
+        ('{"line": "moved", "phase": "backward", "step": 1, "counts": [[9, 2, 1, 8]]}', "a kind below 8"),
+    ],
+)
 def test_a_damaged_line_within_is_named(line: str, said: str, tmp_path: Path) -> None:
     first = json.dumps(Script().lines[0])
     (tmp_path / "100.jsonl").write_text(f"{first}\n{line}\n{first}\n")
@@ -159,21 +162,27 @@ def snapshot() -> dict[str, object]:
         return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 5, "frames": stack}
 
     trace = [
-        entry("free_requested", 0x100, 700, []), entry("free_completed", 0x100, 700, []),
-        entry("segment_alloc", 0x9000, 2**21, same), entry("alloc", 0x9000, 1000, same),
+        entry("free_requested", 0x100, 700, []),
+        entry("free_completed", 0x100, 700, []),
+        entry("segment_alloc", 0x9000, 2**21, same),
+        entry("alloc", 0x9000, 1000, same),
         entry("alloc", 0x100, 300, frames(1, 2)),
         {"action": "oom", "size": 99, "stream": 0, "time_us": 6, "frames": [], "device_free": 1},
         entry("snapshot", 0, 0, []),
-    ]  # fmt: skip
+    ]
     blocks = [
         {"address": 0x100, "size": 512, "requested_size": 300, "state": "active_allocated", "frames": frames(1, 2)},
         {"address": 0x300, "size": 1024, "requested_size": 801, "state": "active_allocated", "frames": frames(3)},
         {"address": 0x700, "size": 1024, "requested_size": 0, "state": "inactive", "frames": []},
         {"address": 0x9000, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": same},
     ]
-    return {"device_traces": [[], trace], "segments": [
-        {"device": 1, "address": 0x100, "blocks": blocks}, {"device": 0, "address": 0x100, "blocks": blocks[:1]},
-    ]}  # fmt: skip
+    return {
+        "device_traces": [[], trace],
+        "segments": [
+            {"device": 1, "address": 0x100, "blocks": blocks},
+            {"device": 0, "address": 0x100, "blocks": blocks[:1]},
+        ],
+    }
 
 
 def test_a_snapshot_of_torch_s_becomes_columns() -> None:

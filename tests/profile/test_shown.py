@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from factories import make_record
+from factories import make_record, unpadded
 from profile_factory import (
     BATCH,
     SAVED,
@@ -103,31 +103,74 @@ def test_a_profile_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture
     record = analyse(tmp_path, gpus="all")
     text = "\n".join(shown(record, capsys))
     for expected in (
-        "emulated NVIDIA GeForce RTX 4090: real CUDA software on no GPU",
+        "emulated NVIDIA GeForce RTX 4090: real CUDA software on a stub driver",
         "peak 16.15 MiB allocated, in backward of step 2",
-        "device, with an assumed context", "steps: 3, the last two alike to the byte", "layers.*.up.weight",
-        "RTX-3090             fits", "T4                   unknown: its kernels differ",
-    ):  # fmt: skip
+        "device, with an assumed context",
+        "3 steps; the last two are byte-identical",
+        "layers.*.up.weight",
+        "RTX-3090             fits",
+        "T4                   unknown: its kernels differ",
+    ):
         assert expected in text
     assert "measured" not in text
     assert "batch" not in text
 
 
+def of_lengths(*lengths: int) -> Script:
+    """A model of 1 MiB, and in each step a batch that is as long as it says."""
+    script = Script()
+    with script.phase("load"):
+        script.alloc(0x1000000, 2**20)
+    for step, length in enumerate(lengths, start=1):
+        with script.phase("forward", step, 1):
+            script.alloc(0x2000000, length * 2**20)
+            script.free(0x2000000)
+        script.say("step", step=step)
+    script.say("end", why="stopped", num_alloc_retries=0, num_ooms=0)
+    return script
+
+
+def test_a_run_that_is_stopped_while_its_steps_differ_has_no_peak(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = record_of(tmp_path, of_lengths(9, 2, 5, 3, 4), stopped=True)
+    text = " ".join(" ".join(shown(record, capsys)).split())
+    assert "highest so far 10.00 MiB allocated, in forward of step 1" in text
+    assert (
+        "not the run's peak: it is the largest of 5 steps seen, and steps differ (peaks from 3.00 MiB to 6.00 MiB)"
+        in text
+    )
+    assert "--whole" in text
+    (card,) = analyse(tmp_path, gpus=["RTX-3090"]).cards
+    assert (card.verdict, card.why.endswith("of the steps seen, a later one may need more")) == ("fits", True)
+    whole = record_of(tmp_path / "whole", of_lengths(9, 2, 5, 3, 4))
+    assert not whole.may_grow(whole.ranks[0])
+    assert "peak 10.00 MiB allocated" in "\n".join(shown(whole, capsys))
+    alike = record_of(tmp_path / "alike", of_lengths(9, 2, 5, 5), stopped=True)
+    assert not alike.may_grow(alike.ranks[0])
+
+
 def test_out_of_memory_is_shown_as_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(shown(record_of(tmp_path, ran_out(rank=0), exit_status=1), capsys))
     assert "out of memory: rank 0 in backward of step 2" in text
-    assert "28.61 MiB  asked for by models/llama.py:3 forward" in text
+    assert "28.61 MiB  requested by models/llama.py:3 forward" in text
     alive = 2 * WEIGHT + 2 * STATE + SAVED + WEIGHT + BATCH + WORKSPACE
-    assert f"alive then, {format_bytes(alive)}:" in text
+    assert f"live tensors then, {format_bytes(alive)}:" in text
 
 
-@pytest.mark.parametrize(("launcher", "said"), [
-    ({"exit_status": 3, "tail": ["Traceback", "\x1b[31mValueError: [bold]no[/bold]"]},
-     ["exit status 3", r"\x1b[31mValueError: [bold]no[/bold]"]),
-    ({"exit_status": None, "signal": 9}, ["killed by signal 9"]),
-    ({"exit_status": 130}, ["interrupted"]), ({"ended_ns": None}, ["lost"]),
-    ({"stopped": True}, ["stopped after the steps that were asked for"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        (
+            {"exit_status": 3, "tail": ["Traceback", "\x1b[31mValueError: [bold]no[/bold]"]},
+            ["exit status 3", r"\x1b[31mValueError: [bold]no[/bold]"],
+        ),
+        ({"exit_status": None, "signal": 9}, ["killed by signal 9"]),
+        ({"exit_status": 130}, ["interrupted"]),
+        ({"ended_ns": None}, ["lost"]),
+        ({"stopped": True}, ["stopped after 3 steps (--steps)"]),
+    ],
+)
 def test_every_end_is_shown(
     launcher: dict[str, object], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +195,7 @@ def test_what_was_replaced_is_shown_in_80_columns(tmp_path: Path, capsys: pytest
     replaced = {"kind": "weights", "what": "meta-llama/Llama-3.1-8B", "by": by}
     (tmp_path / "replaced").write_text(json.dumps(replaced) + "\n")
     said = shown(record_of(tmp_path, training()), capsys)
-    at = said.index("replaced, as --empty-weights asks:")
+    at = said.index("replaced by --empty-weights:")
     assert " ".join(line.strip() for line in said[at + 1 : at + 3]) == f"weights of meta-llama/Llama-3.1-8B: {by}"
     assert max(map(len, said)) <= 80
 
@@ -264,7 +307,7 @@ def test_a_report_of_profiles_alone(tmp_path: Path) -> None:
     assert not check(folder).findings
     written = api.report(folder, tmp_path / "out")
     assert {file.name for file in written} == {f"profiles.{ending}" for ending in ("md", "csv", "tex", "html")}
-    page = (tmp_path / "out" / "profiles.md").read_text()
+    page = unpadded((tmp_path / "out" / "profiles.md").read_text())
     assert "Emulated: the real CUDA software" in page
     assert "| train.py --lr 1 | 0 | ok | backward | 16.1 |" in page
     with pytest.raises(StoreError, match="holds no record"):

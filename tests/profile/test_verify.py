@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import vramprobe
+from grids import exhaustive
 from run_command import TRAIN, lines, profiled
 
 STEERED = "    if loss.item() > 0.5: torch.empty(3_000_000, device='cuda')  # only then\n    loss.backward()\n"
@@ -33,6 +34,7 @@ def test_a_step_that_a_value_decides_is_found_with_its_line(tmp_path: Path) -> N
     assert "alloc of 12000000 B at" in found["parted_at"]
 
 
+@exhaustive
 def test_an_error_that_other_values_lead_to_is_no_error_of_the_run(tmp_path: Path) -> None:
     failing = STEERED.replace("3_000_000", "300_000_000_000")
     ended = profiled(tmp_path, TRAIN.replace("    loss.backward()\n", failing), steps=3, num_steps=9, verify=True)
@@ -42,6 +44,7 @@ def test_an_error_that_other_values_lead_to_is_no_error_of_the_run(tmp_path: Pat
     assert not lines(tmp_path, "oom")
 
 
+@exhaustive
 def test_a_run_that_is_too_short_is_not_verified_and_says_so(tmp_path: Path) -> None:
     profiled(tmp_path, TRAIN, steps=3, num_steps=5, verify=True)
     assert not lines(tmp_path, "verification")

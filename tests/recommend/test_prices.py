@@ -14,6 +14,7 @@ import pytest
 from vramprobe import catalog
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.recommend.options import Question, counts_of, offers_of
 from vramprobe.recommend.prices import Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
 
 HEAD = "provider,date,terms,gpu,n_gpus,usd_per_hour"
@@ -21,8 +22,15 @@ GOOD = "Mine,2026-11-01,spot,H100-SXM,8,16.0"
 
 
 def offer(**values: object) -> Offer:
-    usual = {"provider": "A", "date": "2026-03", "terms": "on-demand", "gpu": "H100-SXM", "num_gpus": 8,
-             "usd_per_hour": 16.0, "source": "s"}  # fmt: skip
+    usual = {
+        "provider": "A",
+        "date": "2026-03",
+        "terms": "on-demand",
+        "gpu": "H100-SXM",
+        "num_gpus": 8,
+        "usd_per_hour": 16.0,
+        "source": "s",
+    }
     return Offer.model_validate(usual | values)
 
 
@@ -42,13 +50,31 @@ def test_storage_that_ships_says_its_source_and_is_a_known_providers() -> None:
 
 def test_several_are_rented_as_they_are_offered() -> None:
     assert [offer().hourly(count) for count in (1, 8, 9, 16)] == [16, 16, 32, 32]
-    assert offer(num_gpus=1, usd_per_hour=2.0).hourly(3) == 6
+    assert [offer().holds(count) for count in (1, 8, 9, 64)] == [True] * 4
+    assert [offer(num_gpus=4).holds(count) for count in (1, 4, 5, 8, 16)] == [True, True, False, False, False]
 
 
-@pytest.mark.parametrize(("written", "day", "is_old"), [
-    ("2026-03", date(2026, 5, 30), False), ("2026-03", date(2026, 7, 1), True), ("2026", date(2027, 3, 1), False),
-    ("2026", date(2027, 5, 1), True), ("2026-03-02", date(2026, 7, 1), True),
-])  # fmt: skip
+def test_only_machines_that_a_provider_lists_are_recommended() -> None:
+    """Lambda rents out one GH200, not two; its A100s stand in machines of eight, of which one GPU costs all."""
+    question = Question(words={}, methods=("lora",), tokens=1)
+    assert counts_of(question, shipped_offers(), "GH200") == [1]
+    assert counts_of(question, shipped_offers(), "H100-SXM") == [1, 2, 4, 8]
+    eight = offers_of(chosen(shipped_offers(), provider="Lambda"), "A100-80GB-SXM", 1)
+    assert [(one.num_gpus, one.hourly(1)) for one in eight] == [(8, 22.32)]
+    named = question.model_copy(update={"gpus": ("GH200",)})
+    assert counts_of(named, shipped_offers(), "GH200") == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("written", "day", "is_old"),
+    [
+        ("2026-03", date(2026, 5, 30), False),
+        ("2026-03", date(2026, 7, 1), True),
+        ("2026", date(2027, 3, 1), False),
+        ("2026", date(2027, 5, 1), True),
+        ("2026-03-02", date(2026, 7, 1), True),
+    ],
+)
 def test_a_price_is_old_after_three_months(written: str, day: date, is_old: bool) -> None:
     assert offer(date=written).is_old(day) is is_old
 
@@ -58,28 +84,35 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     file.write_text(f"{HEAD},region,usd_per_gb_month\n{GOOD},eu-west-1,0.1\n")
     (one,) = read_offers(file)
     assert (one.provider, one.terms, one.num_gpus, one.region, one.usd_per_gb_month) == (
-        "Mine", "spot", 8, "eu-west-1", 0.1,
-    )  # fmt: skip
+        "Mine",
+        "spot",
+        8,
+        "eu-west-1",
+        0.1,
+    )
     assert one.source == str(file)
     assert chosen([one], terms="spot", region="EU") == [one]
     with pytest.raises(SpecError, match="regions with prices: eu-west-1"):
         chosen([one], terms="spot", region="us")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("", "has no column provider, date, terms, gpu, n_gpus, usd_per_hour"),
-    (HEAD, "has no offers"),
-    ("provider,gpu\nA,H100", "has no column date"),
-    (f"{HEAD},colour\n{GOOD},red", "unknown column 'colour'"),
-    (f"{HEAD}\n{GOOD.replace('spot', 'gift')}", "line 2: terms 'gift' given; allowed: on-demand"),
-    (f"{HEAD}\n{GOOD.replace('H100-SXM', 'H900')}", "line 2: unknown GPU 'H900'"),
-    (f"{HEAD}\n{GOOD}\n{GOOD.replace('16.0', '-1')}", "line 3: usd_per_hour '-1' given"),
-    (f"{HEAD}\n{GOOD.replace('16.0', 'nan')}", "line 2: usd_per_hour 'nan' given"),
-    (f"{HEAD}\n{GOOD.replace(',8,', ',0,')}", "line 2: n_gpus '0' given"),
-    (f"{HEAD}\n{GOOD.replace(',8,', ',,')}", "line 2: n_gpus '' given"),
-    (f"{HEAD}\n{GOOD.replace('2026-11-01', '2026-13')}", "line 2: date '2026-13' given; must be a date such as"),
-    (f"{HEAD},currency\n{GOOD},EUR", "line 2: currency 'EUR' given; prices are in US dollars"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no column provider, date, terms, gpu, n_gpus, usd_per_hour"),
+        (HEAD, "has no offers"),
+        ("provider,gpu\nA,H100", "has no column date"),
+        (f"{HEAD},colour\n{GOOD},red", "unknown column 'colour'"),
+        (f"{HEAD}\n{GOOD.replace('spot', 'gift')}", "line 2: terms 'gift' given; allowed: on-demand"),
+        (f"{HEAD}\n{GOOD.replace('H100-SXM', 'H900')}", "line 2: unknown GPU 'H900'"),
+        (f"{HEAD}\n{GOOD}\n{GOOD.replace('16.0', '-1')}", "line 3: usd_per_hour '-1' given"),
+        (f"{HEAD}\n{GOOD.replace('16.0', 'nan')}", "line 2: usd_per_hour 'nan' given"),
+        (f"{HEAD}\n{GOOD.replace(',8,', ',0,')}", "line 2: n_gpus '0' given"),
+        (f"{HEAD}\n{GOOD.replace(',8,', ',,')}", "line 2: n_gpus '' given"),
+        (f"{HEAD}\n{GOOD.replace('2026-11-01', '2026-13')}", "line 2: date '2026-13' given; must be a date such as"),
+        (f"{HEAD},currency\n{GOOD},EUR", "line 2: currency 'EUR' given; prices are in US dollars"),
+    ],
+)
 def test_a_wrong_file_is_named_with_its_line(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text(text)
@@ -138,6 +171,8 @@ def test_skypilots_catalog_becomes_offers(monkeypatch: pytest.MonkeyPatch) -> No
     install_sky(monkeypatch, listed, ("gcp", "kubernetes", "aws"))
     made = offers_from_skypilot()
     assert [(one.gpu, one.num_gpus, one.terms, one.usd_per_hour) for one in made] == [
-        ("H100-SXM", 8, "on-demand", 98.3), ("A100-40GB-SXM", 8, "on-demand", 32.8), ("A100-40GB-SXM", 8, "spot", 9.8),
-    ]  # fmt: skip
+        ("H100-SXM", 8, "on-demand", 98.3),
+        ("A100-40GB-SXM", 8, "on-demand", 32.8),
+        ("A100-40GB-SXM", 8, "spot", 9.8),
+    ]
     assert all(one.region == "eu-north-1" and one.date == date.today().isoformat() for one in made)

@@ -13,7 +13,7 @@ from vramprobe import api, catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError, StoreError, UnknownName
 from vramprobe.model.replayed import replayed
-from vramprobe.predict.prediction import verdict
+from vramprobe.predict.verdict import verdict
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
 from vramprobe.recommend.options import Option
@@ -39,10 +39,16 @@ def most(**options: Any) -> Most:
     return found
 
 
-@pytest.mark.parametrize(("method", "gpu", "num_gpus"), [
-    ("qlora", "RTX-4090", 1), ("qlora", "RTX-4090", 4), ("full", "H100-SXM", 8), ("full", "L4", 2),
-    ("lora", "V100-32GB-SXM", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "gpu", "num_gpus"),
+    [
+        ("qlora", "RTX-4090", 1),
+        ("qlora", "RTX-4090", 4),
+        ("full", "H100-SXM", 8),
+        ("full", "L4", 2),
+        ("lora", "V100-32GB-SXM", 2),
+    ],
+)
 def test_the_best_setting_is_the_best_of_all(method: str, gpu: str, num_gpus: int) -> None:
     words = {"model": "llama-3-8b", "seq_len": 2048, "method": method}
     kitchen = Kitchen(words, global_batch=16, sharding=None, fit=shipped_speed())
@@ -51,9 +57,10 @@ def test_the_best_setting_is_the_best_of_all(method: str, gpu: str, num_gpus: in
     ranked = {word: [one for one in every if one.verdict.verdict == word] for word in ("fits", "tight")}
     able = ranked["fits"] or ranked["tight"]
     wanted = (
-        max(able, key=lambda one: one.estimate.tokens_per_second.value) if able
+        max(able, key=lambda one: one.estimate.tokens_per_second.value)
+        if able
         else min(every, key=lambda one: one.verdict.needed_bytes.value)
-    )  # fmt: skip
+    )
     assert kitchen.best(card, num_gpus) == wanted
 
 
@@ -221,16 +228,24 @@ def test_what_libraries_do_not_do_by_default_is_said() -> None:
 
 
 def test_old_prices_are_said_to_be_old() -> None:
-    assert "prices on-demand, of 2026-03, from vramprobe/data/prices.csv" in asked(max_gpus=1).notes
-    assert any("more than 3 months old" in note for note in asked(max_gpus=1, today=date(2026, 7, 1)).notes)
+    young, old = (asked(max_gpus=1, today=day) for day in (date(2026, 6, 1), date(2026, 12, 1)))
+    said = "prices on-demand, of 2026-03 to 2026-09, from vramprobe/data/prices.csv"
+    assert said in young.notes
+    assert young.old_prices == []
+    assert any(note.startswith(f"{said}; those of 2026-03 are more than 3 months old") for note in old.notes)
+    assert old.old_prices == ["2026-03"]
 
 
 def test_storage_and_egress_are_counted_where_their_price_is_known(tmp_path: Path) -> None:
     file, head = tmp_path / "mine.csv", "provider,date,terms,gpu,n_gpus,usd_per_hour"
     row = "Mine,2026-03,on-demand,H100-SXM,1,2"
     costs = []
-    for columns, values in (("", ""), (",usd_per_gb_month", ",7.3"), (",usd_per_gb_egress", ",1"),
-                            (",usd_per_gb_month,usd_per_gb_egress", ",0,0")):  # fmt: skip
+    for columns, values in (
+        ("", ""),
+        (",usd_per_gb_month", ",7.3"),
+        (",usd_per_gb_egress", ",1"),
+        (",usd_per_gb_month,usd_per_gb_egress", ",0,0"),
+    ):
         file.write_text(f"{head}{columns}\n{row}{values}\n")
         made = asked(prices=file, max_gpus=1)
         costs.append(made.options[0].usd.value)
@@ -264,30 +279,33 @@ def test_the_longest_sequences_and_the_largest_model_meet_the_limits() -> None:
     assert catalog.find_model(tiny.value).n_params < catalog.find_model(large.value).n_params
 
 
-@pytest.mark.parametrize(("options", "error", "said"), [
-    ({"tokens": None}, SpecError, "tokens is missing"),
-    ({"tokens": "many"}, SpecError, "write for instance 50M"),
-    ({"tokens": "0"}, SpecError, "not a number of tokens"),
-    ({"model": None}, SpecError, "model is missing"),
-    ({"seq_len": None}, SpecError, "seq_len is missing"),
-    ({"deadline": "soon"}, SpecError, "not a duration"),
-    ({"budget": 0.0}, SpecError, "budget: 0.0 given; must be at least 0.01"),
-    ({"global_batch": 0}, SpecError, "global_batch: 0 given"),
-    ({"method": "dreambooth"}, SpecError, "allowed: full, lora, qlora"),
-    ({"sharding": "magic"}, SpecError, "allowed: ddp"),
-    ({"terms": "free"}, SpecError, "allowed: on-demand, spot, reserved"),
-    ({"terms": "spot"}, SpecError, "no spot price is known"),
-    ({"provider": "Nobody"}, UnknownName, "Prices are known of CoreWeave"),
-    ({"region": "eu"}, SpecError, "no price at hand names its region"),
-    ({"gpus": ["RTX-9090"]}, UnknownName, "unknown GPU"),
-    ({"device": "cpu"}, SpecError, "about CUDA cards"),
-    ({"model": "t5-base"}, UnsupportedArchitecture, "t5"),
-    ({"lora_r": 0}, SpecError, "lora_r"),
-    ({"most": "money"}, SpecError, "allowed: tokens, seq_len, model"),
-    ({"most": "tokens"}, SpecError, "do not give it"),
-    ({"tokens": None, "most": "tokens"}, SpecError, "give a budget in dollars"),
-    ({"records": "nowhere"}, StoreError, "nowhere"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"tokens": None}, SpecError, "tokens is missing"),
+        ({"tokens": "many"}, SpecError, "write for instance 50M"),
+        ({"tokens": "0"}, SpecError, "not a number of tokens"),
+        ({"model": None}, SpecError, "model is missing"),
+        ({"seq_len": None}, SpecError, "seq_len is missing"),
+        ({"deadline": "soon"}, SpecError, "not a duration"),
+        ({"budget": 0.0}, SpecError, "budget: 0.0 given; must be at least 0.01"),
+        ({"global_batch": 0}, SpecError, "global_batch: 0 given"),
+        ({"method": "dreambooth"}, SpecError, "allowed: full, lora, qlora"),
+        ({"sharding": "magic"}, SpecError, "allowed: ddp"),
+        ({"terms": "free"}, SpecError, "allowed: on-demand, spot, reserved"),
+        ({"terms": "spot"}, SpecError, "no spot price is known"),
+        ({"provider": "Nobody"}, UnknownName, "Prices are known of CoreWeave"),
+        ({"region": "eu"}, SpecError, "no price at hand names its region"),
+        ({"gpus": ["RTX-9090"]}, UnknownName, "unknown GPU"),
+        ({"device": "cpu"}, SpecError, "about CUDA cards"),
+        ({"model": "t5-base"}, UnsupportedArchitecture, "t5"),
+        ({"lora_r": 0}, SpecError, "lora_r"),
+        ({"most": "money"}, SpecError, "allowed: tokens, seq_len, model"),
+        ({"most": "tokens"}, SpecError, "do not give it"),
+        ({"tokens": None, "most": "tokens"}, SpecError, "give a budget in dollars"),
+        ({"records": "nowhere"}, StoreError, "nowhere"),
+    ],
+)
 def test_what_cannot_be_is_said(options: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         asked(**options)
@@ -306,8 +324,16 @@ def test_records_of_a_card_replace_its_estimate(tmp_path: Path) -> None:
     known = measured_speeds([record_of("NVIDIA A100-SXM4-80GB", told / 1.5)])
     assert known["A100-80GB-SXM"].factor == pytest.approx(1.5)
     assert known["A100-80GB-SXM"].half_width == shipped_speed().half_widths["usual"]
-    assert measured_speeds([record_of("Some CPU", 1.0), record_of("NVIDIA A100-SXM4-80GB", 1.0, instrument="emulated"),
-                            record_of("NVIDIA A100-SXM4-80GB", 1.0, timing=None)]) == {}  # fmt: skip
+    assert (
+        measured_speeds(
+            [
+                record_of("Some CPU", 1.0),
+                record_of("NVIDIA A100-SXM4-80GB", 1.0, instrument="emulated"),
+                record_of("NVIDIA A100-SXM4-80GB", 1.0, timing=None),
+            ]
+        )
+        == {}
+    )
     file = tmp_path / "mine.jsonl"
     file.write_text(record_of("NVIDIA A100-SXM4-80GB", told / 1.5).to_json_line() + "\n")
     plain, mine = (asked(gpus=["A100-80GB-SXM"], max_gpus=1, records=records) for records in (None, file))

@@ -10,9 +10,17 @@ from vramprobe.records.traffic import KINDS, added_up, link_bytes, moved_since
 
 @pytest.mark.parametrize(
     ("kind", "sent"),
-    [("all_reduce", 1536), ("all_gather", 768), ("reduce_scatter", 768), ("all_to_all", 768), ("broadcast", 1024),
-     ("reduce", 1024), ("send", 1024), ("receive", 0)],
-)  # fmt: skip
+    [
+        ("all_reduce", 1536),
+        ("all_gather", 768),
+        ("reduce_scatter", 768),
+        ("all_to_all", 768),
+        ("broadcast", 1024),
+        ("reduce", 1024),
+        ("send", 1024),
+        ("receive", 0),
+    ],
+)
 def test_what_one_of_four_ranks_sends_for_a_kibibyte(kind: CollectiveKind, sent: int) -> None:
     assert link_bytes(kind, 4, 1024) == sent
 

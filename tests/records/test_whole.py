@@ -28,10 +28,15 @@ def broken(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "ask", [api.fit, api.calibrate, lambda path: api.evaluate(path, leave_out="model"),
-            lambda path: api.report(path, path / "out")],
+    "ask",
+    [
+        api.fit,
+        api.calibrate,
+        lambda path: api.evaluate(path, leave_out="model"),
+        lambda path: api.report(path, path / "out"),
+    ],
     ids=["fit", "calibrate", "evaluate", "report"],
-)  # fmt: skip
+)
 def test_every_verb_names_the_record_of_a_broken_architecture(broken: Path, ask: Any) -> None:
     with pytest.raises(StoreError) as error:
         ask(broken)

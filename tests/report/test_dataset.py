@@ -22,7 +22,7 @@ from vramprobe.errors import MissingDependency, StaleReport, StoreError, Vrampro
 from vramprobe.records import store
 from vramprobe.records.record import Oom, RunRecord, record_from_json
 from vramprobe.report import dataset
-from vramprobe.report.dataset.columns import meaning_of, type_of
+from vramprobe.report.dataset.card import card
 from vramprobe.report.dataset.push import push
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -32,7 +32,7 @@ QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
 
 def table_of(records: list[RunRecord]) -> Any:
-    return pq.read_table(io.BytesIO(dataset.parquet(dataset.rows_of(records))))
+    return pq.read_table(io.BytesIO(dataset.parquet(dataset.frame_of(records))))
 
 
 def various() -> list[RunRecord]:
@@ -67,17 +67,16 @@ def test_columns_have_the_type_their_name_stands_for() -> None:
     assert types["peak_allocated_bytes"] == types["seed"] == types["num_params"] == "int64"
     assert types["step_seconds"] == types["lora_alpha"] == "double"
     assert types["gradient_checkpointing"] == types["dirty"] == "bool"
-    assert types["alloc_conf"] == types["record_json"] == "string"
+    assert types["alloc_conf"] == types["record_json"] == "large_string"
     assert types["peak_device_bytes"] == "int64"  # also where every row is null
 
 
 def test_every_column_is_explained() -> None:
-    """Also those that only some records have; a column that nobody explained is an error, not an empty cell."""
-    for name in dataset.rows_of(store.read(QUICKSTART).records)[0]:
-        assert meaning_of(name)
-        assert type_of(name) in ("integer", "number", "flag", "text")
+    """Also those that only some records have; a column without documentation is an error, not an empty cell."""
+    contents = store.read(QUICKSTART)
+    assert card(contents, list(dataset.frame_of(contents.records)), "x").count("\n| ") > 80
     with pytest.raises(KeyError):
-        meaning_of("brand_new_bytes")
+        card(contents, ["brand_new_bytes"], "x")
 
 
 def test_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
@@ -97,9 +96,9 @@ def test_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
     assert "&lt;img&gt; GPU (1)" in text
     assert "torch 2.13.0 (1)" in text
     assert "| peak\\_" not in text
-    assert "| peak_allocated_bytes | integer | highest of the training steps, allocated by tensors |" in text
+    assert "| peak_allocated_bytes | Int64 | peak allocated by tensors; of a cell, over its training steps |" in text
     assert text.endswith(f"```\nvramprobe report {tmp_path}/results --dataset {tmp_path}/out\n```\n")
-    rows = re.findall(r"^\| (\w+) \| (?:integer|number|flag|text) \|", text, re.M)
+    rows = re.findall(r"^\| (\w+) \| (?:Int64|Float64|boolean|string|datetime64\[ms, UTC\]) \|", text, re.M)
     assert rows == pq.read_table(written[1]).column_names
     before = [path.read_bytes() for path in written]
     assert api.dataset(tmp_path / "results", tmp_path / "out", check=True) == written

@@ -1,4 +1,4 @@
-"""What README.md and docs/ say: every command and example runs, every link, path and option is there.
+"""README.md, docs/ and benchmarks/: every command and example runs, every link, path and option is there.
 
 A command stands in a generated block, or in HOW with the way it is run here. A page that names a new one makes a test
 fail until somebody says how it is run.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from grids import exhaustive, grid
 from test_imports import FLOORS
 from typer.main import get_command
 
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 SETUP = ("Makefile", "pyproject.toml", "setup.py", "constraints.txt")
 VERBS = get_command(verbs.app).commands
 
-_spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
+_spec = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
 assert _spec
 assert _spec.loader
 readme = importlib.util.module_from_spec(_spec)
@@ -93,67 +94,83 @@ HOW = {
     "make demo": Way(instead="make -n demo", why="it sets up an environment; its four commands are above"),
     "make demo-here": Way(instead="make -n demo-here", why="its four commands are above"),
     "make test": Way(instead="make -n test", why="it would run this test"),
+    "make test-all": Way(instead="make -n test-all", why="it would run this test"),
     "make truth": Way(instead="make -n truth", why="its stacks take 20 GB and its runs minutes"),
     "make test-gpu": Way(instead="make -n test-gpu", why="it needs a GPU"),
     "make lint": Way(instead="make -n lint", why="CI runs it"),
     "make readme": Way(instead="make -n readme", why="it measures anew; that all is fresh is tested"),
-    "python benchmarks/readme.py --check": Way(elsewhere="tests/report/test_published.py"),
-    "python benchmarks/reports.py --check": Way(elsewhere="tests/report/test_published.py"),
-    "python benchmarks/planned.py --check": Way(elsewhere="tests/report/test_published.py"),
-    "python benchmarks/sharding.py": Way(elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"),
-    "python benchmarks/ranks.py": Way(more="--check", why="its 39 cells take minutes, and DeepSpeed"),
-    "python benchmarks/ranks_405b.py": Way(more="--check", why="its cells take minutes, and DeepSpeed"),
-    "python benchmarks/device_map.py": Way(more="--check", why="its cells take minutes"),
-    "python benchmarks/fewest_cards.py": Way(more="--check", why="it would write its table"),
+    "python tools/readme.py --check": Way(elsewhere="tests/report/test_published.py"),
+    "python tools/reports.py --check": Way(elsewhere="tests/report/test_published.py"),
+    "python tools/planned.py --check": Way(elsewhere="tests/report/test_published.py"),
+    "python benchmarks/ranks/sharding.py": Way(
+        elsewhere="tests/predict/test_sharded_ranks.py", why="minutes, so --quick"
+    ),
+    "python benchmarks/ranks/ranks.py": Way(more="--check", why="its 39 cells take minutes, and DeepSpeed"),
+    "python benchmarks/ranks/ranks_replayed.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/truth/emulated.py": Way(more="--check", why="its cells take hours"),
+    "python benchmarks/ranks/ranks_405b.py": Way(more="--check", why="its cells take minutes, and DeepSpeed"),
+    "python benchmarks/ranks/device_map.py": Way(more="--check", why="its cells take minutes"),
+    "python benchmarks/ranks/fewest_cards.py": Way(more="--check", why="it would write its table"),
     "vramprobe emulate setup --package deepspeed==0.19.8 --package hjson==3.1.0 --package msgpack==1.2.4 "
     "--package ninja==1.13.2 --package einops==0.8.2 --package py-cpuinfo==9.0.0": Way(
         elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
     ),
-    "python benchmarks/published.py": Way(elsewhere="tests/literature/test_published_figures.py", why="it needs peers"),
-    "python benchmarks/reproduce.py": Way(more="--check", why="its environments take minutes, its rows more"),
-    "python benchmarks/reproduce.py --busy": Way(more="--check", why="its rows take an hour"),
-    "python benchmarks/reproduce.py --line 22": Way(
+    "python benchmarks/truth/published.py": Way(
+        elsewhere="tests/literature/test_published_figures.py", why="it needs peers"
+    ),
+    "python benchmarks/truth/reproduce.py": Way(more="--check", why="its environments take minutes, its rows more"),
+    "python benchmarks/truth/reproduce.py --busy": Way(more="--check", why="its rows take an hour"),
+    "python benchmarks/truth/reproduce.py --line 22": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute"
     ),
-    "python benchmarks/reproduce.py --profile --line 22 --line 10": Way(
+    "python benchmarks/truth/reproduce.py --profile --line 22 --line 10": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute, the runs three"
     ),
-    "python benchmarks/stacks.py": AS_IT_IS,
-    "python benchmarks/stacks.py fms-2025-02": Way(
+    "python benchmarks/rollouts/serving.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/rollouts/emulated.py --python PATH": Way(
+        instead="python benchmarks/rollouts/emulated.py", more="--check", why="it would start vLLM eleven times"
+    ),
+    "python benchmarks/frameworks/stacks.py": AS_IT_IS,
+    "python benchmarks/frameworks/stacks.py fms-2025-02": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"
     ),
-    "python benchmarks/stacks.py hf-2024-12": Way(
+    "python benchmarks/frameworks/stacks.py hf-2024-12": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"
     ),
-    "python benchmarks/versions.py": Way(more="--check", why="its environments take minutes, its runs hours"),
-    "python benchmarks/versions.py --bisect RUN STACK STACK": Way(
+    "python benchmarks/versions/versions.py": Way(more="--check", why="its environments take minutes, its runs hours"),
+    "python benchmarks/versions/versions.py --bisect RUN STACK STACK": Way(
         elsewhere="tests/benchmarks/test_versions.py", why="its environments take minutes, its runs more"
     ),
-    "python benchmarks/claims.py": Way(more="--check", why="its runs take half an hour"),
-    "python benchmarks/qlora_70b.py": Way(more="--check", why="its environments take minutes, its runs more"),
-    "python benchmarks/frameworks.py": Way(more="--check", why="its environments take minutes, its runs more"),
-    "python benchmarks/published_ranks.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/allocator_speed.py": Way(more="2000", why="a million events take longer"),
-    "python benchmarks/sweep_time.py results/cpu/quickstart": AS_IT_IS,
-    "python benchmarks/recommended.py": HOURS,
-    "python benchmarks/recommended.py --replays": HOURS,
-    "python benchmarks/speed_model.py": Way(
+    "python benchmarks/truth/claims.py": Way(more="--check", why="its runs take half an hour"),
+    "python benchmarks/truth/qlora_70b.py": Way(more="--check", why="its environments take minutes, its runs more"),
+    "python benchmarks/frameworks/frameworks.py": Way(
+        more="--check", why="its environments take minutes, its runs more"
+    ),
+    "python benchmarks/ranks/published_ranks.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/speed/allocator_speed.py": Way(more="2000", why="a million events take longer"),
+    "python benchmarks/speed/sweep_time.py results/cpu/quickstart": AS_IT_IS,
+    "python benchmarks/recommend/recommended.py": HOURS,
+    "python benchmarks/recommend/recommended.py --replays": HOURS,
+    "python benchmarks/speed/speed_model.py": Way(
         loaded=True, why="a minute of fits; tests/literature/test_published_speed.py holds the rates against the rows"
     ),
-    "python benchmarks/simulate_cpu.py": HOURS,
-    "python benchmarks/simulate_speed.py": HOURS,
-    "python benchmarks/speed.py": HOURS,
-    "python benchmarks/predict_speed.py": HOURS,
-    "python benchmarks/recommend_speed.py": HOURS,
-    "python benchmarks/counted_work.py": HOURS,
-    "python benchmarks/cell_overhead.py": HOURS,
-    "python benchmarks/scale.py": HOURS,
-    "python benchmarks/emulated_speed.py": HOURS,
-    "python benchmarks/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
-    "python benchmarks/catalog.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/emulated_edges.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/profile_overhead.py": HOURS,
-}  # fmt: skip
+    "python benchmarks/truth/simulate_cpu.py": HOURS,
+    "python benchmarks/speed/simulate_speed.py": HOURS,
+    "python benchmarks/speed/speed.py": HOURS,
+    "python benchmarks/speed/predict_speed.py": HOURS,
+    "python benchmarks/speed/recommend_speed.py": HOURS,
+    "python benchmarks/speed/counted_work.py": HOURS,
+    "python benchmarks/speed/cell_overhead.py": HOURS,
+    "python benchmarks/speed/scale.py": HOURS,
+    "python benchmarks/speed/suite.py": HOURS,
+    "python benchmarks/speed/emulated_speed.py": HOURS,
+    "python benchmarks/truth/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
+    "python benchmarks/truth/catalog.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/truth/emulated_edges.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/speed/profile_overhead.py": HOURS,
+}
+#: Files that name scripts and tables in sentences.
+SAYING = (".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml")
 #: Named in the pages, and made by whoever follows them.
 MADE_BY_A_USER = {"results/h100-sxm/80gb", "results/…/*.jsonl"}
 
@@ -203,7 +220,7 @@ def test_every_command_is_generated_or_run_here() -> None:
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a checkout is, to write to: sweeps, results, and a demo that has measured all its cells here."""
     folder = tmp_path_factory.mktemp("workshop")
-    for name in ("configs", "benchmarks", "vramprobe", "docs", *SETUP):
+    for name in ("configs", "benchmarks", "tools", "vramprobe", "docs", *SETUP):
         (folder / name).symlink_to(ROOT / name)
     (folder / "results").mkdir()
     (folder / "results" / "emulated").symlink_to(ROOT / "results" / "emulated")
@@ -232,7 +249,27 @@ def run_in(folder: Path, words: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, env=os.environ | paths)
 
 
-@pytest.mark.parametrize("command", HOW)
+#: Checks of minutes: those of every prediction in a table.
+LONG = [
+    name
+    for name in HOW
+    if any(
+        word in name
+        for word in (
+            "records.jsonl.xz -o",
+            "fewest_cards.py",
+            "claims.py",
+            "simulate_cpu.py",
+            "vramprobe measure --model smollm2",
+            "ranks_replayed.py",
+            "versions.py",
+            "fit.json -o out/report",
+        )
+    )
+]
+
+
+@pytest.mark.parametrize("command", grid(HOW, *(name for name in HOW if name not in LONG)))
 def test_the_command_runs(command: str, workshop: Path) -> None:
     way = HOW[command]
     script = shlex.split(command)[1]
@@ -243,7 +280,7 @@ def test_the_command_runs(command: str, workshop: Path) -> None:
     words = shlex.split(f"{way.instead or command} {way.more}")
     if way.loaded:
         assert '__name__ == "__main__"' in (ROOT / script).read_text()
-        words = ["python", "-c", f"import runpy, sys; sys.path.insert(0, 'benchmarks'); runpy.run_path({script!r})"]
+        words = ["python", "-c", f"import runpy; runpy.run_path({script!r})"]
     done = run_in(workshop, words)
     assert done.returncode == 0, done.stderr
     assert "Nothing to be done" not in done.stdout
@@ -251,7 +288,7 @@ def test_the_command_runs(command: str, workshop: Path) -> None:
 
 @pytest.mark.parametrize("text", dict.fromkeys(text for page in PAGES for text in mentions(page)))
 def test_every_verb_and_option_named_is_there(text: str) -> None:
-    first, *words = shlex.split(text)[1:]
+    first, *words = shlex.split(text.partition(" | head ")[0])[1:]
     if first.startswith("-"):
         assert first in ("--help", "--version")
         return
@@ -272,7 +309,9 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("example", [text for _, text in examples()], ids=[name for name, _ in examples()])
+@pytest.mark.parametrize(
+    "example", [pytest.param(text, id=name, marks=exhaustive if "measure" in text else ()) for name, text in examples()]
+)
 def test_the_example_runs(example: str, workshop: Path) -> None:
     done = run_in(workshop, ["python", "-c", example])
     assert done.returncode == 0, done.stderr
@@ -303,12 +342,27 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_path_named_is_there(page: Path) -> None:
     """In code, whatever begins with a folder of ours, and every file or folder that stands alone."""
-    ours = tuple(f"{name}/" for name in ("configs", "results", "benchmarks", "docs", "tests", "vramprobe"))
+    ours = tuple(f"{name}/" for name in ("configs", "results", "benchmarks", "docs", "tests", "tools", "vramprobe"))
     code = (*spans(page), *(body for _, body in fences(page)))
     text = [word for one in code for word in re.split(r"[\s\"'(),]+", one)]
     alone = [span for span in spans(page) if re.fullmatch(r"[\w/.-]+(?:/|\.py|\.md|\.yaml|\.sh|\.csv|\.txt)", span)]
     for name in {*(word for word in text if word.startswith(ours)), *alone} - MADE_BY_A_USER:
         assert any(any(folder.glob(name)) for folder in (ROOT, ROOT / "vramprobe", page.parent)), name
+
+
+def test_every_script_and_table_named_is_there() -> None:
+    """Paths under benchmarks/ and tools/, wherever they are named: pages, docstrings, comments, messages, sweeps."""
+    named = re.compile(r"(?<![\w./-])((?:benchmarks|tools)/[\w./-]*\w)(?![\w{*])")
+    folders = (".ci", "benchmarks", "configs", "docs", "examples", "tests", "tools", "vramprobe")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SAYING]
+    found = {
+        (name, str(path.relative_to(ROOT)))
+        for path in (ROOT / "README.md", ROOT / "Makefile", *files)
+        for name in named.findall(path.read_text())
+        if "NAME" not in name
+    }
+    assert len(found) > 100
+    assert sorted((name, path) for name, path in found if not (ROOT / name).exists()) == []
 
 
 def test_what_is_installed_is_an_extra() -> None:
@@ -321,12 +375,12 @@ def test_what_is_installed_is_an_extra() -> None:
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 200
-    assert {name_of(page) for page in PAGES[1:]} <= set(_LINK.findall(text))
+    assert {name_of(page) for page in PAGES if page.parent.name == "docs"} <= set(_LINK.findall(text))
 
 
-def test_the_way_names_every_room_from_the_ground_up() -> None:
+def test_the_way_names_every_package_from_the_bottom_up() -> None:
     text = (ROOT / "docs" / "way.md").read_text()
-    table = re.search(r"^\| room \| holds \|\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    table = re.search(r"^\| package \| contents \|\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     assert table
     named = [name for row in table[1].splitlines()[1:] for name in _SPAN.findall(row.split("|")[1])]
     there = {
@@ -339,7 +393,7 @@ def test_the_way_names_every_room_from_the_ground_up() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "vramprobe").rglob("__init__.py")), ids=lambda path: path.parent.name)
-def test_every_room_says_what_comes_in_what_goes_out_and_its_lines(path: Path) -> None:
+def test_every_package_says_what_goes_in_what_comes_out_and_its_lines(path: Path) -> None:
     said = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
     assert len(said) < 1000
     assert re.search(r"\btorch\b|the process line|the independence line", said), "name the line that it may not cross"
@@ -350,21 +404,26 @@ def test_every_room_says_what_comes_in_what_goes_out_and_its_lines(path: Path) -
 
 def test_the_check_names_what_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     page = "<!-- generated by: {} -->\n{}<!-- end -->\n"
-    fresh = readme.block("benchmarks/simulate_cpu.md", ROOT / "README.md")
-    with_stale = page.format("benchmarks/simulate_cpu.md", fresh) + page.format("benchmarks/sharding.md", "old\n")
-    monkeypatch.setattr(Path, "read_text", lambda path, read=Path.read_text: (
-        with_stale if path == ROOT / "README.md" else read(path)))  # fmt: skip
+    fresh = readme.block("benchmarks/truth/simulate_cpu.md", ROOT / "README.md")
+    with_stale = page.format("benchmarks/truth/simulate_cpu.md", fresh) + page.format(
+        "benchmarks/ranks/sharding.md", "old\n"
+    )
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, read=Path.read_text: with_stale if path == ROOT / "README.md" else read(path)
+    )
     monkeypatch.setattr(readme, "pages", lambda: [ROOT / "README.md"])
     monkeypatch.setattr(sys, "argv", ["readme.py", "--check"])
     with pytest.raises(SystemExit) as stopped:
         readme.main()
-    assert stopped.value.code == "1 blocks are stale; rebuild them: make readme\n  README.md: benchmarks/sharding.md"
+    assert (
+        stopped.value.code == "1 blocks are stale; rebuild them: make readme\n  README.md: benchmarks/ranks/sharding.md"
+    )
 
 
 def test_a_section_is_taken_without_its_heading() -> None:
     page = "results/cpu/quickstart/report/measured.md"
     taken = readme.block(f"{page}#summary", ROOT / "README.md")
-    assert taken.startswith("| cells | n |")
-    assert "| in the fit, qlora |" in taken.splitlines()[-1]
+    assert re.match(r"\| cells +\| +n \|", taken)
+    assert taken.splitlines()[-1].startswith("| in the fit, qlora |")
     with pytest.raises(SystemExit, match="no section #nowhere"):
         readme.block(f"{page}#nowhere", ROOT / "README.md")

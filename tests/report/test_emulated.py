@@ -18,7 +18,7 @@ from vramprobe.errors import IncomparableRecords
 from vramprobe.literature.claims.figures import Cells
 from vramprobe.model import memory_model
 from vramprobe.model.fit import fit
-from vramprobe.predict.prediction import predict
+from vramprobe.predict.predict import predict
 from vramprobe.records import store
 from vramprobe.records.record import Composition, Emulation, RunRecord, Timing
 from vramprobe.records.table import require_comparable
@@ -32,9 +32,14 @@ from vramprobe.units import word_for
 
 CARD = "NVIDIA H100 80GB HBM3"
 EMULATION = Emulation(
-    card="H100-SXM", num_cards=1, emulator_version="abc", torch_build="2.13.0+cu130", contents="zeros", routing="even",
+    card="H100-SXM",
+    num_cards=1,
+    emulator_version="abc",
+    torch_build="2.13.0+cu130",
+    contents="zeros",
+    routing="even",
     context_bytes=1,
-)  # fmt: skip
+)
 #: Names of files and of plots, and keys of programs, are the same for every instrument.
 _KEYS = re.compile(
     r"(predicted_vs_measured|tab:measured|\bmeasured\.(md|csv|tex|html)|measured_(bytes|phase)|is_measured)"
@@ -97,8 +102,11 @@ def said(name: str, content: bytes) -> str:
 
 def test_no_picture_says_measured(built: dict[str, bytes], drawn: list[str]) -> None:
     assert {name for name in built if name.endswith(".svg")} == {
-        "predicted_vs_measured.svg", "error_by_size.svg", "peak_by_term.svg", "peak_by_length.svg",
-    }  # fmt: skip
+        "predicted_vs_measured.svg",
+        "error_by_size.svg",
+        "peak_by_term.svg",
+        "peak_by_length.svg",
+    }
     assert [text for text in drawn if _CLAIM.search(text)] == []
     assert sum("emulated" in text for text in drawn) >= 5
 
@@ -135,13 +143,16 @@ def test_programs_find_the_same_keys(built: dict[str, bytes]) -> None:
 
 def test_words() -> None:
     assert [word_for(name) for name in ("cuda", "cpu", "emulated", "simulated")] == [
-        "measured", "measured", "emulated", "simulated",
-    ]  # fmt: skip
+        "measured",
+        "measured",
+        "emulated",
+        "simulated",
+    ]
     text = "Measured peak: not measured, 3 measurements, one measurement, measured_bytes"
     assert worded(text, "measured") == text
     assert worded(text, "emulated") == (
         "Emulated peak: not emulated, 3 emulated runs, one emulated run, measured_bytes"
-    )  # fmt: skip
+    )
 
 
 def test_instruments_are_not_mixed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from vramprobe.report.definition import Column, Document, Picture, Table
-from vramprobe.report.formats import csv as as_csv
+from vramprobe.report.formats import csv as csv_of
 from vramprobe.report.formats import files_of, html, latex, markdown, terminal
 
 EVIL = 'a|b <script>\n*c* `d` [e](f) & \\ ~x~ _y_ a_b $z$ {g} #h %i ^j "k" --l é ж 中'
@@ -32,8 +32,16 @@ def table(rows: list[tuple], **words: str) -> Table:
 
 
 def document(*tables: Table) -> Document:
-    return Document(name="counts", title="All counts", about=["About <it>."], tables=tables, data=tables[0],
-                    command="vramprobe report 'a b'", origin=["device X_1"], remarks=["A remark."])  # fmt: skip
+    return Document(
+        name="counts",
+        title="All counts",
+        about=["About <it>."],
+        tables=tables,
+        data=tables[0],
+        command="vramprobe report 'a b'",
+        origin=["device X_1"],
+        remarks=["A remark."],
+    )
 
 
 TWO = [("one", 1000, True), (None, 2, False)]
@@ -50,22 +58,24 @@ def test_conditions_that_all_rows_share_are_said_once() -> None:
 
 def test_markdown_is_a_githubs_table() -> None:
     assert markdown.grid(table(TWO)).splitlines() == [
-        r"| the\|name | count, B | whether |",
-        "| --- | ---: | --- |",
-        "| one | 1,000 | yes |",
-        "| – | 2 | no |",
+        r"| the\|name   |   count, B | whether   |",
+        "|:------------|-----------:|:----------|",
+        "| one         |      1,000 | yes       |",
+        "| –           |          2 | no        |",
     ]
     assert markdown.escape(EVIL) == (
         r"a\|b &lt;script&gt; \*c\* \`d\` \[e\](f) &amp; \\ \~x\~ \_y\_ a_b \$z\$ {g} #h %i ^j "
         '"k" --l é ж 中'
-    )  # fmt: skip
+    )
 
 
 def test_csv_has_every_column_and_exact_values() -> None:
-    text = as_csv.text(table([(EVIL, 1000, True), (None, None, False)]))
+    text = csv_of(table([(EVIL, 1000, True), (None, None, False)]))
     assert list(csv.reader(io.StringIO(text))) == [
-        ["name", "count", "whether", "hidden"], [EVIL, "1000", "true", "exact"], ["", "", "false", "exact"],
-    ]  # fmt: skip
+        ["name", "count", "whether", "hidden"],
+        [EVIL, "1000", "true", "exact"],
+        ["", "", "false", "exact"],
+    ]
 
 
 class Reader(HTMLParser):
@@ -99,7 +109,9 @@ def test_html_is_whole_escaped_and_accessible() -> None:
     assert "script" not in {tag for tag, _ in page.tags}
     named = [(tag, attributes) for tag, attributes in page.tags if tag in ("th", "td")]
     assert [attributes.get("scope") for tag, attributes in named if tag == "th"] == ["col"] * 3 + ["row"] * 2
-    assert [attributes.get("class") for tag, attributes in named if tag == "td"] == ["n", None, "n", None]
+    assert ("table", {"class": "dataframe", "id": "table-1"}) in page.tags
+    (style,) = (text for tag, text in page.texts if tag == "style" and "#table-1" in text)
+    assert style.startswith("#table-1 tr :nth-child(2) { text-align: end;")
     assert ("th", " ".join(EVIL.split())) in page.texts
     assert ("caption", "Counts") not in page.texts  # it is in strong, within the caption
     assert [tag for tag, _ in page.tags].count("caption") == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grids import grid
 from page_browser import waiting, written
 from page_example import content, engine_data
 from test_page_arithmetic import gpu_fit
@@ -112,7 +113,7 @@ def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened:
     assert nameless == []
 
 
-@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+@pytest.mark.parametrize("width", grid([360, 390, 768, 1280], 360, 1280))
 def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, with_tables: Path, width: int) -> None:
     one = opened("#t=full&b=8&gc=1", path=with_tables, viewport={"width": width, "height": 800})
     assert one.tab.evaluate("document.documentElement.scrollWidth") <= width

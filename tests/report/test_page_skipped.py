@@ -1,4 +1,4 @@
-"""Where there is no browser, the last line of the tests says how many of the page were skipped and what is missing."""
+"""Where there is no browser, the tests' summary says how many of the page were skipped and what is missing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from grids import exhaustive, grid
 from page_browser import NO_CHROMIUM
 
 ROOT = Path(__file__).parents[2]
@@ -16,21 +17,28 @@ BY_ITSELF = "test_the_page_says_the_command_that_makes_the_cell"  # Chromium's o
 WITHOUT_BROWSER = "test_python_that_has_no_rule_is_an_error_and_not_another_number"
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_last_line_counts_what_was_skipped_for_want_of_a_browser(num_workers: int) -> None:
-    assert last_line(f"{IN_A_TAB} or {BY_ITSELF}", num_workers) == f"2 tests of the page skipped: {NO_CHROMIUM}"
+@pytest.mark.parametrize("num_workers", grid([0, 1], 1))
+def test_the_summary_counts_what_was_skipped_for_want_of_a_browser(num_workers: int) -> None:
+    *lines, last = summary(f"{IN_A_TAB} or {BY_ITSELF} or {WITHOUT_BROWSER}", num_workers)
+    assert f"2 tests of the page skipped: {NO_CHROMIUM}" in lines
+    assert last.startswith("1 passed, 2 skipped")
 
 
+@exhaustive
 def test_where_none_was_skipped_nothing_is_said() -> None:
-    assert last_line(WITHOUT_BROWSER, 0).startswith("1 passed")
+    assert not [line for line in summary(WITHOUT_BROWSER, 0) if "of the page skipped" in line]
 
 
-def last_line(tests: str, num_workers: int) -> str:
-    """Of a run of these tests where no Chromium is found."""
+def summary(tests: str, num_workers: int) -> list[str]:
+    """The lines of a run of these tests where no Chromium is found."""
     files = [f"tests/report/test_page_{name}.py" for name in ("form", "arithmetic")]
     options = ["-k", tests, "-q", "-n", str(num_workers), "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *files, *options],
-        cwd=ROOT, env=os.environ | {"PATH": "/nonexistent"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout.splitlines()[-1]
+        cwd=ROOT,
+        env=os.environ | {"PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import pytest
+from grids import exhaustive
 from page_browser import asked, waiting
 from typer.testing import CliRunner
 
@@ -23,8 +24,9 @@ DONE = "#which-rows[data-done]"
 
 @pytest.fixture(scope="module")
 def found() -> Recommendation:
-    made = api.recommend(model="llama-3-8b", method="lora", seq_len=2048, tokens="50M", max_gpus=4, deadline="12h",
-                         budget=40)  # fmt: skip
+    made = api.recommend(
+        model="llama-3-8b", method="lora", seq_len=2048, tokens="50M", max_gpus=4, deadline="12h", budget=40
+    )
     assert isinstance(made, Recommendation)
     return made
 
@@ -32,8 +34,14 @@ def found() -> Recommendation:
 def test_it_shows_the_options_and_answers_of_the_command(opened: Any, found: Recommendation) -> None:
     one = opened(LINK)
     one.tab.wait_for_selector(DONE)
-    for column, text in ((1, words.cards_of), (3, words.setting_of), (4, words.rate_of), (5, words.time_of),
-                         (6, words.cost_of), (9, words.price_of)):  # fmt: skip
+    for column, text in (
+        (1, words.cards_of),
+        (3, words.setting_of),
+        (4, words.rate_of),
+        (5, words.time_of),
+        (6, words.cost_of),
+        (9, words.price_of),
+    ):
         assert one.cells("which-rows", column) == [text(option) or "–" for option in found.options]
     said = one.tab.locator("#answers li").all_inner_texts()
     assert len(said) == len(found.answers) == 3
@@ -63,9 +71,9 @@ def test_the_table_sorts_by_cost_time_and_headroom(opened: Any, found: Recommend
         return judged.usable_bytes - judged.needed_bytes.value
 
     for heading, column, key, text in (
-        ("time", 5, lambda option: option.hours.value, words.time_of), ("cost", 6, lambda option: option.usd.value,
-                                                                        words.cost_of),
-    ):  # fmt: skip
+        ("time", 5, lambda option: option.hours.value, words.time_of),
+        ("cost", 6, lambda option: option.usd.value, words.cost_of),
+    ):
         one.tab.click(f"#which-rows thead th:nth-child({column}) button")
         able = sorted((option for option in found.options if option.hours), key=key)
         assert one.cells("which-rows", column)[: len(able)] == [text(option) for option in able], heading
@@ -104,6 +112,7 @@ def test_the_plot_draws_every_option_and_the_line_of_the_best(opened: Any, found
     assert one.tab.locator(".dot.best").count() == len(best) == len(places)
 
 
+@exhaustive
 def test_the_question_is_in_the_link_and_starts_over(opened: Any) -> None:
     first = opened("#m=pythia-70m&t=full")
     first.tab.fill("#q-tokens", "0.5")

@@ -31,10 +31,15 @@ def with_errors() -> list[Cell]:
     """Four cells of 100 MiB: (method, held out, error in percent) as in ERRORS."""
     peak = Peak(phase="backward", step=2, allocated_bytes=100 * MIB, load_allocated_bytes=1)
     return [
-        Cell(record=make_record(make_spec(method=method), peak=peak), held_out=held_out, low_bytes=90 * MIB,
-             predicted_bytes=(100 + error) * MIB, high_bytes=120 * MIB)
+        Cell(
+            record=make_record(make_spec(method=method), peak=peak),
+            held_out=held_out,
+            low_bytes=90 * MIB,
+            predicted_bytes=(100 + error) * MIB,
+            high_bytes=120 * MIB,
+        )
         for method, held_out, error in ERRORS
-    ]  # fmt: skip
+    ]
 
 
 ERRORS = [("full", False, 3), ("full", True, -2), ("lora", False, 1), ("lora", True, -10)]
@@ -101,8 +106,12 @@ def test_the_lengths_are_of_the_largest_model_with_most_methods(cells: list[Cell
     lines = length.lines_of(cells, model)
     assert {line.spec.model for line in lines} == {"smollm2-360m"}
     assert [(line.spec.method, line.spec.gradient_checkpointing) for line in lines] == [
-        ("full", False), ("lora", False), ("lora", True), ("qlora", False), ("qlora", True),
-    ]  # fmt: skip
+        ("full", False),
+        ("lora", False),
+        ("lora", True),
+        ("qlora", False),
+        ("qlora", True),
+    ]
     for line in lines:
         ((at, size, phase),) = line.measured
         assert [point[1:] for point in line.predicted if point[0] == at] == [(pytest.approx(size, rel=1e-3), phase)]
@@ -110,7 +119,7 @@ def test_the_lengths_are_of_the_largest_model_with_most_methods(cells: list[Cell
 
 
 def test_a_line_ends_where_the_fit_does(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramprobe.predict import prediction as module
+    from vramprobe.predict import predict as module
 
     real = module.predict
 
@@ -161,8 +170,9 @@ def test_a_label_stands_beside_the_end_of_its_line() -> None:
     axes.set(xlim=(0, 10), ylim=(0, 10))
     label_ends(axes, [("low_$x$", 10, 1, "black"), ("high", 10, 9, "black")], least_gap=0.05, right=1.05)
     assert [(text.get_text(), text.get_position()[1]) for text in axes.texts] == [
-        ("low_$x$", pytest.approx(0.1)), ("high", pytest.approx(0.9)),
-    ]  # fmt: skip
+        ("low_$x$", pytest.approx(0.1)),
+        ("high", pytest.approx(0.9)),
+    ]
 
 
 def test_any_model_name_can_be_drawn() -> None:
@@ -172,15 +182,25 @@ def test_any_model_name_can_be_drawn() -> None:
     assert re.match(rb"\x89PNG", drawn["peak_by_term.png"])
 
 
-@pytest.mark.parametrize("change", [
-    lambda axes: axes.lines[0].set_ydata([1, 2.0001]), lambda axes: axes.lines[0].set_color("red"),
-    lambda axes: axes.lines[0].set_marker("s"), lambda axes: axes.patches[0].set_width(3),
-    lambda axes: axes.patches[0].set_hatch("/"), lambda axes: axes.collections[0].set_edgecolor("red"),
-    lambda axes: axes.set_xticks([0, 1], ["a", "c"]), lambda axes: axes.set_ylim(0, 9),
-    lambda axes: axes.set_yscale("log"), lambda axes: axes.set_title("other", loc="left"),
-    lambda axes: axes.texts[0].set_text("other"), lambda axes: axes.legend(["other"]),
-    lambda axes: axes.figure.suptitle("other"), lambda axes: axes.figure.set_size_inches(3, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda axes: axes.lines[0].set_ydata([1, 2.0001]),
+        lambda axes: axes.lines[0].set_color("red"),
+        lambda axes: axes.lines[0].set_marker("s"),
+        lambda axes: axes.patches[0].set_width(3),
+        lambda axes: axes.patches[0].set_hatch("/"),
+        lambda axes: axes.collections[0].set_edgecolor("red"),
+        lambda axes: axes.set_xticks([0, 1], ["a", "c"]),
+        lambda axes: axes.set_ylim(0, 9),
+        lambda axes: axes.set_yscale("log"),
+        lambda axes: axes.set_title("other", loc="left"),
+        lambda axes: axes.texts[0].set_text("other"),
+        lambda axes: axes.legend(["other"]),
+        lambda axes: axes.figure.suptitle("other"),
+        lambda axes: axes.figure.set_size_inches(3, 3),
+    ],
+)
 def test_a_picture_says_what_it_shows(change: Any) -> None:
     """Another number, colour, name or limit is another picture; its last digits, its font and resolution are not."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grids import exhaustive
 
 from vramprobe.report.plots.drawn import settled_svg
 from vramprobe.units import published
@@ -43,12 +44,17 @@ def published_under(folder: Path, **environment: str) -> tuple[dict[str, str], s
     """(file → digest, standard errors with all digits) as this environment makes them."""
     done = subprocess.run(
         [sys.executable, "-c", PUBLISH.format(folder=str(folder))],
-        cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     digests, errors = json.loads(done.stdout)
     return digests, errors
 
 
+@exhaustive
 def test_reports_are_the_same_under_other_kernels_and_threads(tmp_path: Path) -> None:
     """As on a processor with AVX2 and two threads, and on one with SSE2 alone and one thread."""
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
@@ -62,13 +68,22 @@ def test_reports_are_the_same_under_other_kernels_and_threads(tmp_path: Path) ->
         assert newer_raw != older_raw, "the kernels give the same to the last digit, so that this test tests nothing"
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (0.0003662184016365443, 0.000366218),
-    (0.0003662184016365444, 0.000366218),
-    (-123456789.5, -123457000.0),
-    (3e-13, 0.0), (-0.0, 0.0), (2e-12, 2e-12), (float("inf"), float("inf")),
-    (123456789, 123456789), (True, True), ("0.12345678", "0.12345678"), (None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0003662184016365443, 0.000366218),
+        (0.0003662184016365444, 0.000366218),
+        (-123456789.5, -123457000.0),
+        (3e-13, 0.0),
+        (-0.0, 0.0),
+        (2e-12, 2e-12),
+        (float("inf"), float("inf")),
+        (123456789, 123456789),
+        (True, True),
+        ("0.12345678", "0.12345678"),
+        (None, None),
+    ],
+)
 def test_floats_are_published_with_six_digits_and_bytes_whole(value: object, expected: object) -> None:
     assert repr(published(value)) == repr(expected)
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from grids import exhaustive, grid
 
 from vramprobe.api import evaluate
 from vramprobe.model.memory_model import load_fit
@@ -18,12 +19,14 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "results" / "cpu" / "quickstart"
 SIZES = ROOT / "results" / "cpu" / "sizes"
 
+PUBLISHED = ["results/cpu/quickstart", "results/cpu/sizes", "results/claims", "results/emulated"]
 
-def test_what_is_published_is_what_the_records_give() -> None:
+
+@pytest.mark.parametrize("what", grid(PUBLISHED, "results/cpu/quickstart"))
+def test_what_is_published_is_what_the_records_give(what: str) -> None:
     """Every committed fit, table, page and plot: reports, the evaluation, the claims."""
-    done = subprocess.run(
-        [sys.executable, "benchmarks/reports.py", "--check"], cwd=ROOT, capture_output=True, text=True
-    )
+    words = [sys.executable, "tools/reports.py", "--check", what]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -62,7 +65,7 @@ def test_the_demo_keeps_the_issues_promises() -> None:
         == {"full", "lora", "qlora"}
     )
     assert min(r.facts.num_params for r in held_out) > max(r.facts.num_params for r in fitted)
-    from vramprobe.predict.prediction import predict
+    from vramprobe.predict.predict import predict
 
     model = load_fit(QUICKSTART / "fit.json")
     errors = []
@@ -72,15 +75,16 @@ def test_the_demo_keeps_the_issues_promises() -> None:
     assert sum(errors) / len(errors) <= 0.03
 
 
-def test_the_generated_blocks_of_the_pages_are_fresh() -> None:
-    done = subprocess.run([sys.executable, "benchmarks/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize("pages", grid(["README.md", "docs", "benchmarks"], "README.md"))
+def test_the_generated_blocks_of_the_pages_are_fresh(pages: str) -> None:
+    words = [sys.executable, "tools/readme.py", "--check", pages]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+@exhaustive
 def test_what_the_sweep_files_say_they_cost_is_fresh() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/planned.py", "--check"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "tools/planned.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in ("24gb", "48gb", "80gb", "h200"):
         assert re.search(r"#   about .* min, \$[0-9.]+ at ", (ROOT / "configs" / "sweeps" / f"{name}.yaml").read_text())

@@ -131,17 +131,27 @@ def test_the_order_of_frees_that_follow_each_other_changes_nothing() -> None:
 def test_known_moments() -> None:
     """Two blocks alike and a smaller one; the peak is in backward; an optimizer_step without events shows its start."""
     one = history(
-        [(1, 100, WEIGHTS), (2, 30, TEMPORARIES), (3, 30, TEMPORARIES), (4, 7, GRADIENTS), (2, -30, TEMPORARIES),
-         (3, -30, TEMPORARIES), (4, -7, GRADIENTS)],
+        [
+            (1, 100, WEIGHTS),
+            (2, 30, TEMPORARIES),
+            (3, 30, TEMPORARIES),
+            (4, 7, GRADIENTS),
+            (2, -30, TEMPORARIES),
+            (3, -30, TEMPORARIES),
+            (4, -7, GRADIENTS),
+        ],
         [("load", None, 1), ("forward", 2, 1), ("backward", 2, 4), ("optimizer_step", 2, 0), ("zero_grad", 2, 1)],
-    )  # fmt: skip
+    )
     timeline = timeline_of(record_of(167), one)
     assert timeline.causes == ("weights", "gradients", "temporaries")  # as in STACK, without those that never are
     assert timeline.total_bytes.tolist() == [100, 130, 130, 160, 167, 137, 107, 107, 107, 100]
     assert timeline.events.tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 5, 6]
     assert (timeline.peak_bytes, timeline.peak_column, timeline.phase_at(4).name) == (167, 4, "backward")
     assert [(kind.cause, kind.size_bytes, kind.num_blocks) for kind in timeline.largest[4]] == [
-        ("weights", 100, 1), ("temporaries", 30, 2), ("gradients", 7, 1)]  # fmt: skip
+        ("weights", 100, 1),
+        ("temporaries", 30, 2),
+        ("gradients", 7, 1),
+    ]
     assert "In backward, after event 3 of 6: 167 B (167 B), the peak" in page(timeline)
     assert "In forward, before the first event: 100 B (100 B)" in page(timeline)
 
@@ -254,10 +264,16 @@ def test_a_long_run_is_still_a_small_page() -> None:
 
 def test_reserved_memory_is_drawn_where_it_is_known() -> None:
     phases = [
-        PhaseMemory(name=name, step=2, allocated_end_bytes=1, allocated_peak_bytes=1, requested_peak_bytes=1,
-                    reserved_peak_bytes=3 * GIB)
+        PhaseMemory(
+            name=name,
+            step=2,
+            allocated_end_bytes=1,
+            allocated_peak_bytes=1,
+            requested_peak_bytes=1,
+            reserved_peak_bytes=3 * GIB,
+        )
         for name in STEP
-    ]  # fmt: skip
+    ]
     known, unknown = timeline(phases=phases), timeline()
     assert [span.reserved_peak_bytes for span in known.phases] == [3 * GIB] * 4
     assert page(known).count('<path class="reserved"') == 4 + 1  # and the legend's

@@ -10,10 +10,10 @@ from factories import make_spec
 
 from vramprobe.measure.observation import order_of_tiers
 from vramprobe.records.record import PhaseMemory
-from vramprobe.simulate.allocator_config import parse_alloc_conf
+from vramprobe.simulate.allocator.config import parse_alloc_conf
+from vramprobe.simulate.allocator.ledger import Device
 from vramprobe.simulate.history import History
 from vramprobe.simulate.instrument import PhaseMark
-from vramprobe.simulate.ledger import Device
 from vramprobe.simulate.reserved import Reserved, reserve
 from vramprobe.simulate.run import simulate
 from vramprobe.units import MIB
@@ -104,8 +104,11 @@ def test_a_card_that_is_too_small() -> None:
     assert [(phase.name, phase.step) for phase in one.phases][-1] == ("forward", 1)
     assert one.oom is not None
     assert (one.oom.phase, one.oom.step, one.oom.requested_bytes, one.oom.free_bytes) == (
-        "backward", 1, 20 * MIB, 12 * MIB,
-    )  # fmt: skip
+        "backward",
+        1,
+        20 * MIB,
+        12 * MIB,
+    )
 
 
 def test_the_cache_goes_first() -> None:
@@ -126,6 +129,7 @@ def test_a_simulated_run_keeps_the_order_of_the_tiers(conf: str) -> None:
     for before, after in zip(phases, one.phases, strict=True):
         assert (before.name, before.step, before.micro_step) == (after.name, after.step, after.micro_step)
         assert (before.allocated_end_bytes, before.allocated_peak_bytes) == (
-            after.requested_end_bytes, after.requested_peak_bytes,
-        )  # fmt: skip
+            after.requested_end_bytes,
+            after.requested_peak_bytes,
+        )
         assert None not in [getattr(after, f"{tier}_{moment}_bytes") for tier in TIERS for moment in ("end", "peak")]

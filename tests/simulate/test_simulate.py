@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from factories import TINY_LLAMA, make_spec
+from grids import grid
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vramprobe.errors import SpecError
@@ -17,8 +18,8 @@ from vramprobe.measure.trace import lifetimes
 from vramprobe.measure.worker import run_cell
 from vramprobe.records.record import record_from_json
 from vramprobe.simulate import run
+from vramprobe.simulate.fake.recorder import Recorder
 from vramprobe.simulate.pairing import scripts_of
-from vramprobe.simulate.recorder import Recorder
 from vramprobe.simulate.reserved import reserve
 from vramprobe.simulate.run import NotSimulated, Simulation, simulate
 from vramprobe.spec import CellSpec, Method, Optim
@@ -61,9 +62,15 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", FP32 | QLORA | {"quant": "int8"}),
     ("llama", QLORA | {"quant": "int8"}),
     ("opt", QLORA | {"quant": "nf4-single", "dtype": "fp32", "autocast": "bf16"}),
-    *[("llama", FP32 | {"optim": optim, "batch_size": 1, "seq_len": 2})
-      for optim in get_args(Optim) if optim != "adamw_torch_fused" and not optim.startswith("paged_")],
-]  # fmt: skip
+    *[
+        ("llama", FP32 | {"optim": optim, "batch_size": 1, "seq_len": 2})
+        for optim in get_args(Optim)
+        if optim != "adamw_torch_fused" and not optim.startswith("paged_")
+    ],
+]
+
+#: Every family once, every second of the other kinds of step.
+ALWAYS = [*CELLS[: len(FAMILIES)], *CELLS[len(FAMILIES) :: 5]]
 
 
 def cell(family: str, *, config: dict[str, Any] | None = None, **options: Any) -> CellSpec:
@@ -71,7 +78,9 @@ def cell(family: str, *, config: dict[str, Any] | None = None, **options: Any) -
     return CellSpec(**(make_spec(**words).model_dump() | {"architecture": FAMILIES[family] | (config or {})}))
 
 
-@pytest.mark.parametrize(("family", "options"), CELLS, ids=lambda value: value if isinstance(value, str) else None)
+@pytest.mark.parametrize(
+    ("family", "options"), grid(CELLS, *ALWAYS), ids=lambda value: value if isinstance(value, str) else None
+)
 def test_every_phase_is_the_measured_one(family: str, options: dict[str, Any]) -> None:
     """Within 2,048 bytes: numbers wrapped as tensors (8 bytes each) and bitsandbytes' tables are left out.
 
@@ -150,7 +159,9 @@ DEEP: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "options"), DEEP, ids=lambda value: value if isinstance(value, str) else None)
+@pytest.mark.parametrize(
+    ("family", "options"), grid(DEEP, DEEP[2], *DEEP[4:]), ids=lambda value: value if isinstance(value, str) else None
+)
 def test_a_deep_model_is_put_together_from_shallow_ones(family: str, options: dict[str, Any]) -> None:
     depth = {"num_hidden_layers": 9, "n_layer": 9}
     spec = cell(family, **(options | {"config": depth | options.get("config", {})}))
@@ -173,8 +184,9 @@ def keeps_its_books(simulation: Simulation) -> None:
     history = simulation.history
     assert history is not None
     alive: dict[int, tuple[int, int]] = {}
-    for size, block, cause in zip(*(one.tolist() for one in (history.size_bytes, history.blocks, history.causes)),
-                                  strict=True):  # fmt: skip
+    for size, block, cause in zip(
+        *(one.tolist() for one in (history.size_bytes, history.blocks, history.causes)), strict=True
+    ):
         if size > 0:
             assert block not in alive
             alive[block] = (size, cause)

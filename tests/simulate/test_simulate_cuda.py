@@ -1,4 +1,4 @@
-"""CUDA's view of a simulated cell, against bytes worked out by hand from the sources that simulate/cuda.py names."""
+"""CUDA's view of a simulated cell, against bytes worked out by hand from the sources that cuda.py names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from torch.nn import functional
 
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
+from vramprobe.kernels.chip import Chip
 from vramprobe.records.record import RunRecord
-from vramprobe.simulate.cuda import Chip, backend, chip_of
-from vramprobe.simulate.quantised import _real_skeleton
+from vramprobe.simulate.fake.quantised import _real_skeleton
+from vramprobe.simulate.kernels.cuda import backend, chip_of
 from vramprobe.simulate.run import session, simulate
 from vramprobe.spec import Attention, CellSpec, Optim, Quant
 
 MIB = 2**20
-A100, H100, RTX_4090 = Chip(8, 0), Chip(9, 0), Chip(8, 9)
+A100, H100, RTX_4090 = Chip(), Chip((9, 0), 132), Chip((8, 9), 128)
 TALL = TINY_LLAMA | {"vocab_size": 4096}
 
 
@@ -83,14 +84,14 @@ def tensors(heads: int, kv_heads: int, size: int | tuple[int, int], dtype: torch
         (H100, 8, 2, 124, torch.float16, False, "flash"),  # not a multiple of 8
         (A100, 8, 8, (192, 128), torch.bfloat16, False, "efficient"),
         (H100, 8, 8, (192, 128), torch.bfloat16, False, "cudnn"),
-        (Chip(10, 0), 8, 8, (192, 128), torch.bfloat16, False, "cudnn"),
-        (Chip(10, 0), 8, 8, (192, 192), torch.bfloat16, False, "flash"),
-        (Chip(10, 0), 8, 8, 256, torch.bfloat16, False, "flash"),  # cuDNN: 256 on Hopper alone
+        (Chip((10, 0), 148), 8, 8, (192, 128), torch.bfloat16, False, "cudnn"),
+        (Chip((10, 0), 148), 8, 8, (192, 192), torch.bfloat16, False, "flash"),
+        (Chip((10, 0), 148), 8, 8, 256, torch.bfloat16, False, "flash"),  # cuDNN: 256 on Hopper alone
         (RTX_4090, 8, 8, 128, torch.bfloat16, False, "flash"),
         (RTX_4090, 8, 8, 224, torch.bfloat16, False, "efficient"),
-        (Chip(7, 5), 8, 8, 64, torch.float16, False, "efficient"),
-        (Chip(7, 5), 8, 8, 64, torch.bfloat16, False, "math"),  # bf16 from Ampere on alone
-        (Chip(7, 5), 8, 2, 64, torch.float16, False, "math"),
+        (Chip((7, 5), 40), 8, 8, 64, torch.float16, False, "efficient"),
+        (Chip((7, 5), 40), 8, 8, 64, torch.bfloat16, False, "math"),  # bf16 from Ampere on alone
+        (Chip((7, 5), 40), 8, 2, 64, torch.float16, False, "math"),
     ],
 )
 def test_attention_kernels(
@@ -100,9 +101,15 @@ def test_attention_kernels(
     assert backend(chip, *tensors(heads, kv_heads, size, dtype), mask) == chosen
 
 
-@pytest.mark.parametrize(("dropout", "learned", "chosen"), [
-    (0.0, False, "cudnn"), (0.125, False, "cudnn"), (0.1, False, "efficient"), (0.0, True, "efficient"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dropout", "learned", "chosen"),
+    [
+        (0.0, False, "cudnn"),
+        (0.125, False, "cudnn"),
+        (0.1, False, "efficient"),
+        (0.0, True, "efficient"),
+    ],
+)
 def test_cudnn_takes_no_learned_mask_and_drops_in_sixteenths(dropout: float, learned: bool, chosen: str) -> None:
     """As torch 2.13 chooses on an emulated H100 (``torch._fused_sdp_choice``); T5 has both."""
     mask = torch.empty(1, 8, 64, 64, dtype=torch.bfloat16, device="meta", requires_grad=learned)

@@ -12,10 +12,10 @@ import pytest
 
 from vramprobe.errors import VramprobeError
 from vramprobe.simulate.against_snapshot import compare
-from vramprobe.simulate.allocator import CachingAllocator
-from vramprobe.simulate.allocator_config import parse_alloc_conf
-from vramprobe.simulate.blocks import Block
-from vramprobe.simulate.ledger import Device, SegmentEvent
+from vramprobe.simulate.allocator.allocator import CachingAllocator
+from vramprobe.simulate.allocator.blocks import Block
+from vramprobe.simulate.allocator.config import parse_alloc_conf
+from vramprobe.simulate.allocator.ledger import Device, SegmentEvent
 from vramprobe.simulate.snapshot import read_snapshot
 from vramprobe.units import GIB, MIB
 
@@ -25,9 +25,16 @@ BASE = 140_198_805_504_000  # an address of a real snapshot
 def entry(action: str, addr: int, size: int, stream: int = 0) -> dict[str, Any]:
     """What torch/csrc/cuda/Module.cpp writes for one TraceEntry."""
     return {
-        "action": action, "addr": addr, "size": size, "stream": stream, "frames": [], "time_us": 1_700_000_000_000_000,
-        "compile_context": "N/A", "user_metadata": "", "pool_id": (0, 0),
-    }  # fmt: skip
+        "action": action,
+        "addr": addr,
+        "size": size,
+        "stream": stream,
+        "frames": [],
+        "time_us": 1_700_000_000_000_000,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": (0, 0),
+    }
 
 
 def freed(addr: int, size: int, stream: int = 0) -> list[dict[str, Any]]:
@@ -41,12 +48,20 @@ def segment(address: int, kind: str, blocks: list[tuple[int, int, str]], **more:
         listed.append({"address": at, "size": size, "requested_size": requested, "state": state, "frames": []})
         at += size
     return {
-        "device": 0, "address": address, "total_size": at - address, "stream": 0, "segment_type": kind,
+        "device": 0,
+        "address": address,
+        "total_size": at - address,
+        "stream": 0,
+        "segment_type": kind,
         "allocated_size": sum(size for size, _, state in blocks if state == "active_allocated"),
         "active_size": sum(size for size, _, state in blocks if state != "inactive"),
         "requested_size": sum(requested for _, requested, state in blocks if state != "inactive"),
-        "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": listed, **more,
-    }  # fmt: skip
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": listed,
+        **more,
+    }
 
 
 def snapshot(trace: list[dict[str, Any]], segments: list[dict[str, Any]], conf: str = "") -> dict[str, Any]:
@@ -56,15 +71,17 @@ def snapshot(trace: list[dict[str, Any]], segments: list[dict[str, Any]], conf: 
 def by_hand() -> dict[str, Any]:
     """From the first request on: two blocks in one segment, one reused, one too large for what is left."""
     trace = [
-        entry("segment_alloc", BASE, 20 * MIB), entry("alloc", BASE, 5 * MIB - 100),
+        entry("segment_alloc", BASE, 20 * MIB),
+        entry("alloc", BASE, 5 * MIB - 100),
         entry("alloc", BASE + 5 * MIB, 6 * MIB),
         *freed(BASE, 5 * MIB - 100),
         entry("alloc", BASE, 4 * MIB),  # the 5 MiB hole rather than the 9 behind; 1 MiB is left of it: not split off
-        entry("segment_alloc", BASE - 12 * MIB, 12 * MIB), entry("alloc", BASE - 12 * MIB, 11 * MIB + 1),
+        entry("segment_alloc", BASE - 12 * MIB, 12 * MIB),
+        entry("alloc", BASE - 12 * MIB, 11 * MIB + 1),
         *freed(BASE - 12 * MIB, 11 * MIB + 1),
         entry("segment_free", BASE - 12 * MIB, 12 * MIB),  # empty_cache()
         entry("snapshot", 0, 11 * MIB),
-    ]  # fmt: skip
+    ]
     first = [(5 * MIB, 4 * MIB, "active_allocated"), (6 * MIB, 6 * MIB, "active_allocated"), (9 * MIB, 0, "inactive")]
     return snapshot(trace, [segment(BASE, "large", first)])
 
@@ -103,9 +120,11 @@ def test_the_first_divergence_is_named() -> None:
     wrong["device_traces"][0][5]["addr"] = BASE + 11 * MIB  # not the best fit
     found = compare(read_snapshot(by_hand())).first
     assert found is None
-    wrong["segments"][0]["blocks"] = segment(BASE, "large", [
-        (5 * MIB, 0, "inactive"), (6 * MIB, 6 * MIB, "active_allocated"), (9 * MIB, 4 * MIB, "active_allocated")
-    ])["blocks"]  # fmt: skip
+    wrong["segments"][0]["blocks"] = segment(
+        BASE,
+        "large",
+        [(5 * MIB, 0, "inactive"), (6 * MIB, 6 * MIB, "active_allocated"), (9 * MIB, 4 * MIB, "active_allocated")],
+    )["blocks"]
     found = compare(read_snapshot(wrong)).first
     assert found is not None
     assert (found.position, found.what, found.torch, found.replay) == (5, "address", BASE + 11 * MIB, BASE)
@@ -154,8 +173,15 @@ def recorded(seed: int, conf: str, length: int, device: Device) -> tuple[dict[st
         while block is not None and block.mapped:
             listed.append((block.size, block.requested, states[id(block)]))
             block = block.next
-        segments.append(segment(head.address, "small" if head.pool.is_small else "large", listed,
-                                stream=head.pool.stream, is_expandable=head.expandable is not None))  # fmt: skip
+        segments.append(
+            segment(
+                head.address,
+                "small" if head.pool.is_small else "large",
+                listed,
+                stream=head.pool.stream,
+                is_expandable=head.expandable is not None,
+            )
+        )
     return snapshot(trace, sorted(segments, key=lambda one: one["address"]), conf), trace
 
 
@@ -180,11 +206,14 @@ def test_a_written_history_comes_back(seed: int, conf: str) -> None:
 def test_a_full_card_is_found_by_the_replay_or_taken_from_the_history() -> None:
     device = Device(total_bytes=400 * MIB)
     trace = [
-        entry("segment_alloc", BASE, 300 * MIB), entry("alloc", BASE, 300 * MIB), *freed(BASE, 300 * MIB),
-        entry("segment_free", BASE, 300 * MIB), entry("segment_alloc", BASE, 350 * MIB),
+        entry("segment_alloc", BASE, 300 * MIB),
+        entry("alloc", BASE, 300 * MIB),
+        *freed(BASE, 300 * MIB),
+        entry("segment_free", BASE, 300 * MIB),
+        entry("segment_alloc", BASE, 350 * MIB),
         entry("alloc", BASE, 350 * MIB),
         {"action": "oom", "device_free": 50 * MIB, "size": 60 * MIB, "stream": 0, "frames": [], "time_us": 1},
-    ]  # fmt: skip
+    ]
     full = snapshot(trace, [segment(BASE, "large", [(350 * MIB, 350 * MIB, "active_allocated")])])
     assert compare(read_snapshot(full)).first is None
     assert compare(read_snapshot(full), device).first is None

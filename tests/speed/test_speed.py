@@ -20,9 +20,17 @@ CONFIG = find_model("llama-2-7b").config
 PER_LAYER = 4 * 4096 * 4096 + 3 * 4096 * 11008
 HEAD = 32_000 * 4096
 IDEAL = Rates(
-    product=1, attention=1, stream=1, dequantise=1, dequantise_gptq=1, link=1, kernel_seconds=1e-12, step_seconds=1e-12,
-    generations={}, attention_of={},
-)  # fmt: skip
+    product=1,
+    attention=1,
+    stream=1,
+    dequantise=1,
+    dequantise_gptq=1,
+    link=1,
+    kernel_seconds=1e-12,
+    step_seconds=1e-12,
+    generations={},
+    attention_of={},
+)
 
 
 def cell(**options: object) -> CellSpec:
@@ -98,6 +106,7 @@ def test_sharded_weights_are_sent_twice_and_gradients_once() -> None:
     sent = 2 * work.gathered_bytes + work.gradient_bytes
     assert parts_of(work, gpu, 8, "fsdp", IDEAL).collectives == pytest.approx(sent * 7 / 8 / 450e9)
     assert parts_of(work, gpu, 8, "ddp", IDEAL).reduction == pytest.approx(2 * work.gradient_bytes * 7 / 8 / 450e9)
+    assert parts_of(work, gpu, 8, "fsdp1", IDEAL) == parts_of(work, gpu, 8, "fsdp", IDEAL)
     near, far = (parts_of(work, gpu, count, "fsdp", IDEAL).collectives for count in (8, 16))
     assert far == pytest.approx(max(near, sent / 2 / 8 / 50e9))
     assert parts_of(work, find_gpu("RTX-4090"), 2, "fsdp", IDEAL).collectives == pytest.approx(sent / 2 / 32e9)
@@ -122,8 +131,18 @@ def test_rates_that_made_the_steps_are_found_again() -> None:
         (m, s, b) for m in ("full", "lora", "qlora") for s in (128, 1024, 4096) for b in (1, 4)
     ):
         work = work_of(cell(method=method, seq_len=length, batch_size=batch, gradient_checkpointing=True))
-        made.append(Observation(source=f"s{number}", work=work, grad_accum=2, gpu=find_gpu("A100-80GB"), num_gpus=1,
-                                sharding="ddp", kernel="bitsandbytes", tokens_per_second=1.0))  # fmt: skip
+        made.append(
+            Observation(
+                source=f"s{number}",
+                work=work,
+                grad_accum=2,
+                gpu=find_gpu("A100-80GB"),
+                num_gpus=1,
+                sharding="ddp",
+                kernel="bitsandbytes",
+                tokens_per_second=1.0,
+            )
+        )
     made = [Observation(**vars(one) | {"tokens_per_second": math.exp(log_error(one, true))}) for one in made]
     found = fit_rates(made)
     assert all(abs(log_error(one, found)) < 0.05 for one in made)

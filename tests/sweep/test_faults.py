@@ -23,6 +23,7 @@ from typing import Any
 import faulty_worker
 import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_record, make_spec, make_started
+from grids import grid
 
 from vramprobe.errors import StoreError
 from vramprobe.measure import environment, launcher
@@ -179,7 +180,7 @@ def resume_and_check(folder: Path, stored: list[str]) -> None:
     assert runner.run(SWEEP, folder).plan.actions() == {"kept": len(CELLS)}
 
 
-@pytest.mark.parametrize("fault", [die, die_after, die_half_way], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", grid([die, die_after, die_half_way], die_half_way), ids=lambda fault: fault.__name__)
 def test_kill_9_at_any_call_of_the_system(fault: Callable, tmp_path: Path) -> None:
     total = num_calls(tmp_path)
     assert total > 6 * len(CELLS)  # a start and a record of each, opened, written and synced
@@ -200,7 +201,7 @@ def test_a_kill_while_the_libraries_load_is_no_attempt_at_a_cell(tmp_path: Path)
     resume_and_check(tmp_path / "out", [])
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", grid([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGTERM))
 def test_a_signal_at_any_call_of_the_system(signum: int, tmp_path: Path) -> None:
     for number in range(2, num_calls(tmp_path)):  # from when the sweep holds its lock
         folder = tmp_path / str(number)
@@ -281,8 +282,12 @@ def test_a_journal_damaged_in_the_middle_runs_nothing_until_it_is_mended(tmp_pat
     lines = whole.split(b"\n")[:-1]
     chance = random.Random(1)
     for number in range(len(lines) - 1):
-        for damage in (lambda line: line[: len(line) // 2], lambda line: b"\0" * len(line),
-                       lambda line: os.urandom(200).replace(b"\n", b"?"), lambda line: line[:-1] + b"]"):  # fmt: skip
+        for damage in (
+            lambda line: line[: len(line) // 2],
+            lambda line: b"\0" * len(line),
+            lambda line: os.urandom(200).replace(b"\n", b"?"),
+            lambda line: line[:-1] + b"]",
+        ):
             folder = tmp_path / f"{number}-{chance.random()}"
             folder.mkdir()
             damaged = b"\n".join([*lines[:number], damage(lines[number]), *lines[number + 1 :]]) + b"\n"
@@ -326,8 +331,13 @@ def test_workers_that_go_wrong_in_every_way_cost_their_cell_only(
     assert {outcome.error_type for outcome in found.values()} == {"WorkerDied"}
     assert "exited with status 3" in found["exit_3"].message
     assert "SIGSEGV" in found["segfault"].message
-    for name in ("exit_0_without_a_record", "print_garbage", "leave_garbage_for_a_record", "leave_half_a_record",
-                 "leave_the_record_of_another_attempt"):  # fmt: skip
+    for name in (
+        "exit_0_without_a_record",
+        "print_garbage",
+        "leave_garbage_for_a_record",
+        "leave_half_a_record",
+        "leave_the_record_of_another_attempt",
+    ):
         assert "exited with status 0" in found[name].message, name
         assert "without a record" in found[name].message, name
     assert "in zero_grad of step 3" in found["leave_half_a_record"].message

@@ -24,14 +24,17 @@ def test_a_budget_is_time_at_a_price_and_the_nearer_limit_counts() -> None:
     assert (found.max_seconds, found.limited_by) == (50, "max-time")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ({"max_dollars": 1}, "give --price"),
-    ({"rate": RATE, "max_dollars": 0}, "more than 0 dollars"),
-    ({"rate": RATE, "max_dollars": math.nan}, "more than 0 dollars"),
-    ({"timeout_seconds": 0}, "more than 0 seconds"),
-    ({"timeout_seconds": math.inf}, "more than 0 seconds"),
-    ({"max_cells": 0}, "at least 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"max_dollars": 1}, "give --price"),
+        ({"rate": RATE, "max_dollars": 0}, "more than 0 dollars"),
+        ({"rate": RATE, "max_dollars": math.nan}, "more than 0 dollars"),
+        ({"timeout_seconds": 0}, "more than 0 seconds"),
+        ({"timeout_seconds": math.inf}, "more than 0 seconds"),
+        ({"max_cells": 0}, "at least 1"),
+    ],
+)
 def test_what_cannot_be_is_refused(words: dict, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         limits(words.pop("rate", None), **words)

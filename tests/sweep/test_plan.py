@@ -43,7 +43,7 @@ def test_verdicts_come_from_the_interval_and_the_card() -> None:
         cell(method="lora", seq_len=4096),  # 16 GB of weights, logits, and what else there is
         cell("t5-large"),  # no arithmetic for this family
         policy=Policy(audit_share=0.0),
-    )  # fmt: skip
+    )
     found = {(row.spec.method, row.spec.model): (row.action, row.verdict) for row in plan.rows}
     assert found[("qlora", "llama-3.1-8b")] == ("run", "fits")
     assert found[("full", "llama-3.1-8b")] == ("skip", "certain oom")
@@ -58,23 +58,35 @@ def test_an_oom_of_other_libraries_is_stale_and_no_evidence(tmp_path: Path) -> N
     oom = make_oom(cell("t5-large"))
     store.append(tmp_path / "records.jsonl", oom)
     newer = oom.environment.model_copy(update={"versions": oom.environment.versions | {"torch": "2.14.0"}})
-    sweep = Sweep(name="s", description="", cells=(oom.spec, cell("t5-large", seq_len=1024)), held_out=frozenset(),
-                  notes=())  # fmt: skip
+    sweep = Sweep(
+        name="s", description="", cells=(oom.spec, cell("t5-large", seq_len=1024)), held_out=frozenset(), notes=()
+    )
     actions = [
-        [row.action for row in plan_sweep(
-            sweep, open_journal(tmp_path / "records.jsonl"), card=CARD_24, context_of=lambda spec, here=here: here,
-            policy=Policy(audit_share=0.0),
-        ).rows]
+        [
+            row.action
+            for row in plan_sweep(
+                sweep,
+                open_journal(tmp_path / "records.jsonl"),
+                card=CARD_24,
+                context_of=lambda spec, here=here: here,
+                policy=Policy(audit_share=0.0),
+            ).rows
+        ]
         for here in (oom.environment, newer)
-    ]  # fmt: skip
+    ]
     assert actions == [["kept", "skip"], ["stale", "run"]]
 
 
 def test_small_weights_come_first_and_the_same_weights_together() -> None:
     specs = [
-        cell("llama-3.1-70b", num_layers=20), cell("smollm2-135m", seq_len=1024), cell(method="lora", seq_len=256),
-        cell("smollm2-135m"), cell(), cell(method="lora", seq_len=128), cell(seq_len=128),
-    ]  # fmt: skip
+        cell("llama-3.1-70b", num_layers=20),
+        cell("smollm2-135m", seq_len=1024),
+        cell(method="lora", seq_len=256),
+        cell("smollm2-135m"),
+        cell(),
+        cell(method="lora", seq_len=128),
+        cell(seq_len=128),
+    ]
     rows = planned(*specs, card=card_named("H200")).rows
     assert [(row.spec.model, row.spec.method, row.spec.seq_len) for row in rows] == [
         ("smollm2-135m", "qlora", 512),
@@ -200,11 +212,14 @@ def test_more_work_takes_longer_and_a_better_card_takes_less() -> None:
     assert seconds(torch_compile=True) == pytest.approx(seconds() + 60)
 
 
-@pytest.mark.parametrize(("model", "layers", "low", "high"), [
-    ("llama-3.1-8b", None, 8.0e9, 8.1e9),
-    ("t5-large", None, 7.0e8, 7.8e8),  # not in the arithmetic: the catalog's count
-    ("t5-large", 12, 3.7e8, 4.3e8),  # half its layers and all of its embedding
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "layers", "low", "high"),
+    [
+        ("llama-3.1-8b", None, 8.0e9, 8.1e9),
+        ("t5-large", None, 7.0e8, 7.8e8),  # not in the arithmetic: the catalog's count
+        ("t5-large", 12, 3.7e8, 4.3e8),  # half its layers and all of its embedding
+    ],
+)
 def test_parameters_of_any_model(model: str, layers: int | None, low: float, high: float) -> None:
     assert low < cell(model, num_layers=layers).num_params < high
 
@@ -215,7 +230,7 @@ def test_parameters_of_any_model(model: str, layers: int | None, low: float, hig
 def test_prices_come_from_the_user_the_provider_or_the_cheapest() -> None:
     card = card_named("H100-SXM")
     assert hourly_rate(card, 2.5).usd_per_hour == 2.5
-    assert hourly_rate(card, provider="lambda") == Rate(3.78, "Lambda on demand, 2026-03")
+    assert hourly_rate(card, provider="lambda") == Rate(4.29, "Lambda on demand, 2026-09")
     assert hourly_rate(card).source == "RunPod on demand, 2026-03"
     assert hourly_rate(None) is None
     assert hourly_rate(card_seen("Unheard-of GPU", GIB)) is None
@@ -245,9 +260,14 @@ def test_it_predicts_what_predict_does() -> None:
     name = "pythia-70m_lora-r16-all_bf16+bf16_adamw-fused_b2s128_ckpt"
     (row,) = api.plan(QUICKSTART, gpu="RTX-4090", out="nowhere", only=[name]).rows
     told = api.predict(
-        model="pythia-70m", method="lora", batch_size=2, seq_len=128, gradient_checkpointing=True, gpu="RTX-4090",
+        model="pythia-70m",
+        method="lora",
+        batch_size=2,
+        seq_len=128,
+        gradient_checkpointing=True,
+        gpu="RTX-4090",
         device="cuda",
-    )  # fmt: skip
+    )
     assert row.prediction == told
     assert told.reserved_bytes is not None
 

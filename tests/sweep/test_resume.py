@@ -69,12 +69,17 @@ def test_the_finished_attempt_counts_whatever_came_after(file: Path) -> None:
     assert cell.action == "kept"
 
 
-@pytest.mark.parametrize(("then", "reason"), [
-    ({"device_name": "Other CPU"}, "measured with device Other CPU (now Test CPU @ 2.00GHz)"),
-    ({"versions": HERE.versions | {"torch": "2.12.1"}}, "measured with torch 2.12 (now 2.13)"),
-    ({"versions": HERE.versions | {"peft": "0.18.0", "transformers": "5.17.0"}},
-     "measured with transformers 5.17 (now 5.23), peft 0.18 (now 0.21)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("then", "reason"),
+    [
+        ({"device_name": "Other CPU"}, "measured with device Other CPU (now Test CPU @ 2.00GHz)"),
+        ({"versions": HERE.versions | {"torch": "2.12.1"}}, "measured with torch 2.12 (now 2.13)"),
+        (
+            {"versions": HERE.versions | {"peft": "0.18.0", "transformers": "5.17.0"}},
+            "measured with transformers 5.17 (now 5.23), peft 0.18 (now 0.21)",
+        ),
+    ],
+)
 def test_what_was_measured_in_another_context_is_stale(file: Path, then: dict, reason: str) -> None:
     record = make_record(environment=make_environment(**then))
     write(file, record)
@@ -83,11 +88,14 @@ def test_what_was_measured_in_another_context_is_stale(file: Path, then: dict, r
     assert resumed(file, record.spec, here=None)[0].action == "kept"  # planned elsewhere: nothing to compare with
 
 
-@pytest.mark.parametrize("then", [
-    {"versions": HERE.versions | {"torch": "2.13.1", "vramprobe": "0.0.1"}},
-    {"versions": HERE.versions | {"bitsandbytes": None}},
-    {"driver_version": "1.2", "commit": None, "platform": "another", "isolation": "spawn"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"versions": HERE.versions | {"torch": "2.13.1", "vramprobe": "0.0.1"}},
+        {"versions": HERE.versions | {"bitsandbytes": None}},
+        {"driver_version": "1.2", "commit": None, "platform": "another", "isolation": "spawn"},
+    ],
+)
 def test_a_patch_release_and_another_host_are_not_stale(file: Path, then: dict) -> None:
     record = make_record(environment=make_environment(**then))
     write(file, record)
@@ -140,14 +148,17 @@ def test_a_torn_tail_is_left_out_and_reported(file: Path) -> None:
     assert resumed(file, record.spec)[0].action == "kept"
 
 
-@pytest.mark.parametrize("damage", [
-    lambda line: line[:100],
-    lambda line: b"\0" * 50,
-    lambda line: line.replace(b'"format":1', b'"format":99', 1),
-    lambda line: line[:300] + line,  # a torn line that another writer went on
-    lambda line: line[1:],
-    lambda line: line.replace(b'"attempt-', b'"\xffttempt-', 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[:100],
+        lambda line: b"\0" * 50,
+        lambda line: line.replace(b'"format":1', b'"format":99', 1),
+        lambda line: line[:300] + line,  # a torn line that another writer went on
+        lambda line: line[1:],
+        lambda line: line.replace(b'"attempt-', b'"\xffttempt-', 1),
+    ],
+)
 def test_a_damaged_middle_line_is_an_error_with_its_number(file: Path, damage) -> None:
     lines = [attempt(number).to_json_line().encode() for number in (1, 2, 3)]
     lines[1] = damage(lines[1])
@@ -167,11 +178,15 @@ def test_the_head_of_a_line_tells_what_the_whole_record_tells(file: Path) -> Non
     """The index reads heads only; whatever a record may hold, it must come to the same."""
     records = [
         make_record(
-            make_spec(seed=seed), attempt_id=f"attempt-{seed}", outcome=outcome, sweep=None if seed % 2 else "a-sweep",
-            held_out=bool(seed % 3), cell_id='named "strangely" \\ {"format":1,',
+            make_spec(seed=seed),
+            attempt_id=f"attempt-{seed}",
+            outcome=outcome,
+            sweep=None if seed % 2 else "a-sweep",
+            held_out=bool(seed % 3),
+            cell_id='named "strangely" \\ {"format":1,',
         )
         for seed, outcome in enumerate(OUTCOMES)
-    ]  # fmt: skip
+    ]
     write(file, *records)
     journal = open_journal(file)
     found = [found for attempts in journal.attempts.values() for found in attempts]

@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_oom, make_record, make_spec
+from grids import exhaustive, grid
+from processes import children, is_alive
 
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import forkserver, isolation, launcher
@@ -49,12 +51,11 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
 
 def worker_of(process: psutil.Process) -> psutil.Process | None:
     """The process that runs the cell: the fork server's child that writes a cell's log (its canary does not)."""
-    with contextlib.suppress(OSError, psutil.Error):
-        for server in process.children():
-            for child in server.children():
-                log = os.readlink(f"/proc/{child.pid}/fd/1")
-                if log.endswith(".log") and not log.endswith("forkserver.log"):
-                    return child
+    for child in process.children(recursive=True):
+        with contextlib.suppress(OSError):  # it has ended
+            log = os.readlink(f"/proc/{child.pid}/fd/1")
+            if log.endswith(".log") and not log.endswith("forkserver.log"):
+                return child
     return None
 
 
@@ -87,10 +88,14 @@ def test_a_sweep_runs_stores_and_resumes(tmp_path: Path) -> None:
     assert len(store.read(tmp_path).records) == 2
 
 
-@pytest.mark.parametrize("options", [
-    {"method": "qlora", "gradient_checkpointing": True},
-    {"optim": "adamw_bnb_8bit"},  # its library makes a tensor as it loads, which is no cell's
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"method": "qlora", "gradient_checkpointing": True}, marks=exhaustive),
+        {"optim": "adamw_bnb_8bit"},  # its library makes a tensor as it loads, which is no cell's
+    ],
+    ids=str,
+)
 def test_forked_and_spawned_workers_measure_the_same_bytes(options: dict[str, Any], tmp_path: Path) -> None:
     spec = make_spec(**options, **FAST)
     forked = runner.run(sweep_of(spec), tmp_path).records[0]
@@ -103,6 +108,7 @@ def test_forked_and_spawned_workers_measure_the_same_bytes(options: dict[str, An
     ]
 
 
+@exhaustive
 def test_a_failed_cell_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
     broken = make_spec(model=str(TINY_LLAMA_PATH), weights="pretrained", **FAST)  # no weights beside that config
     huge = make_spec(batch_size=2**20, seq_len=2**20, **FAST)  # 8 TiB of tokens
@@ -116,6 +122,7 @@ def test_a_failed_cell_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None
     assert again.plan.actions() == {"kept": 1, "run": 1}
 
 
+@exhaustive
 def test_time_out_ends_the_cell_not_the_sweep(tmp_path: Path) -> None:
     cells = sweep_of(make_spec(**ENDLESS), make_spec(seq_len=32, **FAST))
     summary = runner.run(cells, tmp_path, limits=Limits(timeout_seconds=8))
@@ -214,24 +221,21 @@ def test_some_cells_are_measured_twice_if_asked_and_not_a_third_time(
     twice = Policy(replicate_share=1.0)
     summary = runner.run(cells, tmp_path, policy=twice)
     assert [(one.spec.seq_len, one.outcome.kind) for one in summary.records] == [
-        (16, "ok"), (32, "timeout"), (16, "ok"),
-    ]  # fmt: skip
+        (16, "ok"),
+        (32, "timeout"),
+        (16, "ok"),
+    ]
     assert len({record.attempt_id for record in summary.records}) == 3
     again = runner.run(cells, tmp_path, policy=twice)
     assert [one.spec.seq_len for one in again.records] == [32]
     assert runner.run(sweep_of(make_spec()), tmp_path).plan.actions() == {"kept": 1}
 
 
-def workers() -> list[psutil.Process]:
-    """This process's children that are ours; other tests may have left a driver or a tracker."""
-    return [child for child in psutil.Process().children() if "worker" in " ".join(child.cmdline())]
-
-
 def test_a_spawned_worker_that_hangs_is_killed_and_described(tmp_path: Path) -> None:
     record = runner.measure(make_spec(**ENDLESS), log=tmp_path / "log", timeout_seconds=3)
     assert (record.outcome.kind, record.outcome.limit_seconds) == ("timeout", 3)
     assert record.environment.isolation == "spawn"
-    assert workers() == []
+    assert children("vramprobe.measure.worker") == []
 
 
 def test_a_record_that_cannot_be_stored_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +247,7 @@ def test_a_record_that_cannot_be_stored_is_kept_elsewhere(tmp_path: Path, monkey
     assert store.read(rescued).records == (record,)
 
 
+@exhaustive
 def test_a_killed_worker_is_described_and_the_next_cell_runs(tmp_path: Path) -> None:
     import threading
 
@@ -260,6 +265,7 @@ def test_a_killed_worker_is_described_and_the_next_cell_runs(tmp_path: Path) -> 
     assert second.outcome.kind == "ok"
 
 
+@exhaustive
 def test_a_killed_fork_server_costs_its_cell_and_is_replaced(tmp_path: Path) -> None:
     import threading
 
@@ -275,7 +281,7 @@ def test_a_killed_fork_server_costs_its_cell_and_is_replaced(tmp_path: Path) -> 
     killer.join()
     assert [record.outcome.kind for record in summary.records] == ["error", "ok"]
     assert "SIGKILL" in summary.records[0].outcome.message
-    assert not workers[0].is_running()  # the cell does not outlive its server
+    assert not is_alive(workers[0])  # the cell does not outlive its server
 
 
 @pytest.fixture
@@ -297,7 +303,7 @@ def records_in(journal: Path) -> list[RunRecord]:
     return list(store.read(journal, allow_empty=True).records) if journal.exists() else []
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), grid([(signal.SIGINT, 130), (signal.SIGTERM, 143)], (signal.SIGINT, 130)))
 def test_a_signal_ends_the_sweep_cleanly(endless_sweep: Path, tmp_path: Path, signum: int, code: int) -> None:
     out = tmp_path / "out"
     process = start(endless_sweep, out)
@@ -310,7 +316,7 @@ def test_a_signal_ends_the_sweep_cleanly(endless_sweep: Path, tmp_path: Path, si
     assert time.monotonic() - began < 10
     assert "run the same command again" in stdout
     assert [record.outcome.kind for record in records_in(out / runner.JOURNAL)] == ["ok", "interrupted"]
-    wait_for(lambda: not worker.is_running(), seconds=10)
+    wait_for(lambda: not is_alive(worker), seconds=10)
 
 
 def test_kill_9_of_the_runner_loses_no_record_and_leaves_no_worker(endless_sweep: Path, tmp_path: Path) -> None:
@@ -320,7 +326,7 @@ def test_kill_9_of_the_runner_loses_no_record_and_leaves_no_worker(endless_sweep
     worker = wait_for(lambda: worker_of(psutil.Process(process.pid)))
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, seconds=10)
+    wait_for(lambda: not is_alive(worker), seconds=10)
     contents = store.read(out / runner.JOURNAL)
     assert [record.outcome.kind for record in contents.records] == ["ok"]
     assert [started.cell_id.split("_")[1] for started in contents.unfinished] == ["lora-r16-all"]
@@ -328,6 +334,7 @@ def test_kill_9_of_the_runner_loses_no_record_and_leaves_no_worker(endless_sweep
         pass
 
 
+@exhaustive
 def test_a_torn_last_line_is_moved_aside_and_the_sweep_goes_on(tmp_path: Path) -> None:
     spec = make_spec(**FAST)
     journal = tmp_path / runner.JOURNAL
@@ -391,6 +398,7 @@ def test_a_server_that_cannot_prove_itself_is_replaced_by_spawning(
     assert record.environment.isolation_reason == f"no fork server: {why}"
 
 
+@exhaustive
 def test_a_server_that_dies_as_it_loads_is_replaced_by_spawning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,6 +457,7 @@ def test_the_proof_needs_a_canary_that_works(monkeypatch: pytest.MonkeyPatch) ->
     assert "has initialised CUDA" in forkserver._unsafe("cpu")
 
 
+@exhaustive
 def test_a_cuda_server_without_a_gpu_does_not_prove_itself(tmp_path: Path) -> None:
     """What it says on a machine without one: the very path of a proof that fails."""
     if launcher.nvml.first_visible_gpu() is not None:
@@ -460,6 +469,7 @@ def test_a_cuda_server_without_a_gpu_does_not_prove_itself(tmp_path: Path) -> No
     server.close()
 
 
+@exhaustive
 def test_the_next_spawned_worker_loads_while_the_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "may_prepare", lambda spec: True)
     one, two = make_spec(**FAST), make_spec(seq_len=32, **FAST)
@@ -474,9 +484,10 @@ def test_the_next_spawned_worker_loads_while_the_cell_runs(tmp_path: Path, monke
     assert prepared.poll() is not None  # it was the one that ran
     spawner.expect(two)
     spawner.close()
-    assert workers() == []
+    assert children("vramprobe.measure.worker") == []
 
 
+@exhaustive
 def test_workers_are_of_this_package_wherever_the_sweep_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

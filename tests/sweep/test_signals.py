@@ -43,8 +43,10 @@ def test_nohup_keeps_the_command_alive(ignoring_hangup: None, tmp_path: Path) ->
     os.mkfifo(sweep)
     process = subprocess.Popen(
         [sys.executable, "-m", "vramprobe", "plan", str(sweep), "--device", "cpu"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     with sweep.open("w") as file:
         process.send_signal(signal.SIGHUP)
         file.write(f"cells: [{{model: {TINY_LLAMA_PATH}, method: full, batch_size: 1, seq_len: 16}}]")

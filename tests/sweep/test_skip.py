@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from factories import make_oom, make_spec
 
-from vramprobe.predict.prediction import Interval, predict
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Interval
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.skip import (
     _COMPARED,
@@ -23,20 +24,31 @@ from vramprobe.units import GIB
 
 def cell(**options: Any) -> CellSpec:
     """A LoRA cell of a cut 8B model on CUDA, of a size that a test may make larger or smaller."""
-    words = {"model": "llama-3.1-8b", "num_layers": 8, "method": "lora", "device": "cuda", "batch_size": 4,
-             "seq_len": 1024, "lora_r": 16, "gradient_checkpointing": True}  # fmt: skip
+    words = {
+        "model": "llama-3.1-8b",
+        "num_layers": 8,
+        "method": "lora",
+        "device": "cuda",
+        "batch_size": 4,
+        "seq_len": 1024,
+        "lora_r": 16,
+        "gradient_checkpointing": True,
+    }
     return make_spec(**(words | options))
 
 
-@pytest.mark.parametrize(("larger", "how"), [
-    ({}, "the same sizes"),
-    ({"seed": 1, "steps": 5, "timing_steps": 0, "lora_alpha": 7.0}, "the same sizes"),
-    ({"batch_size": 8}, "batch_size 8 ≥ 4"),
-    ({"seq_len": 4096, "lora_r": 64}, "seq_len 4096 ≥ 1024, lora_r 64 ≥ 16"),
-    ({"num_layers": 16}, "the same sizes, 16 layers ≥ 8"),
-    ({"num_layers": None}, "the same sizes, 32 layers ≥ 8"),
-    ({"gradient_checkpointing": False}, "no gradient checkpointing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("larger", "how"),
+    [
+        ({}, "the same sizes"),
+        ({"seed": 1, "steps": 5, "timing_steps": 0, "lora_alpha": 7.0}, "the same sizes"),
+        ({"batch_size": 8}, "batch_size 8 ≥ 4"),
+        ({"seq_len": 4096, "lora_r": 64}, "seq_len 4096 ≥ 1024, lora_r 64 ≥ 16"),
+        ({"num_layers": 16}, "the same sizes, 16 layers ≥ 8"),
+        ({"num_layers": None}, "the same sizes, 32 layers ≥ 8"),
+        ({"gradient_checkpointing": False}, "no gradient checkpointing"),
+    ],
+)
 def test_what_is_at_least_as_large_in_every_way_runs_out_too(larger: dict[str, Any], how: str) -> None:
     oom = make_oom(cell())
     assert dominates(cell(**larger), oom) == how
@@ -46,25 +58,28 @@ def test_what_is_at_least_as_large_in_every_way_runs_out_too(larger: dict[str, A
     assert "1.00 GiB requested, 23.00 GiB allocated" in skipped.evidence
 
 
-@pytest.mark.parametrize("other", [
-    {"batch_size": 2},
-    {"batch_size": 8, "seq_len": 512},
-    {"lora_r": 8},
-    {"num_layers": 4},
-    {"model": "qwen2.5-7b"},
-    {"model": "mistral-7b-v0.3", "num_layers": None},
-    {"method": "full", "lora_r": None},
-    {"method": "qlora"},
-    {"dtype": "fp32", "autocast": "none"},
-    {"optim": "adamw_bnb_8bit"},
-    {"grad_accum": 2},
-    {"attn": "eager"},
-    {"alloc_conf": "expandable_segments:True"},
-    {"limit_vram": "16GiB"},
-    {"lora_targets": "q_v"},
-    {"lora_dropout": 0.1},
-    {"dora": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 2},
+        {"batch_size": 8, "seq_len": 512},
+        {"lora_r": 8},
+        {"num_layers": 4},
+        {"model": "qwen2.5-7b"},
+        {"model": "mistral-7b-v0.3", "num_layers": None},
+        {"method": "full", "lora_r": None},
+        {"method": "qlora"},
+        {"dtype": "fp32", "autocast": "none"},
+        {"optim": "adamw_bnb_8bit"},
+        {"grad_accum": 2},
+        {"attn": "eager"},
+        {"alloc_conf": "expandable_segments:True"},
+        {"limit_vram": "16GiB"},
+        {"lora_targets": "q_v"},
+        {"lora_dropout": 0.1},
+        {"dora": True},
+    ],
+)
 def test_what_is_smaller_or_otherwise_different_is_run(other: dict[str, Any]) -> None:
     assert dominates(cell(**other), make_oom(cell())) is None
 

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 import yaml
-from factories import TINY_LLAMA_PATH, make_spec
+from factories import TINY_LLAMA_PATH, make_spec, on_ranks
 
 from vramprobe import catalog, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency
 from vramprobe.measure.isolation import require_packages
-from vramprobe.predict.prediction import predict
-from vramprobe.predict.sharding import predict_rank
+from vramprobe.predict.predict import predict
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
+from vramprobe.rules.cell import _NO_FUSED_LOSS
 from vramprobe.simulate.run import simulate
 from vramprobe.terms import moments
-from vramprobe.terms.setup import branch_of
+from vramprobe.terms.cell.setup import branch_of
 
 pytest.importorskip("liger_kernel", reason="pip install vramprobe[liger]")
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -43,8 +43,13 @@ MEASURED: list[dict[str, Any]] = [
 ]
 
 
-COMMON = {"model": str(TINY_LLAMA_PATH), "batch_size": 2, "seq_len": 16, "timing_steps": 0,
-          "fused_linear_cross_entropy": True}  # fmt: skip
+COMMON = {
+    "model": str(TINY_LLAMA_PATH),
+    "batch_size": 2,
+    "seq_len": 16,
+    "timing_steps": 0,
+    "fused_linear_cross_entropy": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +100,15 @@ CUDA: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("words", CUDA, ids=lambda words: "-".join(map(str, words.values())))
 def test_on_a_gpu_arithmetic_is_what_is_simulated(words: dict[str, Any]) -> None:
-    cell = make_spec(model="llama-3.2-1b", num_layers=3, device="cuda", batch_size=3, seq_len=1000,
-                     fused_linear_cross_entropy=True, **words)  # fmt: skip
+    cell = make_spec(
+        model="llama-3.2-1b",
+        num_layers=3,
+        device="cuda",
+        batch_size=3,
+        seq_len=1000,
+        fused_linear_cross_entropy=True,
+        **words,
+    )
     counted = highest_by_phase(cell)
     for phase in simulate(cell).record.phases:
         if phase.step == cell.steps and phase.name in counted:  # the rest: cuBLAS's workspaces, and rounding to 512 B
@@ -114,8 +126,9 @@ def test_chunks_are_as_many_tokens_as_liger_says() -> None:
 
 
 def test_a_fused_loss_takes_most_of_what_the_logits_took() -> None:
-    cell = make_spec(model="llama-3.1-8b", method="qlora", device="cuda", batch_size=4, seq_len=4096,
-                     gradient_checkpointing=True)  # fmt: skip
+    cell = make_spec(
+        model="llama-3.1-8b", method="qlora", device="cuda", batch_size=4, seq_len=4096, gradient_checkpointing=True
+    )
     plain, fused = (
         predict(cell.model_copy(update={"fused_linear_cross_entropy": yes})).peak_allocated_bytes.value
         for yes in (False, True)
@@ -131,14 +144,14 @@ def test_the_families_that_liger_leaves_out_are_refused() -> None:
     sources = {name: inspect.getsource(apply) for name, apply in FAMILIES.items()}
     fused = {name for name, source in sources.items() if "if fused_linear_cross_entropy:" in source}
     fused -= {name for name, source in sources.items() if "LinearCrossEntropy is not available" in source}  # Granite's
-    assert set(spec._NO_FUSED_LOSS) == known - fused
+    assert set(_NO_FUSED_LOSS) == known - fused
 
 
 def test_a_rank_is_counted_under_ddp_alone() -> None:
     cell = make_spec(model="llama-3.2-1b", device="cuda", fused_linear_cross_entropy=True)
-    assert predict_rank(cell, 2, "ddp").peak_allocated_bytes.value > predict(cell).peak_allocated_bytes.value
+    assert predict(on_ranks(cell, 2, "ddp")).peak_allocated_bytes.value > predict(cell).peak_allocated_bytes.value
     with pytest.raises(UnsupportedArchitecture, match="cannot be counted under fsdp with a fused loss"):
-        predict_rank(cell, 2, "fsdp")
+        predict(on_ranks(cell, 2, "fsdp"))
 
 
 def test_on_the_cpu_it_asks_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

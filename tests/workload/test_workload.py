@@ -163,12 +163,15 @@ def test_int8_weights_are_a_byte_and_a_row_scale() -> None:
     assert record.facts.quantised_weights_bytes == QUANTISED + 4 * rows
 
 
-@pytest.mark.parametrize(("kbit_prep", "lora_dtype", "others", "adapters", "residual"), [
-    ("none", None, 2 * OTHERS, 4, "bfloat16"),
-    ("peft", None, 4 * OTHERS, 4, "float32"),
-    ("trl", None, 2 * (OTHERS - H * (2 * LAYERS + 1)) + 4 * H * (2 * LAYERS + 1), 2, "float32"),
-    ("trl", "fp32", 2 * (OTHERS - H * (2 * LAYERS + 1)) + 4 * H * (2 * LAYERS + 1), 4, "float32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kbit_prep", "lora_dtype", "others", "adapters", "residual"),
+    [
+        ("none", None, 2 * OTHERS, 4, "bfloat16"),
+        ("peft", None, 4 * OTHERS, 4, "float32"),
+        ("trl", None, 2 * (OTHERS - H * (2 * LAYERS + 1)) + 4 * H * (2 * LAYERS + 1), 2, "float32"),
+        ("trl", "fp32", 2 * (OTHERS - H * (2 * LAYERS + 1)) + 4 * H * (2 * LAYERS + 1), 4, "float32"),
+    ],
+)
 def test_kbit_preparation_decides_the_residual(
     kbit_prep: str, lora_dtype: str | None, others: int, adapters: int, residual: str
 ) -> None:
@@ -202,15 +205,19 @@ def test_torch_compile_compiles_the_prepared_model_and_leaves_its_names() -> Non
         assert any(layer._forward_hooks for layer in plain.model.base_model.model.model.layers)
 
 
-@pytest.mark.parametrize("options", [
-    {"method": "full"},
-    {"method": "full", "padding": True, "attn": "eager"},
-    {"method": "full", "grad_accum": 3},
-    {"method": "full", "gradient_checkpointing": True, "attn": "eager"},
-    {"method": "lora", "lora_dropout": 0.1, "dora": True},
-    {"method": "lora", "lora_targets": "q_v", "lora_dtype": "bf16", "autocast": "none"},
-    {"method": "qlora", "gradient_checkpointing": True},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "full"},
+        {"method": "full", "padding": True, "attn": "eager"},
+        {"method": "full", "grad_accum": 3},
+        {"method": "full", "gradient_checkpointing": True, "attn": "eager"},
+        {"method": "lora", "lora_dropout": 0.1, "dora": True},
+        {"method": "lora", "lora_targets": "q_v", "lora_dtype": "bf16", "autocast": "none"},
+        {"method": "qlora", "gradient_checkpointing": True},
+    ],
+    ids=str,
+)
 def test_steady_steps_repeat_and_the_peak_covers_what_is_alive(options: dict[str, Any]) -> None:
     record = measured(**options, steps=4)
     by_step: dict[int | None, list[tuple[Any, ...]]] = {}
@@ -265,8 +272,18 @@ def test_pretrained_without_a_checkpoint_says_what_to_do() -> None:
 
 
 def test_encoder_decoder_trains(tmp_path: Any) -> None:
-    config = {"model_type": "t5", "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2,
-              "num_decoder_layers": 2, "vocab_size": 100, "is_encoder_decoder": True,
-              "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
+    config = {
+        "model_type": "t5",
+        "d_model": 32,
+        "d_ff": 64,
+        "d_kv": 8,
+        "num_heads": 4,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "vocab_size": 100,
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert measured(model=str(tmp_path), method="lora", lora_targets="q_v").peak.allocated_bytes > 0

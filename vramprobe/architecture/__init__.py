@@ -27,9 +27,20 @@ from vramprobe.architecture.releases import habits
 from vramprobe.architecture.variants import VARIANTS, variant
 
 __all__ = [
-    "LLAMA_LIKE", "MIXTURES", "RELATIVES", "SUPPORTED_MODEL_TYPES", "VARIANTS", "Architecture", "Experts", "Linear",
-    "Parameter", "Role", "UnsupportedArchitecture", "Wrapped", "architecture",
-]  # fmt: skip
+    "LLAMA_LIKE",
+    "MIXTURES",
+    "RELATIVES",
+    "SUPPORTED_MODEL_TYPES",
+    "VARIANTS",
+    "Architecture",
+    "Experts",
+    "Linear",
+    "Parameter",
+    "Role",
+    "UnsupportedArchitecture",
+    "Wrapped",
+    "architecture",
+]
 
 #: Dense families whose inventories are in relatives.py.
 RELATIVES = ("gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "falcon", "bloom")

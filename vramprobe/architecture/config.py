@@ -121,9 +121,15 @@ class Inventory:
         self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name, only))
 
     def linear(
-        self, name: str, num_in: int, num_out: int, bias: bool, *, transposed: bool = False,
+        self,
+        name: str,
+        num_in: int,
+        num_out: int,
+        bias: bool,
+        *,
+        transposed: bool = False,
         only: Literal["", "dense", "sparse"] = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear", only=only)
         if bias:
             self.add(f"{name}.bias", (num_out,), "bias", only=only)

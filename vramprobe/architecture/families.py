@@ -53,13 +53,20 @@ def llama_like(config: Config) -> Architecture:
     inventory.head(config.size("vocab_size"), hidden, tied)
     window, sliding = _window(config, model_type)
     return Architecture(
-        model_type=model_type, num_layers=config.size("num_hidden_layers"),
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"),
-        tied=tied, activation=config.text("hidden_act", "silu"), rotary_size=head_size,
+        model_type=model_type,
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocab_size=config.size("vocab_size"),
+        tied=tied,
+        activation=config.text("hidden_act", "silu"),
+        rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
-        sliding_window=window, sliding_layers=sliding,
+        sliding_window=window,
+        sliding_layers=sliding,
         parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+    )
 
 
 def _window(config: Config, model_type: str) -> tuple[int | None, tuple[bool, ...]]:
@@ -101,14 +108,21 @@ def gpt_neox(config: Config) -> Architecture:
     inventory.layer_norm("gpt_neox.final_layer_norm", hidden)
     inventory.head(config.size("vocab_size"), hidden, tied)
     return Architecture(
-        model_type="gpt_neox", num_layers=config.size("num_hidden_layers"),
-        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads,
-        vocab_size=config.size("vocab_size"), tied=tied, activation=config.text("hidden_act", "gelu"),
+        model_type="gpt_neox",
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_size=hidden // num_heads,
+        vocab_size=config.size("vocab_size"),
+        tied=tied,
+        activation=config.text("hidden_act", "gelu"),
         rotary_size=int(hidden // num_heads * _partial_rotary(config)),
-        parallel_residual=config.flag("use_parallel_residual", True), embedding_dropout=dropout,
-        attention_dropout=config.rate("attention_dropout", 0.0), residual_dropout=dropout,
+        parallel_residual=config.flag("use_parallel_residual", True),
+        embedding_dropout=dropout,
+        attention_dropout=config.rate("attention_dropout", 0.0),
+        residual_dropout=dropout,
         parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+    )
 
 
 def _partial_rotary(config: Config) -> float:
@@ -135,12 +149,20 @@ def gpt2(config: Config) -> Architecture:
     inventory.layer_norm("transformer.ln_f", hidden)
     inventory.head(config.size("vocab_size"), hidden, tied)
     return Architecture(
-        model_type="gpt2", num_layers=config.size("n_layer"), num_heads=num_heads,
-        num_kv_heads=num_heads, head_size=hidden // num_heads, vocab_size=config.size("vocab_size"), tied=tied,
-        activation=config.text("activation_function", "gelu_new"), rotary_size=0,
-        embedding_dropout=config.rate("embd_pdrop", 0.1), attention_dropout=config.rate("attn_pdrop", 0.1),
-        residual_dropout=config.rate("resid_pdrop", 0.1), parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+        model_type="gpt2",
+        num_layers=config.size("n_layer"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_size=hidden // num_heads,
+        vocab_size=config.size("vocab_size"),
+        tied=tied,
+        activation=config.text("activation_function", "gelu_new"),
+        rotary_size=0,
+        embedding_dropout=config.rate("embd_pdrop", 0.1),
+        attention_dropout=config.rate("attn_pdrop", 0.1),
+        residual_dropout=config.rate("resid_pdrop", 0.1),
+        parameters=tuple(inventory.parameters),
+    )
 
 
 def opt(config: Config) -> Architecture:
@@ -170,10 +192,18 @@ def opt(config: Config) -> Architecture:
     inventory.layer_norm(f"{layer}.final_layer_norm", hidden)
     inventory.head(config.size("vocab_size"), embedding, tied)
     return Architecture(
-        model_type="opt", num_layers=config.size("num_hidden_layers"),
-        num_heads=num_heads, num_kv_heads=num_heads, head_size=hidden // num_heads,
-        vocab_size=config.size("vocab_size"), tied=tied, rotary_size=0,
+        model_type="opt",
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_size=hidden // num_heads,
+        vocab_size=config.size("vocab_size"),
+        tied=tied,
+        rotary_size=0,
         activation=config.text("activation_function", "relu"),
-        norm_first=norm_first, embedding_dropout=0.0, attention_dropout=config.rate("attention_dropout", 0.0),
-        residual_dropout=dropout, parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+        norm_first=norm_first,
+        embedding_dropout=0.0,
+        attention_dropout=config.rate("attention_dropout", 0.0),
+        residual_dropout=dropout,
+        parameters=tuple(inventory.parameters),
+    )

@@ -48,9 +48,11 @@ def _mixtral(config: Config) -> Architecture:
         config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     head_size = config.size("head_dim", hidden // num_heads)
     experts = Experts(
-        num=config.size("num_local_experts", 8), per_token=config.size("num_experts_per_tok", 2),
-        width=config.size("intermediate_size"), renormalised=True,
-    )  # fmt: skip
+        num=config.size("num_local_experts", 8),
+        per_token=config.size("num_experts_per_tok", 2),
+        width=config.size("intermediate_size"),
+        renormalised=True,
+    )
     absent_heads = num_heads if "num_key_value_heads" in config.values else 8
     num_kv_heads = config.size("num_key_value_heads", absent_heads)
     inventory = _start(config, num_heads, num_kv_heads, head_size, bias=False)
@@ -61,10 +63,15 @@ def _mixtral(config: Config) -> Architecture:
         inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
         _add_experts(inventory, experts, hidden)
     return _finish(
-        config, inventory, experts, num_heads, num_kv_heads, head_size,
+        config,
+        inventory,
+        experts,
+        num_heads,
+        num_kv_heads,
+        head_size,
         wrapped=() if are_linear else _wrapped(experts, hidden, _MIXTRAL_TARGETS),
         window=config.absent_or_size("sliding_window", None),
-    )  # fmt: skip
+    )
 
 
 def _qwen3_moe(config: Config) -> Architecture:
@@ -80,9 +87,10 @@ def _qwen3_moe(config: Config) -> Architecture:
     num_kv_heads = config.size("num_key_value_heads", 4)
     experts = Experts(
         num=config.size("num_experts", config.size("num_local_experts", 128)),
-        per_token=config.size("num_experts_per_tok", 8), width=config.size("moe_intermediate_size", 768),
+        per_token=config.size("num_experts_per_tok", 8),
+        width=config.size("moe_intermediate_size", 768),
         renormalised=config.flag("norm_topk_prob", False),
-    )  # fmt: skip
+    )
     inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", False))
     inventory.add(f"{_ATTENTION}.q_norm.weight", (head_size,), "norm")
     inventory.add(f"{_ATTENTION}.k_norm.weight", (head_size,), "norm")
@@ -90,10 +98,15 @@ def _qwen3_moe(config: Config) -> Architecture:
     inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
     window = config.absent_or_size("sliding_window", 4096)
     return _finish(
-        config, inventory, experts, num_heads, num_kv_heads, head_size,
+        config,
+        inventory,
+        experts,
+        num_heads,
+        num_kv_heads,
+        head_size,
         wrapped=_wrapped(experts, hidden, _QWEN_TARGETS),
         window=window if config.flag("use_sliding_window", False) else None,
-    )  # fmt: skip
+    )
 
 
 def _gpt_oss(config: Config) -> Architecture:
@@ -101,23 +114,35 @@ def _gpt_oss(config: Config) -> Architecture:
     num_heads, num_kv_heads = config.size("num_attention_heads", 64), config.size("num_key_value_heads", 8)
     head_size = config.size("head_dim", 64)
     experts = Experts(
-        num=config.size("num_local_experts", 128), per_token=config.size("num_experts_per_tok", 4), width=width,
+        num=config.size("num_local_experts", 128),
+        per_token=config.size("num_experts_per_tok", 4),
+        width=width,
         renormalised=False,
-    )  # fmt: skip
+    )
     inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", True), sinks=True)
     inventory.add(f"{_MLP}.router.weight", (experts.num, hidden), "router")
     inventory.add(f"{_MLP}.router.bias", (experts.num,), "router")
     for name, shape in {
-        "gate_up_proj": (hidden, 2 * width), "gate_up_proj_bias": (2 * width,), "down_proj": (width, hidden),
+        "gate_up_proj": (hidden, 2 * width),
+        "gate_up_proj_bias": (2 * width,),
+        "down_proj": (width, hidden),
         "down_proj_bias": (hidden,),
-    }.items():  # fmt: skip
+    }.items():
         inventory.add(f"{_MLP}.experts.{name}", (experts.num, *shape), "experts")
     sliding = sliding_layers(config, 2, config.size("num_hidden_layers"))
     window_of(config, sliding, 128)
     # The window is only in a mask's values: the eager path, the only one, makes a mask of the same size without it.
     return _finish(
-        config, inventory, experts, num_heads, num_kv_heads, head_size, wrapped=(), window=None, sliding=sliding,
-    )  # fmt: skip
+        config,
+        inventory,
+        experts,
+        num_heads,
+        num_kv_heads,
+        head_size,
+        wrapped=(),
+        window=None,
+        sliding=sliding,
+    )
 
 
 def _deepseek_v2(config: Config) -> Architecture:
@@ -133,8 +158,10 @@ def _deepseek_v2(config: Config) -> Architecture:
             f"topk_method {method!r}, only with 0 or 1 and 'greedy'; it can be measured: vramprobe measure"
         )
     hidden, num_heads, rotated = (
-        config.size("hidden_size"), config.size("num_attention_heads"), config.size("qk_rope_head_dim", 64)
-    )  # fmt: skip
+        config.size("hidden_size"),
+        config.size("num_attention_heads"),
+        config.size("qk_rope_head_dim", 64),
+    )
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     if config.size("num_key_value_heads", num_heads) != num_heads:
         raise VramprobeError(
@@ -143,9 +170,11 @@ def _deepseek_v2(config: Config) -> Architecture:
         )
     head_size, value_size = config.size("qk_nope_head_dim", 128) + rotated, config.size("v_head_dim", 128)
     experts = Experts(
-        num=config.size("n_routed_experts", 64), per_token=config.size("num_experts_per_tok"),
-        width=config.size("moe_intermediate_size", 1407), renormalised=False,
-    )  # fmt: skip
+        num=config.size("n_routed_experts", 64),
+        per_token=config.size("num_experts_per_tok"),
+        width=config.size("moe_intermediate_size", 1407),
+        renormalised=False,
+    )
     inventory = Inventory()
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
     _add_latent_attention(config, inventory, num_heads, head_size, value_size)
@@ -156,10 +185,18 @@ def _deepseek_v2(config: Config) -> Architecture:
     if num_dense:
         _add_mlp(config, inventory, _MLP, config.size("intermediate_size", 11008), only="dense")
     return _finish(
-        config, inventory, experts, num_heads, num_heads, head_size, rotary_size=rotated, num_dense=num_dense,
+        config,
+        inventory,
+        experts,
+        num_heads,
+        num_heads,
+        head_size,
+        rotary_size=rotated,
+        num_dense=num_dense,
         value_size=value_size if value_size != head_size else None,
-        wrapped=_wrapped(experts, hidden, _QWEN_TARGETS), window=None,
-    )  # fmt: skip
+        wrapped=_wrapped(experts, hidden, _QWEN_TARGETS),
+        window=None,
+    )
 
 
 def _add_latent_attention(
@@ -188,8 +225,10 @@ def _add_mlp(
 ) -> None:
     hidden, bias = config.size("hidden_size"), config.flag("mlp_bias", False)
     for name, num_in, num_out in (
-        ("gate_proj", hidden, width), ("up_proj", hidden, width), ("down_proj", width, hidden)
-    ):  # fmt: skip
+        ("gate_proj", hidden, width),
+        ("up_proj", hidden, width),
+        ("down_proj", width, hidden),
+    ):
         inventory.linear(f"{prefix}.{name}", num_in, num_out, bias, only=only)
 
 
@@ -221,8 +260,10 @@ def _add_linear_experts(inventory: Inventory, experts: Experts, hidden: int) -> 
     inventory.linear(f"{_MLP}.gate", hidden, experts.num, False)
     for number in range(experts.num):
         for name, num_in, num_out in (
-            ("w1", hidden, experts.width), ("w2", experts.width, hidden), ("w3", hidden, experts.width)
-        ):  # fmt: skip
+            ("w1", hidden, experts.width),
+            ("w2", experts.width, hidden),
+            ("w3", hidden, experts.width),
+        ):
             inventory.linear(f"{_MLP}.experts.{number}.{name}", num_in, num_out, False)
 
 
@@ -236,11 +277,20 @@ def _wrapped(experts: Experts, hidden: int, targets: dict[str, tuple[str, ...]])
 
 
 def _finish(
-    config: Config, inventory: Inventory, experts: Experts, num_heads: int, num_kv_heads: int, head_size: int, *,
-    wrapped: tuple[Wrapped, ...], window: int | None,
-    sliding: tuple[bool, ...] = (), rotary_size: int | None = None, value_size: int | None = None,
+    config: Config,
+    inventory: Inventory,
+    experts: Experts,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    *,
+    wrapped: tuple[Wrapped, ...],
+    window: int | None,
+    sliding: tuple[bool, ...] = (),
+    rotary_size: int | None = None,
+    value_size: int | None = None,
     num_dense: int = 0,
-) -> Architecture:  # fmt: skip
+) -> Architecture:
     """The layer's two norms and what follows the layers."""
     if experts.per_token > experts.num:
         raise VramprobeError(
@@ -257,10 +307,21 @@ def _finish(
             "the formula engine has no arithmetic for the load-balancing loss of output_router_logits; set it to false"
         )
     return Architecture(
-        model_type=config.model_type, num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
-        num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
-        activation=config.text("hidden_act", "silu"), rotary_size=rotary_size or head_size, value_size=value_size,
+        model_type=config.model_type,
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocab_size=config.size("vocab_size"),
+        tied=tied,
+        activation=config.text("hidden_act", "silu"),
+        rotary_size=rotary_size or head_size,
+        value_size=value_size,
         num_dense=num_dense,
-        attention_dropout=config.rate("attention_dropout", 0.0), sliding_window=window, sliding_layers=sliding,
-        experts=experts, wrapped=wrapped, parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+        attention_dropout=config.rate("attention_dropout", 0.0),
+        sliding_window=window,
+        sliding_layers=sliding,
+        experts=experts,
+        wrapped=wrapped,
+        parameters=tuple(inventory.parameters),
+    )

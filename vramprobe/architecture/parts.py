@@ -155,11 +155,16 @@ class Architecture:
         """The linear layers apart from the output head; a fused projection is one."""
         biased = {(p.name.rpartition(".")[0]) for p in self.parameters if p.role == "bias"}
         return tuple(
-            Linear(p.name.removesuffix(".weight"), *_in_out(p, self.model_type),
-                   p.name.removesuffix(".weight") in biased, p.per_layer, self.num_copies(p))
+            Linear(
+                p.name.removesuffix(".weight"),
+                *_in_out(p, self.model_type),
+                p.name.removesuffix(".weight") in biased,
+                p.per_layer,
+                self.num_copies(p),
+            )
             for p in self.parameters
             if p.role == "linear"
-        )  # fmt: skip
+        )
 
 
 def _in_out(parameter: Parameter, model_type: str) -> tuple[int, int]:

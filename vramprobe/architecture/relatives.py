@@ -81,16 +81,24 @@ def _gemma(config: Config, inventory: Inventory) -> Architecture:
     inventory.head(config.size("vocab_size"), hidden, tied)
     sliding = sliding_layers(config, _GEMMA3_PERIOD if is_third else 2, num_layers)
     return Architecture(
-        model_type=model_type, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
-        head_size=head_size, vocab_size=config.size("vocab_size"), tied=tied,
-        activation=config.text("hidden_activation", "gelu_pytorch_tanh"), rotary_size=head_size,
+        model_type=model_type,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocab_size=config.size("vocab_size"),
+        tied=tied,
+        activation=config.text("hidden_activation", "gelu_pytorch_tanh"),
+        rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
-        sliding_window=window_of(config, sliding, 4096), sliding_layers=sliding,
-        scales_embedding=True, num_rotary_tables=len(set(sliding)) if is_third else 1,
+        sliding_window=window_of(config, sliding, 4096),
+        sliding_layers=sliding,
+        scales_embedding=True,
+        num_rotary_tables=len(set(sliding)) if is_third else 1,
         caps_scores=config.limit("attn_logit_softcapping", None if is_third else 50.0) is not None,
         caps_logits=config.limit("final_logit_softcapping", None if is_third else 30.0) is not None,
         parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+    )
 
 
 def _phi3(config: Config, inventory: Inventory) -> Architecture:
@@ -114,12 +122,20 @@ def _phi3(config: Config, inventory: Inventory) -> Architecture:
     inventory.head(vocab_size, hidden, tied)
     share = config.part("rope_parameters").rate("partial_rotary_factor", config.rate("partial_rotary_factor", 1.0))
     return Architecture(
-        model_type="phi3", num_layers=config.size("num_hidden_layers"), num_heads=num_heads, num_kv_heads=num_kv_heads,
-        head_size=head_size, vocab_size=vocab_size, tied=tied, activation=config.text("hidden_act", "silu"),
-        rotary_size=int(head_size * share), attention_dropout=config.rate("attention_dropout", 0.0),
+        model_type="phi3",
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocab_size=vocab_size,
+        tied=tied,
+        activation=config.text("hidden_act", "silu"),
+        rotary_size=int(head_size * share),
+        attention_dropout=config.rate("attention_dropout", 0.0),
         residual_dropout=config.rate("resid_pdrop", 0.0),
-        sliding_window=config.absent_or_size("sliding_window", None), parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+        sliding_window=config.absent_or_size("sliding_window", None),
+        parameters=tuple(inventory.parameters),
+    )
 
 
 def _olmo(config: Config, inventory: Inventory) -> Architecture:
@@ -135,8 +151,11 @@ def _olmo(config: Config, inventory: Inventory) -> Architecture:
     layer = "model.layers.{layer}"
     inventory.embedding("model.embed_tokens", vocab_size, hidden)
     for name, num_in, num_out in (
-        ("q_proj", hidden, queries), ("k_proj", hidden, keys), ("v_proj", hidden, keys), ("o_proj", queries, hidden),
-    ):  # fmt: skip
+        ("q_proj", hidden, queries),
+        ("k_proj", hidden, keys),
+        ("v_proj", hidden, keys),
+        ("o_proj", queries, hidden),
+    ):
         inventory.linear(f"{layer}.self_attn.{name}", num_in, num_out, bias)
     inventory.add(f"{layer}.self_attn.q_norm.weight", (queries,), "norm")
     inventory.add(f"{layer}.self_attn.k_norm.weight", (keys,), "norm")
@@ -148,19 +167,31 @@ def _olmo(config: Config, inventory: Inventory) -> Architecture:
     inventory.head(vocab_size, hidden, tied)
     sliding = sliding_layers(config, _OLMO3_PERIOD, num_layers) if model_type == "olmo3" else ()
     return Architecture(
-        model_type=model_type, num_layers=num_layers, num_heads=num_heads,
-        num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=vocab_size, tied=tied,
-        activation=config.text("hidden_act", "silu"), rotary_size=head_size,
+        model_type=model_type,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocab_size=vocab_size,
+        tied=tied,
+        activation=config.text("hidden_act", "silu"),
+        rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", 0.0),
-        sliding_window=window_of(config, sliding, 4096) if sliding else None, sliding_layers=sliding,
-        num_rotary_tables=max(len(set(sliding)), 1), parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+        sliding_window=window_of(config, sliding, 4096) if sliding else None,
+        sliding_layers=sliding,
+        num_rotary_tables=max(len(set(sliding)), 1),
+        parameters=tuple(inventory.parameters),
+    )
 
 
 def _falcon(config: Config, inventory: Inventory) -> Architecture:
     """Falcon 7B's: one key and value head for all, attention beside the MLP, rotated heads."""
-    for key, allowed in (("alibi", False), ("new_decoder_architecture", False), ("multi_query", True),
-                         ("parallel_attn", True)):  # fmt: skip
+    for key, allowed in (
+        ("alibi", False),
+        ("new_decoder_architecture", False),
+        ("multi_query", True),
+        ("parallel_attn", True),
+    ):
         config.require_flag(key, allowed, ", which knows Falcon 7B's architecture alone")
     if config.values.get("num_ln_in_parallel_attn") not in (None, 1):
         raise config.no_arithmetic("num_ln_in_parallel_attn other than 1 or null has no arithmetic")
@@ -180,10 +211,19 @@ def _falcon(config: Config, inventory: Inventory) -> Architecture:
     inventory.layer_norm("transformer.ln_f", hidden)
     inventory.head(vocab_size, hidden, tied)
     return Architecture(
-        model_type="falcon", num_layers=config.size("num_hidden_layers"), num_heads=num_heads, num_kv_heads=1,
-        head_size=head_size, vocab_size=vocab_size, tied=tied, activation=config.text("activation", "gelu"),
-        rotary_size=head_size, own_linears=True, residual_dropout=dropout, parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+        model_type="falcon",
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=1,
+        head_size=head_size,
+        vocab_size=vocab_size,
+        tied=tied,
+        activation=config.text("activation", "gelu"),
+        rotary_size=head_size,
+        own_linears=True,
+        residual_dropout=dropout,
+        parameters=tuple(inventory.parameters),
+    )
 
 
 def _bloom(config: Config, inventory: Inventory) -> Architecture:
@@ -204,9 +244,17 @@ def _bloom(config: Config, inventory: Inventory) -> Architecture:
     inventory.layer_norm("transformer.ln_f", hidden)
     inventory.head(vocab_size, hidden, tied)
     return Architecture(
-        model_type="bloom", num_layers=config.size("n_layer"), num_heads=num_heads, num_kv_heads=num_heads,
-        head_size=hidden // num_heads, vocab_size=vocab_size, tied=tied, activation="bloom_gelu", rotary_size=0,
+        model_type="bloom",
+        num_layers=config.size("n_layer"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_size=hidden // num_heads,
+        vocab_size=vocab_size,
+        tied=tied,
+        activation="bloom_gelu",
+        rotary_size=0,
         norm_first=not config.flag("apply_residual_connection_post_layernorm", False),
-        attention_dropout=config.rate("attention_dropout", 0.0), residual_dropout=config.rate("hidden_dropout", 0.0),
+        attention_dropout=config.rate("attention_dropout", 0.0),
+        residual_dropout=config.rate("hidden_dropout", 0.0),
         parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+    )

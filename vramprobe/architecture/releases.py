@@ -16,7 +16,7 @@ from vramprobe.architecture.parts import PINNED, Habits, Logits, UnsupportedArch
 #: here it is what somebody asked for.
 RELEASE_KEY = "transformers_version"
 QUANTISER_KEY = "bitsandbytes_version"
-#: The oldest that was read and run, and the last before 5 (benchmarks/versions.md).
+#: The oldest that was read and run, and the last before 5 (benchmarks/versions/versions.md).
 OLDEST, LAST_FOURTH = 4042, 4057
 #: The first whose checkpoints do not re-enter autograd unless told to (gradient_checkpointing_enable), and whose
 #: experts are two tensors of a layer instead of linear layers.
@@ -69,10 +69,13 @@ def _of_transformers(config: Mapping[str, Any]) -> Habits:
         logits = "shifted copy" if release < LOSS_APART[model_type] else "shifted copy, 16-bit logits kept"
     has_own_tables = release < SHARED_ROTARY[model_type]
     return Habits(
-        logits=logits, rotary_positions=config["max_position_embeddings"] if has_own_tables else 0,
-        repeats_heads=release < HEADS_GROUPED, copies_heads=HEADS_COPIED <= release < HEADS_AS_THEY_ARE,
-        reenters=True, experts_are_linear=True,
-    )  # fmt: skip
+        logits=logits,
+        rotary_positions=config["max_position_embeddings"] if has_own_tables else 0,
+        repeats_heads=release < HEADS_GROUPED,
+        copies_heads=HEADS_COPIED <= release < HEADS_AS_THEY_ARE,
+        reenters=True,
+        experts_are_linear=True,
+    )
 
 
 def release_of(version: str) -> int:

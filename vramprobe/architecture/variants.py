@@ -54,15 +54,22 @@ def variant(config: Config) -> Architecture:
     inventory.head(vocab_size, hidden, tied)
     dropout = 0.1 if model_type == "seed_oss" else 0.0
     return Architecture(
-        model_type=model_type, num_layers=config.size("num_hidden_layers"), num_heads=num_heads,
-        num_kv_heads=num_kv_heads, head_size=head_size, vocab_size=vocab_size, tied=tied,
-        activation=_activation(config, model_type), rotary_size=head_size,
+        model_type=model_type,
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocab_size=vocab_size,
+        tied=tied,
+        activation=_activation(config, model_type),
+        rotary_size=head_size,
         attention_dropout=config.rate("attention_dropout", dropout),
         residual_dropout=config.rate("residual_dropout", dropout) if model_type == "seed_oss" else 0.0,
         sliding_window=config.absent_or_size("sliding_window", None) if model_type == "ministral3" else None,
-        scales_embedding=model_type == "gemma", scales_residuals=model_type == "granite",
+        scales_embedding=model_type == "gemma",
+        scales_residuals=model_type == "granite",
         parameters=tuple(inventory.parameters),
-    )  # fmt: skip
+    )
 
 
 def _head_size(config: Config, model_type: str, hidden: int, num_heads: int) -> int:

@@ -67,12 +67,6 @@ class Gpu:
         major, dot, minor = self.compute_capability.partition(".")
         return (int(major), int(minor)) if dot else None
 
-    @property
-    def has_flash(self) -> bool:
-        """Whether torch's flash attention runs on it: on AMD's, and on NVIDIA's from Ampere on."""
-        major, dot, _ = self.compute_capability.partition(".")
-        return not dot or int(major) >= 8
-
 
 def cublas_workspace_bytes(major: int) -> int:
     """For each thread that calls it, by compute capability: 32 MiB from Hopper on, 8.125 MiB before.

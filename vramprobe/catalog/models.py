@@ -34,6 +34,7 @@ class ModelEntry:
     n_params: int | None  # verified; null outside the catalog
     n_embedding_params: int | None
     origin: Literal["catalog", "path", "hub"]
+    dtype: str | None = None  # of the checkpoint's weights on the hub, in torch's word; null where no source tells it
 
     @property
     def model_type(self) -> str:
@@ -102,6 +103,7 @@ def _catalog_entry(slug: str) -> ModelEntry:
         n_params=int(row["n_params"]),
         n_embedding_params=int(row["n_embedding_params"]),
         origin="catalog",
+        dtype=row["dtype"] or None,
     )
 
 

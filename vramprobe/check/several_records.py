@@ -76,9 +76,12 @@ def replicates(entries: Sequence[Entry]) -> Iterator[PlacedDoubt]:
                 "error" if is_same_code else "warning",
                 place,
                 f"replicates peak at {', '.join(map(str, allocated))} B allocated; in one context they must be equal "
-                + ("to the byte: measure the cell again and publish none until you know why they differ" if is_same_code
-                   else "to the byte, but the measuring code changed in between: measure the older ones again"),
-            )  # fmt: skip
+                + (
+                    "to the byte: measure the cell again and publish none until you know why they differ"
+                    if is_same_code
+                    else "to the byte, but the measuring code changed in between: measure the older ones again"
+                ),
+            )
         reserved = [peak.reserved_bytes for peak in peaks if peak.reserved_bytes is not None]
         if reserved and max(reserved) - min(reserved) > SEGMENT_BYTES:
             yield (
@@ -134,8 +137,15 @@ def attempts_by_context(entries: Sequence[Entry]) -> list[list[Entry]]:
         machine = record.environment
         if record.was_run and record.outcome.kind == "ok" and record.peak is not None:
             libraries = tuple(sorted(item for item in machine.versions.items() if item[0] != "vramprobe"))
-            context = (record.instrument, machine.device_name, machine.driver_version, machine.cuda_version,
-                       machine.alloc_conf, _num_threads(record), libraries)  # fmt: skip
+            context = (
+                record.instrument,
+                machine.device_name,
+                machine.driver_version,
+                machine.cuda_version,
+                machine.alloc_conf,
+                _num_threads(record),
+                libraries,
+            )
             groups.setdefault((record.fingerprint, *context), []).append(entry)
     return list(groups.values())
 

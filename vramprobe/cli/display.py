@@ -1,13 +1,12 @@
-"""What the command line shows: records, predictions, fits and lists. Plans are display_plan.py's, a sweep under way
-live.py's.
+"""What the command line shows: predictions, simulations, fits and lists. Records are display_record.py's, plans
+display_plan.py's, a sweep under way live.py's.
 
 In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON for machines.
-Decides nothing and computes nothing that a stage should. Long because each kind of result has its function here.
+Decides nothing and computes nothing that a stage should.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vramprobe import catalog
+from vramprobe.cli.display_record import print_bars, print_record
 from vramprobe.units import format_bytes, format_seconds, word_for
 
 if TYPE_CHECKING:
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation
     from vramprobe.predict.largest import Largest
-    from vramprobe.predict.prediction import Prediction, Verdict
-    from vramprobe.records.record import Emulation, Moved, RunRecord
+    from vramprobe.predict.prediction import Prediction
+    from vramprobe.predict.verdict import Verdict
+    from vramprobe.records.record import RunRecord
     from vramprobe.report.definition import Table
 
-_BAR_WIDTH = 36
 _PLACES_PER_RULE = 10
-_MAX_READS = 5  # lines that read what was not computed
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
 
 
@@ -62,151 +61,6 @@ def print_doctor(diagnosis: Diagnosis) -> None:
     console.print(
         f"[bold {style}]{escape(diagnosis.verdict)}[/]  ({format_seconds(diagnosis.seconds)})", soft_wrap=True
     )
-
-
-def print_record(record: RunRecord) -> None:
-    """One measurement or simulation: the peak, its phase, and a bar for each cause."""
-    console = Console(highlight=False)
-    how = f"{record.instrument} instrument, {escape(record.environment.device_name)}"
-    if record.instrument == "emulated":
-        how = f"emulated {escape(record.environment.device_name)}: real CUDA software on no GPU"
-    if not record.was_run:
-        how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
-    console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
-    if record.outcome.kind != "ok":
-        from vramprobe.records.table import describe_outcome
-
-        console.print(f"[red]{record.outcome.kind}[/]: {escape(describe_outcome(record.outcome))}", soft_wrap=True)
-    if record.peak is None or record.ledger is None:
-        return
-    peak, ledger = record.peak, record.ledger
-    console.print(f"peak [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {peak.phase} of step {peak.step}")
-    tiers = {"reserved": peak.reserved_bytes, "device (NVML)": peak.device_bytes, "context": record.context_bytes}
-    if record.instrument == "emulated":
-        tiers = {"reserved": peak.reserved_bytes, "device, with an assumed context": peak.device_bytes}
-    for name, value in tiers.items():
-        if value is not None:
-            console.print(f"     {format_bytes(value)} {name}")
-    if ledger.at_peak is not None:
-        console.print(f"\nalive at the peak, {format_bytes(ledger.at_peak.total_bytes)}:")
-        parts = {name.removesuffix("_bytes"): size for name, size in ledger.at_peak.parts().items()}
-        print_bars(console, parts)
-    console.print("\nby phase (last step):")
-    last_step = max(phase.step or 0 for phase in record.phases)
-    steady = {phase.name: phase.allocated_peak_bytes for phase in record.phases if phase.step == last_step}
-    print_bars(console, steady, shares=False)
-    if record.spec.is_spread:
-        _print_cards(console, record)
-    elif record.ranks:
-        _print_ranks(console, record)
-    console.print(f"\nload peak {format_bytes(peak.load_allocated_bytes)}", end="")
-    if record.timing and record.timing.step_seconds:
-        console.print(f", step {statistics.median(record.timing.step_seconds):.2f} s untraced", end="")
-    console.print()
-    if record.emulation is not None:
-        print_values(console, record.emulation)
-
-
-def _print_ranks(console: Console, record: RunRecord) -> None:
-    """Each rank's peaks, and its part of the model on the host where it has one there."""
-    several = f"{record.spec.num_gpus} ranks under {record.spec.sharding}"
-    alone = record.spec.only_rank is not None
-    console.print(f"\none of {several}, alone:" if alone else f"\n{several}, the highest above:")
-    for rank in record.ranks:
-        if rank.peak is None:
-            continue
-        said = f"{format_bytes(rank.peak.allocated_bytes)} in {rank.peak.phase}, "
-        said += f"load {format_bytes(rank.peak.load_allocated_bytes)}"
-        said += f", {format_bytes(rank.host_tensors_bytes)} of tensors on the host" if rank.host_tensors_bytes else ""
-        console.print(f"  rank {rank.rank:<4} {said}")
-    if record.spec.offload != "none":
-        _print_host(console, record)
-    busiest = max(record.ranks, key=lambda rank: sum(one.link_bytes for one in rank.traffic or ()))
-    if busiest.traffic:
-        print_traffic(console, f"rank {busiest.rank}", busiest.traffic)
-
-
-def _print_host(console: Console, record: RunRecord) -> None:
-    """What all that ran holds on the host, and what its processes had there at most."""
-    held = sum(rank.host_tensors_bytes or 0 for rank in record.ranks)
-    resident = [rank.host_peak_bytes for rank in record.ranks if rank.host_peak_bytes is not None]
-    pinned = sum(rank.host_pinned_bytes or 0 for rank in record.ranks)
-    said = f", {format_bytes(pinned)} of pinned blocks" if pinned else ""
-    said += f", {format_bytes(sum(resident))} resident in the processes at most" if resident else ""
-    console.print(f"  on the host, in all: {format_bytes(held)} of tensors{said}", soft_wrap=True)
-
-
-def _print_cards(console: Console, record: RunRecord) -> None:
-    """Each card's peaks, and which parts of the model lie on it."""
-    console.print(f'\none process over {record.spec.num_gpus} cards (device_map="auto"), the highest above:')
-    for card in record.ranks:
-        if card.peak is not None:
-            said = f"{format_bytes(card.peak.allocated_bytes)} in {card.peak.phase}, "
-            console.print(f"  card {card.rank:<4} {said}load {format_bytes(card.peak.load_allocated_bytes)}")
-        if card.modules is not None:
-            console.print(f"            {escape(_in_short(card.modules)) or 'nothing of the model'}", soft_wrap=True)
-
-
-def _in_short(modules: Sequence[str]) -> str:
-    """Modules' names, and a run of numbered ones as its first and last: ``model.layers.0 to 15``."""
-    runs: list[tuple[str, str, str]] = []  # all but the last word of a name; the first and the last one's last word
-    for name in modules:
-        stem, _, last = name.rpartition(".")
-        before = runs[-1] if runs else ("", "", "")
-        if last.isdecimal() and before[0] == stem and before[2].isdecimal() and int(before[2]) + 1 == int(last):
-            runs[-1] = (stem, before[1], last)
-        else:
-            runs.append((stem, last, last))
-    named = [(f"{stem}.{first}" if stem else first, first, last) for stem, first, last in runs]
-    return ", ".join(name if first == last else f"{name} to {last}" for name, first, last in named)
-
-
-def print_traffic(console: Console, whose: str, traffic: Sequence[Moved]) -> None:
-    """What a rank asks its collectives to move in a step, and what goes over its link for it."""
-    total = format_bytes(sum(one.link_bytes for one in traffic))
-    console.print(f"\n{whose} sends {total} a step over its link, by a ring:")
-    for one in traffic:
-        kind = one.kind.replace("_", "-")
-        console.print(
-            f"  {one.phase:<15}{kind:<15}{one.num_calls:>5} calls {format_bytes(one.payload_bytes):>11}, "
-            f"{format_bytes(one.link_bytes):>11} sent", soft_wrap=True,
-        )  # fmt: skip
-
-
-def print_values(console: Console, emulation: Emulation) -> None:
-    """Who read values that the emulated card did not compute, and whether other values would allocate otherwise."""
-    if emulation.num_reads:
-        steering = [read for read in emulation.reads if read.could_have_steered]
-        console.print(
-            f"values: {emulation.num_reads} reads of what was not computed, {emulation.num_steering_reads or 0} of "
-            f"which could have steered the program{':' if steering else ''}", soft_wrap=True,
-        )  # fmt: skip
-        for read in steering[:_MAX_READS]:
-            where = read.line or read.torch_line or "no Python line"
-            console.print(f"  {escape(where)}  {escape(read.operator)}, {read.num_reads} times", soft_wrap=True)
-    else:
-        console.print("values: nothing that was not computed was read by the host")
-    if (verified := emulation.verification) is not None:
-        contents = ", ".join(verified.contents)
-        if verified.same:
-            said = f"the same {verified.num_events} allocations and frees whether uncomputed values are {contents}"
-        else:
-            said = f"[red]allocations depend on values[/] ({contents}): {escape(verified.parted_at or '')}"
-        console.print(f"verified: {said}", soft_wrap=True)
-
-
-def print_snapshot(record: RunRecord, snapshot: Path | None) -> None:
-    """Where the snapshot is and what opens it, or why there is none."""
-    if snapshot is None:
-        return
-    console = Console(highlight=False)
-    why = [warning for warning in record.warnings if warning.startswith("no snapshot:")]
-    if record.outcome.kind not in ("ok", "invalid"):
-        why.append(f"no snapshot: the cell ended as {record.outcome.kind} before that step")
-    for text in why:
-        console.print(f"[yellow]note[/]: {escape(text)}", soft_wrap=True)
-    if not why:
-        console.print(f"snapshot written to {escape(str(snapshot))}; open it at pytorch.org/memory_viz", soft_wrap=True)
 
 
 def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path | None = None) -> None:
@@ -246,7 +100,7 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         console.print(
             f"fit: {fit.num_records} records of {len(fit.models)} models on {fit.device_name} ({fit.instrument})"
             f"{error}",
-        )  # fmt: skip
+        )
     for warning in prediction.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}")
     _print_libraries(console, prediction.libraries)
@@ -257,7 +111,7 @@ def _print_libraries(console: Console, versions: Mapping[str, str | None]) -> No
     """What a number holds for that was not measured."""
     from vramprobe.catalog.libraries import in_words
 
-    console.print(f"holds for {escape(in_words(versions))}; other versions: docs/versions.md")
+    console.print(f"valid for {escape(in_words(versions))}; other versions: docs/versions.md")
 
 
 def _print_verdict(console: Console, verdict: Verdict | None) -> None:
@@ -272,7 +126,7 @@ def print_largest(found: Largest) -> None:
     for what, answer in (("fits", found.fits), ("is tight", found.tight)):
         if answer is None:
             if what == "fits":
-                console.print(f"{escape(found.gpu)}: none fits with room to spare")
+                console.print(f"{escape(found.gpu)}: none fits")
             continue
         console.print(
             f"{escape(found.gpu)}: the largest {name} that {what} is [bold]{answer.value}[/] ({answer.verdict.reason})",
@@ -394,7 +248,7 @@ def print_report(paths: Sequence[Path]) -> None:
         console.print(f"{stem}  {' '.join(suffixes)}", soft_wrap=True)
     for path in paths:
         if path.name == "index.html":
-            console.print(f"open {path} in a browser: all of it, and a calculator", soft_wrap=True)
+            console.print(f"open {path} in a browser: all tables and a calculator", soft_wrap=True)
 
 
 def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) -> None:
@@ -442,13 +296,3 @@ def print_gpus(gpus: Sequence[catalog.Gpu]) -> None:
 
 def _percent(share: float) -> str:
     return f"{share:.3%}" if share >= 1e-5 or share == 0 else "≤ 0.001%"
-
-
-def print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) -> None:
-    top = max(sizes.values(), default=0) or 1
-    width = max(map(len, sizes), default=0)
-    total = sum(sizes.values()) or 1
-    for name, size in sizes.items():
-        bar = "█" * round(_BAR_WIDTH * size / top)
-        share = f"  {size / total:6.1%}" if shares else ""
-        console.print(f"  {name:<{width}}  {format_bytes(size):>11}{share}  {bar}")

@@ -14,7 +14,7 @@ from rich.markup import escape
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramprobe.predict.sharding import MinGpus
+    from vramprobe.predict.fewest import MinGpus
 
 
 def print_min_gpus(found: Sequence[MinGpus], left_out: Mapping[str, Sequence[str]]) -> None:

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from vramprobe.cli.display import print_bars, print_traffic, print_values
-from vramprobe.units import format_bytes, word_for
+from vramprobe.cli.display_record import print_bars, print_traffic, print_values
+from vramprobe.cli.display_step_time import print_step_time
+from vramprobe.units import format_bytes, short_seconds, word_for
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff import Change, Difference
+    from vramprobe.records.engine import EngineMemory
     from vramprobe.records.profile import (
         BlocksAlike,
         CardVerdict,
+        PhaseHighest,
         PlaceBytes,
         ProfileOutcome,
         ProfileRecord,
@@ -34,10 +37,12 @@ def print_profile(record: ProfileRecord) -> None:
     console = Console(highlight=False, emoji=False)
     console.print(f"[bold]{escape(_line(record.name))}[/]")
     console.print(_where(record))
-    _print_outcome(console, record.outcome)
+    _print_outcome(console, record.outcome, max((rank.num_steps for rank in record.ranks), default=0))
     if record.replaced:
-        console.print("\nreplaced, as --empty-weights asks:")
+        console.print("\nreplaced by --empty-weights:")
         _print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
+    if record.engine is not None:
+        _print_engine(console, record.engine)
     shown = _rank_shown(record)
     if len(record.ranks) > 1:
         _print_ranks(console, record)
@@ -46,6 +51,8 @@ def print_profile(record: ProfileRecord) -> None:
     if record.emulation is not None and (record.emulation.num_reads is not None or record.emulation.verification):
         console.print()
         print_values(console, record.emulation)
+    if record.step_time is not None:
+        print_step_time(console, record.step_time)
     _print_cards(console, record.cards)
     for warning in record.warnings:
         console.print(f"[yellow]note[/]: {escape(_line(warning))}")
@@ -55,15 +62,19 @@ def print_difference(difference: Difference) -> None:
     """The tiers, the causes and the lines that grew or shrank."""
     console = Console(highlight=False, emoji=False)
     for side, name, phase in (
-        ("before", difference.before, difference.before_phase), ("after", difference.after, difference.after_phase),
-    ):  # fmt: skip
-        at = f", alive in {phase}" if phase else ""
+        ("before", difference.before, difference.before_phase),
+        ("after", difference.after, difference.after_phase),
+    ):
+        at = f", live at the peak in {phase}" if phase else ""
         console.print(f"{side:<6}  {escape(_line(name))}{escape(at)}")
     console.print()
     _print_changes(console, difference.tiers)
+    if difference.before_seconds and difference.after_seconds:
+        one, other = difference.before_seconds, difference.after_seconds
+        console.print(f"  step time, predicted  {short_seconds(one)} → {short_seconds(other)}  {other / one - 1:+.1%}")
     changed = [one for one in difference.causes if one.grown_bytes]
     if difference.causes:
-        console.print("\nby cause, alive at the peak:" if changed else "\nby cause: no change")
+        console.print("\nby cause, at the peak:" if changed else "\nby cause: no change")
         _print_changes(console, changed)
     if difference.lines:
         console.print("\nby line:")
@@ -77,16 +88,16 @@ def print_difference(difference: Difference) -> None:
 
 def _where(record: ProfileRecord) -> str:
     environment, word = record.environment, word_for(record.instrument)
-    how = f"{escape(environment.device_said)}: real CUDA software on no GPU" if record.emulation else ""
+    how = f"{escape(environment.device_said)}: real CUDA software on a stub driver" if record.emulation else ""
     versions = f"torch {environment.torch}" if environment.torch else ""
     return ", ".join(filter(None, [how or f"{word} on {escape(environment.device_said)}", versions]))
 
 
-def _print_outcome(console: Console, outcome: ProfileOutcome) -> None:
+def _print_outcome(console: Console, outcome: ProfileOutcome, num_steps: int) -> None:
     match outcome.kind:
         case "ok":
             if outcome.stopped:
-                console.print("stopped after the steps that were asked for")
+                console.print(f"stopped after {num_steps} steps (--steps)" if num_steps else "stopped by --steps")
         case "oom":
             _print_oom(console, outcome)
         case "error":
@@ -94,7 +105,7 @@ def _print_outcome(console: Console, outcome: ProfileOutcome) -> None:
             console.print(f"[red]error[/]: the command ended with {how}; its last lines:")
             _print_lines(console, outcome.last_lines[-_NUM_PLACES:])
         case "interrupted":
-            console.print("[yellow]interrupted[/]: what was seen until then")
+            console.print("[yellow]interrupted[/]: shown is what was seen until then")
         case "lost":
             console.print(f"[yellow]lost[/]: {escape(outcome.known)}")
 
@@ -105,18 +116,41 @@ def _print_oom(console: Console, outcome: ProfileOutcome) -> None:
     console.print(f"[red]out of memory[/]: {who}in {escape(when)}")
     if outcome.line is not None:
         asked = f"{outcome.line} {outcome.module or outcome.function or ''}".strip()
-        _print_place(console, format_bytes(outcome.requested_bytes), f"asked for by {asked}")
+        _print_place(console, format_bytes(outcome.requested_bytes), f"requested by {asked}")
     elif outcome.requested_bytes is not None:
-        _print_place(console, format_bytes(outcome.requested_bytes), "asked for")
+        _print_place(console, format_bytes(outcome.requested_bytes), "requested")
     for value, what in (
-        (outcome.free_bytes, "free"), (outcome.allocated_bytes, "allocated"), (outcome.reserved_bytes, "reserved"),
-        (outcome.total_bytes, "the card"),
-    ):  # fmt: skip
+        (outcome.free_bytes, "free"),
+        (outcome.allocated_bytes, "allocated"),
+        (outcome.reserved_bytes, "reserved"),
+        (outcome.total_bytes, "total memory of the GPU"),
+    ):
         if value is not None:
             _print_place(console, format_bytes(value), what)
     if outcome.alive is not None:
-        console.print(f"\nalive then, {format_bytes(outcome.alive.total_bytes)}:")
+        console.print(f"\nlive tensors then, {format_bytes(outcome.alive.total_bytes)}:")
         print_bars(console, _known(outcome.alive.parts()))
+
+
+def _print_engine(console: Console, engine: EngineMemory) -> None:
+    """An inference engine's own account, as it rounds it."""
+    console.print(f"\nas {engine.engine} {engine.version or ''} logged it:")
+    for what, gib in (
+        ("weights", engine.weights_gib),
+        ("non-torch", engine.non_torch_gib),
+        ("activation peak", engine.activation_peak_gib),
+        ("CUDA graphs", engine.graph_gib),
+        ("CUDA graphs, estimated", engine.graph_estimated_gib),
+        ("KV cache", engine.kv_cache_gib),
+    ):
+        if gib is not None:
+            console.print(f"  {what:<22} {gib:8.2f} GiB")
+    if engine.kv_cache_tokens is not None:
+        console.print(f"  {'KV cache':<22} {engine.kv_cache_tokens:,} tokens")
+    if engine.kv_cache_blocks is not None:
+        console.print(f"  {'KV cache':<22} {engine.kv_cache_blocks:,} blocks")
+    if engine.max_concurrency is not None and engine.length_tokens is not None:
+        console.print(f"  {'concurrency':<22} {engine.max_concurrency:.2f} requests of {engine.length_tokens:,} tokens")
 
 
 def _rank_shown(record: ProfileRecord) -> RankProfile | None:
@@ -130,10 +164,14 @@ def _print_ranks(console: Console, record: ProfileRecord) -> None:
     console.print(f"\n{len(record.ranks)} ranks:")
     for rank in [first] if top is None or top is first else [first, top]:
         peak = rank.peak
-        said = "no memory seen" if peak is None else (
-            f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, "
-            f"in {_phase(peak)}"
-        )  # fmt: skip
+        said = (
+            "no memory seen"
+            if peak is None
+            else (
+                f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, "
+                f"in {_phase(peak)}"
+            )
+        )
         highest = ", the highest" if rank is top else ""
         _print_folded(console, "", f"  {_name(rank)}{highest}: {said}", 0, 4)
     if record.allocated_spread_bytes is not None:
@@ -143,29 +181,34 @@ def _print_ranks(console: Console, record: ProfileRecord) -> None:
 def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> None:
     peak = rank.peak
     of = f" of {_name(rank)}" if len(record.ranks) > 1 else ""
-    console.print(f"\npeak{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(_phase(peak))}")
+    most = "highest so far" if record.may_grow(rank) else "peak"
+    console.print(f"\n{most}{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(_phase(peak))}")
+    if record.may_grow(rank):
+        _print_steps_that_differ(console, rank)
     device = "device, with an assumed context" if record.emulation else "device"
     for value, what in (
-        (peak.reserved_bytes, "reserved"), (peak.device_bytes, device),
-        (rank.fragmentation_bytes, "of the reserved was never allocated"),
-    ):  # fmt: skip
+        (peak.reserved_bytes, "reserved"),
+        (peak.device_bytes, device),
+        (rank.fragmentation_bytes, "reserved but unused"),
+    ):
         if value is not None:
             console.print(f"     {format_bytes(value)} {what}")
     if rank.num_alloc_retries:
-        console.print(f"     {rank.num_alloc_retries} times the cache was given back for want of room")
-    console.print(f"steps: {rank.num_steps}{_repeats(rank)}")
+        console.print(f"     {rank.num_alloc_retries} allocation retries: cached blocks were freed to make space")
+    console.print(f"{rank.num_steps} {'step' if rank.num_steps == 1 else 'steps'}{_repeats(rank)}")
     if rank.at_peak is not None and rank.at_peak != getattr(record.outcome, "alive", None):  # that is shown already
         console.print(
-            f"\nalive in {escape(rank.at_peak_of or '')}, {format_bytes(rank.at_peak.total_bytes)} requested:"
+            f"\nlive tensors at the peak ({_at(rank.at_peak_of)}), {format_bytes(rank.at_peak.total_bytes)} requested:"
         )
         print_bars(console, _known(rank.at_peak.parts()))
     if rank.phases:
-        console.print("\nby phase, the highest:")
+        console.print("\npeak by phase:")
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
+    _print_run_phases(console, rank.run_phases)
     if rank.traffic:
         print_traffic(console, _name(rank), rank.traffic)
     if rank.largest:
-        console.print("\nlargest blocks then:")
+        console.print("\nlargest blocks at the peak:")
         for one in rank.largest:
             _print_blocks(console, one)
         console.print("\nby module:")
@@ -173,10 +216,47 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
             _print_place(console, format_bytes(one.num_bytes), _blocks_said(one))
 
 
+def _print_steps_that_differ(console: Console, rank: RankProfile) -> None:
+    """The steps seen are not the run's: what they need, and how to find what the run needs."""
+    lowest, highest = map(format_bytes, (rank.step_peaks.lowest_bytes, rank.step_peaks.highest_bytes))
+    console.print(
+        f"[yellow]not the run's peak[/]: it is the largest of {rank.num_steps} steps seen, and steps differ (peaks "
+        f"from {lowest} to {highest}), as with batches of several lengths. A later step may need more: run all steps "
+        "with --whole, or find the worst batch with vramprobe predict --lengths"
+    )
+
+
+def _print_run_phases(console: Console, phases: Sequence[PhaseHighest]) -> None:
+    """A row for each phase of the run, the steps as one, and which one is the peak of all."""
+    if not phases:
+        return
+    console.print("\nphases of the run:     allocated      reserved")
+    for one in phases:
+        reserved = "-" if one.reserved_bytes is None else format_bytes(one.reserved_bytes)
+        console.print(f"  {one.name:<16}  {format_bytes(one.allocated_bytes):>12}  {reserved:>12}")
+    # what ran out in a phase stays alive after it, held by the error: the phase is named
+    top = max(phases, key=lambda one: (one.allocated_bytes, one.name != "after_training"))
+    training = next((one for one in phases if one.name == "training"), None)
+    second = max((one for one in phases if one is not top), key=lambda one: one.allocated_bytes, default=None)
+    than = second if top is training else training
+    more = (
+        f", {format_bytes(top.allocated_bytes - than.allocated_bytes)} above {than.name}'s "
+        f"{format_bytes(than.allocated_bytes)}"
+        if than is not None
+        else ""
+    )
+    console.print(f"peak of the run: {top.name}, {format_bytes(top.allocated_bytes)}{more}")
+
+
+def _at(phase: str | None) -> str:
+    """``backward of step 2`` as ``backward, step 2``."""
+    return escape((phase or "").replace(" of step ", ", step "))
+
+
 def _repeats(rank: RankProfile) -> str:
     if rank.repeats is None:
         return ""
-    return ", the last two alike to the byte" if rank.repeats else ", and the last two differ"
+    return "; the last two are byte-identical" if rank.repeats else "; the last two differ"
 
 
 def _known(parts: dict[str, int]) -> dict[str, int]:
@@ -192,7 +272,7 @@ def _print_blocks(console: Console, one: BlocksAlike) -> None:
     each = f" of {format_bytes(one.size_bytes)}{times}" if times else ""
     said = f"{one.cause.replace('_', ' ')}{each}{', ' if what else ''}{what}"
     _print_place(console, amount, said)
-    _print_place(console, "", one.line or "no Python line, as on autograd's own threads")
+    _print_place(console, "", one.line or "no Python line (autograd's own thread)")
 
 
 def _blocks_said(one: PlaceBytes) -> str:
@@ -202,7 +282,7 @@ def _blocks_said(one: PlaceBytes) -> str:
 def _print_cards(console: Console, cards: Sequence[CardVerdict]) -> None:
     if not cards:
         return
-    console.print("\non other cards, by replay of these allocations:" if len(cards) > 1 else "")
+    console.print("\non other GPUs, by replaying these allocations:" if len(cards) > 1 else "")
     width = max(len(card.gpu) for card in cards)
     for card in cards:
         room = f", {format_bytes(card.headroom_bytes)} free" if card.headroom_bytes is not None else ""

@@ -39,7 +39,7 @@ def print_recommendation(found: Recommendation, *, every: bool) -> None:
     console = Console(highlight=False)
     console.print(
         f"[bold]{escape(found.model)}[/], {short_count(found.tokens)} tokens in sequences of {found.seq_len:,}: "
-        "predicted, not measured",
+        f"predicted, not measured{_old_prices(found)}",
     )
     lines = _answer_lines(found)
     terminal.show([Table(title="", columns=_answer_columns(), rows=lines)], [], console)
@@ -65,12 +65,18 @@ def print_recommendation(found: Recommendation, *, every: bool) -> None:
         console.print(f"[yellow]note[/]: {escape(note)}")
 
 
+def _old_prices(found: Recommendation) -> str:
+    dates = ", ".join(found.old_prices)
+    return f"; [yellow]prices of {dates} are more than 3 months old[/]" if dates else ""
+
+
 def print_most(found: Most) -> None:
     """What the limits pay for, and on which cards."""
     console = Console(highlight=False)
     name = {"tokens": "tokens", "seq_len": "sequence length", "model": "model"}[found.asked]
     value = f"{found.value:,}" if isinstance(found.value, int) else found.value
-    console.print(f"the most: [bold]{name} {escape(value)}[/], predicted, not measured")
+    said = f"predicted, not measured{_old_prices(found.recommendation)}"
+    console.print(f"the most: [bold]{name} {escape(value)}[/], {said}")
     terminal.show([Table(title="", columns=_answer_columns(), rows=[_Line(found.option, "on")])], [], console)
     if found.not_judged:
         console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why")
@@ -102,10 +108,12 @@ def _best_of_each(found: Recommendation) -> list[Option]:
 def _answer_columns() -> list[Column]:
     return [
         Column("question", "", lambda line: line.answers),
-        *(Column(one.name, one.heading, lambda line, one=one: one.value(line.option), one.text, one.is_number)
-          for one in _common_columns()),
+        *(
+            Column(one.name, one.heading, lambda line, one=one: one.value(line.option), one.text, one.is_number)
+            for one in _common_columns()
+        ),
         Column("provider", "price", lambda line: words.price_of(line.option)),
-    ]  # fmt: skip
+    ]
 
 
 def _option_columns() -> list[Column]:

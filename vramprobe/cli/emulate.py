@@ -12,24 +12,28 @@ from typing import Annotated, Any
 import typer
 
 from vramprobe.cli.options import Json
-from vramprobe.errors import VramprobeError
+from vramprobe.emulate.enter import enter
+from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.rules.sharding import ONE_GPU, SHARD_SIZE, SHARDINGS
 
 app = typer.Typer(
-    name="emulate", no_args_is_help=True, pretty_exceptions_enable=False,
+    name="emulate",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
     help="Set up the emulated GPU: real CUDA software on a machine that has no GPU.",
-)  # fmt: skip
-Torch = Annotated[str | None, typer.Option(help="A version of torch, such as 2.13.0 (the one that is pinned).")]
+)
+Torch = Annotated[str | None, typer.Option(help="A version of torch, such as 2.13.0 (default: the pinned one).")]
 
 
 @app.command()
 def setup(
     torch: Torch = None,
     package: Annotated[
-        list[str] | None, typer.Option(help="A requirement beside or in place of the pinned ones, e.g. trl==1.2.0.")
+        list[str] | None, typer.Option(help="An extra requirement, or a replacement of a pinned one: trl==1.2.0.")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Make an environment with torch's CUDA build, without NVIDIA's packages, and build the driver for it."""
+    """Install torch's CUDA build without NVIDIA's packages, and build the stub driver."""
     from vramprobe.emulate.build import ensure_build
     from vramprobe.emulate.environment import set_up_environment
     from vramprobe.emulate.installation import find_installation
@@ -41,7 +45,7 @@ def setup(
 
 @app.command()
 def status(json_output: Json = False) -> None:
-    """Say which torch an emulated GPU would run under, or what is missing; exit code 1 then."""
+    """Show which torch an emulated GPU would use; exit with 1 if something is missing."""
     from vramprobe.emulate.build import cache_folder, emulator_version
     from vramprobe.emulate.enter import installation_to_use
     from vramprobe.emulate.environment import list_environments
@@ -61,7 +65,7 @@ def status(json_output: Json = False) -> None:
 
 @app.command()
 def remove(torch: Torch = None, json_output: Json = False) -> None:
-    """Remove an environment that setup made; exit code 1 where there is none."""
+    """Remove an environment that setup made; exit with 1 if there is none."""
     from vramprobe.emulate.environment import list_environments, pinned_torch, remove_environment
 
     torch = torch or pinned_torch()
@@ -83,3 +87,24 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     for name, value in found.items():
         if value not in (None, []):
             print(f"{name:12}  {', '.join(value) if isinstance(value, list) else value}")
+
+
+def num_cards(cell: dict[str, Any]) -> int:
+    """The cards that the ranks of a cell see, before it is known whether there can be such a cell."""
+    if "only_rank" not in cell:
+        return cell.get("num_gpus", 1)
+    rules = SHARDINGS.get(cell.get("sharding"), ONE_GPU)
+    return cell.get("shard_size", SHARD_SIZE) if rules.groups_are_machines else 1
+
+
+def enter_emulated(cards: str | None, device: str | None, *, num_cards: int = 1) -> None:
+    """With ``--emulate``, go on in a process that sees these cards; it comes here again.
+
+    ``num_cards``: where ``cards`` says no number of them.
+    """
+    if cards is not None:
+        if device == "cpu":
+            raise SpecError(f"--emulate {cards} is for device cuda, and cpu was given; drop one of them")
+        from vramprobe.emulate.cards import with_count
+
+        enter(with_count(cards, max(num_cards, 1)), sys.argv[1:], say)

@@ -47,9 +47,12 @@ def sweep_progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
     from rich.live import Live
 
     with Live(
-        get_renderable=lambda: progress_table(tally), console=console, refresh_per_second=_REFRESHES_PER_SECOND,
-        transient=True, redirect_stdout=False,
-    ):  # fmt: skip
+        get_renderable=lambda: progress_table(tally),
+        console=console,
+        refresh_per_second=_REFRESHES_PER_SECOND,
+        transient=True,
+        redirect_stdout=False,
+    ):
         yield lambda event: _print_above(event, tally, console)
 
 
@@ -136,11 +139,16 @@ def summary_as_json(summary: RunSummary) -> dict[str, Any]:
         "dollars": rate and _rounded(rate.dollars(summary.seconds), 4),
         "worst_prediction_error": worst and {"cell_id": worst[1], "error": worst[0]},
         "failed": [
-            {"cell_id": record.cell_id, "attempt_id": record.attempt_id, "outcome": record.outcome.kind,
-             "log": str(summary.log_of(record))} for record in summary.failed()
+            {
+                "cell_id": record.cell_id,
+                "attempt_id": record.attempt_id,
+                "outcome": record.outcome.kind,
+                "log": str(summary.log_of(record)),
+            }
+            for record in summary.failed()
         ],
         "notes": summary.notes,
-    }  # fmt: skip
+    }
 
 
 def progress_table(tally: Tally) -> RenderableType:

@@ -38,49 +38,66 @@ _NOT_THERE = re.compile(
 
 def profile(
     command: Annotated[
-        list[str] | None, typer.Argument(help="What to run, after --: python train.py …", metavar="-- COMMAND")
+        list[str] | None,
+        typer.Argument(help="The command to profile, after --: python train.py …", metavar="-- COMMAND"),
     ] = None,
     emulate: Annotated[
-        str | None, typer.Option(metavar="GPU", help="Run it on this card, emulated: RTX-4090, 'H100-SXM x2'.")
+        str | None, typer.Option(metavar="GPU", help="Run it on this emulated GPU: RTX-4090, 'H100-SXM x2'.")
     ] = None,
     empty_weights: Annotated[
-        bool, typer.Option("--empty-weights", help="Weights, tokenizers and datasets that are not there are replaced.")
+        bool, typer.Option("--empty-weights", help="Replace missing weights, tokenizers and datasets with empty ones.")
     ] = False,
     seq_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in each row of a replaced dataset (2048); with --empty-weights.")
+        int | None,
+        typer.Option(min=1, help="Tokens per row of a replaced dataset (default 2048); with --empty-weights."),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="End it after so many optimizer steps that repeat (3 where emulated, else never)."),
+        typer.Option(
+            min=1,
+            help="Stop after this many steps, once two in a row allocate the same bytes (default 3 if emulated).",
+        ),
     ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Let it run to its end on an emulated card, too.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Run the command to its end on an emulated GPU as well.")
+    ] = False,
+    steps_only: Annotated[
+        bool,
+        typer.Option("--steps-only", help="Emulated only: leave out evaluation, save and what follows the steps."),
+    ] = False,
     trace: Annotated[
         str | None,
-        typer.Option(help="all | step | none: whose allocations are kept (all where emulated, else one step's)."),
+        typer.Option(
+            help="all | step | none: which allocations are recorded (default: all if emulated, else one step)."
+        ),
     ] = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Emulated alone: compare what steps under other values allocate."),
+        typer.Option(
+            "--verify", help="Emulated only: repeat steps with other tensor values and compare their allocations."
+        ),
     ] = False,
-    only_rank: Annotated[
-        int | None, typer.Option(help="Emulated alone: run this rank of --world-size, as if the others were there.")
-    ] = None,
-    world_size: Annotated[int | None, typer.Option(help="How many ranks there are, with --only-rank.")] = None,
+    speed: Annotated[
+        bool,
+        typer.Option("--speed/--no-speed", help="Emulated only: count the work of step 2, and predict its time."),
+    ] = True,
+    only_rank: Annotated[int | None, typer.Option(help="Emulated only: run this one rank of --world-size.")] = None,
+    world_size: Annotated[int | None, typer.Option(help="Number of ranks, with --only-rank.")] = None,
     gpus: Annotated[
-        str | None, typer.Option(help="Would it fit these cards? all, or names with commas between them.")
+        str | None, typer.Option(help="Would it fit on these GPUs? all, or names separated by commas.")
     ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Draw live memory by cause: FILE.html.")] = None,
     max_allocated: Annotated[
-        str | None, typer.Option(help="Exit with 1 where more than this is allocated on a card, e.g. 22GiB.")
+        str | None, typer.Option(help="Exit with 1 if a GPU allocates more than this, for example 22GiB.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Append the profile to this .jsonl file.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep the raw files of all processes in this new folder.")] = None,
     from_folder: Annotated[
-        Path | None, typer.Option("--from", help="Run nothing: what an earlier run left in its --folder.")
+        Path | None, typer.Option("--from", help="Run nothing; show what an earlier run left in its --folder.")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Run any command and say where its GPU memory goes, by phase, rank and cause: measured, or emulated."""
+    """Run any training command and show where its GPU memory goes, by phase, rank and cause."""
     from vramprobe.cli import display_profile
     from vramprobe.profile import launch
     from vramprobe.profile.stand_ins import stand_ins
@@ -100,12 +117,17 @@ def profile(
         raise SpecError(
             "--verify runs more steps of the command under other values: give --emulate GPU, and no --whole"
         )
+    if steps_only and (emulate is None or whole):
+        raise SpecError("--steps-only shortens what --emulate GPU runs: add --emulate, and no --whole")
     options = launch.Options(
         trace=trace or ("all" if emulate else "step"),
-        steps=steps if steps is not None else 3 if emulate and not whole else None, verify=verify,
+        steps=steps if steps is not None else 3 if emulate and not whole else None,
+        verify=verify,
+        phases=emulate is not None and not (steps_only or verify),
+        speed=speed,
         one_rank=_one_rank(command or [], emulate, only_rank, world_size),
         stand_ins=stand_ins(seq_len) if empty_weights else None,
-    )  # fmt: skip
+    )
     if bool(command) == (from_folder is not None):
         raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")
     with _home(folder, from_folder) as home:
@@ -132,11 +154,11 @@ def profile(
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A .jsonl file of profiles; its last one is taken.")],
-    after: Annotated[Path, typer.Argument(help="Another.")],
+    before: Annotated[Path, typer.Argument(help="A .jsonl file of profiles; its last profile is compared.")],
+    after: Annotated[Path, typer.Argument(help="The .jsonl file to compare with.")],
     json_output: Json = False,
 ) -> None:
-    """Say which cause and which line of the program grew between two profiles."""
+    """Compare two profiles: which causes and which lines of the program grew."""
     from vramprobe.cli import display_profile
     from vramprobe.profile.diff import compare
     from vramprobe.records.profile import last_profile

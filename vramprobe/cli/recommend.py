@@ -10,45 +10,45 @@ from typing import Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import RANK_OPTIONS, Json, takes_a_cell
+from vramprobe.cli.options import Json, takes_a_cell
+from vramprobe.options import RANK_OPTIONS
+from vramprobe.rules.sharding import ONE_GROUP
 
 
 @takes_a_cell(optional=("model", "method", "batch_size", "seq_len"), without=RANK_OPTIONS)
 def recommend(
     cell: dict[str, Any],
-    tokens: Annotated[str | None, typer.Option(help="Tokens to train on, all epochs together: 50M, 1.5B.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="The time there is: 12h, 90m, 2d.")] = None,
-    budget: Annotated[float | None, typer.Option(help="US dollars there are.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Training tokens, all epochs together: 50M, 1.5B.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Time limit: 12h, 90m, 2d.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Budget in US dollars.")] = None,
     gpu: Annotated[
-        list[str] | None, typer.Option(help="Only this GPU, with a price or without; may be repeated.")
+        list[str] | None, typer.Option(help="Only this GPU, with or without a price; may be repeated.")
     ] = None,
-    max_gpus: Annotated[int, typer.Option(min=1, help="Try 1, 2, 4 … GPUs up to so many; 8 are one machine.")] = 8,
-    global_batch: Annotated[
-        int, typer.Option(min=1, help="Sequences of an optimizer step, on all GPUs together.")
-    ] = 16,
+    max_gpus: Annotated[int, typer.Option(min=1, help="Try 1, 2, 4 … GPUs up to this number; 8 are one machine.")] = 8,
+    global_batch: Annotated[int, typer.Option(min=1, help="Sequences per optimizer step, on all GPUs together.")] = 16,
     sharding: Annotated[
         str | None,
-        typer.Option(help="ddp | zero1 | zero2 | zero3 | fsdp | fsdp-shard-grad-op (what fits, the fastest)."),
+        typer.Option(help=f"{' | '.join(ONE_GROUP)} (default: the fastest that fits)."),
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Only this provider's prices.")] = None,
-    region: Annotated[str | None, typer.Option(help="Only prices of regions with this in their name.")] = None,
+    region: Annotated[str | None, typer.Option(help="Only regions whose name contains this text.")] = None,
     terms: Annotated[str, typer.Option(help="on-demand | spot | reserved.")] = "on-demand",
     prices: Annotated[
-        str | None, typer.Option(help="A CSV file of prices, or skypilot: its catalog, where it is installed.")
+        str | None, typer.Option(help="A CSV file of prices, or skypilot for the installed SkyPilot's catalog.")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="Your measured records: their step times scale the estimates of their card.")
+        Path | None, typer.Option(help="Your measured records: their step times calibrate the estimates for their GPU.")
     ] = None,
-    longest: Annotated[bool, typer.Option("--longest", help="The longest sequences that the limits pay for.")] = False,
+    longest: Annotated[bool, typer.Option("--longest", help="Find the longest sequences within the limits.")] = False,
     largest_model: Annotated[
-        bool, typer.Option("--largest-model", help="The largest model that the limits pay for.")
+        bool, typer.Option("--largest-model", help="Find the largest model within the limits.")
     ] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Show every card and number of them, not the best of each.")
+        bool, typer.Option("--all", help="Show every GPU and every number of GPUs, not only the best of each.")
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Say which GPU to rent, how many, how long and for how much; without --tokens, for how many it is enough."""
+    """Say which GPU to rent, how many, for how long and for how much; or how many tokens the limits allow."""
     from vramprobe import api
     from vramprobe.recommend.inverse import Most
 
@@ -58,10 +58,21 @@ def recommend(
     if most == "tokens" and budget is None and deadline is None:
         raise typer.BadParameter("Missing option '--tokens'; or ask how many a --budget or a --deadline pays for.")
     found = api.recommend(
-        tokens=tokens, deadline=deadline, budget=budget, gpus=gpu or (), max_gpus=max_gpus, global_batch=global_batch,
-        sharding=sharding, provider=provider, region=region, terms=terms, prices=prices, records=records, most=most,
+        tokens=tokens,
+        deadline=deadline,
+        budget=budget,
+        gpus=gpu or (),
+        max_gpus=max_gpus,
+        global_batch=global_batch,
+        sharding=sharding,
+        provider=provider,
+        region=region,
+        terms=terms,
+        prices=prices,
+        records=records,
+        most=most,
         **cell,
-    )  # fmt: skip
+    )
     if json_output:
         print(found.model_dump_json(indent=2))
         return

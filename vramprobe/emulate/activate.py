@@ -18,9 +18,12 @@ from vramprobe.emulate.build import Build
 
 # What speaks of the real machine's cards, or of another driver; an emulated machine shows all of its own.
 _OF_THE_REAL_MACHINE = (
-    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_INJECTION64_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_INJECTION64_PATH",
     "TRITON_LIBCUDA_PATH",
-)  # fmt: skip
+)
 
 
 def emulated_environment(build: Build, machine: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:

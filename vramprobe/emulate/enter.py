@@ -105,9 +105,16 @@ def _new_machine(
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")
     machine = write_machine(folder, [card] * count, Policy(late_completion=int(is_busy)))
-    return installation.python, machine, emulated_environment(build, machine) | {
-        OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, VALUES_VARIABLE: json.dumps(dict(policy or {})),
-    }  # fmt: skip
+    return (
+        installation.python,
+        machine,
+        emulated_environment(build, machine)
+        | {
+            OWNER_VARIABLE: str(os.getpid()),
+            CARDS_VARIABLE: cards,
+            VALUES_VARIABLE: json.dumps(dict(policy or {})),
+        },
+    )
 
 
 def package_home(machine: Path, package: Path = Path(__file__).parents[1]) -> Path:

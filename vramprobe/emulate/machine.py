@@ -22,7 +22,7 @@ from vramprobe.units import MIB
 FORMAT = 1
 MAX_DEVICES = 16
 #: A CUDA context with torch's kernels, as published runs on one A100 leave it between nvidia-smi and reserved memory
-#: (benchmarks/reproduce.md: 511 to 523 MiB under torch 2.3 and 2.4); elsewhere an assumption, as the records say.
+#: (benchmarks/truth/reproduce.md: 511 to 523 MiB under torch 2.3 and 2.4); elsewhere an assumption, as the records say.
 ASSUMED_CONTEXT_BYTES = 519 * MIB
 Fill = Literal["zeros", "ones", "random", "keep"]
 
@@ -36,9 +36,8 @@ _LIVE, _ENDED = 1, 2
 
 #: What ``machine.txt`` says of a card in lines of their own: its numbers, in the order of CardProperties.
 _CARD_KEYS = tuple(
-    field.name for field in fields(CardProperties)
-    if field.name not in ("gpu", "name", "compute_capability", "source")
-)  # fmt: skip
+    field.name for field in fields(CardProperties) if field.name not in ("gpu", "name", "compute_capability", "source")
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,11 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError, VramprobeError
+from vramprobe.kernels.chip import chip_like
 from vramprobe.literature.formulas import FORMULAS, Facts, facts_of
 from vramprobe.literature.recalibrate import Constant, constants_of
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.prediction import predict
+from vramprobe.predict.predict import predict
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import require_comparable
@@ -105,11 +106,15 @@ def calibrate(records: Iterable[RunRecord], model: MemoryModel | None = None) ->
     require_comparable([row.record for row in rows])
     first = rows[0].record
     return Calibration(
-        instrument=first.instrument, device_name=first.environment.device_name, num_rows=len(rows),
-        left_out=dict(left_out), fit=model.data_fingerprint if model else None,
-        formulas=[_info(formula.name, rows) for formula in FORMULAS], scores=_scores(rows),
+        instrument=first.instrument,
+        device_name=first.environment.device_name,
+        num_rows=len(rows),
+        left_out=dict(left_out),
+        fit=model.data_fingerprint if model else None,
+        formulas=[_info(formula.name, rows) for formula in FORMULAS],
+        scores=_scores(rows),
         constants=constants_of((row.record, row.facts) for row in rows),
-    )  # fmt: skip
+    )
 
 
 def recipe_of(spec: CellSpec) -> str:
@@ -146,7 +151,7 @@ def _row(record: RunRecord, facts: Facts, model: MemoryModel | None) -> _Row:
     if record.peak.device_bytes is not None and record.peak.device_bytes > 0:
         measured["device"] = record.peak.device_bytes
     gpu = gpu_seen(record.environment.device_name)
-    terms = ledger_terms(record.spec, gpu is None or gpu.has_flash)
+    terms = ledger_terms(record.spec, chip_like(gpu))
     said: dict[Quantity, dict[str, int]] = {
         "peak": {OURS: predict(record.spec, gpu=gpu).peak_allocated_bytes.value},
         "saved": {OURS: terms["saved_activations"]},
@@ -175,9 +180,13 @@ def _info(name: str, rows: Sequence[_Row]) -> FormulaInfo:
     formula = next(formula for formula in FORMULAS if formula.name == name)
     not_for = Counter(row.reasons[name] for row in rows if name in row.reasons)
     return FormulaInfo(
-        name=name, source=formula.source, says=formula.says, recipe=formula.recipe, missing=list(formula.missing),
+        name=name,
+        source=formula.source,
+        says=formula.says,
+        recipe=formula.recipe,
+        missing=list(formula.missing),
         not_for=dict(not_for),
-    )  # fmt: skip
+    )
 
 
 def _scores(rows: Sequence[_Row]) -> list[Score]:
@@ -202,10 +211,15 @@ def _score(name: str, quantity: Quantity, group: str, rows: Sequence[_Row]) -> S
     found, ours = errors(name), OURS_FITTED if quantity == "device" else OURS
     has_ours = all(ours in row.said[quantity] for row in rows)
     return Score(
-        formula=name, quantity=quantity, group=group, num_rows=len(rows), mean_signed=statistics.fmean(found),
-        mean_absolute=statistics.fmean(map(abs, found)), worst_signed=max(found, key=abs),
+        formula=name,
+        quantity=quantity,
+        group=group,
+        num_rows=len(rows),
+        mean_signed=statistics.fmean(found),
+        mean_absolute=statistics.fmean(map(abs, found)),
+        worst_signed=max(found, key=abs),
         ours_mean_absolute=statistics.fmean(map(abs, errors(ours))) if has_ours else None,
-    )  # fmt: skip
+    )
 
 
 def _group_order(group: str) -> tuple[int, int, str]:

@@ -16,8 +16,9 @@ import numpy as np
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.architecture.releases import LABELS_PADDED, LOSS_APART, SHARED_ROTARY
 from vramprobe.literature.published import PublishedRow, Version
+from vramprobe.rules.cell import lora_target_names
 from vramprobe.simulate.history import History
-from vramprobe.spec import CellSpec, lora_target_names
+from vramprobe.spec import CellSpec
 
 Moment = Literal["forward", "loss", "layers", "optimizer_step"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
@@ -26,9 +27,10 @@ _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _NO_REPEATED_HEADS = {"mistral": 4048, "qwen2": 4048, "mixtral": 4048}
 #: Width of an input → the products of a layer that take it.
 _INPUTS = {
-    "hidden_size": ("q_proj", "k_proj", "v_proj"), "hidden_size_of_mlp": ("gate_proj", "up_proj"),
+    "hidden_size": ("q_proj", "k_proj", "v_proj"),
+    "hidden_size_of_mlp": ("gate_proj", "up_proj"),
     "intermediate_size": ("down_proj",),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,17 +47,25 @@ _SAME_ARCHITECTURE = {
 _OWN_MODEL_CODE = ("litgpt", "torchtune", "torchao", "torchtitan", "rasbt", "unsloth", "NeMo")
 #: "bfloat16 (bf16 AMP)" → the weights as loaded and autocast, as the spec's words.
 _PRECISIONS = {
-    "bfloat16 (bf16 AMP)": ("bf16", "bf16"), "float16 (fp16 AMP)": ("fp16", "fp16"),
-    "bfloat16 (no AMP)": ("bf16", "none"), "float16 (no AMP)": ("fp16", "none"),
-}  # fmt: skip
+    "bfloat16 (bf16 AMP)": ("bf16", "bf16"),
+    "float16 (fp16 AMP)": ("fp16", "fp16"),
+    "bfloat16 (no AMP)": ("bf16", "none"),
+    "float16 (no AMP)": ("fp16", "none"),
+}
 _METHODS = ("full", "lora", "qlora", "8bit-lora")
 _OPTIMIZERS = {"adamw_torch (HF default)": "adamw_torch", "adamw_torch": "adamw_torch"}
 #: The newest releases on PyPI on the day of a row whose source pins none. But transformers: the settled bytes of that
 #: day's Llama-2-70B row (fms-acceleration 00febdc, row 58) hold rotary tables in 80 layers, which 4.41 dropped.
 _NEWEST_ON = {
-    "2024-06-07": {"torch": (2, 3, 1), "transformers": (4, 40, 2), "peft": (0, 11, 1), "trl": (0, 9, 3),
-                   "accelerate": (0, 31, 0), "bitsandbytes": (0, 43, 1)},
-}  # fmt: skip
+    "2024-06-07": {
+        "torch": (2, 3, 1),
+        "transformers": (4, 40, 2),
+        "peft": (0, 11, 1),
+        "trl": (0, 9, 3),
+        "accelerate": (0, 31, 0),
+        "bitsandbytes": (0, 43, 1),
+    },
+}
 _TRL_LEAVES_ADAPTERS = (0, 9)  # trl/trainer/utils.py, peft_module_casting_to_bf16: no BaseTunerLayer branch from here
 _PEFT_RAISES_ADAPTERS = (0, 12)  # peft/tuners/tuners_utils.py, autocast_adapter_dtype
 Version = tuple[int, ...]
@@ -129,10 +137,16 @@ def cell_of(row: PublishedRow, *, device: str = "cuda") -> CellSpec | NoCell:
     assert isinstance(words, dict), words
     attn = "flash_attention_2" if row.attention == "flash_attention_2" else "sdpa"
     return resolve(
-        model=_slug(row.model) or row.model, device=device, attn=attn if device == "cuda" else "sdpa",
-        batch_size=row.batch_size, seq_len=row.seq_len, grad_accum=row.grad_accum or 1,
-        gradient_checkpointing=row.gradient_checkpointing, optim=_OPTIMIZERS[row.optimizer or ""], **words,
-    )  # fmt: skip
+        model=_slug(row.model) or row.model,
+        device=device,
+        attn=attn if device == "cuda" else "sdpa",
+        batch_size=row.batch_size,
+        seq_len=row.seq_len,
+        grad_accum=row.grad_accum or 1,
+        gradient_checkpointing=row.gradient_checkpointing,
+        optim=_OPTIMIZERS[row.optimizer or ""],
+        **words,
+    )
 
 
 def _reason(row: PublishedRow) -> NoCell | None:
@@ -162,12 +176,16 @@ def _varies(row: PublishedRow) -> bool:
 def _silent(row: PublishedRow) -> list[str]:
     """The conditions that decide memory and that neither the row nor its source's code gives."""
     missing = {
-        "seq_len": row.seq_len, "batch_size": row.batch_size, "checkpointing": row.gradient_checkpointing,
-        "optimizer": _OPTIMIZERS.get(row.optimizer or ""), "attention": row.attention,
+        "seq_len": row.seq_len,
+        "batch_size": row.batch_size,
+        "checkpointing": row.gradient_checkpointing,
+        "optimizer": _OPTIMIZERS.get(row.optimizer or ""),
+        "attention": row.attention,
         "precision": _PRECISIONS.get(row.dtype or ""),
-        "versions": row.versions or None, "recipe": _words(row) if row.framework_config else None,
+        "versions": row.versions or None,
+        "recipe": _words(row) if row.framework_config else None,
         "lora": True if row.method == "full" else row.lora_r and row.lora_targets,
-    }  # fmt: skip
+    }
     return [name for name, value in missing.items() if value in (None, "", ())]
 
 
@@ -186,8 +204,13 @@ def _words(row: PublishedRow) -> dict[str, Any] | None:
     alpha, dropout = re.search(r"lora_alpha (\d+)", row.notes), re.search(r"dropout ([\d.]+)", row.notes)
     if not (alpha and dropout):
         return None
-    words |= {"lora_r": row.lora_r, "lora_alpha": float(alpha[1]), "lora_dropout": float(dropout[1].rstrip(".")),
-              "lora_targets": _targets(row), "lora_dtype": "fp32"}  # fmt: skip
+    words |= {
+        "lora_r": row.lora_r,
+        "lora_alpha": float(alpha[1]),
+        "lora_dropout": float(dropout[1].rstrip(".")),
+        "lora_targets": _targets(row),
+        "lora_dtype": "fp32",
+    }
     match row.method, row.framework_config:
         case "lora", "none":
             raised = row.versions.get("peft", ()) >= _PEFT_RAISES_ADAPTERS

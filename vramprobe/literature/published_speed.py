@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog.shipped import csv_rows
+from vramprobe.choices import Sharding
 from vramprobe.spec import CellSpec, checked, with_defaults
 from vramprobe.speed.fit import Observation
 from vramprobe.speed.step import Kernel
 from vramprobe.speed.work import work_of
-from vramprobe.terms.ranks import Sharding
 
 #: Why a row is no case. A row that has several reasons gets the first in this order.
 Reason = Literal[
@@ -41,16 +41,39 @@ Reason = Literal[
 
 _METHODS = {"full": "full", "pretrain": "full", "lora": "lora", "qlora": "qlora"}
 _CARDS = {
-    "A100-80GB": "A100-80GB-SXM", "A100": "A100-80GB-SXM", "A100-40GB": "A100-40GB-SXM", "H100-SXM": "H100-SXM",
-    "L40S": "L40S", "L40": "L40", "RTX4090": "RTX-4090", "RTX3090": "RTX-3090", "H200": "H200", "B200": "B200",
-    "B300": "B300", "GB200": "GB200", "GB300": "GB300", "RTX6000Ada": "RTX-6000-Ada", "A6000": "RTX-A6000",
-}  # fmt: skip
+    "A100-80GB": "A100-80GB-SXM",
+    "A100": "A100-80GB-SXM",
+    "A100-40GB": "A100-40GB-SXM",
+    "H100-SXM": "H100-SXM",
+    "L40S": "L40S",
+    "L40": "L40",
+    "RTX4090": "RTX-4090",
+    "RTX3090": "RTX-3090",
+    "H200": "H200",
+    "B200": "B200",
+    "B300": "B300",
+    "GB200": "GB200",
+    "GB300": "GB300",
+    "RTX6000Ada": "RTX-6000-Ada",
+    "A6000": "RTX-A6000",
+}
 #: A source's word for how ranks share the states → ours. HSDP shards within a machine.
 _SHARDINGS: dict[str, Sharding] = {
-    "none": "ddp", "DDP": "ddp", "FSDP full_shard": "fsdp", "FSDP FULL_SHARD": "fsdp", "FSDP": "fsdp", "FSDP2": "fsdp",
-    "FSDP SHARD_GRAD_OP": "fsdp-shard-grad-op", "HSDP": "fsdp", "ZeRO-2": "zero2", "ZeRO-3": "zero3",
-    "DeepSpeed ZeRO-3": "zero3", "DeepSpeed ZeRO-2": "zero2", "multinode 2x2": "ddp", "zero1": "zero1",
-}  # fmt: skip
+    "none": "ddp",
+    "DDP": "ddp",
+    "FSDP full_shard": "fsdp",
+    "FSDP FULL_SHARD": "fsdp",
+    "FSDP": "fsdp",
+    "FSDP2": "fsdp",
+    "FSDP SHARD_GRAD_OP": "fsdp-shard-grad-op",
+    "HSDP": "fsdp",
+    "ZeRO-2": "zero2",
+    "ZeRO-3": "zero3",
+    "DeepSpeed ZeRO-3": "zero3",
+    "DeepSpeed ZeRO-2": "zero2",
+    "multinode 2x2": "ddp",
+    "zero1": "zero1",
+}
 
 
 class SpeedRow(BaseModel):
@@ -102,10 +125,23 @@ class SpeedRow(BaseModel):
     def configuration(self) -> tuple[Any, ...]:
         """What repeats of one run share: all but versions, dates and figures."""
         return (
-            self.family, self.model, self.method, self.dtype, self.quant, self.batch_size, self.grad_accum,
-            self.seq_len, self.grad_checkpointing, self.lora_r, self.lora_targets, self.n_gpus, self.sharding,
-            self.gpu, self.fused_kernels, self.packed,
-        )  # fmt: skip
+            self.family,
+            self.model,
+            self.method,
+            self.dtype,
+            self.quant,
+            self.batch_size,
+            self.grad_accum,
+            self.seq_len,
+            self.grad_checkpointing,
+            self.lora_r,
+            self.lora_targets,
+            self.n_gpus,
+            self.sharding,
+            self.gpu,
+            self.fused_kernels,
+            self.packed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +160,11 @@ class SpeedCase:
     def is_well_conditioned(self) -> bool:
         """Long and full steps of a large model in one machine: where a rule of thumb should hold."""
         return (
-            1024 <= self.spec.seq_len <= 8192 and self.spec.num_tokens >= 4096 and self.num_gpus <= 8
+            1024 <= self.spec.seq_len <= 8192
+            and self.spec.num_tokens >= 4096
+            and self.num_gpus <= 8
             and self.spec.num_params >= 2.6e9
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -167,9 +205,17 @@ def case_of(row: SpeedRow) -> SpeedCase | NoCase:
 def _reasons(row: SpeedRow) -> Iterator[NoCase]:
     """Those of :data:`Reason` that hold, in their order."""
     batch, length = _batch(row)
-    missing = [name for name, value in (("batch", batch), ("length", length), ("GPUs", row.n_gpus),
-                                        ("checkpointing", row.grad_checkpointing), ("sharding", row.sharding))
-               if value is None]  # fmt: skip
+    missing = [
+        name
+        for name, value in (
+            ("batch", batch),
+            ("length", length),
+            ("GPUs", row.n_gpus),
+            ("checkpointing", row.grad_checkpointing),
+            ("sharding", row.sharding),
+        )
+        if value is None
+    ]
     checkpointing, sharding = row.grad_checkpointing or "", row.sharding or "none"
     dtype = row.dtype or ("16 bit" if row.family == "fms-acceleration" else "")
     checks: list[tuple[Reason, bool, str]] = [
@@ -182,10 +228,13 @@ def _reasons(row: SpeedRow) -> Iterator[NoCase]:
         ("lengths vary", length is None and row.packed in ("padding-free", "False"), row.packed or ""),
         ("conditions not stated", bool(missing), ", ".join(missing)),
         ("parallel otherwise", _sharding(sharding) is None and "offload" not in sharding, sharding),
-        ("offload", "offload" in sharding or "offload=True" in row.notes or "activation offload" in row.notes,
-         sharding),
+        (
+            "offload",
+            "offload" in sharding or "offload=True" in row.notes or "activation offload" in row.notes,
+            sharding,
+        ),
         ("checkpoints some", checkpointing not in ("True", "False"), checkpointing),
-    ]  # fmt: skip
+    ]
     assert {check[0] for check in checks} == set(get_args(Reason))
     return (NoCase(reason, detail) for reason, holds, detail in checks if holds)
 
@@ -226,10 +275,16 @@ def _spec(row: SpeedRow, config: dict[str, Any], batch: int | None, length: int 
         words |= {"lora_r": int(row.lora_r or 16), "lora_targets": _targets(row, config)}
     return checked(
         CellSpec,
-        {"model": row.model, "architecture": config, "batch_size": batch, "seq_len": length,
-         "grad_accum": row.grad_accum or 1, "gradient_checkpointing": row.grad_checkpointing == "True"}
+        {
+            "model": row.model,
+            "architecture": config,
+            "batch_size": batch,
+            "seq_len": length,
+            "grad_accum": row.grad_accum or 1,
+            "gradient_checkpointing": row.grad_checkpointing == "True",
+        }
         | with_defaults(words, config["model_type"]),
-    )  # fmt: skip
+    )
 
 
 def _targets(row: SpeedRow, config: dict[str, Any]) -> str:
@@ -268,17 +323,43 @@ def _config(model: str) -> dict[str, Any] | None:
     tied, bias = shape["tied"] == "yes", shape["bias"] == "yes"
     match shape["model_type"]:
         case "gpt2":
-            return {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": mlp,
-                    "vocab_size": vocab, "n_positions": 1024, "tie_word_embeddings": tied}  # fmt: skip
+            return {
+                "model_type": "gpt2",
+                "n_embd": hidden,
+                "n_layer": layers,
+                "n_head": heads,
+                "n_inner": mlp,
+                "vocab_size": vocab,
+                "n_positions": 1024,
+                "tie_word_embeddings": tied,
+            }
         case "falcon":
-            return {"model_type": "falcon", "hidden_size": hidden, "num_hidden_layers": layers,
-                    "num_attention_heads": heads, "ffn_hidden_size": mlp, "vocab_size": vocab, "multi_query": True,
-                    "new_decoder_architecture": False, "parallel_attn": True, "alibi": False, "bias": bias,
-                    "tie_word_embeddings": tied}  # fmt: skip
+            return {
+                "model_type": "falcon",
+                "hidden_size": hidden,
+                "num_hidden_layers": layers,
+                "num_attention_heads": heads,
+                "ffn_hidden_size": mlp,
+                "vocab_size": vocab,
+                "multi_query": True,
+                "new_decoder_architecture": False,
+                "parallel_attn": True,
+                "alibi": False,
+                "bias": bias,
+                "tie_word_embeddings": tied,
+            }
     assert shape["model_type"] == "llama", shape
-    return {"model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "intermediate_size": mlp, "vocab_size": vocab,
-            "tie_word_embeddings": tied, "attention_bias": bias}  # fmt: skip
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": mlp,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "attention_bias": bias,
+    }
 
 
 def observations() -> list[tuple[SpeedRow, SpeedCase, Observation]]:
@@ -292,8 +373,14 @@ def observations() -> list[tuple[SpeedRow, SpeedCase, Observation]]:
         row, case = pairs[0]
         rate = math.exp(sum(math.log(one.tokens_per_second) for _, one in pairs) / len(pairs))
         observation = Observation(
-            source=row.family, work=work_of(case.spec, fused=case.fused), grad_accum=case.spec.grad_accum,
-            gpu=case.gpu, num_gpus=case.num_gpus, sharding=case.sharding, kernel=case.kernel, tokens_per_second=rate,
-        )  # fmt: skip
+            source=row.family,
+            work=work_of(case.spec, fused=case.fused),
+            grad_accum=case.spec.grad_accum,
+            gpu=case.gpu,
+            num_gpus=case.num_gpus,
+            sharding=case.sharding,
+            kernel=case.kernel,
+            tokens_per_second=rate,
+        )
         found.append((row, case, observation))
     return found

@@ -71,16 +71,25 @@ def equations(record: RunRecord, facts: Facts) -> list[Equation]:
     trained, trained_dtype = seen.num_trainable_params, spec.dtype if spec.method == "full" else spec.lora_dtype
     adapters = 0 if spec.method == "full" else trained
     method = spec.method if spec.quant == "none" else f"{spec.method} {spec.quant}"
-    prepared = ", ".join([method, spec.dtype, *([f"{spec.lora_dtype} adapters"] if adapters else []),
-                          *([f"{spec.kbit_prep} preparation"] if spec.kbit_prep != "none" else [])])  # fmt: skip
+    prepared = ", ".join(
+        [
+            method,
+            spec.dtype,
+            *([f"{spec.lora_dtype} adapters"] if adapters else []),
+            *([f"{spec.kbit_prep} preparation"] if spec.kbit_prep != "none" else []),
+        ]
+    )
     parts = [
-        (prepared, {"weights": seen.num_params - seen.num_quantised_params, "adapter_weights": adapters},
-         ledger.weights_bytes - seen.quantised_weights_bytes),
+        (
+            prepared,
+            {"weights": seen.num_params - seen.num_quantised_params, "adapter_weights": adapters},
+            ledger.weights_bytes - seen.quantised_weights_bytes,
+        ),
         (method, {"quantised_weights": seen.num_quantised_params}, seen.quantised_weights_bytes),
         (f"{method}, trained in {trained_dtype}", {"gradients": trained}, ledger.gradients_bytes),
         (f"{spec.optim}, trained in {trained_dtype}", {"optimizer_state": trained}, ledger.optimizer_state_bytes),
         _kept_for_backward(record, facts, prepared),
-    ]  # fmt: skip
+    ]
     found = [(group, {name: count for name, count in counts.items() if count}, size) for group, counts, size in parts]
     return [Equation(group, counts, size, facts) for group, counts, size in found if counts and size > 0]
 
@@ -122,9 +131,15 @@ def _constant(
     if value and standard_error > abs(measured):
         problem = "not determined: the standard error is larger than the constant"
     return Constant(
-        name=name, unit=CONSTANTS[name], group=found[0].group, num_rows=num_rows, measured=measured,
-        standard_error=standard_error, problem=problem, says=_what_formulas_say(name, [one.facts for one in found]),
-    )  # fmt: skip
+        name=name,
+        unit=CONSTANTS[name],
+        group=found[0].group,
+        num_rows=num_rows,
+        measured=measured,
+        standard_error=standard_error,
+        problem=problem,
+        says=_what_formulas_say(name, [one.facts for one in found]),
+    )
 
 
 def _solve(names: Sequence[str], found: Sequence[Equation]) -> dict[str, tuple[float, float]] | str:
@@ -144,8 +159,10 @@ def _solve(names: Sequence[str], found: Sequence[Equation]) -> dict[str, tuple[f
     residuals = 1 - rows / scale @ solution
     variance = float(residuals @ residuals) / (len(found) - len(names))
     errors = np.sqrt(variance * np.diag(np.linalg.inv((rows / scale).T @ (rows / scale))))
-    return {name: (float(value), float(error))
-            for name, value, error in zip(names, solution / scale, errors / scale, strict=True)}  # fmt: skip
+    return {
+        name: (float(value), float(error))
+        for name, value, error in zip(names, solution / scale, errors / scale, strict=True)
+    }
 
 
 def _what_formulas_say(name: str, cells: Sequence[Facts]) -> dict[str, tuple[float, float]]:

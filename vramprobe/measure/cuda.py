@@ -27,8 +27,12 @@ from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.records.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
 
-_TIERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "requested": "requested_bytes",
-          "active": "active_bytes"}  # fmt: skip
+_TIERS = {
+    "allocated": "allocated_bytes",
+    "reserved": "reserved_bytes",
+    "requested": "requested_bytes",
+    "active": "active_bytes",
+}
 _SIGNS = {"alloc": 1, "free_completed": -1}  # the history also tells of segments, snapshots and frees requested
 #: By then NCCL's watchdog has come round, which it does each tenth of a second.
 _WATCHDOG_SECONDS = 0.3

@@ -195,9 +195,14 @@ def check_cell(case: Case) -> Iterator[Finding]:
         yield _not_tried(name, case)
         return
     spec = resolve(
-        model="smollm2-135m", method="lora" if case.has_peft else "full", num_layers=1, batch_size=1, seq_len=16,
-        device=case.device, timing_steps=1,
-    )  # fmt: skip
+        model="smollm2-135m",
+        method="lora" if case.has_peft else "full",
+        num_layers=1,
+        batch_size=1,
+        seq_len=16,
+        device=case.device,
+        timing_steps=1,
+    )
     require_packages([spec])
     log = case.scratch / "cell.log"
     began = time.monotonic()
@@ -227,9 +232,13 @@ def _not_tried(name: str, case: Case) -> Finding:
 def _ask(test: str, timeout_seconds: float) -> dict[str, Any]:
     """What a self-test says, in a process with a worker's own variables; ``{"error": …}`` if it hangs or dies."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "vramprobe.measure.selftest", test], env=worker_environment(),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "vramprobe.measure.selftest", test],
+        env=worker_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         said, complaints = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
@@ -258,5 +267,9 @@ def _last_words(log: Path) -> str:
 
 #: In the order in which they are made: what a later one needs, an earlier one has found.
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
-    *machine.CHECKS, check_torch_build, check_self_test, check_fork_server, check_cell,
-)  # fmt: skip
+    *machine.CHECKS,
+    check_torch_build,
+    check_self_test,
+    check_fork_server,
+    check_cell,
+)

@@ -78,12 +78,17 @@ class EmulatedInstrument(CudaInstrument):
         name = torch.cuda.get_device_name(0)
         known = gpu_seen(name)
         return Emulation(
-            card=known.short_name if known else name, num_cards=num_cards,
-            emulator_version=emulator_here(), torch_build=torch.__version__,
-            contents=seen["policy"]["contents"], routing=seen["policy"]["routing"],
-            context_bytes=machine.context_bytes, is_busy=bool(machine.late_completion),
+            card=known.short_name if known else name,
+            num_cards=num_cards,
+            emulator_version=emulator_here(),
+            torch_build=torch.__version__,
+            contents=seen["policy"]["contents"],
+            routing=seen["policy"]["routing"],
+            context_bytes=machine.context_bytes,
+            is_busy=bool(machine.late_completion),
             num_launches=None if report is None else int(self._watch.mode.driver.launches()),
-            num_reads=seen.get("num_reads"), num_steering_reads=seen.get("num_reads_that_could_have_steered"),
+            num_reads=seen.get("num_reads"),
+            num_steering_reads=seen.get("num_reads_that_could_have_steered"),
             reads=[ValueRead(**read) for read in seen.get("reads", ())[:MAX_READS]],
             verification=self._verification,
-        )  # fmt: skip
+        )

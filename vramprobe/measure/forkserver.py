@@ -64,8 +64,13 @@ class ForkServer:
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "vramprobe.measure.forkserver", device, *sorted(set(model_types))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=env, start_new_session=True, bufsize=0,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env=env,
+                start_new_session=True,
+                bufsize=0,
+            )
         self._child: int | None = None
 
     def unsafe(self, timeout_seconds: float) -> str | None:

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-from vramprobe.choices import ZERO
 from vramprobe.errors import MissingDependency, SpecError, StoreError
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import Launcher
@@ -37,6 +36,7 @@ from vramprobe.records.record import (
     new_attempt_id,
     record_from_json,
 )
+from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 from vramprobe.workload.fused_loss import require_kernels
 
@@ -45,9 +45,16 @@ _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 #: DeepSpeed with what it needs, as pip is told nothing of its other needs.
 DEEPSPEED_SETUP = "vramprobe emulate setup " + " ".join(
-    f"--package {name}" for name in ("deepspeed==0.19.8", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2",
-                                     "einops==0.8.2", "py-cpuinfo==9.0.0")
-)  # fmt: skip
+    f"--package {name}"
+    for name in (
+        "deepspeed==0.19.8",
+        "hjson==3.1.0",
+        "msgpack==1.2.4",
+        "ninja==1.13.2",
+        "einops==0.8.2",
+        "py-cpuinfo==9.0.0",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -124,11 +131,16 @@ def run_isolated(
     before = [(device, device.used_bytes()) for device in devices]
     kills_before = _oom_kills()
     request = {
-        "spec": spec.model_dump_json(), "attempt_id": ticket.attempt_id, "isolation": launcher.isolation,
+        "spec": spec.model_dump_json(),
+        "attempt_id": ticket.attempt_id,
+        "isolation": launcher.isolation,
         "isolation_reason": launcher.isolation_reason,
-        "record": str(ticket.record), "status": str(ticket.status), "log": str(log),
-        "snapshot": str(ticket.snapshot or ""), "verify": "yes" if ticket.verify else "",
-    }  # fmt: skip
+        "record": str(ticket.record),
+        "status": str(ticket.status),
+        "log": str(log),
+        "snapshot": str(ticket.snapshot or ""),
+        "verify": "yes" if ticket.verify else "",
+    }
     status = launcher.run(request, timeout_seconds)
     record = record_left(ticket, spec)
     if record is None:
@@ -168,7 +180,7 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
     for spec in specs:
         if with_device and spec.num_gpus > 1:
             _require_cards(spec)
-        if with_device and spec.sharding in ZERO and spec.offload != "none":
+        if with_device and rules_of(spec.sharding).uses_deepspeed and spec.offload != "none":
             _require_compiler(spec)
         interprets = interprets or (spec.fused_linear_cross_entropy and spec.device == "cpu")
         for name in (*_needed_packages(spec), spec.device):
@@ -235,7 +247,7 @@ def _needed_packages(spec: CellSpec) -> list[str]:
     needed = ["torch", "transformers", "accelerate"]
     needed += ["peft"] if spec.method != "full" else []
     needed += ["bitsandbytes"] if spec.needs_bitsandbytes else []
-    needed += ["deepspeed"] if spec.sharding in ZERO else []
+    needed += ["deepspeed"] if rules_of(spec.sharding).uses_deepspeed else []
     needed += ["liger_kernel"] if spec.fused_linear_cross_entropy else []
     return needed
 

@@ -100,9 +100,14 @@ class Spawner:
     def _popen(self, alloc_conf: str | None) -> subprocess.Popen:
         with open(self._log, "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "vramprobe.measure.worker", str(os.getpid())], stdin=subprocess.PIPE, stdout=log,
-                stderr=log, start_new_session=True, env=self._env | allocator_settings(alloc_conf), bufsize=0,
-            )  # fmt: skip
+                [sys.executable, "-m", "vramprobe.measure.worker", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self._env | allocator_settings(alloc_conf),
+                bufsize=0,
+            )
 
 
 def may_prepare(spec: CellSpec) -> bool:

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramprobe.choices import TENSOR_PARALLEL, ZERO
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.lifeline import die_with
 from vramprobe.measure.observation import Observation
 from vramprobe.records.record import Invalid, RankRecord, RunRecord, record_from_json
+from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
-    from vramprobe.workload.ranks import Rank
+    from vramprobe.workload.sharding.rank import Rank
 
 #: What the others may take to end by themselves once one has failed: a card's driver, a record on a slow disk.
 _GRACE_SECONDS = 10.0
@@ -49,11 +49,16 @@ class Seat:
 
     def take(self) -> None:
         """Tell this process's libraries which rank they are, in a launcher's words."""
-        os.environ.update({
-            "RANK": str(self.index), "WORLD_SIZE": str(self.num_ranks), "LOCAL_RANK": str(self.ordinal),
-            "LOCAL_WORLD_SIZE": str(min(self.num_cards, self.num_ranks)), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",  # nobody listens there: the ranks meet in a file
-        })  # fmt: skip
+        os.environ.update(
+            {
+                "RANK": str(self.index),
+                "WORLD_SIZE": str(self.num_ranks),
+                "LOCAL_RANK": str(self.ordinal),
+                "LOCAL_WORLD_SIZE": str(min(self.num_cards, self.num_ranks)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",  # nobody listens there: the ranks meet in a file
+            }
+        )
         self.show()
 
     def show(self) -> None:
@@ -63,16 +68,10 @@ class Seat:
 
     def join(self, spec: CellSpec) -> Rank:
         """This process as a rank among the others, on its card."""
+        from vramprobe.workload.sharding import rank_class
+
         is_emulated = environment.instrument_for(spec) == "emulated"
-        if spec.sharding in ZERO:
-            from vramprobe.workload.zero_ranks import ZeroRank as kind
-        elif spec.sharding == TENSOR_PARALLEL:
-            from vramprobe.workload.tensor_parallel import TensorParallelRank as kind
-        elif spec.cp_size > 1:
-            from vramprobe.workload.context_parallel import ContextParallelRank as kind
-        else:
-            from vramprobe.workload.ranks import Rank as kind
-        return kind(spec, meeting_place=self.meeting_place, host_is_filled=not is_emulated)
+        return rank_class(spec)(spec, meeting_place=self.meeting_place, host_is_filled=not is_emulated)
 
 
 def run_one_alone(spec: CellSpec, num_cards: int, run: Callable[[Seat], RunRecord]) -> RunRecord:
@@ -103,8 +102,13 @@ def run_all(spec: CellSpec, folder: Path, run: Callable[[Seat], RunRecord]) -> R
         size = cards_of_a_machine(spec) or spec.num_gpus
         for index in range(spec.num_gpus):
             uuids = _uuids(index // size, size) if size < spec.num_gpus else ()
-            seat = Seat(index=index, num_ranks=spec.num_gpus, num_cards=size,
-                        meeting_place=str(folder / "meeting-place"), uuids=uuids)  # fmt: skip
+            seat = Seat(
+                index=index,
+                num_ranks=spec.num_gpus,
+                num_cards=size,
+                meeting_place=str(folder / "meeting-place"),
+                uuids=uuids,
+            )
             children[_fork(seat, run, folder)] = index
         return as_one([_record_of(folder, index) for index in _wait(children, folder)])
     finally:
@@ -116,7 +120,7 @@ def cards_of_a_machine(spec: CellSpec) -> int | None:
 
     FSDP1's hybrid has one group for each machine, and takes a machine to have the cards that its process sees.
     """
-    return spec.shard_size if spec.sharding == "fsdp1-hybrid" else None
+    return spec.shard_size if rules_of(spec.sharding).groups_are_machines else None
 
 
 def _uuids(machine: int, size: int) -> list[str]:
@@ -129,8 +133,12 @@ def as_one(records: Sequence[RunRecord]) -> RunRecord:
     if failed:
         return failed[0]
     highest = max(records, key=lambda record: record.peak.allocated_bytes if record.peak else 0)
-    doubts = [f"rank {record.ranks[0].rank}: {reason}" for record in records
-              if isinstance(record.outcome, Invalid) for reason in record.outcome.reasons]  # fmt: skip
+    doubts = [
+        f"rank {record.ranks[0].rank}: {reason}"
+        for record in records
+        if isinstance(record.outcome, Invalid)
+        for reason in record.outcome.reasons
+    ]
     ranks = sorted((rank for record in records for rank in record.ranks), key=lambda rank: rank.rank)
     outcome = Invalid(reasons=doubts) if doubts else highest.outcome
     return highest.model_copy(update={"ranks": ranks, "outcome": outcome})
@@ -139,10 +147,16 @@ def as_one(records: Sequence[RunRecord]) -> RunRecord:
 def rank_of(record: RunRecord, seat: Seat, observation: Observation, on_host: dict[str, int | None]) -> RankRecord:
     """What a rank's own record says of it, and what it saw beside; ``on_host`` by the RankRecord's names."""
     return RankRecord(
-        rank=seat.index, peak=record.peak, ledger=record.ledger, phases=record.phases,
-        context_bytes=record.context_bytes, num_alloc_retries=record.num_alloc_retries,
-        host_peak_bytes=_resident_peak_bytes(), traffic=observation.traffic, **on_host,
-    )  # fmt: skip
+        rank=seat.index,
+        peak=record.peak,
+        ledger=record.ledger,
+        phases=record.phases,
+        context_bytes=record.context_bytes,
+        num_alloc_retries=record.num_alloc_retries,
+        host_peak_bytes=_resident_peak_bytes(),
+        traffic=observation.traffic,
+        **on_host,
+    )
 
 
 def _resident_peak_bytes() -> int | None:
@@ -180,7 +194,7 @@ def _fork(seat: Seat, run: Callable[[Seat], RunRecord], folder: Path) -> int:
 
 
 def _wait(children: dict[int, int], folder: Path) -> list[int]:
-    """The ranks that left a record, in the order in which they ended; one that failed ends the others."""
+    """The ranks that left a record, in the order in which they wrote it; one that failed ends the others."""
     left, ended, deadline = dict(children), [], None
     while left:
         pid, status = os.waitpid(-1, os.WNOHANG if deadline else 0)
@@ -203,7 +217,7 @@ def _wait(children: dict[int, int], folder: Path) -> list[int]:
             is_well = False
         if not is_well and deadline is None:
             deadline = time.monotonic() + _GRACE_SECONDS
-    return ended
+    return sorted(ended, key=lambda one: (folder / f"{one}.json").stat().st_mtime_ns)  # waitpid may see several at once
 
 
 def _record_of(folder: Path, index: int) -> RunRecord:

@@ -49,8 +49,13 @@ if TYPE_CHECKING:
     from vramprobe.workload.training import StackFacts, Workload
 
 #: What every cell needs, and what touches no device as it loads.
-PRELOADED = ("torch", "transformers", "accelerate", "vramprobe.workload.training",
-             "transformers.models.auto.modeling_auto")  # fmt: skip
+PRELOADED = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "vramprobe.workload.training",
+    "transformers.models.auto.modeling_auto",
+)
 #: What a device out of memory says, in its many coats; the allocator's own observer is asked first.
 _DEVICE_OOM = (
     "CUDA out of memory",
@@ -275,17 +280,20 @@ def _train(
     if snapshot is not None:
         instrument.snapshot_step(lambda: train_step(work, NOBODY, 0), snapshot)
     timing = {
-        "step_seconds": step_seconds, "load_seconds": loaded - began, "first_step_seconds": warm - loaded,
-        "traced_seconds": traced - loaded, "history_seconds": told - traced if spec.device == "cuda" else None,
-    }  # fmt: skip
+        "step_seconds": step_seconds,
+        "load_seconds": loaded - began,
+        "first_step_seconds": warm - loaded,
+        "traced_seconds": traced - loaded,
+        "history_seconds": told - traced if spec.device == "cuda" else None,
+    }
     work.stepper.leave()
     return {
-        "observation": observation, "facts": facts, "timing": timing,
-        "on_host": {
-            name: getattr(work.stepper, name) for name in ("host_tensors_bytes", "host_pinned_bytes")
-        },
+        "observation": observation,
+        "facts": facts,
+        "timing": timing,
+        "on_host": {name: getattr(work.stepper, name) for name in ("host_tensors_bytes", "host_pinned_bytes")},
         "modules_by_card": work.stepper.modules_by_card,
-    }  # fmt: skip
+    }
 
 
 def _stepper_of(spec: CellSpec, seat: Seat | None) -> Callable[[], Stepper] | None:
@@ -294,7 +302,7 @@ def _stepper_of(spec: CellSpec, seat: Seat | None) -> Callable[[], Stepper] | No
         return lambda: seat.join(spec)
     if not spec.is_spread:
         return None
-    from vramprobe.workload.device_map import SpreadStepper
+    from vramprobe.workload.sharding.device_map import SpreadStepper
 
     return lambda: SpreadStepper(spec)
 

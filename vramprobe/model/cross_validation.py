@@ -69,10 +69,11 @@ def leave_larger_out(observations: Sequence[Observation], design: Design) -> lis
     models = np.array([one.record.spec.model for one in observations])
     exact = ~design.censored
     steps = [
-        largest for largest in sorted(set(sizes[exact].tolist()))
+        largest
+        for largest in sorted(set(sizes[exact].tolist()))
         if len(set(models[exact & (sizes <= largest)].tolist())) >= MIN_SMALLER_MODELS
         and (sizes[exact] >= largest * 2**MIN_DOUBLINGS).any()
-    ]  # fmt: skip
+    ]
     folds = []
     for largest in steps[:: -(-len(steps) // _MAX_SIZE_STEPS) or 1]:
         larger = exact & (sizes >= largest * 2**MIN_DOUBLINGS)
@@ -94,9 +95,11 @@ def summary(errors: np.ndarray) -> ErrorSummary:
     """Of one group's relative errors."""
     sizes = abs(errors)
     return ErrorSummary(
-        num_records=len(errors), mean_absolute=published(float(sizes.mean())),
-        worst_absolute=published(float(sizes.max())), mean_signed=published(float(errors.mean())),
-    )  # fmt: skip
+        num_records=len(errors),
+        mean_absolute=published(float(sizes.mean())),
+        worst_absolute=published(float(sizes.max())),
+        mean_signed=published(float(errors.mean())),
+    )
 
 
 def _fold(design: Design, rest: np.ndarray, held_out: np.ndarray, name: str, doublings: np.ndarray) -> Fold:

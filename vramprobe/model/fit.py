@@ -16,6 +16,7 @@ import vramprobe
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError
+from vramprobe.kernels.chip import chip_like
 from vramprobe.model.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
 from vramprobe.model.interval import conformal_quantile, interval_width
 from vramprobe.model.memory_model import (
@@ -115,7 +116,7 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
             continue
         try:
             gpu = gpu_seen(record.environment.device_name)
-            course = course_of(record.spec, gpu is None or gpu.has_flash)
+            course = course_of(record.spec, chip_like(gpu))
             moments = with_workspaces(moments_of(course, record.spec), workspaces_bytes(record.spec, gpu))
             found.append(Observation(record, moments, size, censored, course.arch.num_params))
         except UnsupportedArchitecture as error:
@@ -145,8 +146,11 @@ def _mixed_versions(records: Sequence[RunRecord]) -> list[str]:
     for record in records:
         for package, release in record.environment.versions.items():
             seen[package].add(str(release))
-    return [f"records of several versions of {package}: {', '.join(sorted(found))}"
-            for package, found in sorted(seen.items()) if len(found) > 1]  # fmt: skip
+    return [
+        f"records of several versions of {package}: {', '.join(sorted(found))}"
+        for package, found in sorted(seen.items())
+        if len(found) > 1
+    ]
 
 
 def _data_fingerprint(observations: Sequence[Observation]) -> str:
@@ -197,8 +201,11 @@ def _reserved_gap(records: Sequence[RunRecord]) -> Spread | None:
 
     To the digits of a coefficient, as bytes are multiplied by it.
     """
-    ratios = [record.peak.reserved_bytes / record.peak.allocated_bytes
-              for record in records if record.peak and record.peak.reserved_bytes is not None]  # fmt: skip
+    ratios = [
+        record.peak.reserved_bytes / record.peak.allocated_bytes
+        for record in records
+        if record.peak and record.peak.reserved_bytes is not None
+    ]
     return _spread(ratios, NUM_DIGITS)
 
 

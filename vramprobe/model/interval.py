@@ -52,9 +52,12 @@ def interval_width(
     if not models:
         return IntervalWidth(
             half_width=dict.fromkeys(solution.estimate.constant_bytes, published(2 * worst_residual)),
-            from_bytes=least_bytes, power=0.0, covariance={}, growth_per_doubling=DEFAULT_GROWTH,
+            from_bytes=least_bytes,
+            power=0.0,
+            covariance={},
+            growth_per_doubling=DEFAULT_GROWTH,
             unseen_family=DEFAULT_UNSEEN_FAMILY,
-        )  # fmt: skip
+        )
     power = likeliest_power(models, least_bytes)
     by_model = [fold.residuals / standard_errors(fold, power, least_bytes) for fold in models]
     scores, methods = abs(np.concatenate(by_model)), np.concatenate([fold.methods for fold in models])
@@ -77,9 +80,13 @@ def interval_width(
     if families:
         unseen = max(conformal_quantile(np.concatenate([abs(fold.residuals) - inside(fold) for fold in families])), 0.0)
     return IntervalWidth(
-        half_width=half_width, from_bytes=least_bytes, power=power, covariance=_by_name(solution, power, least_bytes),
-        growth_per_doubling=round(growth, 4), unseen_family=published(unseen),
-    )  # fmt: skip
+        half_width=half_width,
+        from_bytes=least_bytes,
+        power=power,
+        covariance=_by_name(solution, power, least_bytes),
+        growth_per_doubling=round(growth, 4),
+        unseen_family=published(unseen),
+    )
 
 
 def standard_errors(fold: Fold, power: float, least_bytes: int) -> np.ndarray:

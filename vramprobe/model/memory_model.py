@@ -34,9 +34,17 @@ LARGEST_HALF_WIDTH = 1e6
 BLAS_WORKSPACE_BYTES = 8 * MIB + 128 * KIB
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = (
-    "method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "model_type", "gradient_checkpointing",
+    "method",
+    "quant",
+    "kbit_prep",
+    "dtype",
+    "autocast",
+    "optim",
+    "attn",
+    "model_type",
+    "gradient_checkpointing",
     "fused_linear_cross_entropy",
-)  # fmt: skip
+)
 #: What a fit has seen of a choice that did not exist when it was made.
 _SEEN_BEFORE = {"fused_linear_cross_entropy": ["False"]}
 
@@ -85,9 +93,6 @@ class LeaveOneModelOut(_Frozen):
 
 class DecidesMemory(Protocol):
     """A GPU, as far as what it runs decides memory."""
-
-    @property
-    def has_flash(self) -> bool: ...
 
     @property
     def blas_workspace_bytes(self) -> int: ...

@@ -1,8 +1,8 @@
 """Replayed: a cell's requests, by arithmetic, through CUDA's caching allocator: what it would hold in reserve.
 
 In: a spec, and what its card decides. Out: peaks in both tiers, and whether a card of a given size runs out. Where two
-accounts meet that know nothing of each other: the arithmetic's order of requests (terms/requests.py), the allocator's
-own rules (simulate/allocator.py). No torch.
+accounts meet that know nothing of each other: the arithmetic's order of requests (terms/step/requests.py), the
+allocator's own rules (simulate/allocator/allocator.py). No torch.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from vramprobe.kernels.chip import A100, Chip
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, DecidesMemory
-from vramprobe.simulate.allocator import CachingAllocator
-from vramprobe.simulate.allocator_config import parse_alloc_conf
-from vramprobe.simulate.compiled import counting_allocator
-from vramprobe.simulate.ledger import Device, OutOfMemory
+from vramprobe.simulate.allocator.allocator import CachingAllocator
+from vramprobe.simulate.allocator.compiled import counting_allocator
+from vramprobe.simulate.allocator.config import parse_alloc_conf
+from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
 from vramprobe.spec import CellSpec
-from vramprobe.terms.requests import Run
-from vramprobe.terms.scratch import Chip
+from vramprobe.terms.step.requests import Run
 
 _MAX_KEPT = 4096
 
@@ -30,9 +30,9 @@ class Replayed(NamedTuple):
     load_bytes: int
 
 
-#: What decides which kernels run, and what they take beside tensors: flash attention, cuBLAS's workspace, the chip.
-_Card = tuple[bool, int, Chip | None]
-_kept: dict[tuple[str, bool, int, Chip | None], Replayed] = {}
+#: What decides which kernels run, and what they take beside tensors: cuBLAS's workspace, the chip.
+_Card = tuple[int, Chip | None]
+_kept: dict[tuple[str, int, Chip | None], Replayed] = {}
 
 
 def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
@@ -40,7 +40,7 @@ def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
-    card = _card_of(gpu)
+    card = card_of(gpu)
     key = (spec.fingerprint, *card)
     if key not in _kept:
         if len(_kept) >= _MAX_KEPT:
@@ -58,7 +58,7 @@ def num_alloc_retries(spec: CellSpec, gpu: DecidesMemory, limit_bytes: int) -> i
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
     try:
-        allocator, _ = _play(spec, _card_of(gpu), Device(segment_bytes=limit_bytes))
+        allocator, _ = _play(spec, card_of(gpu), Device(segment_bytes=limit_bytes))
     except OutOfMemory:
         return None
     return allocator.ledger.num_alloc_retries
@@ -70,7 +70,7 @@ def load_bytes(spec: CellSpec) -> int:
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
     allocator = counting_allocator()
-    _run_of(spec, allocator, _card_of(None)).load()
+    _run_of(spec, allocator, card_of(None)).load()
     return allocator.ledger.peak().allocated_bytes
 
 
@@ -81,10 +81,11 @@ def chip_of(gpu: DecidesMemory) -> Chip | None:
     return Chip(gpu.capability, gpu.num_sms)
 
 
-def _card_of(gpu: DecidesMemory | None) -> _Card:
+def card_of(gpu: DecidesMemory | None) -> _Card:
+    """What decides the requests of a cell beside its own words; without ``gpu``, as on an A100."""
     if gpu is None:
-        return True, BLAS_WORKSPACE_BYTES, Chip()
-    return gpu.has_flash, gpu.blas_workspace_bytes, chip_of(gpu)
+        return BLAS_WORKSPACE_BYTES, A100
+    return gpu.blas_workspace_bytes, chip_of(gpu)
 
 
 def _play(spec: CellSpec, card: _Card, device: Device) -> tuple[CachingAllocator, int]:
@@ -96,11 +97,11 @@ def _play(spec: CellSpec, card: _Card, device: Device) -> tuple[CachingAllocator
 
 
 def _run_of(spec: CellSpec, allocator: CachingAllocator, card: _Card) -> Run:
-    has_flash, workspace_bytes, chip = card
+    workspace_bytes, chip = card
     run_of: Callable[..., Run] = Run
     if spec.num_gpus > 1:
-        from vramprobe.terms.rank_requests import run_of  # with a dozen modules that a single card needs nothing of
-    return run_of(spec, allocator, has_flash=has_flash, workspace_bytes=workspace_bytes, chip=chip)
+        from vramprobe.terms.sharding.ranks import run_of
+    return run_of(spec, allocator, workspace_bytes=workspace_bytes, chip=chip)
 
 
 def play(run: Run, allocator: CachingAllocator) -> int:

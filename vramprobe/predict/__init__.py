@@ -1,5 +1,6 @@
-"""Predictions: one cell, a grid of a million, the inverse questions, one rank of several, and how far off they are.
+"""Predictions: a cell on one GPU or several, a grid of a million, the inverse questions, and how far off they are.
 
-In: a cell, a MemoryModel or none. Out: Predictions with an interval, their terms and a verdict for a card. It stays
-this side of the torch line; trace_engine.py alone crosses it, for it starts the simulation, and only when it is called.
+In: a cell, a MemoryModel or none. Out: Predictions with an interval, their terms and a verdict for a GPU. predict.py
+has the one function; ranks.py, tensor_parallel.py and device_map.py count several GPUs for it; questions.py and
+what_fits.py take a user's words. Only trace_engine.py loads torch, and only when it is called.
 """

@@ -7,14 +7,15 @@ one that saves most first. The page's list is made from the same candidates (tra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.errors import VramprobeError
-from vramprobe.predict.prediction import HasMemory, Prediction, verdict
+from vramprobe.predict.prediction import HasMemory, Prediction
+from vramprobe.predict.verdict import verdict
+from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec
-from vramprobe.terms.ranks import Sharding
 
 #: A cell's options that differ from what they are: the words of spec.option_names(), num_gpus and sharding.
 Options = dict[str, Any]
@@ -34,13 +35,19 @@ class Change(BaseModel):
     verdict: Literal["fits", "tight", "does not fit"] | None
 
 
-def candidates(spec: CellSpec, num_gpus: int) -> list[Options]:
+def candidates(spec: CellSpec) -> list[Options]:
     """Options to try, the mildest first: those that change speed, then precision, then what is trained and on what."""
     found: list[Options] = [
-        {"gradient_checkpointing": True}, {"fused_linear_cross_entropy": True}, {"attn": "sdpa"},
-        {"attn": "flash_attention_2"}, {"optim": "adamw_torch_fused"}, {"optim": "adamw_bnb_8bit"},
-        {"optim": "paged_adamw_8bit"}, {"dtype": "bf16"}, {"autocast": "bf16"},
-    ]  # fmt: skip
+        {"gradient_checkpointing": True},
+        {"fused_linear_cross_entropy": True},
+        {"attn": "sdpa"},
+        {"attn": "flash_attention_2"},
+        {"optim": "adamw_torch_fused"},
+        {"optim": "adamw_bnb_8bit"},
+        {"optim": "paged_adamw_8bit"},
+        {"dtype": "bf16"},
+        {"autocast": "bf16"},
+    ]
     if spec.method == "full":
         found += [{"method": "lora"}]
     else:
@@ -49,9 +56,9 @@ def candidates(spec: CellSpec, num_gpus: int) -> list[Options]:
     for name, value in (("lora_r", spec.lora_r or 1), ("batch_size", spec.batch_size), ("seq_len", spec.seq_len)):
         if value > 1:
             found += [{name: value // 2}]
-    found += [{"num_gpus": times * num_gpus} for times in (2, 4, 8)]
-    if num_gpus > 1:
-        found += [{"sharding": kind} for kind in get_args(Sharding)]
+    found += [{"num_gpus": times * spec.num_gpus} for times in (2, 4, 8)]
+    if spec.num_gpus > 1:
+        found += [{"sharding": kind} for kind in ONE_GROUP]
     return found
 
 
@@ -71,9 +78,12 @@ def what_would_save(
             return None  # what cannot be predicted is no advice
         to_bytes = _needed_bytes(other)
         return Change(
-            options=options, from_bytes=needed, to_bytes=to_bytes, saved_bytes=needed - to_bytes,
+            options=options,
+            from_bytes=needed,
+            to_bytes=to_bytes,
+            saved_bytes=needed - to_bytes,
             verdict=verdict(other, gpu).verdict if gpu else None,
-        )  # fmt: skip
+        )
 
     each = [one for options in found if (one := tried(options)) and _saves(one, needed)]
     is_wanted = gpu is not None and verdict(now, gpu).verdict != "fits" and not any(map(_fits, each))

@@ -16,7 +16,9 @@ from vramprobe import catalog
 from vramprobe.errors import FitError, OutOfRange, SpecError, VramprobeError
 from vramprobe.model.fit import RANKS, SIMULATED, fit
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, Interval, Prediction, predict, verdict
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict
 from vramprobe.records.condition import parse_condition
 from vramprobe.records.record import PhaseName, RunRecord
 from vramprobe.records.store import latest_by_fingerprint
@@ -231,13 +233,18 @@ def _scores(record: RunRecord, prediction: Prediction, fold: str, is_extrapolate
     }
     return [
         Score(
-            record=record, fold=fold, tier=tier, num_params=record.facts.num_params if record.facts else 0,
-            measured_bytes=measured, predicted=predicted, predicted_phase=prediction.peak_phase,
+            record=record,
+            fold=fold,
+            tier=tier,
+            num_params=record.facts.num_params if record.facts else 0,
+            measured_bytes=measured,
+            predicted=predicted,
+            predicted_phase=prediction.peak_phase,
             is_extrapolated=is_extrapolated,
         )
         for tier, (measured, predicted) in tiers.items()
         if measured is not None and predicted is not None
-    ]  # fmt: skip
+    ]
 
 
 def _summaries(scores: Sequence[Score]) -> list[Summary]:
@@ -263,12 +270,16 @@ def _summary(group: str, tier: Tier, scores: Sequence[Score]) -> list[Summary]:
     errors = [score.error for score in scores]
     return [
         Summary(
-            group=group, tier=tier, num_records=len(scores), mean_absolute=statistics.fmean(map(abs, errors)),
-            worst_absolute=max(map(abs, errors)), mean_signed=statistics.fmean(errors),
+            group=group,
+            tier=tier,
+            num_records=len(scores),
+            mean_absolute=statistics.fmean(map(abs, errors)),
+            worst_absolute=max(map(abs, errors)),
+            mean_signed=statistics.fmean(errors),
             worst_under_prediction=min(errors) if min(errors) < 0 else None,
             coverage=statistics.fmean(score.is_inside for score in scores),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _card_scores(predictions: Sequence[tuple[RunRecord, Prediction]]) -> list[CardScore]:
@@ -290,9 +301,12 @@ def _card_score(gpu: catalog.Gpu, predictions: Sequence[tuple[RunRecord, Predict
             case _:
                 counts["false refusal" if fits else "right"] += 1
     return CardScore(
-        gpu=gpu.name, num_right=counts["right"], num_tight=counts["tight"], num_false_fits=counts["false fit"],
+        gpu=gpu.name,
+        num_right=counts["right"],
+        num_tight=counts["tight"],
+        num_false_fits=counts["false fit"],
         num_false_refusals=counts["false refusal"],
-    )  # fmt: skip
+    )
 
 
 def _needed(record: RunRecord) -> int:

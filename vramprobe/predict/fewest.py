@@ -1,60 +1,221 @@
-"""Fewest: how many of a GPU a cell needs, by each kind of sharding that the libraries can do with it.
+"""Fewest: how many of a GPU a cell needs under each kind of sharding.
 
-In: a cell's words, a GPU, what is offloaded, a fit or none. Out: a MinGpus for each kind, and why others have none. By
-arithmetic; what is counted is said in sharding.py and cards.py. No torch here.
+In: a spec with its sharding and what it offloads, a GPU, a fit or none. Out: a MinGpus; of every kind that divides a
+model, and why others have none. By arithmetic, and by the allocator's replay where that knows the sharding.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from collections.abc import Callable
+from functools import cache
+from math import gcd
+from typing import TYPE_CHECKING, get_args
 
-from vramprobe.choices import DEVICE_MAP, Offload
+from pydantic import BaseModel, ConfigDict
+
+from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
-from vramprobe.predict.questions import cell, min_gpus
-from vramprobe.spec import CellSpec, cannot_offload, cannot_shard
+from vramprobe.model.memory_model import MemoryModel
+from vramprobe.predict.host_memory import of_machine_bytes
+from vramprobe.predict.predict import predict
+from vramprobe.predict.tensor_parallel import require_divided
+from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, usable_bytes, verdict
+from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS, cannot_offload, cannot_quantize, rules_of
+from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
-    from vramprobe.predict.sharding import MinGpus
+    from vramprobe.catalog import Gpu
 
-_NOT_OF_THE_CELL = ("fit", "allow_extrapolation")
-
-
-class Fewest(NamedTuple):
-    """``left_out``: why some kinds of sharding are not answered for -> which."""
-
-    answers: list[MinGpus]
-    left_out: dict[str, list[str]]
+#: Beyond this many GPUs no answer is sought.
+MAX_GPUS = 4096
+#: The GPUs of one machine, for one process.
+MAX_CARDS = 16
 
 
-def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options: Any) -> Fewest:
-    """The fewest of ``gpu`` by every kind of sharding that divides a model, of ranks and of one process.
+class MinGpus(BaseModel):
+    """The fewest GPUs on which each rank fits; null where not even the most do, and ``verdict`` is then theirs.
 
-    ``options`` are those of min_gpus but the sharding. Raises SpecError where no kind does it, UnsupportedArchitecture
-    where ranks cannot be counted, and what min_gpus raises.
+    ``tight_num_gpus``: fewer, on which it is tight; null where there are none.
     """
-    from vramprobe.architecture import UnsupportedArchitecture
-    from vramprobe.terms.ranks import DIVIDING
 
-    if offload not in (None, *get_args(Offload)):
-        raise SpecError(f"offload: {offload!r} given; allowed: {', '.join(get_args(Offload))}")
-    one = cell(**{"device": "cuda"} | {name: it for name, it in options.items() if name not in _NOT_OF_THE_CELL})
-    answers: list[MinGpus] = []
-    left_out: dict[str, list[str]] = {}
-    for kind in (*DIVIDING, DEVICE_MAP):
-        reason = _why_not(one, kind, offload or "none")
-        if reason is None:
-            try:
-                answers.append(min_gpus(gpu=gpu, sharding=kind, offload=offload, **options))
-                continue
-            except (SpecError, UnsupportedArchitecture) as error:
-                if kind != DEVICE_MAP:
-                    raise
-                reason = str(error)
-        left_out.setdefault(reason.replace(f" under {kind}", ""), []).append(kind)
-    if not answers:
-        raise SpecError(f"no kind of sharding that divides a model does this: {next(iter(left_out))}")
-    return Fewest(answers, left_out)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sharding: Sharding
+    num_gpus: int | None
+    tight_num_gpus: int | None = None
+    verdict: Verdict  # of one rank, or of the fullest GPU of one process
+    offload: str = "none"
+    host_bytes: int | None = None  # tensors of all ranks of a machine in its memory, where something is offloaded
 
 
-def _why_not(one: CellSpec, kind: str, offload: str) -> str | None:
-    return cannot_shard(one, kind) or cannot_offload(one.model_copy(update={"offload": offload}), kind)
+def min_gpus(
+    spec: CellSpec,
+    gpu: Gpu,
+    model: MemoryModel | None = None,
+    *,
+    allow_extrapolation: bool = False,
+    replays: bool = True,
+) -> MinGpus:
+    """The fewest of ``gpu`` whose verdict is ``fits``, under the sharding of ``spec``.
+
+    ``replays``: without a fit by the allocator's replay, where that knows the sharding. Raises SpecError for ddp, which
+    divides nothing, and for what no library runs so, UnsupportedArchitecture for what is not counted, and what predict
+    raises.
+    """
+    _require_answer(spec.sharding)
+    if reason := cannot_offload(spec):
+        raise SpecError(reason)
+    words = {"model": model, "allow_extrapolation": allow_extrapolation}
+    match rules_of(spec.sharding).module:
+        case "tensor_parallel":
+            return _of_parts(spec, gpu, **words)
+        case "device_map":
+            return _of_cards(spec, gpu, **words)
+    return _of_ranks(spec, gpu, **words, replays=replays and model is None)
+
+
+def why_not(spec: CellSpec) -> str | None:
+    """Why nothing is asked of a kind of sharding; None where it is."""
+    return cannot_quantize(spec) or cannot_offload(spec)
+
+
+def _require_answer(sharding: str | None) -> None:
+    if sharding not in SHARDINGS:
+        raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(get_args(Sharding))}")
+    rules = rules_of(sharding)
+    if sharding == "ddp":
+        asked = ", ".join(kind for kind in ONE_GROUP if rules_of(kind).answers_min_gpus)
+        raise SpecError(f"sharding: ddp divides nothing, so no number of GPUs makes a cell fit; use {asked}")
+    if rules.within is not None:
+        raise UnsupportedArchitecture(
+            f"sharding {sharding}: more GPUs make more groups, and a rank of each holds as much; ask how many make a "
+            f"group: sharding {rules.within}"
+        )
+
+
+def _on(spec: CellSpec, num_gpus: int) -> CellSpec:
+    """On one, nothing is sharded or offloaded."""
+    alone = {"sharding": None, "offload": "none"} if num_gpus == 1 else {}
+    return spec.model_copy(update={"num_gpus": num_gpus} | alone)
+
+
+def _of_ranks(
+    spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool, replays: bool
+) -> MinGpus:
+    """Of any number of ranks, each with the batch of ``spec``."""
+    words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
+
+    @cache
+    def judged(num_gpus: int, *, replays: bool, retries: bool = False) -> Verdict:
+        ranks = _on(spec, num_gpus)
+        return verdict(predict(ranks, model, replays=replays, retries=retries, **words), gpu)
+
+    def needed(num_gpus: int) -> Verdict:
+        return judged(num_gpus, replays=replays)
+
+    # What a rank's tensors need by arithmetic is soon known, and the replay never needs less.
+    least = _first(lambda num_gpus: judged(num_gpus, replays=False).verdict != "does not fit")
+    tight = fewest = None
+    if least is not None:
+        tight = _first(
+            lambda num_gpus: judged(num_gpus, replays=replays, retries=replays).verdict != "does not fit", least
+        )
+        fewest = _first(lambda num_gpus: needed(num_gpus).verdict == "fits", tight or MAX_GPUS, _guess(needed, tight))
+    most = _on(spec, fewest or MAX_GPUS)
+    return MinGpus(
+        sharding=spec.sharding,
+        num_gpus=fewest,
+        tight_num_gpus=None if tight == fewest else tight,
+        verdict=needed(most.num_gpus),
+        offload=spec.offload,
+        host_bytes=None if most.offload == "none" else of_machine_bytes(most),
+    )
+
+
+def _guess(judged: Callable[[int], Verdict], num_gpus: int | None) -> int:
+    """About how many are needed, if what all of them share falls with their number."""
+    if num_gpus is None or 2 * num_gpus > MAX_GPUS:
+        return 0
+    few, many = judged(num_gpus), judged(2 * num_gpus)
+    own = 2 * many.needed_bytes.high - few.needed_bytes.high  # of each, however many there are
+    shared, left = (few.needed_bytes.high - own) * num_gpus, TIGHT_SHARE * few.usable_bytes - own
+    return min(int(shared / left) + 1, MAX_GPUS) if left > 0 else 0
+
+
+def _first(holds: Callable[[int], bool], least: int = 1, guess: int = 0) -> int | None:
+    """The least number from ``least`` to MAX_GPUS of which that holds, and of all above it; looked for from ``guess``
+    on, in steps that double.
+
+    Under ZeRO-3 a number that divides a large weight without a rest may need less than the next one does.
+    """
+    few, many, step = least - 1, max(guess, least), 1
+    if holds(many):
+        while many > least and holds(lower := max(many - step, least)):
+            many, step = lower, 2 * step
+        few = max(many - step, few) if many > least else few
+    else:
+        while not holds(many):
+            if many == MAX_GPUS:
+                return None
+            few, many, step = many, min(many + step, MAX_GPUS), 2 * step
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if holds(middle) else (middle, many)
+    return many
+
+
+def _of_parts(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool) -> MinGpus:
+    """Of the numbers that divide the heads."""
+    require_divided(spec.model_copy(update={"num_gpus": 1}))
+    arch = architecture(spec.architecture)
+    heads = gcd(arch.num_heads, arch.num_kv_heads)
+
+    @cache
+    def judged(num_gpus: int) -> Verdict:
+        return verdict(predict(_on(spec, num_gpus), model, allow_extrapolation=allow_extrapolation, gpu=gpu), gpu)
+
+    numbers = [number for number in range(1, heads + 1) if heads % number == 0]
+    fewest = next((number for number in numbers if judged(number).verdict == "fits"), None)
+    tight = next((number for number in numbers if judged(number).verdict != "does not fit"), None)
+    return MinGpus(
+        sharding=spec.sharding,
+        num_gpus=fewest,
+        tight_num_gpus=None if tight == fewest else tight,
+        verdict=judged(fewest or heads),
+    )
+
+
+def _of_cards(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool) -> MinGpus:
+    """Of one machine, on each of which its layers fit. Raises what predict raises where it does for every number."""
+
+    @cache
+    def judged(num_gpus: int) -> Verdict:
+        return verdict(predict(_on(spec, num_gpus), model, allow_extrapolation=allow_extrapolation, gpu=gpu), gpu)
+
+    fewest = tight = last = None
+    refusal: Exception | None = None
+    alone = predict(_on(spec, 1), model, allow_extrapolation=True, gpu=gpu)
+    standing = sum(alone.terms.get(cause, 0) for cause in ("weights", "optimizer_state"))
+    least = min(max(2, standing // usable_bytes(gpu, device_is_known=False)), MAX_CARDS)
+    for num_gpus in (1, *range(least, MAX_CARDS + 1)):
+        try:
+            one = judged(num_gpus)
+        except (SpecError, UnsupportedArchitecture) as error:  # of this number: a GPU is left empty
+            refusal = refusal or error
+            continue
+        last = num_gpus
+        if one.verdict != "does not fit" and tight is None:
+            tight = num_gpus
+        if one.verdict == "fits":
+            fewest = num_gpus
+            break
+    if last is None or (last == 1 and fewest is None and refusal is not None):
+        assert refusal is not None
+        raise refusal
+    return MinGpus(
+        sharding=spec.sharding,
+        num_gpus=fewest,
+        tight_num_gpus=None if tight == fewest else tight,
+        verdict=judged(fewest or last),
+    )

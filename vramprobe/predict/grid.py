@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.architecture import Architecture
 from vramprobe.errors import VramprobeError
+from vramprobe.kernels.chip import chip_like
 from vramprobe.model.memory_model import (
     LARGEST_HALF_WIDTH,
     MemoryModel,
@@ -24,22 +25,13 @@ from vramprobe.model.memory_model import (
     workspaces_bytes,
 )
 from vramprobe.predict.grid_moments import MomentMatrices
-from vramprobe.predict.prediction import (
-    ARITHMETIC_SPREAD,
-    FAR,
-    LIMIT_NAMES,
-    TIGHT_SHARE,
-    HasKernels,
-    HasMemory,
-    bounds,
-    unseen_choices,
-    usable_bytes,
-    widening_of,
-)
+from vramprobe.predict.prediction import HasKernels, HasMemory
+from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD, FAR, LIMIT_NAMES, bounds, unseen_choices, widening_of
+from vramprobe.predict.verdict import TIGHT_SHARE, usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
-from vramprobe.terms.graph import Place
-from vramprobe.terms.setup import MAX_UNSORTED_TOKENS
+from vramprobe.terms.cell.setup import MAX_UNSORTED_TOKENS
+from vramprobe.terms.tape.graph import Place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,14 +92,14 @@ def predict_grid(
 
     batch, length = np.broadcast_arrays(_counts("batch_sizes", batch_sizes), _counts("seq_lens", seq_lens))
     shape, batch, length = batch.shape, batch.ravel(), length.ravel()
-    # One row or one token takes another course than several (terms/sizes.py).
+    # One row or one token takes another course than several (terms/tape/sizes.py).
     groups = [np.flatnonzero(((batch == 1) == b) & ((length == 1) == s)) for b in (True, False) for s in (True, False)]
     parts = []
     for where in groups:
         while where.size:
             longest = length[where].argmax()
             sizes = {"batch_size": int(batch[where[longest]]), "seq_len": int(length[where[longest]])}
-            course = course_of(spec.model_copy(update=sizes), gpu is None or gpu.has_flash)
+            course = course_of(spec.model_copy(update=sizes), chip_like(gpu))
             alike = _branches_like(longest, spec, course.arch, batch[where], length[where])
             these, where = where[alike], where[~alike]
             parts.append((these, _predict_course(spec, course, batch[these], length[these], model, gpu)))
@@ -144,7 +136,7 @@ def verdicts(cells: CellArrays, gpu: HasMemory) -> NDArray[np.str_]:
 
 
 def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, length: Ints) -> NDArray[np.bool_]:
-    """Which cells take the branch of this one: ``terms.setup.branch_of``, for all at once."""
+    """Which cells take the branch of this one: ``terms.cell.setup.branch_of``, for all at once."""
     import numpy as np
 
     beyond_window = length >= (arch.sliding_window or 0)
@@ -210,11 +202,17 @@ def _predict_course(
     allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
-        batch_size=batch, seq_len=length, peak_allocated_bytes=allocated, places=moments.places, peak_place=place,
+        batch_size=batch,
+        seq_len=length,
+        peak_allocated_bytes=allocated,
+        places=moments.places,
+        peak_place=place,
         terms={cause: _whole(row) for cause, row in scaled.items()},
         constant_bytes=np.full(batch.size, constant, np.int64),
-        reserved_bytes=reserved, device_bytes=device, is_far=is_far,
-    )  # fmt: skip
+        reserved_bytes=reserved,
+        device_bytes=device,
+        is_far=is_far,
+    )
 
 
 def _outside(
@@ -226,8 +224,12 @@ def _outside(
     doublings, is_far = np.zeros(batch.size), np.zeros(batch.size, bool)
     if model is None:
         return doublings, 0.0, is_far
-    numbers = {"num_params": np.full(1, course.arch.num_params), "num_tokens": batch * length, "seq_len": length,
-               "batch_size": batch}  # fmt: skip
+    numbers = {
+        "num_params": np.full(1, course.arch.num_params),
+        "num_tokens": batch * length,
+        "seq_len": length,
+        "batch_size": batch,
+    }
     for name, values in numbers.items():
         low, high = getattr(model.ranges, name)
         factor = np.maximum(low / values, values / high)
@@ -304,22 +306,32 @@ def _joined(parts: Sequence[tuple[Ints, CellArrays]], num_cells: int, shape: tup
         tiers = [(where, getattr(cells, name)) for where, cells in renumbered]
         if tiers[0][1] is None:
             return None
-        return Intervals(*[
-            _scattered([(where, tier[index]) for where, tier in tiers], num_cells).reshape(shape) for index in range(3)
-        ])  # fmt: skip
+        return Intervals(
+            *[
+                _scattered([(where, tier[index]) for where, tier in tiers], num_cells).reshape(shape)
+                for index in range(3)
+            ]
+        )
 
     causes = [cause for cause in CAUSES if any(cause in cells.terms for _, cells in renumbered)]
     terms = {
-        cause: _scattered([(where, cells.terms[cause]) for where, cells in renumbered if cause in cells.terms],
-                          num_cells).reshape(shape)
+        cause: _scattered(
+            [(where, cells.terms[cause]) for where, cells in renumbered if cause in cells.terms], num_cells
+        ).reshape(shape)
         for cause in causes
-    }  # fmt: skip
+    }
     return CellArrays(
-        batch_size=gathered("batch_size"), seq_len=gathered("seq_len"),
-        peak_allocated_bytes=intervals("peak_allocated_bytes"), places=places, peak_place=gathered("peak_place"),
-        terms=terms, constant_bytes=gathered("constant_bytes"), reserved_bytes=intervals("reserved_bytes"),
-        device_bytes=intervals("device_bytes"), is_far=gathered("is_far"),
-    )  # fmt: skip
+        batch_size=gathered("batch_size"),
+        seq_len=gathered("seq_len"),
+        peak_allocated_bytes=intervals("peak_allocated_bytes"),
+        places=places,
+        peak_place=gathered("peak_place"),
+        terms=terms,
+        constant_bytes=gathered("constant_bytes"),
+        reserved_bytes=intervals("reserved_bytes"),
+        device_bytes=intervals("device_bytes"),
+        is_far=gathered("is_far"),
+    )
 
 
 def _scattered(parts: Sequence[tuple[Ints, NDArray]], num_cells: int) -> NDArray:

@@ -1,6 +1,6 @@
 """The moments of a course as matrices: the highest of each of many cells at once, by cause.
 
-In: a Course, whose sizes are polynomials in batch size and length (terms/sizes.py), and a fit's coefficients. Out:
+In: a Course, whose sizes are polynomials in batch size and length (terms/tape/sizes.py), and a fit's coefficients. Out:
 arrays with an element per cell, to the byte what Walk.highest and peak_moment say of each. Never imports NumPy before
 it is asked.
 """

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.prediction import FAR, TIGHT_SHARE, Prediction, Verdict
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.uncertainty import FAR
+from vramprobe.predict.verdict import TIGHT_SHARE, Verdict
 from vramprobe.spec import CellSpec
 
 Question = Literal["batch_size", "seq_len", "model"]
@@ -146,14 +148,22 @@ def _refuse(judged: Callable[[int], Judged], fits: int | None, tight: int) -> No
 
 
 def _found(
-    question: Literal["batch_size", "seq_len"], spec: CellSpec, judged: Callable[[int], Judged], fits: int | None,
-    tight: int, notes: list[str], num_predictions: int,
-) -> Largest:  # fmt: skip
+    question: Literal["batch_size", "seq_len"],
+    spec: CellSpec,
+    judged: Callable[[int], Judged],
+    fits: int | None,
+    tight: int,
+    notes: list[str],
+    num_predictions: int,
+) -> Largest:
     return Largest(
-        question=question, gpu=judged(tight).verdict.gpu, fits=_answer(fits, judged) if fits else None,
-        tight=_answer(tight, judged) if tight != fits else None, notes=notes + _made_for(question, spec, tight),
+        question=question,
+        gpu=judged(tight).verdict.gpu,
+        fits=_answer(fits, judged) if fits else None,
+        tight=_answer(tight, judged) if tight != fits else None,
+        notes=notes + _made_for(question, spec, tight),
         num_predictions=num_predictions,
-    )  # fmt: skip
+    )
 
 
 def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu: str) -> Largest:
@@ -188,10 +198,13 @@ def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu
             "shorten the sequence, recompute layers (--gradient-checkpointing), or use method qlora"
         )
     return Largest(
-        question="model", gpu=gpu, fits=_answer(fits, lambda name: judged[name][1]) if fits else None,
-        tight=_answer(tight, lambda name: judged[name][1]) if tight != fits else None, not_judged=not_judged,
+        question="model",
+        gpu=gpu,
+        fits=_answer(fits, lambda name: judged[name][1]) if fits else None,
+        tight=_answer(tight, lambda name: judged[name][1]) if tight != fits else None,
+        not_judged=not_judged,
         num_predictions=len(judged),
-    )  # fmt: skip
+    )
 
 
 def _answer(value: int | str, judged: Callable[[int | str], Judged]) -> Answer:

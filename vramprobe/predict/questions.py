@@ -1,41 +1,43 @@
-"""What a cell needs, and what fits a GPU: predict, and its inverse questions, for cells in words.
+"""What a cell needs: predict, and what other options would save, for cells in words.
 
-In: a cell's words (spec.option_names()), a fit, a GPU. Out: a Prediction, a Largest, a MinGpus. By arithmetic, or by
-simulation where that is asked for or a family has no arithmetic. Imports no torch until it simulates.
+In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. By
+arithmetic, or by simulation where that is asked for or a family has no arithmetic. Imports no torch until it simulates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vramprobe import catalog, spec
-from vramprobe.choices import DEVICE_MAP, HYBRID, TENSOR_PARALLEL, CpRotation, Offload, Sharding
+from vramprobe.choices import CpRotation, Offload, Sharding
 from vramprobe.errors import OutOfRange, SpecError
+from vramprobe.rules.sharding import HYBRID
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.changes import Change, Options
-    from vramprobe.predict.largest import Judge, Largest
     from vramprobe.predict.prediction import Engine, Prediction
-    from vramprobe.predict.sharding import MinGpus
 
 
-#: Of several GPUs, unless told.
+#: Of several GPUs by default.
 SHARDING: Sharding = "fsdp"
-
-
-class _Ranks(NamedTuple):
-    """Of which kind, how many, to a group, to a sequence and its rotation, what is offloaded; null: one GPU, or what is
-    usual."""
-
-    sharding: Sharding | None = None
-    num_gpus: int | None = None
-    shard_size: int | None = None
-    cp_size: int | None = None
-    cp_rotation: CpRotation | None = None
-    offload: Offload | None = None
+#: The words of a cell's ranks; of a count no value is named.
+_RANKS = {
+    "sharding": get_args(Sharding),
+    "num_gpus": None,
+    "shard_size": None,
+    "cp_size": None,
+    "cp_rotation": get_args(CpRotation),
+    "offload": get_args(Offload),
+}
+#: What else is needed by those that are for several GPUs.
+_BESIDE = {
+    "offload": "sharding and num_gpus",
+    "shard_size": f"sharding {' or '.join(HYBRID)}, and num_gpus",
+    "cp_size": "sharding fsdp, and num_gpus",
+    "cp_rotation": "sharding fsdp, num_gpus and cp_size",
+}
 
 
 def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
@@ -45,6 +47,24 @@ def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
 
         device = device_to_use(device)
     return spec.resolve(device=device, **options)
+
+
+def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
+    """The same with its ranks, of which more can be predicted than run. Raises SpecError."""
+    ranks = {name: value for name in _RANKS if (value := options.pop(name, None)) is not None}
+    if ranks.get("offload") == "none":
+        del ranks["offload"]
+    one = cell(device=device, **options)
+    for name, value in ranks.items():
+        if (allowed := _RANKS[name]) is None and value < 1:
+            raise SpecError(f"{name}: {value} given; must be at least 1")
+        if allowed is not None and value not in allowed:
+            raise SpecError(f"{name}: {value!r} given; allowed: {', '.join(allowed)}")
+        if name in _BESIDE and "sharding" not in ranks:
+            raise SpecError(f"{name} {value} is for several GPUs; give {_BESIDE[name]}")
+    if ("sharding" in ranks) != ("num_gpus" in ranks):
+        raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
+    return one.model_copy(update=ranks)
 
 
 def given_fit(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
@@ -62,12 +82,6 @@ def predict(
     device: str | None = None,
     engine: Engine | Literal["auto"] = "auto",
     gpu: str | None = None,
-    sharding: Sharding | None = None,
-    num_gpus: int | None = None,
-    shard_size: int | None = None,
-    cp_size: int | None = None,
-    cp_rotation: CpRotation | None = None,
-    offload: Offload | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
     stack: str | None = None,
@@ -77,18 +91,17 @@ def predict(
 
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
-    ``sharding`` over ``num_gpus``: the memory of one rank, by arithmetic, whose batch is the cell's; ``shard_size`` of
-    them to a group, under a hybrid; ``cp_size`` to a sequence, whose keys and values come by ``cp_rotation``;
-    ``offload``: what they keep in host memory. ``replays``: on CUDA by the allocator's
-    replay, where the fit knows how far off that is; else by arithmetic alone.
-    ``stack``: under another release, ``transformers-4.48``, by arithmetic alone.
+    ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one rank, by arithmetic, whose
+    batch is the cell's; also of ranks that can be predicted and not run. ``replays``: on CUDA by the allocator's
+    replay, where the fit knows how far off that is; else by arithmetic alone. ``stack``: under another release,
+    ``transformers-4.48``, by arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
-    from vramprobe.predict.prediction import with_retries
 
-    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, cp_rotation, offload)
     model = given_fit(None if str(fit) == "none" else fit)
-    spec = cell(device=device or (model.device if model else "cuda"), **options)
+    spec = cell_on_ranks(device=device or (model.device if model else "cuda"), **options)
+    sharding = options.get("sharding")
+    require_engine(engine, sharding)
     if stack is not None:
         from vramprobe.predict.stack import on_stack
 
@@ -96,19 +109,17 @@ def predict(
             given = "sharding" if sharding is not None else "engine trace"
             raise SpecError(f"stack is by arithmetic, of one GPU: drop {given}, or stack")
         spec, engine = on_stack(spec, stack), "formula"
+    card = catalog.find_gpu(gpu) if gpu is not None else None
     if fit is None and sharding is None:
-        card = catalog.find_gpu(gpu) if gpu is not None else None
         model = shipped_fit(spec.device, card, of_one_card=not replays)
-    replays = replays and (sharding is None or fit is None)  # whoever asks for no fit asks for arithmetic alone
+    replays = replays and (sharding is None or fit is None)  # ranks with fit="none": arithmetic alone
+    words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation}
     try:
-        found = _engine(model, engine, gpu, ranks, allow_extrapolation, replays=replays)(spec)
-        if not replays or gpu is None or found.engine == "trace" or sharding is not None:
-            return found
-        return with_retries(found, spec, catalog.find_gpu(gpu))
+        return predicted(spec, model, **words, replays=replays, retries=replays)
     except OutOfRange as error:
         if fit is not None:
             raise
-        found = _engine(None, engine, gpu, ranks, allow_extrapolation)(spec)
+        found = predicted(spec, None, **words)
         note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
         return found.model_copy(update={"warnings": [*found.warnings, note]})
 
@@ -118,12 +129,6 @@ def changes(
     gpu: str | None = None,
     fit: str | Path | MemoryModel | None = None,
     device: str | None = None,
-    sharding: Sharding | None = None,
-    num_gpus: int | None = None,
-    shard_size: int | None = None,
-    cp_size: int | None = None,
-    cp_rotation: CpRotation | None = None,
-    offload: Offload | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
     **options: Any,
@@ -136,25 +141,27 @@ def changes(
     """
     from vramprobe.predict.changes import candidates, what_would_save
 
-    ranks = _Ranks(sharding, num_gpus, shard_size, cp_size, cp_rotation, offload)._asdict()
-    words = _without_recipe(options) | {"device": device} | ranks
+    words, num_gpus = _without_recipe(options) | {"device": device}, options.get("num_gpus")
     own = {
-        "fit": fit, "gpu": gpu, "engine": "formula", "allow_extrapolation": allow_extrapolation,
+        "fit": fit,
+        "gpu": gpu,
+        "engine": "formula",
+        "allow_extrapolation": allow_extrapolation,
         "replays": replays and num_gpus is not None,  # what is compared is of one tier
-    }  # fmt: skip
+    }
 
-    def predicted(others: Options) -> Prediction:
+    def with_options(others: Options) -> Prediction:
         asked = words | others
-        if (asked["num_gpus"] or 1) > 1:
+        if (asked.get("num_gpus") or 1) > 1:
             asked = {"sharding": SHARDING} | {name: value for name, value in asked.items() if value is not None}
             if asked["sharding"] not in HYBRID:
                 asked.pop("shard_size", None)
         return predict(**own, **asked)
 
-    spec = cell(device=device or "cuda", **options)
-    found = what_would_save(
-        predicted({}), candidates(spec, num_gpus or 1), predicted, catalog.find_gpu(gpu) if gpu is not None else None
-    )
+    alone = {name: value for name, value in options.items() if name not in _RANKS}
+    spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus or 1})
+    card = catalog.find_gpu(gpu) if gpu is not None else None
+    found = what_would_save(with_options({}), candidates(spec), with_options, card)
     if num_gpus is not None:
         return found
     return [
@@ -169,202 +176,37 @@ def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in (named | options).items() if name != "recipe"}
 
 
-def _engine(
-    model: MemoryModel | None, engine: str, gpu: str | None, ranks: _Ranks, allow_extrapolation: bool, *,
-    replays: bool = False,
-) -> Callable[[spec.CellSpec], Prediction]:  # fmt: skip
-    """What predicts a cell: the arithmetic, for one rank of several with a sharding, or the simulation.
-
-    ``replays``: the arithmetic's reserved memory by the allocator's replay, for one answer and not for dozens.
-    """
-    from vramprobe.architecture import UnsupportedArchitecture
+def require_engine(engine: str, sharding: str | None) -> None:
     from vramprobe.predict.prediction import Engine
-    from vramprobe.predict.prediction import predict as predict_cell
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    sharding, num_gpus, shard_size, cp_size, cp_rotation, offload = ranks
-    if offload not in (None, "none") and sharding is None:
-        raise SpecError(f"offload {offload} is for several GPUs; give sharding and num_gpus")
-    if shard_size is not None and sharding is None:
-        raise SpecError(
-            f"shard_size {shard_size} is for several GPUs; give sharding {' or '.join(HYBRID)}, and num_gpus"
-        )
-    if cp_size is not None and sharding is None:
-        raise SpecError(f"cp_size {cp_size} is for several GPUs; give sharding fsdp, and num_gpus")
-    if cp_rotation is not None and cp_rotation not in get_args(CpRotation):
-        raise SpecError(f"cp_rotation: {cp_rotation!r} given; allowed: {', '.join(get_args(CpRotation))}")
-    if cp_rotation is not None and sharding is None:
-        raise SpecError(f"cp_rotation {cp_rotation} is for several GPUs; give sharding fsdp, num_gpus and cp_size")
-    if (sharding is None) != (num_gpus is None):
-        raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
     if sharding is not None and engine == "trace":
         raise SpecError("sharding is by arithmetic, and the trace engine simulates one GPU; use engine formula")
-    card = catalog.find_gpu(gpu) if gpu is not None else None
-    extra = {"allow_extrapolation": allow_extrapolation, "gpu": card}
-
-    def predict_one(one: spec.CellSpec) -> Prediction:
-        if engine != "trace":
-            try:
-                if sharding is not None and num_gpus is not None:
-                    from vramprobe.predict.cards import predict_several
-
-                    return predict_several(
-                        one, num_gpus, sharding, model, shard_size=shard_size, cp_size=cp_size or 1,
-                        cp_rotation=cp_rotation or "allgather", offload=offload or "none",
-                        replays=replays and model is None, **extra,
-                    )  # fmt: skip
-                return predict_cell(one, model, replays=replays, **extra)
-            except UnsupportedArchitecture:
-                if engine == "formula" or sharding is not None:
-                    raise
-        from vramprobe.predict import trace_engine as trace  # loads torch
-
-        return trace.predict(one, gpu=card, model=model)
-
-    return predict_one
 
 
-def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
-    """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
-
-    Exact, by bisection; on CUDA by the allocator's replay, near what arithmetic alone says. Raises VramprobeError where
-    not even 1 fits. Without arithmetic for the architecture it asks for ``engine="trace"``, which takes about a dozen
-    simulations of some seconds each.
-    """
-    return _largest_count("batch_size", gpu, seq_len=seq_len, batch_size=1, **options)
-
-
-def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
-    """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`."""
-    if (options.get("cp_size") or 1) > 1:
-        raise SpecError(
-            f"cp_size {options['cp_size']}: the longest sequence is not looked for where ranks share each; predict "
-            "lengths one by one"
-        )
-    return _largest_count("seq_len", gpu, seq_len=1, batch_size=batch_size, **options)
-
-
-def largest_model(*, gpu: str, **options: Any) -> Largest:
-    """The largest model of the catalog that fits on ``gpu``; ``options`` are those of :func:`predict` but the model.
-
-    Models without arithmetic are named and not judged.
-    """
-    from vramprobe.predict import largest
-
-    words, judge, *_ = _asked(gpu, options, engine="formula")
-    device = words.pop("device", None) or "cuda"
-
-    def named(slug: str) -> spec.CellSpec | str:
-        try:
-            one = cell(model=slug, device=device, **words)
-        except SpecError as error:
-            return str(error)
-        if options.get("sharding") != TENSOR_PARALLEL:
-            return one
-        ranks = {"sharding": TENSOR_PARALLEL, "num_gpus": options["num_gpus"]}
-        return spec.cannot_divide_layers(one.model_copy(update=ranks)) or one
-
-    cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
-    if all(isinstance(one, str) for _, one in cells):
-        raise SpecError(str(cells[0][1]))
-    return largest.largest_model(cells, judge, catalog.find_gpu(gpu).name)
-
-
-def min_gpus(
+def predicted(
+    one: spec.CellSpec,
+    model: MemoryModel | None,
     *,
-    gpu: str,
-    sharding: Sharding,
-    fit: str | Path | MemoryModel | None = None,
-    offload: Offload | None = None,
-    allow_extrapolation: bool = False,
-    **options: Any,
-) -> MinGpus:
-    """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, by arithmetic, not measured."""
-    from vramprobe.predict import sharding as ranks
+    engine: str,
+    gpu: catalog.Gpu | None,
+    allow_extrapolation: bool,
+    replays: bool = False,
+    retries: bool = False,
+) -> Prediction:
+    """By the arithmetic or the simulation, as ``engine`` says."""
+    from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.predict.predict import predict as predict_cell
 
-    one = cell(device=options.pop("device", None) or "cuda", **options)
-    card, model = catalog.find_gpu(gpu), given_fit(None if str(fit) == "none" else fit)
-    if sharding in (TENSOR_PARALLEL, DEVICE_MAP):
-        from vramprobe.predict.cards import min_cards
-        from vramprobe.predict.layers import min_ranks
-
-        ranks.require_offload(one, sharding, offload or "none")
-        fewest = min_ranks if sharding == TENSOR_PARALLEL else min_cards
-        return fewest(one, card, model, allow_extrapolation=allow_extrapolation)
-    counted = ranks.require_arithmetic(sharding)
-    return ranks.min_gpus(
-        one, card, counted, model, offload=offload or "none", allow_extrapolation=allow_extrapolation,
-        replays=fit is None,
-    )  # fmt: skip
-
-
-def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:
-    from vramprobe.architecture import UnsupportedArchitecture, architecture
-    from vramprobe.predict import largest
-
-    allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
-    # An inverse question of the simulation takes a minute, so nobody falls into it by chance.
-    asked = _asked(gpu, options, engine="trace" if engine == "trace" else "formula")
-    one = cell(device=asked.words.pop("device", None) or "cuda", **asked.words)
     if engine != "trace":
         try:
-            architecture(one.architecture)
-        except UnsupportedArchitecture as error:
-            raise UnsupportedArchitecture(
-                f"{error}. The trace engine can answer, by about a dozen simulations of some seconds each: engine trace"
-            ) from None
-    if asked.replay is not None:
-        try:
-            return largest.largest_replayed(
-                question, one, asked.replay, asked.judge, model=asked.replays, allow_extrapolation=allow
+            return predict_cell(
+                one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
             )
-        except OutOfRange:
-            if options.get("fit") is not None:
-                raise  # the fit that ships does not reach so far, and arithmetic does
-    return largest.largest_count(
-        question, one, asked.judge, model=None if engine == "trace" else asked.model, allow_extrapolation=allow,
-    )  # fmt: skip
+        except UnsupportedArchitecture:
+            if engine == "formula" or one.sharding is not None:
+                raise
+    from vramprobe.predict import trace_engine as trace  # loads torch
 
-
-class _Asked(NamedTuple):
-    """What an inverse question rests on; ``replay`` is null where nothing is replayed, ``replays`` without a fit."""
-
-    words: dict[str, Any]  # of the cell
-    judge: Judge
-    model: MemoryModel | None
-    replay: Judge | None = None
-    replays: MemoryModel | None = None
-
-
-def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
-    """What judges a cell on ``gpu``, from predict's options."""
-    from vramprobe.model.memory_model import shipped_fit
-    from vramprobe.predict.largest import Judged
-    from vramprobe.predict.prediction import verdict
-
-    words, card = dict(options), catalog.find_gpu(gpu)
-    fit = words.pop("fit", None)
-    model = replays = given_fit(None if str(fit) == "none" else fit)
-    if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
-        model, replays = shipped_fit("cuda", card, of_one_card=True), shipped_fit("cuda", card)
-    words.pop("engine", None)
-    ranks = _Ranks(*(words.pop(name, None) for name in _Ranks._fields))
-    allow = words.pop("allow_extrapolation", False)
-
-    def judge_by(predict_one: Callable[[spec.CellSpec], Prediction]) -> Judge:
-        def judge(one: spec.CellSpec) -> Judged:
-            try:
-                prediction, refusal = predict_one(one), None
-            except OutOfRange as error:
-                prediction, refusal = error.prediction, error
-            return Judged(prediction, verdict(prediction, card), refusal)
-
-        return judge
-
-    rough = judge_by(_engine(model, engine, gpu, ranks, allow))
-    is_replayed = engine != "trace" and words.get("device") != "cpu"
-    by_fit = ranks.sharding is None and replays is not None and replays.reserved_over_replayed is not None
-    if not is_replayed or not (by_fit or (ranks.sharding is not None and fit is None)):
-        return _Asked(words, rough, model)
-    return _Asked(words, rough, model, judge_by(_engine(replays, engine, gpu, ranks, allow, replays=True)), replays)
+    return trace.predict(one, gpu=gpu, model=model)

@@ -12,7 +12,7 @@ from vramprobe.architecture.releases import FIFTH, LAST_FOURTH, OLDEST, in_words
 from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec
-from vramprobe.terms.versions import is_fourth, under, why_not_fourth
+from vramprobe.terms.step.versions import is_fourth, under, why_not_fourth
 
 #: The oldest bitsandbytes that was read and run.
 _OLDEST_QUANTISER = 43

@@ -18,7 +18,8 @@ from vramprobe.catalog import Gpu
 from vramprobe.catalog.libraries import DECIDING
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.prediction import ALLOCATED_SPREAD, RESERVED_SPREAD, Prediction, device_tier, simulated_interval
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.uncertainty import ALLOCATED_SPREAD, RESERVED_SPREAD, device_tier, simulated_interval
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 
@@ -33,10 +34,8 @@ def predict(spec: CellSpec, *, gpu: Gpu | None = None, model: MemoryModel | None
     the device beyond the allocator is used; its coefficients are the formula engine's.
     """
     from vramprobe.measure.isolation import require_packages
-    from vramprobe.simulate.late_imports import put_off
 
     require_packages([spec], with_device=False)
-    put_off()
     from vramprobe.simulate.run import simulate  # loads torch
 
     record = simulate(spec.model_copy(update={"weights": "random", "limit_vram": None}), gpu=gpu).record
@@ -55,13 +54,18 @@ def prediction_of(record: RunRecord, spec: CellSpec, model: MemoryModel | None =
     alive = record.ledger.at_peak if record.ledger else None
     terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items()} if alive else {}
     return Prediction(
-        cell_id=spec.cell_id, engine="trace", peak_allocated_bytes=allocated, peak_phase=peak.phase,
-        peak_label=f"{peak.phase} of step {peak.step}", terms=terms,
+        cell_id=spec.cell_id,
+        engine="trace",
+        peak_allocated_bytes=allocated,
+        peak_phase=peak.phase,
+        peak_label=f"{peak.phase} of step {peak.step}",
+        terms=terms,
         constant_bytes=peak.allocated_bytes - sum(terms.values()),
-        reserved_bytes=reserved, device_bytes=device_tier(reserved, gap),
+        reserved_bytes=reserved,
+        device_bytes=device_tier(reserved, gap),
         warnings=["no fit's coefficients are used", *record.warnings],
         libraries={name: version for name in DECIDING if (version := record.environment.versions.get(name))},
-    )  # fmt: skip
+    )
 
 
 def predict_many(

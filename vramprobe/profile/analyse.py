@@ -19,11 +19,14 @@ from vramprobe.catalog import gpu_seen
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks
 from vramprobe.profile.causes import causes_seen_from, composition
+from vramprobe.profile.engines import vllm
 from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
+from vramprobe.profile.step_time import step_time
+from vramprobe.records.engine import EngineMemory
 from vramprobe.records.profile import (
     ProfileEnvironment,
     ProfileError,
@@ -36,8 +39,10 @@ from vramprobe.records.profile import (
     Replaced,
 )
 from vramprobe.records.record import MAX_READS, Composition, Emulation, ValueRead, Verification, new_attempt_id
+from vramprobe.units import format_bytes
 
 _MAX_TAIL = 40  # last lines of stderr
+_MAX_CAUGHT = 5  # places of caught OOMs that are named, of one process
 _AT_WORK = ("forward", "backward", "optimizer_step", "evaluation", "generation")
 _BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -75,17 +80,25 @@ def _record(run: RawRun) -> ProfileRecord:
     first = run.ranks[0] if run.ranks else None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")
-    emulation = _emulation(run, first)
+    emulation, environment = _emulation(run, first), _environment(launcher, first)
+    time = step_time(run, warnings.append)
     command = [str(word) for word in launcher.get("command") or (first.process.argv if first else ())]
     return ProfileRecord(
-        attempt_id=new_attempt_id(), name=shlex.join(_script_words(command)), command=command,
+        attempt_id=new_attempt_id(),
+        name=shlex.join(_script_words(command)),
+        command=command,
         started_at=_started_at(launcher, first),
-        instrument="emulated" if emulation else "cuda",
-        outcome=_outcome(run, seen_by_rank, warnings), environment=_environment(launcher, first), emulation=emulation,
+        instrument="emulated" if emulation or (first is None and launcher.get("emulate")) else "cuda",
+        outcome=_outcome(run, seen_by_rank, warnings),
+        environment=environment,
+        engine=_engine(run, environment),
+        emulation=emulation,
         context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
-        ranks=found, replaced=[_only(Replaced, one) for one in run.replaced if one.get("kind") != "missing"],
+        ranks=found,
+        step_time=time,
+        replaced=[_only(Replaced, one) for one in run.replaced if one.get("kind") != "missing"],
         warnings=list(dict.fromkeys(warnings)),
-    )  # fmt: skip
+    )
 
 
 def name_of(raw: RawRank) -> str:
@@ -111,11 +124,16 @@ def _environment(launcher: Mapping[str, Any], first: RawRank | None) -> ProfileE
     allocator = first.history.allocator if first.history else {}
     emulator = launcher.get("emulator") or {}
     return ProfileEnvironment(
-        device_name=process.device_name, device_total_bytes=process.device_total_bytes, capability=process.capability,
-        python=process.python, torch=process.torch, cuda=process.cuda, alloc_conf=allocator.get("alloc_conf"),
+        device_name=process.device_name,
+        device_total_bytes=process.device_total_bytes,
+        capability=process.capability,
+        python=process.python,
+        torch=process.torch,
+        cuda=process.cuda,
+        alloc_conf=allocator.get("alloc_conf"),
         emulator=str(emulator.get("version", "unknown")) if process.emulated else None,
         versions=dict(process.versions) | {"vramprobe": launcher.get("vramprobe")},
-    )  # fmt: skip
+    )
 
 
 def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
@@ -132,14 +150,22 @@ def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
     return Emulation(
         card=known.short_name if known else str(first.process.device_name),
         num_cards=emulator.get("num_cards") or max(len(run.ranks), 1),
-        emulator_version=str(emulator.get("version", "unknown")), torch_build=first.process.torch or "unknown",
-        contents=policy.get("contents", "unknown"), routing=policy.get("routing", "unknown"),
-        context_bytes=emulator.get("context_bytes", ASSUMED_CONTEXT_BYTES), is_busy=emulator.get("is_busy", False),
+        emulator_version=str(emulator.get("version", "unknown")),
+        torch_build=first.process.torch or "unknown",
+        contents=policy.get("contents", "unknown"),
+        routing=policy.get("routing", "unknown"),
+        context_bytes=emulator.get("context_bytes", ASSUMED_CONTEXT_BYTES),
+        is_busy=emulator.get("is_busy", False),
         num_reads=_sum(one.get("num_reads") for one in reports),
         num_steering_reads=_sum(one.get("num_reads_that_could_have_steered") for one in reports),
         reads=[_only(ValueRead, read) for read in report.get("reads", ())[:MAX_READS]],
         verification=None if verified is None else _only(Verification, verified),
-    )  # fmt: skip
+    )
+
+
+def _engine(run: RawRun, environment: ProfileEnvironment) -> EngineMemory | None:
+    said = vllm.memory_of(run.engine_lines)
+    return said.model_copy(update={"version": environment.versions.get(said.engine)}) if said else None
 
 
 def _only(kind: Any, values: Mapping[str, Any]) -> Any:
@@ -166,13 +192,12 @@ def _context_bytes(found: Sequence[RawRank]) -> int | None:
 def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]) -> ProfileOutcome:
     """How the command ended. An error of the program's own counts as OOM where it ran out and did not go on."""
     launcher = run.launcher
-    num_ooms = sum(len(raw.ooms) for raw in run.ranks)
     if launcher is None or launcher.get("ended_ns") is None:
         return ProfileLost(known=f"{len(run.ranks)} processes wrote until the command's end was no longer watched")
     status, number = launcher.get("exit_status"), launcher.get("signal")
     if launcher.get("stopped") or (status == 0 and not number):
-        if num_ooms:
-            warnings.append(f"the card ran out {num_ooms} times and the program went on")
+        for raw in run.ranks:
+            warnings += _caught(raw, launcher)
         return ProfileOk(stopped=bool(launcher.get("stopped")))
     for raw, history in zip(run.ranks, seen, strict=True):
         if raw.ooms and _ended_by(raw):
@@ -180,6 +205,30 @@ def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]
     if number in _BY_SOMEBODY or status == 130:
         return ProfileInterrupted(signal=number)
     return ProfileError(exit_status=status, signal=number, last_lines=_tail(launcher))
+
+
+def _caught(raw: RawRank, launcher: Mapping[str, Any]) -> list[str]:
+    """The OOMs of a process that went on, each place once, in order."""
+    places = Places((), ranks.homes_of(raw.process, launcher.get("folder")))
+    found: dict[tuple[Any, ...], list[RawOom]] = {}
+    for one in raw.ooms:
+        found.setdefault((one.phase, line_of(places, one)), []).append(one)
+    said = []
+    for (phase, line), alike in found.items():
+        most = max((one.requested_bytes or 0) for one in alike)
+        steps = list(dict.fromkeys(one.step for one in alike if one.step is not None))
+        when = (phase or "an unknown phase") + (f" of step {steps[0]}" if len(steps) == 1 else "")
+        times = f"{len(alike)} times" if len(alike) > 1 else "once"
+        said.append(
+            f"{name_of(raw)} ran out of memory {times} and went on: in {when}, for {format_bytes(most)}, at {line}"
+        )
+    more = len(said) - _MAX_CAUGHT
+    return said[:_MAX_CAUGHT] + ([f"{name_of(raw)} ran out at {more} more places and went on"] if more > 0 else [])
+
+
+def line_of(places: Places, oom: RawOom) -> str:
+    """The line that asked for the memory: ``file.py:12 forward``."""
+    return ranks.line_said(places.of_stack(oom.stack))
 
 
 def _tail(launcher: Mapping[str, Any]) -> list[str]:
@@ -198,12 +247,21 @@ def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> 
     last = raw.ooms[-1]
     place = Places((), ranks.homes_of(raw.process, launcher.get("folder"))).of_stack(last.stack)
     return ProfileOom(
-        rank=raw.process.rank, requested_bytes=last.requested_bytes, allocated_bytes=last.allocated_bytes,
-        reserved_bytes=last.reserved_bytes, free_bytes=last.free_bytes, total_bytes=last.total_bytes,
-        phase=last.phase, step=last.step, line=place.line, function=place.function, module=place.module,
-        alive=None if seen is None else alive_at_oom(seen, last), exit_status=launcher.get("exit_status"),
+        rank=raw.process.rank,
+        requested_bytes=last.requested_bytes,
+        allocated_bytes=last.allocated_bytes,
+        reserved_bytes=last.reserved_bytes,
+        free_bytes=last.free_bytes,
+        total_bytes=last.total_bytes,
+        phase=last.phase,
+        step=last.step,
+        line=place.line,
+        function=place.function,
+        module=place.module,
+        alive=None if seen is None else alive_at_oom(seen, last),
+        exit_status=launcher.get("exit_status"),
         last_lines=_tail(launcher),
-    )  # fmt: skip
+    )
 
 
 def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Composition | None:
@@ -220,9 +278,13 @@ def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Composition | None:
     before = [one for one in seen.spans if one.stop <= num_events and one.phase.end_ns // 1000 <= time_us]
     start = before[-1].stop if before else lives.num_before
     begun = RawPhase(
-        name=oom.phase or "other", step=oom.step, start_ns=before[-1].phase.end_ns if before else 0,
-        end_ns=time_us * 1000, allocated_end_bytes=0, allocated_peak_bytes=0,
-    )  # fmt: skip
+        name=oom.phase or "other",
+        step=oom.step,
+        start_ns=before[-1].phase.end_ns if before else 0,
+        end_ns=time_us * 1000,
+        allocated_end_bytes=0,
+        allocated_peak_bytes=0,
+    )
     span = Span(begun, start, num_events, None)
     causes = causes_seen_from(lives, [*before, span], seen.owners, span)
     return composition(lives, causes, lives.alive_after(num_events))

@@ -19,9 +19,9 @@ from vramprobe.errors import SpecError
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.records.profile import CardVerdict, ProfileRecord
-from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.compiled import counting_allocator
-from vramprobe.simulate.ledger import Device, OutOfMemory
+from vramprobe.simulate.allocator.compiled import counting_allocator
+from vramprobe.simulate.allocator.config import AllocatorConfig, parse_alloc_conf
+from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
 from vramprobe.units import MIB, format_bytes
 
 #: Ampere's and everything since: flash attention, bf16, the same choice of kernels by the libraries.
@@ -29,9 +29,7 @@ _SAME_KERNELS = (8, 0)
 #: By so much cards that run the same kernels may differ: cuBLAS's workspace is 32 MiB on Hopper and 8 MiB on others
 #: (getChosenWorkspaceSize, aten/src/ATen/cuda/CUDAContext.cpp), one for each of torch's handles and streams.
 MARGIN_BYTES = 64 * MIB
-_ALLOC, _REQUESTED, _COMPLETED, _OOM = (
-    ACTIONS[word] for word in ("alloc", "free_requested", "free_completed", "oom")
-)  # fmt: skip
+_ALLOC, _REQUESTED, _COMPLETED, _OOM = (ACTIONS[word] for word in ("alloc", "free_requested", "free_completed", "oom"))
 _GIVEN = (ACTIONS["segment_free"], ACTIONS["segment_unmap"])
 #: A segment that would have come to less than this share of the card found room.
 _FULL_SHARE = 0.85
@@ -43,7 +41,14 @@ def verdicts(run: RawRun, record: ProfileRecord, gpus: Sequence[str] | str) -> l
     """A verdict for each of ``gpus``, or of the catalog for ``"all"``, in order. Raises UnknownName."""
     wanted = list_gpus() if gpus == "all" else [find_gpu(name) for name in gpus]
     sequence = _sequence_of_highest(run, record.outcome.kind == "oom")
-    return [_verdict(gpu, record, sequence) for gpu in wanted]
+    found = [_verdict(gpu, record, sequence) for gpu in wanted]
+    if not any(record.may_grow(rank) for rank in record.ranks):
+        return found
+    return [_of_steps_seen(one) if one.verdict == "fits" else one for one in found]
+
+
+def _of_steps_seen(one: CardVerdict) -> CardVerdict:
+    return one.model_copy(update={"why": f"{one.why}; of the steps seen, a later one may need more"})
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,13 @@ def _requests(raw: RawRank, ended_by_oom: bool) -> Requests:
     if ended_by_oom and raw.ooms:
         needed = max(needed, (raw.ooms[-1].allocated_bytes or 0) + (raw.ooms[-1].requested_bytes or 0))
     return Requests(
-        needed_bytes=needed, reserved_bytes=max(phase.reserved_peak_bytes or 0 for phase in raw.phases), events=events,
-        config=config, ended_by_oom=ended_by_oom, went_on_after_oom=bool(raw.ooms) and not ended_by_oom,
-    )  # fmt: skip
+        needed_bytes=needed,
+        reserved_bytes=max(phase.reserved_peak_bytes or 0 for phase in raw.phases),
+        events=events,
+        config=config,
+        ended_by_oom=ended_by_oom,
+        went_on_after_oom=bool(raw.ooms) and not ended_by_oom,
+    )
 
 
 def _events(raw: RawRank, history: RawHistory, ended_by_oom: bool) -> list[tuple[int, int, int, int]]:
@@ -210,10 +219,13 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
     usable = card.total_bytes - (record.context_bytes or ASSUMED_CONTEXT_BYTES)
     if is_own and record.outcome.kind == "ok":
         return CardVerdict(
-            gpu=gpu.short_name, verdict="fits", usable_bytes=usable, reserved_bytes=sequence.reserved_bytes,
+            gpu=gpu.short_name,
+            verdict="fits",
+            usable_bytes=usable,
+            reserved_bytes=sequence.reserved_bytes,
             headroom_bytes=usable - sequence.reserved_bytes,
             why=f"it ran there: {format_bytes(sequence.reserved_bytes)} reserved of {format_bytes(usable)}",
-        )  # fmt: skip
+        )
     return _judged(gpu, usable, found, margin=found.error_bytes + MARGIN_BYTES)
 
 
@@ -227,9 +239,13 @@ def _judged(gpu: Gpu, usable: int, found: Replayable, *, margin: int) -> CardVer
     def verdict(answer, why: str) -> CardVerdict:
         known = answer == "fits"
         return CardVerdict(
-            gpu=gpu.short_name, verdict=answer, why=why, usable_bytes=usable,
-            reserved_bytes=reserved if known else None, headroom_bytes=usable - reserved if known else None,
-        )  # fmt: skip
+            gpu=gpu.short_name,
+            verdict=answer,
+            why=why,
+            usable_bytes=usable,
+            reserved_bytes=reserved if known else None,
+            headroom_bytes=usable - reserved if known else None,
+        )
 
     if least > usable + margin:
         return verdict("does not fit", f"{format_bytes(least)} of tensors in {format_bytes(usable)}")

@@ -97,7 +97,5 @@ def causes_seen_from(lives: Lives, spans: Sequence[Span], owners: Owners, span: 
 
 def composition(lives: Lives, causes: np.ndarray, alive: np.ndarray) -> Composition:
     """The bytes of these blocks by cause."""
-    parts = {
-        f"{cause}_bytes": int(lives.sizes[alive & (causes == at)].sum()) for at, cause in enumerate(CAUSES)
-    }  # fmt: skip
+    parts = {f"{cause}_bytes": int(lives.sizes[alive & (causes == at)].sum()) for at, cause in enumerate(CAUSES)}
     return Composition(total_bytes=sum(parts.values()), **parts)

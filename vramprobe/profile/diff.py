@@ -41,6 +41,7 @@ class Change(_Frozen):
 class Difference(_Frozen):
     """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
     largest change first; a line that moved within its function is the same one.
+    ``before_seconds``, ``after_seconds``: of a step, predicted; null where a side has none.
     ``warnings``: what makes the two hard to compare.
     """
 
@@ -51,6 +52,8 @@ class Difference(_Frozen):
     tiers: tuple[Change, ...]
     causes: tuple[Change, ...]
     lines: tuple[Change, ...]
+    before_seconds: float | None = None
+    after_seconds: float | None = None
     warnings: tuple[str, ...]
 
 
@@ -58,11 +61,17 @@ def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
     """What grew from ``before`` to ``after``; what shrank is negative."""
     one, other = before.highest_rank, after.highest_rank
     return Difference(
-        before=before.name, after=after.name, before_phase=one and one.at_peak_of,
-        after_phase=other and other.at_peak_of, tiers=tuple(_tiers(one, other)), causes=tuple(_causes(one, other)),
+        before=before.name,
+        after=after.name,
+        before_phase=one and one.at_peak_of,
+        after_phase=other and other.at_peak_of,
+        tiers=tuple(_tiers(one, other)),
+        causes=tuple(_causes(one, other)),
         lines=tuple(_lines(one, other)),
+        before_seconds=before.step_time and before.step_time.seconds,
+        after_seconds=after.step_time and after.step_time.seconds,
         warnings=tuple(_warnings(before, after)),
-    )  # fmt: skip
+    )
 
 
 def _tiers(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:

@@ -28,8 +28,11 @@ class CardSeen:
 @contextmanager
 def seen_from_outside(*, emulated: bool) -> Iterator[list[CardSeen]]:
     """Within: the cards are looked at, some twenty times a second."""
-    found = [] if emulated else [(CardSeen(uuid=uuid), device) for uuid, _ in visible_gpus()
-                                 if (device := open_device(uuid)) is not None]  # fmt: skip
+    found = (
+        []
+        if emulated
+        else [(CardSeen(uuid=uuid), device) for uuid, _ in visible_gpus() if (device := open_device(uuid)) is not None]
+    )
     _look(found)
     for card, _ in found:
         card.before_bytes = card.peak_bytes

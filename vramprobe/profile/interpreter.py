@@ -75,9 +75,14 @@ def _asked(python: Path, environment: Mapping[str, str]) -> Path:
     """Where a shim leads to, in the interpreter's own words; itself where it does not answer."""
     try:
         run = subprocess.run(
-            [python, "-c", "import sys; print(sys.executable)"], env=dict(environment), capture_output=True, text=True,
-            timeout=60, check=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [python, "-c", "import sys; print(sys.executable)"],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.SubprocessError):
         return python
     said = run.stdout.strip().splitlines()

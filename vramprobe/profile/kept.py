@@ -45,9 +45,10 @@ class Kept:
             try:
                 descriptors = (theirs.fileno(), ours_on_stderr)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_KEEPER), *map(str, descriptors)], stderr=stderr,
+                    [sys.executable, "-I", "-S", str(_KEEPER), *map(str, descriptors)],
+                    stderr=stderr,
                     pass_fds=descriptors,
-                )  # fmt: skip
+                )
             finally:
                 os.close(ours_on_stderr)
         self._lines = self._socket.makefile("rb")

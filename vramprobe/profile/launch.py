@@ -41,11 +41,13 @@ _Say = Callable[[str], None]
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What is asked of the hook. ``trace``: all events, those of one step, or none. ``verify``: steps under other
-    values follow those that were asked for."""
+    values follow those that were asked for. ``speed``: one step's work is counted, on an emulated card."""
 
     trace: str
     steps: int | None
     verify: bool = False
+    phases: bool = False
+    speed: bool = True
     one_rank: tuple[int, int] | None = None  # this one of so many, of which no other runs
     trace_step: int = 3
     stand_ins: Mapping[str, Any] | None = None  # for what is not there (stand_ins.py)
@@ -61,9 +63,14 @@ class Ended:
 
 
 def run(
-    command: list[str], folder: Path, options: Options, *, emulate: str | None = None,
-    policy: Mapping[str, Any] | None = None, say: _Say = lambda line: None,
-) -> Ended:  # fmt: skip
+    command: list[str],
+    folder: Path,
+    options: Options,
+    *,
+    emulate: str | None = None,
+    policy: Mapping[str, Any] | None = None,
+    say: _Say = lambda line: None,
+) -> Ended:
     """Run ``command`` and leave in ``folder`` what its processes said.
 
     Raises SpecError for a command that is not there, what :func:`vramprobe.emulate.enter.entrance` raises for the
@@ -72,9 +79,14 @@ def run(
     if emulate is None:
         executable_of(command, os.environ)
     told = {
-        "command": command, "emulate": emulate, "started_ns": time.time_ns(), "options": asdict(options),
-        "vramprobe": vramprobe.__version__, "folder": os.getcwd(), "emulator": None,
-    }  # fmt: skip
+        "command": command,
+        "emulate": emulate,
+        "started_ns": time.time_ns(),
+        "options": asdict(options),
+        "vramprobe": vramprobe.__version__,
+        "folder": os.getcwd(),
+        "emulator": None,
+    }
     with (
         _environment(command, folder, options, emulate, policy, say) as (environment, emulator),
         seen_from_outside(emulated=emulator is not None) as cards,
@@ -82,6 +94,7 @@ def run(
         told["emulator"] = emulator
         write_told(folder, told)
         ended, tail = _wait(command, environment | {FOLDER_VARIABLE: str(folder)}, folder)
+        shutil.rmtree(folder / "discarded", ignore_errors=True)  # hook/discard.py
     number = ended.exit_status - 128 if ended.exit_status > 128 else None
     told |= {"ended_ns": time.time_ns(), "exit_status": ended.exit_status, "signal": number, "tail": tail}
     told["cards"] = [asdict(card) for card in cards]
@@ -122,8 +135,13 @@ def _environment(
     way = entrance_for_command(python, emulate, policy=policy, say=say, also=[HOOK, stand_ins.HOOK])
     try:
         num_cards, machine = read_machine(way.machine)
-        about = {"version": emulator_version(), "context_bytes": machine.context_bytes, "num_cards": num_cards,
-                 "is_busy": way.is_busy, "policy": dict(policy or {})}  # fmt: skip
+        about = {
+            "version": emulator_version(),
+            "context_bytes": machine.context_bytes,
+            "num_cards": num_cards,
+            "is_busy": way.is_busy,
+            "policy": dict(policy or {}),
+        }
         yield way.environment | {"PATH": path} | (one_rank.environment(*alone, num_cards) if alone else {}), about
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
@@ -166,7 +184,7 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path) -> tupl
         finally:  # also when an exception of ours ends it: the command goes first
             kept.close()
         reader.join(_DYING_SECONDS)
-    stopped = any(_was_stopped(path) for path in folder.glob("*.jsonl"))
+    stopped = _was_stopped([_last_line(path) for path in folder.glob("*.jsonl")])
     if stopped:
         status = 0
     if ended_by:
@@ -212,7 +230,18 @@ def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:
         tail.append(line.decode(errors="replace"))
 
 
-def _was_stopped(path: Path) -> bool:
+def _last_line(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, IndexError):
-        return json.loads(path.read_text(errors="replace").splitlines()[-1]).get("why") == "stopped"
-    return False
+        return dict(json.loads(path.read_text(errors="replace").splitlines()[-1]))
+    return {}
+
+
+def _was_stopped(ends: list[dict[str, Any]]) -> bool:
+    """Whether the hook stopped the run, or its steps: a rank that crashed before the first rank was stopped is the
+    run's own end; one that fails later does so because the others have left.
+    """
+    stops = [end.get("ended_ns", 0) for end in ends if end.get("why") == "stopped"]
+    crashes = [end.get("ended_ns", 0) for end in ends if end.get("why") == "error"]
+    if any(end.get("after_steps") for end in ends) and not stops:
+        return not crashes
+    return bool(stops) and not any(crash < min(stops) for crash in crashes)

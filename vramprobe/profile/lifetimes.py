@@ -107,10 +107,18 @@ def _lives(addresses, sizes, stacks, times, positions, starts, ends, num_before)
     new_ends = np.full(len(starts), len(kept))
     new_ends[frees] = place[free_at]
     return Lives(
-        addresses=addresses[starts], sizes=sizes[starts], stacks=stacks[starts], starts=place[starts], ends=new_ends,
-        totals=np.cumsum(events[kept]), times_us=times[kept], events=events[kept], blocks=block[kept],
-        positions=positions[kept], num_before=num_before,
-    )  # fmt: skip
+        addresses=addresses[starts],
+        sizes=sizes[starts],
+        stacks=stacks[starts],
+        starts=place[starts],
+        ends=new_ends,
+        totals=np.cumsum(events[kept]),
+        times_us=times[kept],
+        events=events[kept],
+        blocks=block[kept],
+        positions=positions[kept],
+        num_before=num_before,
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
 from vramprobe.profile.places import Place, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
-from vramprobe.records.profile import BlocksAlike, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
+from vramprobe.records.profile import BlocksAlike, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile, StepPeaks
 from vramprobe.records.record import Composition, Moved
 from vramprobe.records.traffic import added_up, moved_since
 from vramprobe.simulate.history import CAUSES
@@ -70,8 +70,13 @@ def see(raw: RawRank, folder: str | None = None) -> Seen | None:
         return None
     lives = lives_of(history)
     spans = spans_of(lives, raw.phases, history)
-    return Seen(history, lives, spans, causes_of.owners_of(lives, spans, history.held),
-                Places(history.stacks, homes_of(raw.process, folder)))  # fmt: skip
+    return Seen(
+        history,
+        lives,
+        spans,
+        causes_of.owners_of(lives, spans, history.held),
+        Places(history.stacks, homes_of(raw.process, folder)),
+    )
 
 
 def homes_of(process: RawProcess, folder: str | None) -> list[str]:
@@ -95,16 +100,41 @@ def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Seque
         at_peak = causes_of.composition(seen.lives, moment.causes, moment.alive)
         alike, by_module, by_line = _by_place(seen, moment)
         _hold_against_counters(seen, moment, at_peak, peak, remarks)
+    _tell_of_kept_batches(raw, remarks)
     end = raw.end
     return RankProfile(
-        rank=raw.process.rank, pid=raw.process.pid, device=raw.process.device_index or 0,
-        phases=highest_by_name(raw.phases), peak=peak, num_steps=raw.num_steps,
+        rank=raw.process.rank,
+        pid=raw.process.pid,
+        device=raw.process.device_index or 0,
+        phases=highest_by_name(raw.phases),
+        run_phases=run_phases(raw.phases),
+        peak=peak,
+        num_steps=raw.num_steps,
         repeats=repeats(raw.phases, raw.num_steps),
-        at_peak=at_peak, at_peak_of=moment and said(moment.span.phase), largest=(alike or [])[:_NUM_LARGEST],
-        by_module=by_module or [], by_line=by_line or [], fragmentation_bytes=fragmentation_bytes(raw.phases),
-        num_alloc_retries=end.num_alloc_retries if end else None, num_ooms=end.num_ooms if end else None,
+        step_peaks=step_peaks(raw.phases, raw.num_steps),
+        at_peak=at_peak,
+        at_peak_of=moment and said(moment.span.phase),
+        largest=(alike or [])[:_NUM_LARGEST],
+        by_module=by_module or [],
+        by_line=by_line or [],
+        fragmentation_bytes=fragmentation_bytes(raw.phases),
+        num_alloc_retries=end.num_alloc_retries if end else None,
+        num_ooms=end.num_ooms if end else None,
         traffic=traffic_of(raw) if raw.process.emulated else None,
-    )  # fmt: skip
+    )
+
+
+def _tell_of_kept_batches(raw: RawRank, remarks: Remarks) -> None:
+    """What an evaluation that keeps its logits would take with all its batches, where it was shortened."""
+    seen = raw.evaluation
+    if seen is None:
+        return
+    num, of, grown = seen["num_batches"], seen["num_batches_of"], seen["grown_bytes"]
+    remarks.add(
+        f"evaluation adds {format_bytes(grown)} to its peak with each batch; all {of} of this length would take "
+        f"{format_bytes(seen['peak_bytes'] + (of - num) * grown)} (predicted from {num}); eval_accumulation_steps or "
+        "preprocess_logits_for_metrics lower it"
+    )
 
 
 def traffic_of(raw: RawRank) -> list[Moved]:
@@ -127,14 +157,29 @@ def said(where: RawPhase | ProfilePeak) -> str:
 
 def highest_by_name(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
     """The highest of each tier by phase name, in the order in which the names first came."""
+    return _highest_by([(phase.name, phase) for phase in phases])
+
+
+def run_phases(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
+    """The same by phase of the run: all steps are ``training``; empty where there is nothing but loading and steps."""
+    names = {"load": "load", "other": "after_training"}
+    found = _highest_by([(names.get(one.name, one.name) if one.step is None else "training", one) for one in phases])
+    return found if {one.name for one in found} - {"load", "training", "after_training"} else []
+
+
+def _highest_by(named: Sequence[tuple[str, RawPhase]]) -> list[PhaseHighest]:
     found = []
-    for name in dict.fromkeys(phase.name for phase in phases):
-        own = [phase for phase in phases if phase.name == name]
-        found.append(PhaseHighest(
-            name=name, num_phases=len(own), allocated_bytes=max(one.allocated_peak_bytes for one in own),
-            reserved_bytes=_highest(one.reserved_peak_bytes for one in own),
-            device_bytes=_highest(one.device_used_bytes for one in own),
-        ))  # fmt: skip
+    for name in dict.fromkeys(name for name, _ in named):
+        own = [phase for of, phase in named if of == name]
+        found.append(
+            PhaseHighest(
+                name=name,
+                num_phases=len(own),
+                allocated_bytes=max(one.allocated_peak_bytes for one in own),
+                reserved_bytes=_highest(one.reserved_peak_bytes for one in own),
+                device_bytes=_highest(one.device_used_bytes for one in own),
+            )
+        )
     return found
 
 
@@ -144,11 +189,13 @@ def peak_of(phases: Sequence[RawPhase]) -> ProfilePeak | None:
         return None
     top = max(phases, key=lambda one: one.allocated_peak_bytes)
     return ProfilePeak(
-        phase=top.name, step=top.step, allocated_bytes=top.allocated_peak_bytes,
+        phase=top.name,
+        step=top.step,
+        allocated_bytes=top.allocated_peak_bytes,
         requested_bytes=top.requested_peak_bytes,
         reserved_bytes=_highest(one.reserved_peak_bytes for one in phases),
         device_bytes=_highest(one.device_used_bytes for one in phases),
-    )  # fmt: skip
+    )
 
 
 def repeats(phases: Sequence[RawPhase], num_steps: int) -> bool | None:
@@ -160,6 +207,17 @@ def repeats(phases: Sequence[RawPhase], num_steps: int) -> bool | None:
         for step in (num_steps - 1, num_steps)
     )
     return one == other
+
+
+def step_peaks(phases: Sequence[RawPhase], num_steps: int) -> StepPeaks | None:
+    """The lowest and the highest allocated peak of the whole steps, without the first, in which optimizers make their
+    state; None with fewer than two such steps."""
+    peaks = [
+        max(phase.allocated_peak_bytes for phase in own)
+        for step in range(2, num_steps + 1)
+        if (own := [phase for phase in phases if phase.step == step])
+    ]
+    return StepPeaks(lowest_bytes=min(peaks), highest_bytes=max(peaks)) if len(peaks) > 1 else None
 
 
 def fragmentation_bytes(phases: Sequence[RawPhase]) -> int | None:
@@ -193,9 +251,11 @@ def moment_of_peak(phases: Sequence[RawPhase], seen: Seen) -> Moment | None:
 def moment_after(seen: Seen, span: Span, num_events: int) -> Moment:
     """What is alive once so many events have happened, seen from the step of ``span``."""
     return Moment(
-        span, num_events, causes_of.causes_seen_from(seen.lives, seen.spans, seen.owners, span),
+        span,
+        num_events,
+        causes_of.causes_seen_from(seen.lives, seen.spans, seen.owners, span),
         seen.lives.alive_after(num_events),
-    )  # fmt: skip
+    )
 
 
 def _hold_against_counters(
@@ -222,20 +282,33 @@ def _by_place(seen: Seen, moment: Moment) -> tuple[list[BlocksAlike], list[Place
     lives, alike, names = seen.lives, Counter(), seen.owners.names
     for block in np.flatnonzero(moment.alive).tolist():
         name = names.get(block)
-        kind = (int(lives.sizes[block]), CAUSES[moment.causes[block]], seen.places.of(int(lives.stacks[block])),
-                pattern(name) if name else None)  # fmt: skip
+        kind = (
+            int(lives.sizes[block]),
+            CAUSES[moment.causes[block]],
+            seen.places.of(int(lives.stacks[block])),
+            pattern(name) if name else None,
+        )
         alike[kind] += 1
     blocks = [
-        BlocksAlike(size_bytes=size, num_blocks=count, cause=cause, line=place.line, function=place.function,
-                    module=place.module, parameter=parameter)
+        BlocksAlike(
+            size_bytes=size,
+            num_blocks=count,
+            cause=cause,
+            line=place.line,
+            function=place.function,
+            module=place.module,
+            parameter=parameter,
+        )
         for (size, cause, place, parameter), count in alike.items()
-    ]  # fmt: skip
+    ]
     blocks.sort(key=lambda one: (-one.total_bytes, one.cause, one.line or "", one.parameter or ""))
     modules, lines = Counter(), Counter()
     counts_by_module, counts_by_line = Counter(), Counter()
     for (size, cause, place, _), count in alike.items():
-        for totals, counts, key in ((modules, counts_by_module, (module_said(place), None)),
-                                    (lines, counts_by_line, (line_said(place), cause))):  # fmt: skip
+        for totals, counts, key in (
+            (modules, counts_by_module, (module_said(place), None)),
+            (lines, counts_by_line, (line_said(place), cause)),
+        ):
             totals[key] += size * count
             counts[key] += count
     return blocks, _sorted(modules, counts_by_module), _sorted(lines, counts_by_line)

@@ -89,11 +89,12 @@ class RawOom:
 
 @dataclass(frozen=True, kw_only=True)
 class RawEnd:
-    """How a process said goodbye."""
+    """How a process ended: ``stopped`` by its hook, by an ``error`` that nobody caught, else ``exit``."""
 
     why: str
     num_alloc_retries: int | None = None
     num_ooms: int | None = None
+    ended_ns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,8 @@ class RawRank:
     warnings: tuple[str, ...] = ()
     values: Mapping[str, Any] | None = None
     verification: Mapping[str, Any] | None = None
+    evaluation: Mapping[str, Any] | None = None  # of how many batches, and what the last of them added to the peak
+    count: Mapping[str, Any] | None = None  # of one step (hook/count)
     end: RawEnd | None = None
     history: RawHistory | None = None
 
@@ -150,6 +153,7 @@ class RawRun:
     ranks: tuple[RawRank, ...]
     warnings: tuple[str, ...] = ()
     replaced: tuple[Mapping[str, Any], ...] = ()  # by which kind (weights …) and what, of all processes
+    engine_lines: tuple[str, ...] = ()  # what an inference engine logged of its memory, of all processes
 
 
 def read_run(folder: Path) -> RawRun:
@@ -160,8 +164,13 @@ def read_run(folder: Path) -> RawRun:
     ranks = [one for path in sorted(folder.glob("*.jsonl")) for one in _processes(path, warnings)]
     ranks = [one for one in ranks if not _only_asked(one)] or ranks
     order = sorted(ranks, key=lambda one: (one.process.rank is None, one.process.rank or 0, one.process.started_ns))
-    launcher, replaced = _launcher(folder / "run.json", warnings), _replaced(folder / "replaced")
-    return RawRun(launcher=launcher, ranks=tuple(order), warnings=tuple(warnings), replaced=replaced)
+    return RawRun(
+        launcher=_launcher(folder / "run.json", warnings),
+        ranks=tuple(order),
+        warnings=tuple(warnings),
+        replaced=_lines_of(folder / "replaced"),
+        engine_lines=tuple(str(said.get("text")) for said in _lines_of(folder / "engine")),
+    )
 
 
 def _only_asked(rank: RawRank) -> bool:
@@ -169,8 +178,9 @@ def _only_asked(rank: RawRank) -> bool:
     return rank.end is not None and not any(one.allocated_peak_bytes for one in rank.phases) and not rank.ooms
 
 
-def _replaced(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """What stood in for what was not there (empty/told.py); a line that a killed process left torn is none."""
+def _lines_of(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """What all processes wrote into one file: what stood in for what was not there (empty/told.py), what an engine
+    logged (hook/engine_log.py). A line that a killed process left torn is none."""
     found = []
     for line in bytes_of(path).splitlines() if path.exists() else ():
         with suppress(ValueError):
@@ -237,7 +247,7 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["ooms"].append(_made(RawOom, content, where))
         case "warning":
             into["warnings"].append(str(content.get("message")))
-        case "values" | "verification":
+        case "values" | "verification" | "evaluation" | "count":
             into[kind] = content
         case "end":
             into["end"] = _made(RawEnd, content, where)
@@ -254,7 +264,8 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
     lists = {name: tuple(found[name]) for name in ("moved", "ooms", "warnings")}
-    others = {name: found[name] for name in ("num_steps", "values", "verification", "end") if name in found}
+    names = ("num_steps", "values", "verification", "evaluation", "count", "end")
+    others = {name: found[name] for name in names if name in found}
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
 
 
@@ -307,8 +318,11 @@ def read_history(path: Path) -> RawHistory | None:
     if any(not isinstance(one, array) for one in arrays.values()) or len({len(one) for one in arrays.values()}) > 1:
         raise StoreError(f"{path} is no whole history: its columns are missing or of several lengths")
     listed = {name: tuple(content.get(name) or ()) for name in ("stacks", "alive_before")}
-    others = {name: content[name] for name in ("device", "traced", "first_ns", "last_ns", "allocator")
-              if content.get(name) is not None}  # fmt: skip
+    others = {
+        name: content[name]
+        for name in ("device", "traced", "first_ns", "last_ns", "allocator")
+        if content.get(name) is not None
+    }
     where = f"{path}, held"
     return _made_history(arrays | listed | others | {"held": tuple(_made(RawHeld, one, where) for one in held)}, path)
 

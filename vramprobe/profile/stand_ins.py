@@ -21,7 +21,11 @@ def stand_ins(seq_len: int | None = None) -> dict[str, Any]:
     """For ``--empty-weights`` with rows of ``seq_len`` tokens."""
     models = {}
     for entry in list_models():
-        about = {"hf_id": entry.hf_id, "config": str(data_file(f"models/{entry.name}.json"))}
+        about = {
+            "hf_id": entry.hf_id,
+            "config": str(data_file(f"models/{entry.name}.json")),
+            "dtype": entry.dtype,
+        }
         models |= {name.lower(): about for name in (entry.name, entry.hf_id) if name}
     datasets = {
         row["hf_id"].lower(): {"format": row["format"], "splits": split(row["splits"], "|")}

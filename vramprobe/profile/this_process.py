@@ -35,11 +35,18 @@ def watch() -> None:
     """This process is watched as a command's would be, and so are those that it starts. Raises StoreError."""
     folder = Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
     atexit.register(_remove, folder, os.getpid())
-    write_told(folder, {
-        "command": _COMMAND, "emulate": None, "started_ns": time.time_ns(),
-        "options": asdict(Options(trace="step", steps=None)), "vramprobe": vramprobe.__version__,
-        "folder": os.getcwd(), "emulator": None,
-    })  # fmt: skip
+    write_told(
+        folder,
+        {
+            "command": _COMMAND,
+            "emulate": None,
+            "started_ns": time.time_ns(),
+            "options": asdict(Options(trace="step", steps=None)),
+            "vramprobe": vramprobe.__version__,
+            "folder": os.getcwd(),
+            "emulator": None,
+        },
+    )
     site = values_hook.site_folder(str(folder), also=[HOOK])
     os.environ[FOLDER_VARIABLE] = str(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))

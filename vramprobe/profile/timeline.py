@@ -46,17 +46,22 @@ def _timeline(record: ProfileRecord, raw: RawRank, seen: Seen, moment: Moment) -
         for one in spans
     ]
     history = History(
-        size_bytes=seen.lives.events, blocks=seen.lives.blocks, marks=tuple(marks),
+        size_bytes=seen.lives.events,
+        blocks=seen.lives.blocks,
+        marks=tuple(marks),
         causes=moment.causes[seen.lives.blocks].astype(np.int8),
-    )  # fmt: skip
+    )
     versions = {"vramprobe": environment.versions.get("vramprobe"), "torch": environment.torch}
     made_by = [f"{name} {version}" for name, version in versions.items() if version]
     subject = Subject(
-        name=record.name, word=word_for(record.instrument), step=step, tier="requested",
+        name=record.name,
+        word=word_for(record.instrument),
+        step=step,
+        tier="requested",
         footer=f"{', '.join(made_by)}; {environment.device_said}, process {raw.process.pid}",
         allocated_bytes=moment.span.phase.allocated_peak_bytes,
         reserved_bytes=max((one.reserved_peak_bytes for one in raw.phases if one.reserved_peak_bytes), default=None),
-    )  # fmt: skip
+    )
     micro_steps = {one.phase.micro_step for one in spans} - {None}
     return timeline_over(
         subject, history, marks, [one.phase.reserved_peak_bytes for one in spans], has_micro_steps=len(micro_steps) > 1

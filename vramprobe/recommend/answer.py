@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.catalog import find_gpu, list_gpus
-from vramprobe.predict.prediction import Verdict
-from vramprobe.recommend.options import COUNTS, Option, Question, nearest, option_of, words_of
+from vramprobe.predict.verdict import Verdict
+from vramprobe.recommend.options import Option, Question, counts_of, nearest, option_of, words_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.recipes import Kitchen
 from vramprobe.speed.measured import Measured
@@ -67,12 +67,18 @@ class Recommendation(_Frozen):
     by_method: dict[str, str | None]  # method → what keeps it from an answer; null where it has one
     changes_of: Option | None = None
     changes: list[Effect] = []
+    old_prices: list[str] = []  # dates of the answers' prices that are more than three months old
 
 
 def recommended(
-    question: Question, offers: list[Offer], *, today: date, fit: SpeedFit | None = None,
-    measured: Mapping[str, Measured] = MappingProxyType({}), replays: bool = True,
-) -> Recommendation:  # fmt: skip
+    question: Question,
+    offers: list[Offer],
+    *,
+    today: date,
+    fit: SpeedFit | None = None,
+    measured: Mapping[str, Measured] = MappingProxyType({}),
+    replays: bool = True,
+) -> Recommendation:
     """Every option for the question, judged; ``measured``: what records say of a card's speed. ``replays``: the memory
     of the answers, and of each method's cheapest and fastest option, by the allocator's replay, as predict has it; of
     the others by arithmetic, with what a rank's load needs. Without it all is by arithmetic, of steps alone.
@@ -85,24 +91,36 @@ def recommended(
     cards = [find_gpu(name) for name in question.gpus] or priced
     options: list[Option] = []
     kitchens = {
-        method: Kitchen(words_of(question, method), global_batch=question.global_batch, sharding=question.sharding,
-                        fit=fit, measured=measured, replays=replays)
+        method: Kitchen(
+            words_of(question, method),
+            global_batch=question.global_batch,
+            sharding=question.sharding,
+            fit=fit,
+            measured=measured,
+            replays=replays,
+        )
         for method in question.methods
-    }  # fmt: skip
+    }
     for kitchen in kitchens.values():
         options += [
-            one for gpu in cards for count in COUNTS
-            if count <= question.max_gpus and (one := option_of(question, kitchen, gpu, count, offers))
-        ]  # fmt: skip
+            one
+            for gpu in cards
+            for count in counts_of(question, offers, gpu.short_name)
+            if (one := option_of(question, kitchen, gpu, count, offers))
+        ]
     if replays:
         _replay(question, kitchens, options, offers)
     answers = answers_of(question, options)
     return Recommendation(
-        model=str(question.words["model"]), tokens=question.tokens, seq_len=question.words["seq_len"], answers=answers,
+        model=str(question.words["model"]),
+        tokens=question.tokens,
+        seq_len=question.words["seq_len"],
+        answers=answers,
         options=judged(question, options, answers),
         by_method={method: what_it_lacks([one for one in options if one.method == method]) for method in kitchens},
+        old_prices=_old([one.option.offer for one in answers if one.option and one.option.offer], today),
         notes=[*_notes(question, options, offers, today, fit), *([_REPLAYED] if replays else []), *_doubts(answers)],
-    )  # fmt: skip
+    )
 
 
 def _replay(
@@ -185,9 +203,11 @@ def _in_time(question: Question, possible: list[Option]) -> Answer:
     doubt = _doubt(question, found)
     if found is None:
         soonest = min(possible, key=_time, default=None)
-        doubt = "nothing fits" if soonest is None else (
-            f"none ends within {format_hours(limit)}; the fastest takes {format_hours(_time(soonest))}"
-        )  # fmt: skip
+        doubt = (
+            "nothing fits"
+            if soonest is None
+            else (f"none ends within {format_hours(limit)}; the fastest takes {format_hours(_time(soonest))}")
+        )
     return Answer(question="within the deadline", option=found, doubt=doubt)
 
 
@@ -215,7 +235,7 @@ def _why_not(question: Question, one: Option, answers: list[Answer]) -> str:
         said.append(doubt)
     cheapest, fastest = (answer.option for answer in answers[:2])
     if one.usd is None:
-        said.append("no price is known")
+        said.append(f"no price of {one.num_gpus} × {one.gpu} is known")
     elif cheapest is not None and cheapest.usd is not None:
         said.append(f"{few_digits(_cost(one) / _cost(cheapest))} × the cost of {cheapest.num_gpus} × {cheapest.gpu}")
     if fastest is not None and fastest.hours is not None:
@@ -242,18 +262,22 @@ def _notes(question: Question, options: list[Option], offers: list[Offer], today
     unseen = sorted({one.gpu for one in options if one.hours and one.setting.estimate.condition == "card never seen"})
     if unseen:
         notes.append(f"no published step of {', '.join(unseen)} was at hand: by the data sheet, and a wide interval")
-    if any(one.offer is not None and one.offer.num_gpus < one.num_gpus for one in options):
-        notes.append(
-            "several of a card cost the offer so many times: that they are to be had in one machine is assumed"
-        )
     used = [one.offer for one in options if one.offer is not None]
     if used:
         dates = sorted({offer.date for offer in used})
-        old = any(offer.is_old(today) for offer in used)
+        old = _old(used, today)
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         text = f"prices {used[0].terms}, of {when}, from {', '.join(sorted({offer.source for offer in used}))}"
-        notes.append(text + ("; they are more than 3 months old: give --prices FILE.csv or --prices skypilot" * old))
+        if old:
+            text += f"; those of {', '.join(old)} are more than 3 months old: "
+            text += "give --prices FILE.csv or --prices skypilot"
+        notes.append(text)
     return [*notes, _not_counted(used)]
+
+
+def _old(offers: Sequence[Offer], today: date) -> list[str]:
+    """The dates of the offers that are old."""
+    return sorted({offer.date for offer in offers if offer.is_old(today)})
 
 
 def _not_counted(offers: Sequence[Offer]) -> str:

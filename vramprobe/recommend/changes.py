@@ -6,16 +6,18 @@ neither memory nor money is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.changes import LEAST_SHARE, candidates
-from vramprobe.predict.prediction import Verdict, verdict
+from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.recommend.answer import Effect
-from vramprobe.recommend.memory import is_refused, predict_on
-from vramprobe.recommend.options import Option, Question, host_of, hours_of, usd_of, words_of
+from vramprobe.recommend.memory import predict_on
+from vramprobe.recommend.options import Option, Question, host_of, hours_of, offers_of, usd_of, words_of
+from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.recipes import Kitchen, Words, without_bf16
+from vramprobe.rules.sharding import cannot_shard
 from vramprobe.spec import RECIPES, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit, shipped_speed
@@ -26,7 +28,12 @@ _OF_RANKS = ("num_gpus", "sharding")
 
 
 def effects(
-    question: Question, option: Option, *, fit: SpeedFit | None = None, measured: Mapping[str, Measured] | None = None
+    question: Question,
+    option: Option,
+    offers: Sequence[Offer],
+    *,
+    fit: SpeedFit | None = None,
+    measured: Mapping[str, Measured] | None = None,
 ) -> list[Effect]:
     """What each single change does to ``option``: those that save money first; where it does not fit, memory.
 
@@ -36,13 +43,18 @@ def effects(
     words = words_of(question, option.method)
     words = RECIPES.get(words.get("recipe") or "", {}) | {name: v for name, v in words.items() if name != "recipe"}
     words |= (without_bf16(words) if gpu.bf16_dense_tflops is None else {}) | setting.words()
-    kitchen = Kitchen(words, global_batch=question.global_batch, sharding=question.sharding,
-                      fit=fit or shipped_speed(), measured=measured or {})  # fmt: skip
-    now = _run(kitchen, words, option, question.tokens)
+    kitchen = Kitchen(
+        words,
+        global_batch=question.global_batch,
+        sharding=question.sharding,
+        fit=fit or shipped_speed(),
+        measured=measured or {},
+    )
+    now = _run(kitchen, words, option, offers, question.tokens)
     assert now is not None
-    spec = resolve(**_cell(words))
+    spec = resolve(**_cell(words)).model_copy(update={"num_gpus": setting.num_gpus})
     others = [
-        *candidates(spec, setting.num_gpus),
+        *candidates(spec),
         {"gradient_checkpointing": False},
         {"batch_size": 2 * setting.batch_size},
     ]
@@ -50,14 +62,19 @@ def effects(
     for one in others:
         if all(words.get(name) == value for name, value in one.items()):
             continue
-        made = _run(kitchen, words | one, option, question.tokens)
+        made = _run(kitchen, words | one, option, offers, question.tokens)
         if made is None:
             continue
         judged, hours, usd = made
         effect = Effect(
-            options=one, verdict=judged, saved_bytes=now[0].needed_bytes.value - judged.needed_bytes.value, hours=hours,
-            saved_hours=now[1] - hours, usd=usd, saved_usd=None if usd is None or now[2] is None else now[2] - usd,
-        )  # fmt: skip
+            options=one,
+            verdict=judged,
+            saved_bytes=now[0].needed_bytes.value - judged.needed_bytes.value,
+            hours=hours,
+            saved_hours=now[1] - hours,
+            usd=usd,
+            saved_usd=None if usd is None or now[2] is None else now[2] - usd,
+        )
         if _is_worth_a_line(effect, now[0], now[1]):
             found.append(effect)
     if option.hours is None:  # it does not fit
@@ -75,19 +92,22 @@ def _cell(words: Words) -> Words:
     return {"device": "cuda"} | {name: value for name, value in words.items() if name not in _OF_RANKS}
 
 
-def _run(kitchen: Kitchen, words: Words, option: Option, tokens: int) -> tuple[Verdict, float, float | None] | None:
+def _run(
+    kitchen: Kitchen, words: Words, option: Option, offers: Sequence[Offer], tokens: int
+) -> tuple[Verdict, float, float | None] | None:
     """(verdict, hours, dollars) with these words; None where they cannot be or are not counted."""
     gpu = find_gpu(option.gpu)
     num_gpus = words.get("num_gpus") or 1
     sharding = (words.get("sharding") or "fsdp") if num_gpus > 1 else None
     try:
-        spec = resolve(**_cell(words))
-        if is_refused(spec, sharding):
+        spec = resolve(**_cell(words)).model_copy(update={"num_gpus": num_gpus, "sharding": sharding})
+        if cannot_shard(spec) is not None:
             return None
-        judged = verdict(predict_on(spec, gpu, num_gpus, sharding), gpu)
+        judged = verdict(predict_on(spec, gpu), gpu)
         made = kitchen.estimate(work_of(spec), spec.grad_accum, gpu, num_gpus, sharding)
     except VramprobeError:
         return None
     hours = hours_of(tokens, made.tokens_per_second)
-    usd = None if option.offer is None else usd_of(hours, option.offer, num_gpus, host_of(spec)).value
-    return judged, hours.value, usd
+    host = host_of(spec)
+    its = offers_of(offers, option.gpu, num_gpus)
+    return judged, hours.value, min((usd_of(hours, one, num_gpus, host).value for one in its), default=None)

@@ -69,8 +69,9 @@ def most_tokens(question: Question, offers: list[Offer], *, today: date, measure
     tokens, index = max(counts, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
     if tokens < 1:
         raise SpecError(f"nothing that fits has a price, so {_limits(question)} pays for no tokens")
-    exact = question.model_copy(update={"tokens": tokens, "methods": (found.options[index].method,),
-                                        "gpus": (found.options[index].gpu,)})  # fmt: skip
+    exact = question.model_copy(
+        update={"tokens": tokens, "methods": (found.options[index].method,), "gpus": (found.options[index].gpu,)}
+    )
     again = recommended(exact, offers, today=today, measured=measured, replays=False)
     option = next(one for one in again.options if one.num_gpus == found.options[index].num_gpus)
     return Most(asked="tokens", value=tokens, option=option, recommendation=again)

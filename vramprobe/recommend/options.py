@@ -14,13 +14,14 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog import Gpu
+from vramprobe.choices import Sharding
+from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.recipes import Kitchen, Setting, Words
 from vramprobe.spec import CellSpec
 from vramprobe.speed.step import Figure
-from vramprobe.terms.optimizer import state_bytes
-from vramprobe.terms.parameters import tensors
-from vramprobe.terms.ranks import Sharding
+from vramprobe.terms.cell.optimizer import state_bytes
+from vramprobe.terms.cell.parameters import tensors
 
 METHODS = ("full", "lora", "qlora")
 #: Sequences of an optimizer step, unless told.
@@ -82,9 +83,20 @@ def words_of(question: Question, method: str) -> Words:
     own = {**question.words, "method": method}
     if len(question.methods) == 1:
         return own
-    drop = [name for name in own if method == "full" and (name.startswith("lora_") or name == "dora")]
+    drop = [name for name in own if method == "full" and name in ADAPTER_OPTIONS]
     drop += [name for name in own if method != "qlora" and name in ("quant", "kbit_prep")]
     return {name: value for name, value in own.items() if name not in drop}
+
+
+def offers_of(offers: Sequence[Offer], gpu: str, num_gpus: int) -> list[Offer]:
+    """The offers of machines that hold so many of a GPU."""
+    return [one for one in offers if one.gpu == gpu and one.holds(num_gpus)]
+
+
+def counts_of(question: Question, offers: Sequence[Offer], gpu: str) -> list[int]:
+    """How many of a GPU to try: the numbers that somebody rents out; all, where the question names its GPUs."""
+    few = [count for count in COUNTS if count <= question.max_gpus]
+    return [count for count in few if question.gpus or offers_of(offers, gpu, count)]
 
 
 def option_of(question: Question, kitchen: Kitchen, gpu: Gpu, num_gpus: int, offers: Sequence[Offer]) -> Option | None:
@@ -96,16 +108,33 @@ def option_of(question: Question, kitchen: Kitchen, gpu: Gpu, num_gpus: int, off
     if setting is None:
         return None
     spec = kitchen.spec_of(setting.recipe, gpu)
-    host, its = host_of(spec), [one for one in offers if one.gpu == gpu.short_name]
+    host, its = host_of(spec), offers_of(offers, gpu.short_name, num_gpus)
     if setting.verdict.verdict == "does not fit":
         offer = min(its, key=lambda one: one.hourly(num_gpus), default=None)
-        return Option(method=spec.method, gpu=gpu.short_name, num_gpus=num_gpus, setting=setting, hours=None, usd=None,
-                      offer=offer, host=host, why_not=f"does not fit: {setting.verdict.reason}")  # fmt: skip
+        return Option(
+            method=spec.method,
+            gpu=gpu.short_name,
+            num_gpus=num_gpus,
+            setting=setting,
+            hours=None,
+            usd=None,
+            offer=offer,
+            host=host,
+            why_not=f"does not fit: {setting.verdict.reason}",
+        )
     hours = hours_of(question.tokens, setting.estimate.tokens_per_second)
     offer = min(its, key=lambda one: usd_of(hours, one, num_gpus, host).value, default=None)
     usd = None if offer is None else usd_of(hours, offer, num_gpus, host)
-    return Option(method=spec.method, gpu=gpu.short_name, num_gpus=num_gpus, setting=setting, hours=hours, usd=usd,
-                  offer=offer, host=host)  # fmt: skip
+    return Option(
+        method=spec.method,
+        gpu=gpu.short_name,
+        num_gpus=num_gpus,
+        setting=setting,
+        hours=hours,
+        usd=usd,
+        offer=offer,
+        host=host,
+    )
 
 
 def hours_of(tokens: int, rate: Figure) -> Figure:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from vramprobe import catalog
 from vramprobe.catalog.shipped import csv_rows, number
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
+from vramprobe.speed.rates import GPUS_PER_MACHINE
 
 Terms = Literal["on-demand", "spot", "reserved"]
 _Rate = Annotated[float, Field(ge=0)]
@@ -26,10 +27,17 @@ _Rate = Annotated[float, Field(ge=0)]
 OLD_DAYS = 90
 #: How price lists write the terms. CoreWeave's pods are rented whole, by the hour.
 _TERMS: dict[str, Terms] = {
-    "on-demand": "on-demand", "on demand": "on-demand", "pod": "on-demand", "spot": "spot", "interruptible": "spot",
-    "preemptible": "spot", "community": "spot", "reserved": "reserved", "reserved annual": "reserved",
+    "on-demand": "on-demand",
+    "on demand": "on-demand",
+    "pod": "on-demand",
+    "spot": "spot",
+    "interruptible": "spot",
+    "preemptible": "spot",
+    "community": "spot",
+    "reserved": "reserved",
+    "reserved annual": "reserved",
     "committed": "reserved",
-}  # fmt: skip
+}
 _REQUIRED = ("provider", "date", "terms", "gpu", "n_gpus", "usd_per_hour")
 #: What disk costs while a run goes on, and what is sent out of the provider's network.
 _STORAGE = ("usd_per_gb_month", "usd_per_gb_egress")
@@ -41,7 +49,7 @@ SKYPILOT = "skypilot"
 
 
 class Offer(BaseModel):
-    """``usd_per_hour`` is for all ``num_gpus`` together, which are rented as one; ``source`` says who says so."""
+    """A machine that is rented: ``usd_per_hour`` is for all its ``num_gpus`` together; ``source`` says who says so."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -56,8 +64,12 @@ class Offer(BaseModel):
     usd_per_gb_month: _Rate | None = None  # of storage
     usd_per_gb_egress: _Rate | None = None
 
+    def holds(self, num_gpus: int) -> bool:
+        """Whether it has ``num_gpus``; of more than eight, the eight that a machine has in the speed estimate."""
+        return self.num_gpus >= min(num_gpus, GPUS_PER_MACHINE)
+
     def hourly(self, num_gpus: int) -> float:
-        """US dollars per hour of at least ``num_gpus``: several of the offer, where it has fewer."""
+        """US dollars per hour of the machines that hold ``num_gpus``, each rented whole."""
         return -(-num_gpus // self.num_gpus) * self.usd_per_hour
 
     @field_validator("date")
@@ -89,12 +101,17 @@ def _shipped() -> tuple[Offer, ...]:
     storage = {row["provider"]: row for row in csv_rows("storage_prices.csv")}
     return tuple(
         Offer(
-            provider=price.provider, date=price.date, terms=_TERMS[price.terms], gpu=price.gpu.short_name,
-            num_gpus=price.num_gpus, usd_per_hour=price.usd_per_hour, source="vramprobe/data/prices.csv",
+            provider=price.provider,
+            date=price.date,
+            terms=_TERMS[price.terms],
+            gpu=price.gpu.short_name,
+            num_gpus=price.num_gpus,
+            usd_per_hour=price.usd_per_hour,
+            source="vramprobe/data/prices.csv",
             **{name: number(storage.get(price.provider, {}).get(name, ""), float) for name in _STORAGE},
         )
         for price in catalog.list_prices()
-    )  # fmt: skip
+    )
 
 
 def read_offers(path: Path) -> list[Offer]:
@@ -189,17 +206,27 @@ def _from_skypilot(listed: dict[str, Sequence[Any]], today: date_type) -> Iterab
             for terms, price in (("on-demand", one.price), ("spot", one.spot_price)):
                 if price is not None and price == price and price > 0:
                     yield Offer(
-                        provider=one.cloud, date=today.isoformat(), terms=_TERMS[terms], gpu=gpu,
-                        num_gpus=int(count), usd_per_hour=float(price), source="SkyPilot's catalog",
+                        provider=one.cloud,
+                        date=today.isoformat(),
+                        terms=_TERMS[terms],
+                        gpu=gpu,
+                        num_gpus=int(count),
+                        usd_per_hour=float(price),
+                        source="SkyPilot's catalog",
                         region=one.region,
-                    )  # fmt: skip
+                    )
 
 
 def _skypilot_gpu(name: str, gib: float | None) -> str | None:
     """The catalog's card for SkyPilot's name (``A100`` is the one of 40 GB, ``V100-32GB`` says its own)."""
     plain = re.sub(r"-?(SXM\d?)$", "-SXM", name)
-    known = {"A100": "A100-40GB-SXM", "A100-80GB": "A100-80GB-SXM", "V100": "V100-16GB-SXM", "RTXA6000": "RTX-A6000",
-             "RTX6000-Ada": "RTX-6000-Ada"}  # fmt: skip
+    known = {
+        "A100": "A100-40GB-SXM",
+        "A100-80GB": "A100-80GB-SXM",
+        "V100": "V100-16GB-SXM",
+        "RTXA6000": "RTX-A6000",
+        "RTX6000-Ada": "RTX-6000-Ada",
+    }
     try:
         return catalog.find_gpu(known.get(name, plain)).short_name
     except UnknownName:

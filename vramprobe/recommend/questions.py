@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vramprobe import catalog
+from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
 from vramprobe.recommend import inverse
 from vramprobe.recommend.answer import Recommendation, recommended
 from vramprobe.recommend.changes import effects
 from vramprobe.recommend.options import GLOBAL_BATCH, METHODS, Question, nearest
 from vramprobe.recommend.prices import SKYPILOT, Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
+from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.speed.measured import Measured, measured_speeds
-from vramprobe.terms.ranks import Sharding
 from vramprobe.units import parse_count, parse_duration
 
 #: What can be left open beside the tokens.
@@ -88,7 +89,7 @@ def recommend(
     option = next((answer.option for answer in found.answers if answer.option is not None), None)
     if option is None and found.options:
         option = nearest(found.options)
-    changes = [] if option is None else effects(question, option, measured=measured)
+    changes = [] if option is None else effects(question, option, offers, measured=measured)
     return found.model_copy(update={"changes": changes, "changes_of": option})
 
 
@@ -117,8 +118,8 @@ def _methods(method: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _sharding(sharding: str | None) -> Sharding | None:
-    if sharding is not None and sharding not in get_args(Sharding):
-        raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(get_args(Sharding))}")
+    if sharding is not None and sharding not in ONE_GROUP:
+        raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(ONE_GROUP)}")
     return sharding
 
 

@@ -15,14 +15,18 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import Gpu
-from vramprobe.predict.prediction import Prediction, Verdict, verdict
-from vramprobe.recommend.memory import fit_name, is_refused, load_on, predict_on, replayed_on, with_load
+from vramprobe.choices import Sharding
+from vramprobe.kernels.chip import chip_like
+from vramprobe.model.replayed import load_bytes
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.verdict import Verdict, verdict
+from vramprobe.recommend.memory import fit_name, predict_on, replayed_on, with_load
+from vramprobe.rules.sharding import SHARDINGS, cannot_shard
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit
 from vramprobe.speed.step import Estimate, estimate_work, tokens_per_second
 from vramprobe.speed.work import Work, work_of
-from vramprobe.terms.ranks import Sharding
 
 Words = dict[str, Any]
 
@@ -69,12 +73,18 @@ class Kitchen:
     """A cell's words, and every prediction and count that was made of it; one for each question."""
 
     def __init__(
-        self, words: Words, *, global_batch: int, sharding: Sharding | None, fit: SpeedFit,
-        measured: Mapping[str, Measured] | None = None, replays: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        words: Words,
+        *,
+        global_batch: int,
+        sharding: Sharding | None,
+        fit: SpeedFit,
+        measured: Mapping[str, Measured] | None = None,
+        replays: bool = False,
+    ) -> None:
         """``replays``: what a rank's load needs is looked at, too."""
         self._replays = replays
-        self._loads: dict[tuple[int, Sharding, str], int] = {}
+        self._loads: dict[tuple[int, str | None, str], int] = {}
         self._words, self._global_batch, self._sharding = words, global_batch, sharding
         self._fit, self._measured = fit, measured or {}
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
@@ -107,7 +117,7 @@ class Kitchen:
         found = [
             (-tokens_per_second(self._work(one, gpu), one.grad_accum, gpu, num_gpus, one.sharding or "ddp", rates), one)
             for one in self.recipes(num_gpus)
-            if not is_refused(self.spec_of(one, gpu), one.sharding)
+            if cannot_shard(self.on_ranks(one, gpu, num_gpus)) is None
         ]
         return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
@@ -129,8 +139,7 @@ class Kitchen:
             return [None]
         if self._sharding is not None:
             return [self._sharding]
-        # Adapters' states are small, so that dividing them alone saves nothing.
-        return ["ddp", "zero2", "fsdp"] if self._words["method"] == "full" else ["ddp", "fsdp"]
+        return [kind for kind, rules in SHARDINGS.items() if self._words["method"] in rules.recommended_for]
 
     def setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Setting | None:
         """The cell in this way on so many of the card; None where nothing is known of a rank of it."""
@@ -141,29 +150,47 @@ class Kitchen:
 
     def _setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int, judged: Verdict, warnings: list[str]) -> Setting:
         return Setting(
-            num_gpus=num_gpus, sharding=recipe.sharding, batch_size=recipe.batch_size, grad_accum=recipe.grad_accum,
-            gradient_checkpointing=recipe.gradient_checkpointing, verdict=judged,
+            num_gpus=num_gpus,
+            sharding=recipe.sharding,
+            batch_size=recipe.batch_size,
+            grad_accum=recipe.grad_accum,
+            gradient_checkpointing=recipe.gradient_checkpointing,
+            verdict=judged,
             estimate=self.estimate(self._work(recipe, gpu), recipe.grad_accum, gpu, num_gpus, recipe.sharding),
             warnings=warnings,
-        )  # fmt: skip
+        )
 
     def estimate(self, work: Work, grad_accum: int, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Estimate:
         """The speed of a step, by records of the card where there are some."""
         known = self._measured.get(gpu.short_name)
         return estimate_work(
-            work, grad_accum, gpu, num_gpus=num_gpus, sharding=sharding or "ddp", fit=self._fit,
-            faster=1.0 if known is None else known.factor, half_width=None if known is None else known.half_width,
-        )  # fmt: skip
+            work,
+            grad_accum,
+            gpu,
+            num_gpus=num_gpus,
+            sharding=sharding or "ddp",
+            fit=self._fit,
+            faster=1.0 if known is None else known.factor,
+            half_width=None if known is None else known.half_width,
+        )
 
     def spec_of(self, recipe: Recipe, gpu: Gpu) -> CellSpec:
         """The cell in this way; a card before Ampere is used in fp16, where no precision was asked for."""
         key = _key(recipe, gpu)
         if key not in self._specs:
             own = without_bf16(self._words) if gpu.bf16_dense_tflops is None else {}
-            own = own | {"batch_size": recipe.batch_size, "grad_accum": recipe.grad_accum,
-                         "gradient_checkpointing": recipe.gradient_checkpointing}  # fmt: skip
+            own = own | {
+                "batch_size": recipe.batch_size,
+                "grad_accum": recipe.grad_accum,
+                "gradient_checkpointing": recipe.gradient_checkpointing,
+            }
             self._specs[key] = resolve(**{"device": "cuda", **self._words, **own})
         return self._specs[key]
+
+    def on_ranks(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> CellSpec:
+        """The same on so many of the card."""
+        ranks = {"num_gpus": num_gpus, "sharding": recipe.sharding}
+        return self.spec_of(recipe, gpu).model_copy(update=ranks)
 
     def _work(self, recipe: Recipe, gpu: Gpu) -> Work:
         key = _key(recipe, gpu)
@@ -176,33 +203,32 @@ class Kitchen:
         key = recipe, gpu.short_name, num_gpus
         if key in self._replayed:
             return False
-        self._replayed[key] = replayed_on(self.spec_of(recipe, gpu), gpu, num_gpus, recipe.sharding)
+        self._replayed[key] = replayed_on(self.on_ranks(recipe, gpu, num_gpus), gpu)
         return True
 
     def _prediction(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Prediction | None:
         if (recipe, gpu.short_name, num_gpus) in self._replayed:
             return self._replayed[recipe, gpu.short_name, num_gpus]
-        sharding = recipe.sharding
-        kernels = gpu.has_flash, gpu.blas_workspace_bytes, fit_name(gpu, sharding)
-        key = (*_key(recipe, gpu), num_gpus, sharding, *kernels)
+        spec = self.on_ranks(recipe, gpu, num_gpus)
+        kernels = chip_like(gpu), gpu.blas_workspace_bytes, fit_name(spec, gpu)
+        key = (*_key(recipe, gpu), num_gpus, recipe.sharding, *kernels)
         if key not in self._predictions:
-            spec = self.spec_of(recipe, gpu)
-            if sharding is None:
-                self._predictions[key] = predict_on(spec, gpu, num_gpus, sharding)
+            if recipe.sharding is None:
+                self._predictions[key] = predict_on(spec, gpu)
             else:
                 self._predictions[key] = None
                 with suppress(UnsupportedArchitecture):
-                    found = predict_on(spec, gpu, num_gpus, sharding)
+                    found = predict_on(spec, gpu)
                     if self._replays:
-                        found = with_load(found, self._load_bytes(spec, num_gpus, sharding))
+                        found = with_load(found, self._load_bytes(spec))
                     self._predictions[key] = found
         return self._predictions[key]
 
-    def _load_bytes(self, spec: CellSpec, num_gpus: int, sharding: Sharding) -> int:
-        """The same for all recipes, but for a few ids."""
-        key = num_gpus, sharding, spec.dtype
+    def _load_bytes(self, spec: CellSpec) -> int:
+        """What a rank needs at most before its first step: the same for all recipes, but for a few ids."""
+        key = spec.num_gpus, spec.sharding, spec.dtype
         if key not in self._loads:
-            self._loads[key] = load_on(spec, num_gpus, sharding)
+            self._loads[key] = load_bytes(spec)
         return self._loads[key]
 
 

@@ -11,9 +11,12 @@ from vramprobe.units import format_usd, spread_of_hours
 
 #: How a reason begins → what stands for it in a table.
 _IN_A_WORD = {
-    "takes longer": "too late", "may take longer": "may be late", "costs more": "too dear",
-    "may cost more": "may be too dear", "no price": "no price",
-}  # fmt: skip
+    "takes longer": "too late",
+    "may take longer": "may be late",
+    "costs more": "too dear",
+    "may cost more": "may be too dear",
+    "no price": "no price",
+}
 
 
 def cards_of(one: Option) -> str:

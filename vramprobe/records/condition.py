@@ -29,8 +29,14 @@ _WORDS: dict[str, Callable[[CellSpec], Any]] = {
         for name in ("method", "quant", "kbit_prep", "dtype", "autocast", "optim", "attn", "gradient_checkpointing")
     },
 }
-_OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
-              "<": operator.lt}  # fmt: skip
+_OPERATORS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _COMPARISON = re.compile(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*([^\s]+)\s*")
 _MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9}
 

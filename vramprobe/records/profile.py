@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store
+from vramprobe.records.engine import EngineMemory
 from vramprobe.records.record import Amount, Composition, Emulation, Moved
+from vramprobe.records.step_time import StepTime
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
@@ -27,7 +29,7 @@ class _Frozen(BaseModel):
 class PhaseHighest(_Frozen):
     """All phases of one name: the highest of each tier, which need not be of one moment."""
 
-    name: str  # load, forward, backward, optimizer_step, zero_grad, evaluation, generation, other
+    name: str  # load, forward, backward, optimizer_step, zero_grad, evaluation, generation, save, merge, other
     num_phases: Amount
     allocated_bytes: Amount
     reserved_bytes: Amount | None = None
@@ -71,6 +73,13 @@ class PlaceBytes(_Frozen):
     num_blocks: Amount
 
 
+class StepPeaks(_Frozen):
+    """Allocated peaks of whole steps, without the first."""
+
+    lowest_bytes: Amount
+    highest_bytes: Amount
+
+
 class RankProfile(_Frozen):
     """One process that used a card. ``at_peak``, ``largest``, ``by_*`` are null or empty without a history.
 
@@ -82,9 +91,13 @@ class RankProfile(_Frozen):
     pid: int
     device: int
     phases: list[PhaseHighest]
+    #: load, training (all steps), evaluation, save, load_best, resume, merge, generation, after_training (the rest of
+    #: the script); empty where nothing but steps was seen.
+    run_phases: list[PhaseHighest] = []
     peak: ProfilePeak | None = None
     num_steps: Amount
     repeats: bool | None = None  # the last two whole steps from the second on, to the byte; null with fewer
+    step_peaks: StepPeaks | None = None  # null with fewer than two whole steps after the first
     at_peak: Composition | None = None
     at_peak_of: str | None = None  # the moment: "backward of step 2"
     largest: list[BlocksAlike] = []
@@ -203,6 +216,8 @@ class ProfileRecord(_Frozen):
     ranks: list[RankProfile]
     cards: list[CardVerdict] = []
     replaced: list[Replaced] = []
+    step_time: StepTime | None = None  # predicted; null where no step was counted
+    engine: EngineMemory | None = None  # an inference engine's own account
     warnings: list[str] = []
 
     @property
@@ -216,6 +231,12 @@ class ProfileRecord(_Frozen):
         """The rank with the highest allocated peak, the first of several."""
         seen = [one for one in self.ranks if one.peak is not None]
         return max(seen, key=lambda one: one.peak.allocated_bytes, default=None)
+
+    def may_grow(self, rank: RankProfile) -> bool:
+        """Whether the run was stopped by --steps while the rank's steps still differed: a later one may need more."""
+        peaks = rank.step_peaks
+        differ = rank.repeats is False and peaks is not None and peaks.lowest_bytes < peaks.highest_bytes
+        return differ and self.outcome.kind == "ok" and self.outcome.stopped
 
     def to_json_line(self) -> str:
         """One line of JSON, without the newline."""

@@ -292,10 +292,17 @@ class Emulation(_Frozen):
     verification: Verification | None = None
 
 
-#: As NCCL and torch.distributed name them.
+#: As NCCL and torch.distributed name them, in the order of the driver's numbers (emulate/driver/nccl.h).
 CollectiveKind = Literal[
-    "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "receive",
-]  # fmt: skip
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+    "receive",
+]
 
 
 class Moved(_Frozen):

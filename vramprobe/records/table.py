@@ -45,8 +45,8 @@ def to_row(record: rec.RunRecord) -> dict[str, Any]:
         **{name: _plain(value) for name, value in _fields(rec.ModelFacts, record.facts).items()},
         "outcome": record.outcome.kind,
         "outcome_detail": describe_outcome(record.outcome),
-        **_peak_columns(record.peak),
-        **_ledger_columns(record.ledger),
+        **peak_columns(record.peak),
+        **ledger_columns(record.ledger),
         "context_bytes": record.context_bytes,
         "num_alloc_retries": record.num_alloc_retries,
         "step_seconds": statistics.median(times) if (times := record.timing and record.timing.step_seconds) else None,
@@ -56,6 +56,8 @@ def to_row(record: rec.RunRecord) -> dict[str, Any]:
         **{f"version_{package}": version for package, version in sorted(environment.versions.items())},
         "commit": environment.commit,
         "dirty": environment.dirty,
+        "sweep": record.sweep,
+        "held_out": record.held_out,
     }
 
 
@@ -87,8 +89,12 @@ def describe_outcome(outcome: rec.Outcome) -> str:
             return ""
         case rec.Oom():
             when = outcome.phase if outcome.step is None else f"{outcome.phase} of step {outcome.step}"
-            amounts = {"requested": outcome.requested_bytes, "allocated": outcome.allocated_bytes,
-                       "reserved": outcome.reserved_bytes, "free": outcome.free_bytes}  # fmt: skip
+            amounts = {
+                "requested": outcome.requested_bytes,
+                "allocated": outcome.allocated_bytes,
+                "reserved": outcome.reserved_bytes,
+                "free": outcome.free_bytes,
+            }
             known = [f"{format_bytes(value)} {name}" for name, value in amounts.items() if value is not None]
             return f"in {when}: {', '.join(known) or outcome.message}"
         case rec.OomHost() | rec.Error():
@@ -108,7 +114,8 @@ def describe_outcome(outcome: rec.Outcome) -> str:
             return f"someone else's memory moved by {format_bytes(moved)}"
 
 
-def _peak_columns(peak: rec.Peak | None) -> dict[str, Any]:
+def peak_columns(peak: rec.Peak | None) -> dict[str, Any]:
+    """A peak as column → value, null for every column where there is none."""
     names = {
         "peak_phase": "phase",
         "peak_step": "step",
@@ -121,7 +128,8 @@ def _peak_columns(peak: rec.Peak | None) -> dict[str, Any]:
     return {column: peak and getattr(peak, field) for column, field in names.items()}
 
 
-def _ledger_columns(ledger: rec.Ledger | None) -> dict[str, int | None]:
+def ledger_columns(ledger: rec.Ledger | None) -> dict[str, int | None]:
+    """A ledger as column → bytes, with ``at_peak_`` before the parts of the peak."""
     at_peak = _fields(rec.Composition, ledger and ledger.at_peak)
     values = _fields(rec.Ledger, ledger)
     del values["at_peak"]

@@ -9,13 +9,12 @@ what NCCL really picks (trees, NVLink's own reductions) is not known to us, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
 from vramprobe.records.record import CollectiveKind, Moved
 
 #: By the driver's number (emulate/driver/nccl.h).
-KINDS: tuple[CollectiveKind, ...] = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "receive",
-)  # fmt: skip
+KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 #: (the driver's number of a kind, ranks that share it) → (calls, payload bytes).
 Counts = Mapping[tuple[int, int], tuple[int, int]]
 
@@ -61,6 +60,10 @@ def added_up(parts: Iterable[Moved]) -> list[Moved]:
 
 def _moved(phase: str, kind: CollectiveKind, num_ranks: int, num_calls: int, payload_bytes: int) -> Moved:
     return Moved(
-        phase=phase, kind=kind, num_ranks=num_ranks, num_calls=num_calls, payload_bytes=payload_bytes,
+        phase=phase,
+        kind=kind,
+        num_ranks=num_ranks,
+        num_calls=num_calls,
+        payload_bytes=payload_bytes,
         link_bytes=link_bytes(kind, num_ranks, payload_bytes),
-    )  # fmt: skip
+    )

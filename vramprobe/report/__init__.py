@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: What predictions name: published runs beside emulated ones, and ranks by arithmetic and by the replay.
-NAMED = ("benchmarks/reproduce.md", "benchmarks/ranks_replayed.md", "benchmarks/ranks.md")
+NAMED = ("benchmarks/truth/reproduce.md", "benchmarks/ranks/ranks_replayed.md", "benchmarks/ranks/ranks.md")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,12 @@ def build(
 
 
 def _of_several_cards(
-    results_path: str | Path, out_dir: str | Path, command: str, model: MemoryModel | None,
+    results_path: str | Path,
+    out_dir: str | Path,
+    command: str,
+    model: MemoryModel | None,
     claim_rows: Sequence[Mapping[str, str]],
-) -> dict[str, bytes]:  # fmt: skip
+) -> dict[str, bytes]:
     """The pages of emulated records of several cards, which no table or plot of one card can show; else none."""
     from vramprobe.report.cards import are_of_several_cards, card_documents
     from vramprobe.report.columns import provenance
@@ -101,9 +104,12 @@ def _of_several_cards(
 
 
 def _words(
-    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None = None,
-    fit_path: str | Path | None = None, claims_path: str | Path | None = None,
-) -> list[str]:  # fmt: skip
+    results_path: str | Path,
+    out_dir: str | Path,
+    model: MemoryModel | None = None,
+    fit_path: str | Path | None = None,
+    claims_path: str | Path | None = None,
+) -> list[str]:
     """The command that makes the report."""
     words = ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
     words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
@@ -111,16 +117,28 @@ def _words(
 
 
 def _page(
-    made: Sequence[Document], drawn: Mapping[str, Mapping[str, bytes]], claim_rows: Sequence[Mapping[str, str]],
-    origin: Sequence[str], command: str, word: str, out_dir: str | Path,
-) -> bytes:  # fmt: skip
+    made: Sequence[Document],
+    drawn: Mapping[str, Mapping[str, bytes]],
+    claim_rows: Sequence[Mapping[str, str]],
+    origin: Sequence[str],
+    command: str,
+    word: str,
+    out_dir: str | Path,
+) -> bytes:
     """The page with the calculator, all tables and plots, as it lies in ``out_dir``."""
     from vramprobe.report.page import engine, gather, page
 
     content = gather.content_of(
-        made, drawn, claim_rows, engine=engine.data(), predictor=engine.predictor(), provenance=origin,
-        command=command, word=word, links=_links(Path(out_dir).resolve()),
-    )  # fmt: skip
+        made,
+        drawn,
+        claim_rows,
+        engine=engine.data(),
+        predictor=engine.predictor(),
+        provenance=origin,
+        command=command,
+        word=word,
+        links=_links(Path(out_dir).resolve()),
+    )
     return page(content, engine.javascript()).encode()
 
 
@@ -131,9 +149,12 @@ def _links(folder: Path) -> dict[str, str]:
 
 
 def gather(
-    results_path: str | Path, out_dir: str | Path, model: MemoryModel | None, fit_path: str | Path | None,
+    results_path: str | Path,
+    out_dir: str | Path,
+    model: MemoryModel | None,
+    fit_path: str | Path | None,
     claims_path: str | Path | None = None,
-) -> Material:  # fmt: skip
+) -> Material:
     """What the parts are made of; raises as :func:`build` does."""
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance

@@ -23,8 +23,21 @@ if TYPE_CHECKING:
 #: The sizes that guides print; a fit's table goes on with them behind the measured models, as far as the fit reaches.
 LADDER = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-2-13b", "qwen2.5-32b", "llama-3.1-70b")
 #: Of the spec: the model, how it is observed, and what the table's conditions say. The rest is the method.
-_NOT_THE_METHOD = ("model", "architecture", "num_layers", "weights", "trust_remote_code", "batch_size", "seq_len",
-                   "grad_accum", "gradient_checkpointing", "steps", "timing_steps", "seed", "device")  # fmt: skip
+_NOT_THE_METHOD = (
+    "model",
+    "architecture",
+    "num_layers",
+    "weights",
+    "trust_remote_code",
+    "batch_size",
+    "seq_len",
+    "grad_accum",
+    "gradient_checkpointing",
+    "steps",
+    "timing_steps",
+    "seed",
+    "device",
+)
 _MARK = "≈ "
 
 
@@ -83,13 +96,18 @@ def by_size(cells: Sequence[Cell], model: MemoryModel | None, origin: Sequence[s
     amounts = [amount for one in shown for row in one.rows for amount in row.amounts.values()]
     about = "Peak memory allocated by tensors over the training steps. " + (
         f"A number after {_MARK.strip()} was not measured: the fit predicts it. A dash: neither measured nor predicted."
-        if model else "Measured; a dash where it was not."
-    )  # fmt: skip
+        if model
+        else "Measured; a dash where it was not."
+    )
     return Document(
-        name="by_size", title="Memory by model size and method", about=[about], tables=[one.table() for one in shown],
+        name="by_size",
+        title="Memory by model size and method",
+        about=[about],
+        tables=[one.table() for one in shown],
         data=Table(title="Memory by model size and method", columns=_DATA_COLUMNS, rows=amounts),
-        origin=origin, command=command,
-    )  # fmt: skip
+        origin=origin,
+        command=command,
+    )
 
 
 class _Setting:
@@ -126,8 +144,13 @@ class _Setting:
         rows = [self._row(record, model) for record in named.values()]
         rows.sort(key=lambda row: (row.num_params, row.model))
         if model is not None:
-            rows += [row for name in LADDER if name not in named and (row := self._ladder_row(name, model)).amounts
-                     and row.num_params > max(one.num_params for one in rows)]  # fmt: skip
+            rows += [
+                row
+                for name in LADDER
+                if name not in named
+                and (row := self._ladder_row(name, model)).amounts
+                and row.num_params > max(one.num_params for one in rows)
+            ]
         return rows
 
     def _row(self, one: RunRecord, model: MemoryModel | None) -> _Row:
@@ -138,8 +161,13 @@ class _Setting:
         for way, records in self._records_of.items():
             record = next((each for each in records if each.spec.model_label == label), None)
             if record is not None and record.peak is not None:
-                amounts[way] = Amount(conditions=self.conditions, model=label, num_params=num_params, spec=record.spec,
-                                      num_bytes=record.peak.allocated_bytes)  # fmt: skip
+                amounts[way] = Amount(
+                    conditions=self.conditions,
+                    model=label,
+                    num_params=num_params,
+                    spec=record.spec,
+                    num_bytes=record.peak.allocated_bytes,
+                )
             elif model is not None and (found := self._predicted(records[0].spec.model_copy(update=own), model)):
                 amounts[way] = found
         return _Row(model=label, num_params=num_params, amounts=amounts)
@@ -159,16 +187,21 @@ class _Setting:
     def _predicted(self, spec: CellSpec, model: MemoryModel) -> Amount | None:
         """None where the fit has no arithmetic for it, or would refuse."""
         from vramprobe.architecture import architecture
-        from vramprobe.predict.prediction import predict
+        from vramprobe.predict.predict import predict
 
         try:
             peak = predict(spec, model).peak_allocated_bytes
         except VramprobeError:
             return None
         return Amount(
-            conditions=self.conditions, model=spec.model_label, num_params=architecture(spec.architecture).num_params,
-            spec=spec, num_bytes=peak.value, low_bytes=peak.low, high_bytes=peak.high,
-        )  # fmt: skip
+            conditions=self.conditions,
+            model=spec.model_label,
+            num_params=architecture(spec.architecture).num_params,
+            spec=spec,
+            num_bytes=peak.value,
+            low_bytes=peak.low,
+            high_bytes=peak.high,
+        )
 
 
 def params_in_words(count: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from vramprobe.records.record import Composition
 from vramprobe.report.cells import Cell
-from vramprobe.report.columns import Unit, cell_columns, of_row, unit_for
+from vramprobe.report.columns import cell_columns, cell_row, unit_for
 from vramprobe.report.definition import Column, Document, Table
 
 _ABOUT = (
@@ -33,18 +33,21 @@ def by_term(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Docum
     """by_term: the total, then its parts."""
     known = traced(cells)
     unit = unit_for(at_peak(cell).total_bytes for cell in known)
-    columns = [*cell_columns(), Column("peak_phase", "peak phase", of_row("peak_phase"))]
-    columns += [_column(name, unit) for name in Composition.model_fields]
+    columns = [*cell_columns(), Column("peak_phase", "peak phase")]
+    for name in Composition.model_fields:  # what is 0.0 everywhere is said once
+        amount = unit.amount(name, name.removesuffix("_bytes").replace("_", " "))
+        columns.append(replace(amount, is_condition=name != "total_bytes"))
+    rows = [cell_row(cell) | at_peak(cell).model_dump() for cell in known]
     others = sum(cell.measured_bytes is not None for cell in cells) - len(known)
     remarks = [f"{others} measured cells were not traced and are left out."] if others else []
-    table = Table(title="The peak by term", columns=columns, rows=known, otherwise="No cell was traced.")
+    table = Table(title="The peak by term", columns=columns, rows=rows, otherwise="No cell was traced.")
     return Document(
-        name="by_term", title="What the peak is made of", about=[_ABOUT], tables=[table], data=table, remarks=remarks,
-        origin=origin, command=command,
-    )  # fmt: skip
-
-
-def _column(name: str, unit: Unit) -> Column:
-    heading = name.removesuffix("_bytes").replace("_", " ")
-    column = unit.amount(name, heading, lambda cell: getattr(at_peak(cell), name))
-    return replace(column, is_condition=name != "total_bytes")  # what is 0.0 everywhere is said once
+        name="by_term",
+        title="What the peak is made of",
+        about=[_ABOUT],
+        tables=[table],
+        data=table,
+        remarks=remarks,
+        origin=origin,
+        command=command,
+    )

@@ -40,10 +40,15 @@ def calibration_document(calibration: Calibration, origin: Sequence[str] = (), c
         "says something of the cell; ours stands beside it on those alone."
     )
     document = Document(
-        name="formulas", title="Formulas that everybody quotes, scored", about=[about], tables=tables,
-        data=Table(title="Scores", columns=_SCORE_COLUMNS, rows=calibration.scores), origin=origin, command=command,
+        name="formulas",
+        title="Formulas that everybody quotes, scored",
+        about=[about],
+        tables=tables,
+        data=Table(title="Scores", columns=_SCORE_COLUMNS, rows=calibration.scores),
+        origin=origin,
+        command=command,
         remarks=[*(f"Left out: {count}, {reason}." for reason, count in calibration.left_out.items()), _MORE],
-    )  # fmt: skip
+    )
     return document.of(calibration.instrument)
 
 
@@ -63,12 +68,13 @@ def _scores(calibration: Calibration, quantity: Quantity, title: str) -> Table:
     columns = [
         Column("formula", "formula", lambda row: row[0]),
         Column("cells", "cells", lambda row: row[1]["all"].num_rows if row[1] else 0, is_number=True),
-        *(Column(method, method, lambda row, name=f"method {method}": row[1].get(name), _errors, is_number=True)
-          for method in methods),
-        Column("ours", "ours on these", _ours,
-               lambda share: percent(share, signed=False), is_number=True),
+        *(
+            Column(method, method, lambda row, name=f"method {method}": row[1].get(name), _errors, is_number=True)
+            for method in methods
+        ),
+        Column("ours", "ours on these", _ours, lambda share: percent(share, signed=False), is_number=True),
         Column("nearest", "nearest in", lambda row: _nearest(row[1])),
-    ]  # fmt: skip
+    ]
     return Table(title=title, columns=columns, rows=list(found.items()), note=_ERRORS)
 
 

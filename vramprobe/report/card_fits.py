@@ -7,8 +7,6 @@ what is predicted, which has a mark; what the fit refuses to vouch for is a dash
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from vramprobe import catalog
@@ -18,11 +16,13 @@ from vramprobe.recommend.recipes import without_bf16
 from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
 from vramprobe.report.columns import Unit
-from vramprobe.report.definition import UNKNOWN, Column, Document, Table
+from vramprobe.report.definition import UNKNOWN, Column, Document, Table, rows_of
 from vramprobe.spec import CellSpec, Method, resolve
 from vramprobe.units import GIB
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.prediction import Prediction
 
@@ -32,24 +32,14 @@ SEQ_LEN, BATCH_SIZE = 2048, 1
 NO = "no"
 _MARK = "≈ "
 _GIB = Unit("GiB", GIB, 2)
+#: The columns of fits.csv.
+_DATA = (
+    *("model", "num_params", "method", "card", "verdict", "basis"),
+    *("predicted_allocated_bytes", "predicted_allocated_high_bytes"),
+    *("predicted_reserved_bytes", "predicted_reserved_high_bytes"),
+)
 #: Short name of a card → fingerprint → the attempt that counts.
 ByCard = Mapping[str, Mapping[str, RunRecord]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Fit:
-    """A model under one method: the verdict on each card by its short name, and what it is of."""
-
-    model: str
-    method: str
-    num_params: int
-    verdicts: dict[str, str]  # fits, tight, no; with a mark where nothing was run
-    predictions: dict[str, Prediction]
-
-    @property
-    def needed(self) -> Prediction | None:
-        """That of the largest card."""
-        return next(reversed(self.predictions.values()), None)
 
 
 def standard_cell(model: str, method: Method, gpu: Gpu, **sizes: int) -> CellSpec:
@@ -62,23 +52,33 @@ def standard_cell(model: str, method: Method, gpu: Gpu, **sizes: int) -> CellSpe
 
 def fits(ran: ByCard, cards: Sequence[Gpu], model: MemoryModel, where: dict[str, Any]) -> Document:
     """fits: a table per method, a row per model that the arithmetic knows, a column per card."""
-    rows = [row for entry in catalog.list_models() for method in get_args(Method)
-            if (row := _fit(entry, method, cards, model, ran)) is not None]  # fmt: skip
-    rows.sort(key=lambda row: (row.num_params, row.model))
+    import pandas as pd
+
+    rows = [
+        row
+        for entry in catalog.list_models()
+        for method in get_args(Method)
+        for row in _verdicts(entry, method, cards, model, ran)
+    ]
+    frame = pd.DataFrame(rows).convert_dtypes().sort_values(["num_params", "model"], kind="stable")
     columns = [
-        Column("model", "model", lambda row: row.model),
-        Column("num_params", "parameters", lambda row: row.num_params, params_in_words, is_number=True),
-        Column("allocated", f"{_MARK.strip()} allocated, GiB", lambda row: row.needed, _allocated_text, is_number=True),
-        *(Column(gpu.short_name, gpu.short_name, partial(_verdict_on, card=gpu.short_name)) for gpu in cards),
+        Column("model", "model"),
+        Column("num_params", "parameters", text=params_in_words, is_number=True),
+        Column("allocated_bytes", f"{_MARK.strip()} allocated, GiB", text=_GIB.text, is_number=True),
+        *(Column(gpu.short_name, gpu.short_name) for gpu in cards),
     ]
     tables = [
-        Table(title=f"{method}: {BATCH_SIZE} × {SEQ_LEN} tokens, checkpointing on", columns=columns,
-              rows=[row for row in rows if row.method == method], note=conditions(method, cards))
+        Table(
+            title=f"{method}: {BATCH_SIZE} × {SEQ_LEN} tokens, checkpointing on",
+            columns=columns,
+            rows=_by_card(frame[frame.method == method]),
+            note=conditions(method, cards),
+        )
         for method in get_args(Method)
-    ]  # fmt: skip
-    data = [(row, gpu) for row in rows for gpu in cards]
+    ]
     return Document(
-        name="fits", title="What fits where",
+        name="fits",
+        title="What fits where",
         about=[
             f"After {_MARK.strip()} it is predicted; without, that cell was run on that emulated card, where it ended "
             "well (fits) or ran out of memory (no). Predicted: fits, where the upper end of the interval leaves room; "
@@ -87,61 +87,70 @@ def fits(ran: ByCard, cards: Sequence[Gpu], model: MemoryModel, where: dict[str,
             f"the highest moment on the largest card. A dash ({UNKNOWN}): the fit refuses to vouch for it. Models that "
             "the arithmetic does not know, or that have fewer learned positions, have no row.",
         ],
-        tables=tables, data=Table(title="What fits where", columns=_fits_data(), rows=data), **where,
-    )  # fmt: skip
+        tables=tables,
+        data=Table(title="What fits where", columns=[Column(name) for name in _DATA], rows=rows_of(frame)),
+        **where,
+    )
 
 
-def _fit(
-    entry: catalog.ModelEntry, method: Method, cards: Sequence[Gpu], model: MemoryModel,
-    ran: ByCard,
-) -> _Fit | None:  # fmt: skip
-    """None where there is no arithmetic for the model, or it has fewer positions than the cell has tokens."""
+def _by_card(found: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row per model, small ones first, with each card's verdict; allocated as predicted on the largest card."""
+    cells = ["num_params", "model"]
+    wide = found.pivot(index=cells, columns="card", values="shown")
+    wide["allocated_bytes"] = found.groupby(cells).predicted_allocated_bytes.last()
+    return rows_of(wide.reset_index())
+
+
+def _verdicts(
+    entry: catalog.ModelEntry, method: Method, cards: Sequence[Gpu], model: MemoryModel, ran: ByCard
+) -> list[dict[str, Any]]:
+    """A row per card; none without arithmetic for the model, or where it has fewer positions than the cell tokens."""
     from vramprobe.architecture import UnsupportedArchitecture, architecture
-    from vramprobe.predict.prediction import predict, verdict
+    from vramprobe.kernels.chip import chip_like
+    from vramprobe.predict.predict import predict
+    from vramprobe.predict.verdict import verdict
 
     try:
         num_params = architecture(entry.config).num_params
         specs = [standard_cell(entry.name, method, gpu) for gpu in cards]
     except (UnsupportedArchitecture, SpecError):
-        return None
+        return []
     replayed: dict[tuple, Prediction | None] = {}
-    verdicts, predictions = {}, {}
+    rows = []
     for gpu, spec in zip(cards, specs, strict=True):
         found: Prediction | None = predict(spec, gpu=gpu)
         judged = verdict(found, gpu)
         is_plain = judged.verdict == "fits" or found.peak_allocated_bytes.value > judged.usable_bytes
         if not is_plain:  # only the fit, which replays the allocator, knows
-            key = (spec.fingerprint, gpu.has_flash, gpu.blas_workspace_bytes, gpu.num_sms, gpu.total_bytes)
+            key = (spec.fingerprint, chip_like(gpu), gpu.blas_workspace_bytes, gpu.num_sms, gpu.total_bytes)
             if key not in replayed:
                 replayed[key] = _replayed(spec, model, gpu)
             found = replayed[key]
+        said, basis = None, None
         if found is not None:
-            predictions[gpu.short_name] = found
-            verdicts[gpu.short_name] = _MARK + verdict(found, gpu).verdict.replace("does not fit", NO)
+            said, basis = verdict(found, gpu).verdict.replace("does not fit", NO), "predicted"
         record = ran.get(gpu.short_name, {}).get(spec.fingerprint)
         if record is not None and record.outcome.kind in ("ok", "oom"):
-            verdicts[gpu.short_name] = "fits" if record.outcome.kind == "ok" else NO
-    return _Fit(
-        model=entry.name, method=method, num_params=num_params, verdicts=verdicts, predictions=predictions
-    )  # fmt: skip
+            said, basis = "fits" if record.outcome.kind == "ok" else NO, "emulated"
+        allocated, reserved = (found.peak_allocated_bytes, found.reserved_bytes) if found else (None, None)
+        values = (
+            *(entry.name, num_params, method, gpu.short_name, said, basis),
+            *(allocated and allocated.value, allocated and allocated.high),
+            *(reserved and reserved.value, reserved and reserved.high),
+        )
+        shown = f"{_MARK}{said}" if basis == "predicted" else said
+        rows.append(dict(zip(_DATA, values, strict=True)) | {"shown": shown})
+    return rows
 
 
 def _replayed(spec: CellSpec, model: MemoryModel, gpu: Gpu) -> Prediction | None:
     """What the fit says; null where it refuses."""
-    from vramprobe.predict.prediction import predict, with_retries
+    from vramprobe.predict.predict import predict
 
     try:
-        return with_retries(predict(spec, model, gpu=gpu, replays=True), spec, gpu)
+        return predict(spec, model, gpu=gpu, replays=True, retries=True)
     except VramprobeError:
         return None
-
-
-def _verdict_on(row: _Fit, card: str) -> str | None:
-    return row.verdicts.get(card)
-
-
-def _allocated_text(prediction: Prediction) -> str:
-    return _GIB.text(prediction.peak_allocated_bytes.value)
 
 
 def conditions(method: Method, cards: Sequence[Gpu]) -> str:
@@ -151,32 +160,7 @@ def conditions(method: Method, cards: Sequence[Gpu]) -> str:
     said = [
         (f"On {', '.join(gpu.short_name for gpu in some)}: " if without and others else "")
         + f"{details_in_words(standard_cell('llama-3.1-8b', method, some[0]))}."
-        for some in (others, without) if some
-    ]  # fmt: skip
-    return " ".join(said)
-
-
-def _fits_data() -> list[Column]:
-    def of(one: tuple[_Fit, Gpu], name: str, part: str) -> int | None:
-        found = one[0].predictions.get(one[1].short_name)
-        interval = found and getattr(found, name)
-        return interval and getattr(interval, part)
-
-    return [
-        Column("model", None, lambda one: one[0].model),
-        Column("num_params", None, lambda one: one[0].num_params),
-        Column("method", None, lambda one: one[0].method),
-        Column("card", None, lambda one: one[1].short_name),
-        Column("verdict", None, lambda one: (one[0].verdicts.get(one[1].short_name) or "").removeprefix(_MARK)),
-        Column("basis", None, _basis),
-        *(
-            Column(f"predicted_{tier}{suffix}", None, partial(of, name=name, part=part))
-            for tier, name in (("allocated", "peak_allocated_bytes"), ("reserved", "reserved_bytes"))
-            for part, suffix in (("value", "_bytes"), ("high", "_high_bytes"))
-        ),
+        for some in (others, without)
+        if some
     ]
-
-
-def _basis(one: tuple[_Fit, Gpu]) -> str:
-    verdict = one[0].verdicts.get(one[1].short_name)
-    return "" if verdict is None else "predicted" if verdict.startswith(_MARK) else "emulated"
+    return " ".join(said)

@@ -6,14 +6,12 @@ In: the cards. Out: a Document. All of it is predicted, by arithmetic alone; not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import get_args
 
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.report.card_fits import BATCH_SIZE, NO, SEQ_LEN, conditions, standard_cell
-from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.spec import CellSpec, Method
 
 #: Models whose largest batch and length are tabled: those that people ask about, small to large.
@@ -24,46 +22,39 @@ MODELS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Most:
-    """A model under one method: the largest batch or length that fits on each card by its short name; 0: none."""
-
-    model: str
-    method: str
-    question: str
-    counts: dict[str, int]
-
-
 def largest(cards: Sequence[Gpu], command: str) -> Document:
-    """largest: a table per question and method, a row per model, a column per card."""
+    """largest: a table per question and method, a row per model, a column per card; the CSV has a row per number."""
+    import pandas as pd
+
     questions = {
-        "batch_size": f"the largest batch of {SEQ_LEN:,} tokens", "seq_len": f"the largest length, batch {BATCH_SIZE}"
-    }  # fmt: skip
+        "batch_size": f"the largest batch of {SEQ_LEN:,} tokens",
+        "seq_len": f"the largest length, batch {BATCH_SIZE}",
+    }
+    names = ["model", "method", "question", "card", "largest"]
     rows = [
-        _Most(model=name, method=method, question=question,
-              counts={gpu.short_name: _count(question, name, method, gpu) for gpu in cards})
-        for question in questions for method in get_args(Method) for name in MODELS
-    ]  # fmt: skip
-    columns = [
-        Column("model", "model", lambda row: row.model),
-        *(Column(gpu.short_name, gpu.short_name, partial(_count_on, card=gpu.short_name), _count_text, is_number=True)
-          for gpu in cards),
-    ]  # fmt: skip
-    tables = [
-        Table(title=f"{method}: {words}", columns=columns, note=conditions(method, cards),
-              rows=[row for row in rows if (row.method, row.question) == (method, question)])
-        for question, words in questions.items() for method in get_args(Method)
-    ]  # fmt: skip
-    data = [
-        Column("model", None, lambda one: one[0].model),
-        Column("method", None, lambda one: one[0].method),
-        Column("question", None, lambda one: one[0].question),
-        Column("card", None, lambda one: one[1].short_name),
-        Column("largest", None, lambda one: one[0].counts[one[1].short_name]),
+        (model, method, question, gpu.short_name, _count(question, model, method, gpu))
+        for question in questions
+        for method in get_args(Method)
+        for model in MODELS
+        for gpu in cards
     ]
-    pairs = [(row, gpu) for row in rows for gpu in cards]
+    frame = pd.DataFrame(rows, columns=names)
+    columns = [
+        Column("model", "model"),
+        *(Column(gpu.short_name, gpu.short_name, text=_count_text, is_number=True) for gpu in cards),
+    ]
+    tables = [
+        Table(
+            title=f"{method}: {questions[question]}",
+            columns=columns,
+            note=conditions(method, cards),
+            rows=rows_of(found.pivot(index="model", columns="card", values="largest").loc[list(MODELS)].reset_index()),
+        )
+        for (question, method), found in frame.groupby(["question", "method"], sort=False)
+    ]
     return Document(
-        name="largest", title="The largest batch and length on each card",
+        name="largest",
+        title="The largest batch and length on each card",
         about=[
             "Predicted, neither measured nor emulated: by arithmetic alone, checkpointing on, the most whose upper end "
             "of the interval leaves room for the CUDA context and a margin (fits). vramprobe predict --max-batch and "
@@ -71,14 +62,15 @@ def largest(cards: Sequence[Gpu], command: str) -> Document:
             f"not counted here. {NO}: not even 1 fits so. A length may be more than a model was trained for.",
         ],
         tables=tables,
-        data=Table(title="The largest batch and length", columns=data, rows=pairs),
+        data=Table(title="The largest batch and length", columns=[Column(name) for name in names], rows=rows_of(frame)),
         command=command,
-    )  # fmt: skip
+    )
 
 
 def _count(question: str, name: str, method: Method, gpu: Gpu) -> int:
     from vramprobe.predict.largest import Judged, largest_count
-    from vramprobe.predict.prediction import predict, verdict
+    from vramprobe.predict.predict import predict
+    from vramprobe.predict.verdict import verdict
 
     def judge(spec: CellSpec) -> Judged:
         prediction = predict(spec, gpu=gpu)
@@ -89,10 +81,6 @@ def _count(question: str, name: str, method: Method, gpu: Gpu) -> int:
     except VramprobeError:  # not even 1
         return 0
     return int(found.fits.value) if found.fits else 0
-
-
-def _count_on(row: _Most, card: str) -> int:
-    return row.counts[card]
 
 
 def _count_text(count: int) -> str:

@@ -5,18 +5,18 @@ In: comparable records. Out: frozen cells, in the order a reader looks for them.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
-from vramprobe.spec import Method
 from vramprobe.units import word_for
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from vramprobe.model.memory_model import MemoryModel
 
 
@@ -54,41 +54,45 @@ def word_of(cells: Sequence[Cell]) -> str:
     return word_for(cells[0].record.instrument)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """How good the predictions are for one group of cells, in percent of the measured peak."""
-
-    group: str
-    num_cells: int
-    mean_abs_error_percent: float
-    worst_abs_error_percent: float
-    worst_under_prediction_percent: float | None  # the lowest error; null when nothing was under-predicted
-    inside_interval_percent: float
-
-
 def cells_of(records: Iterable[RunRecord], model: MemoryModel | None) -> list[Cell]:
     """The attempt that counts for each cell that was measured, small models first; with a ``model``, predicted."""
     latest = store.latest_by_fingerprint(record for record in records if record.was_run).values()
     return [_cell(record, model) for record in sorted(latest, key=_reading_order)]
 
 
-def summaries(cells: Sequence[Cell]) -> list[Summary]:
-    """Held-out cells first, then those of the fit, each over all and by method; no row for an empty group."""
-    result = []
-    for name, held_out in (("held out", True), ("in the fit", False)):
-        group = [cell for cell in cells if cell.held_out is held_out and cell.error_percent is not None]
-        methods = [method for method in get_args(Method) if any(cell.record.spec.method == method for cell in group)]
-        result += [_summary(f"{name}, all", group)] if group else []
-        for method in methods if len(methods) > 1 else []:
-            result.append(_summary(f"{name}, {method}", [cell for cell in group if cell.record.spec.method == method]))
-    return result
+def summaries(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """How good the predictions are, in percent of the measured peak: a row per group that is not empty.
+
+    Held-out cells first, then those of the fit, each over all and by method.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        [
+            {
+                "held_out": cell.held_out,
+                "method": cell.record.spec.method,
+                "error": cell.error_percent,
+                "inside": cell.is_inside,
+            }
+            for cell in cells
+            if cell.error_percent is not None
+        ]
+    )
+    rows = []
+    for held_out, group in frame.groupby("held_out", sort=False) if len(frame) else ():
+        name = "held out" if held_out else "in the fit"
+        methods = dict(list(group.groupby("method")))
+        parts = {"all": group} | (methods if len(methods) > 1 else {})
+        rows += [{"group": f"{name}, {part}", **_summary(found)} for part, found in parts.items()]
+    return sorted(rows, key=lambda row: not row["group"].startswith("held out"))
 
 
 def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
     if model is None:
         return Cell(record=record, held_out=None)
     from vramprobe.catalog import gpu_seen
-    from vramprobe.predict.prediction import predict
+    from vramprobe.predict.predict import predict
 
     held_out = record.fingerprint not in model.fingerprints
     remark = ""
@@ -109,20 +113,27 @@ def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
     )
 
 
-def _summary(group: str, cells: Sequence[Cell]) -> Summary:
-    errors = [cell.error_percent for cell in cells]
-    return Summary(
-        group=group,
-        num_cells=len(cells),
-        mean_abs_error_percent=statistics.fmean(map(abs, errors)),
-        worst_abs_error_percent=max(map(abs, errors)),
-        worst_under_prediction_percent=min(errors) if min(errors) < 0 else None,
-        inside_interval_percent=100 * statistics.fmean(cell.is_inside for cell in cells),
-    )
+def _summary(found: pd.DataFrame) -> dict[str, Any]:
+    errors = found.error
+    return {
+        "num_cells": len(found),
+        "mean_abs_error_percent": errors.abs().mean(),
+        "worst_abs_error_percent": errors.abs().max(),
+        "worst_under_prediction_percent": errors.min() if errors.min() < 0 else None,
+        "inside_interval_percent": 100 * found.inside.mean(),
+    }
 
 
 def _reading_order(record: RunRecord) -> tuple:
     spec = record.spec
     num_params = record.facts.num_params if record.facts else float("inf")  # failed before it was known: last
-    return (num_params, spec.model_label, spec.method, spec.quant, spec.num_tokens, spec.seq_len, spec.cell_id,
-            record.fingerprint)  # fmt: skip
+    return (
+        num_params,
+        spec.model_label,
+        spec.method,
+        spec.quant,
+        spec.num_tokens,
+        spec.seq_len,
+        spec.cell_id,
+        record.fingerprint,
+    )

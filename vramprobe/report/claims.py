@@ -55,10 +55,13 @@ def claims_document(judgements: Sequence[Judgement], command: str = "") -> Docum
         tables.append(Table(title=source, columns=COLUMNS, rows=rows))
     emulated = any(one.figure is not None and one.figure.engine.startswith("emulated") for one in judgements)
     return Document(
-        name="claims", title="Published claims, checked", tables=tables,
+        name="claims",
+        title="Published claims, checked",
+        tables=tables,
         about=[*_ABOUT, *([EMULATED_FIGURES] if emulated else []), f"{in_words(judgements)}."],
-        data=Table(title="Claims", columns=COLUMNS, rows=judgements), command=command,
-    )  # fmt: skip
+        data=Table(title="Claims", columns=COLUMNS, rows=judgements),
+        command=command,
+    )
 
 
 def text_files(judgements: Sequence[Judgement], command: str) -> dict[str, bytes]:
@@ -81,10 +84,12 @@ def as_json(judgements: Sequence[Judgement]) -> str:
     """One object per claim; a number beyond all bounds is null."""
     objects = [
         {column.name: value for column in COLUMNS if (value := column.published(one)) is not None}
-        | {"depends_on": list(one.depends_on),
-           "sources": [{"command": s.command, "reads": s.reads, "value": s.value} for s in one.sources]}
+        | {
+            "depends_on": list(one.depends_on),
+            "sources": [{"command": s.command, "reads": s.reads, "value": s.value} for s in one.sources],
+        }
         for one in judgements
-    ]  # fmt: skip
+    ]
     return json.dumps(objects, indent=1, ensure_ascii=False)
 
 
@@ -138,9 +143,11 @@ def _details(one: Judgement) -> str:
         words = ", ".join(one.conditions.values())
         ours = f"ours ({words})" if words else "ours"
         lines.append(f"- {ours}: `{figure.arithmetic}` = {_between(one)}, {figure.engine}")
-        lines += [f"- {name} ({_words(case)}): `{case.figure.arithmetic}` = {amount(case.figure)}"
-                  for name, case in (("least", one.least), ("most", one.most))
-                  if case and case.figure.value != figure.value]  # fmt: skip
+        lines += [
+            f"- {name} ({_words(case)}): `{case.figure.arithmetic}` = {amount(case.figure)}"
+            for name, case in (("least", one.least), ("most", one.most))
+            if case and case.figure.value != figure.value
+        ]
     lines += [f"- {_agreement(one)}"] if _agreement(one) else []
     lines += [f"- {one.reason}"] if one.reason != one.note else []
     if one.sources:

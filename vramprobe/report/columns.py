@@ -5,10 +5,11 @@ In: cells of a report. Out: Columns, with the exact value and its text. Never co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vramprobe.options import OPTIONS
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import to_row
 from vramprobe.report.cells import Cell
@@ -32,9 +33,9 @@ class Unit:
         """The number alone; the heading says the unit."""
         return f"{value / self.num_bytes:.{self.num_decimals}f}"
 
-    def amount(self, name: str, heading: str | None, value: Callable[[Any], Any]) -> Column:
+    def amount(self, name: str, heading: str | None) -> Column:
         """A column of bytes: exact in the CSV, in this unit for people."""
-        return Column(name, heading and f"{heading}, {self.name}", value, self.text, is_number=True)
+        return Column(name, heading and f"{heading}, {self.name}", text=self.text, is_number=True)
 
 
 def unit_for(amounts: Iterable[int | None]) -> Unit:
@@ -43,23 +44,14 @@ def unit_for(amounts: Iterable[int | None]) -> Unit:
     return Unit("GiB", GIB, 2) if min(known, default=0) >= GIB else Unit("MiB", MIB, 1)
 
 
-def of_row(name: str) -> Callable[[Cell], Any]:
-    """What records/table.py says of the cell's record."""
-    return lambda cell: to_row(cell.record)[name]
-
-
-def of_spec(name: str) -> Callable[[Cell], Any]:
-    """A property of the cell's spec."""
-    return lambda cell: getattr(cell.record.spec, name)
-
-
 def method_in_words(spec: CellSpec) -> str:
     """``full``, ``lora, r 16, all-linear``, ``qlora nf4, peft prep, r 16, q_v``."""
     if spec.method == "full":
         return "full"
     kind = "lora" if spec.method == "lora" else f"qlora {spec.quant}, {spec.kbit_prep} prep"
     targets = spec.lora_targets if isinstance(spec.lora_targets, str) else "+".join(spec.lora_targets)
-    return f"{kind}, r {spec.lora_r}, {targets}{', DoRA' if spec.dora else ''}"
+    variants = [option.title for name, option in OPTIONS.items() if option.title and getattr(spec, name)]
+    return ", ".join([kind, f"r {spec.lora_r}", targets, *variants])
 
 
 def precision_in_words(spec: CellSpec) -> str:
@@ -74,19 +66,39 @@ def size_in_words(spec: CellSpec) -> str:
     return f"{spec.batch_size} × {spec.seq_len}{steps}"
 
 
+def cell_row(cell: Cell) -> dict[str, Any]:
+    """A cell's record as records/table.py has it, in words where tables have words, and its prediction."""
+    row, spec = to_row(cell.record), cell.record.spec
+    return row | {
+        "model": spec.model_label,
+        "method": method_in_words(spec),
+        "precision": precision_in_words(spec),
+        "optimizer": spec.optim,
+        "batch_by_length": size_in_words(spec),
+        "measured_bytes": cell.measured_bytes,
+        "reserved_bytes": row["peak_reserved_bytes"],
+        "device_bytes": row["peak_device_bytes"],
+        "held_out": cell.held_out,
+        "predicted_bytes": cell.predicted_bytes,
+        "low_bytes": cell.low_bytes,
+        "high_bytes": cell.high_bytes,
+        "error_percent": cell.error_percent,
+        "remark": cell.remark,
+    }
+
+
 def cell_columns() -> list[Column]:
     """The configuration. What all rows of a table share moves to its caption."""
     return [
-        Column("fingerprint", None, of_row("fingerprint")),
-        Column("cell_id", None, of_row("cell_id")),
-        Column("model", "model", of_spec("model_label")),
-        Column("method", "method", lambda cell: method_in_words(cell.record.spec)),
-        Column("precision", "precision", lambda cell: precision_in_words(cell.record.spec), is_condition=True),
-        Column("optimizer", "optimizer", of_spec("optim"), is_condition=True),
-        Column("batch_by_length", "batch × length", lambda cell: size_in_words(cell.record.spec), is_number=True,
-               is_condition=True),
-        Column("gradient_checkpointing", "checkpointing", of_spec("gradient_checkpointing"), yes_no, is_condition=True),
-    ]  # fmt: skip
+        Column("fingerprint"),
+        Column("cell_id"),
+        Column("model", "model"),
+        Column("method", "method"),
+        Column("precision", "precision", is_condition=True),
+        Column("optimizer", "optimizer", is_condition=True),
+        Column("batch_by_length", "batch × length", is_number=True, is_condition=True),
+        Column("gradient_checkpointing", "checkpointing", text=yes_no, is_condition=True),
+    ]
 
 
 def provenance(records: Sequence[RunRecord]) -> list[str]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vramprobe.units import published, word_for
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNKNOWN = "–"
 #: Stands first on each page that is made of emulated records.
@@ -33,15 +36,15 @@ def worded(text: str, word: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """``value`` gives the value, for the CSV under ``name``; ``text`` writes it for people, under ``heading``.
+    """``name`` is that of its CSV and, without a ``value``, of a row; ``text`` writes it for people, under ``heading``.
 
     Programs read :meth:`published`: bytes exactly, other numbers with the digits that any processor gives; ``text``
     has fewer digits, and is of the value itself, as a number that is rounded twice may be wrong.
     """
 
     name: str  # the unit is its last word
-    heading: str | None  # null: in the CSV only
-    value: Callable[[Any], Any]
+    heading: str | None = None  # null: in the CSV only
+    value: Callable[[Any], Any] | None = None  # of a row that is no mapping
     text: Callable[[Any], str] = str
     is_number: bool = False
     is_condition: bool = False  # said in the caption where it is the same in every row
@@ -49,11 +52,14 @@ class Column:
 
     def published(self, row: Any) -> Any:
         """The value as programs read it."""
-        return published(self.value(row))
+        return published(self._of(row))
+
+    def _of(self, row: Any) -> Any:
+        return row.get(self.name) if self.value is None else self.value(row)
 
     def shown(self, row: Any) -> str:
         """The cell for people: one line, a dash where the value is not known."""
-        value = self.published(row) if self.text is str else self.value(row)
+        value = self.published(row) if self.text is str else self._of(row)
         return UNKNOWN if value is None or value == "" else " ".join(self.text(value).split())
 
 
@@ -85,6 +91,12 @@ class Table:
         columns = self.shown
         return [[column.shown(row) for column in columns] for row in self.rows]
 
+    def text_frame(self) -> pd.DataFrame:
+        """The shown cells as text, under their headings."""
+        import pandas as pd
+
+        return pd.DataFrame(self.texts(), columns=[one.heading for one in self.shown], dtype=object)
+
     def about(self, word: str) -> Table:
         """The same about numbers that are ``word``; columns keep their names, and records their own words."""
         columns = [replace(one, heading=one.heading and worded(one.heading, word)) for one in self.columns]
@@ -95,9 +107,15 @@ class Table:
         if len(self.rows) < 2:
             return []
         return [
-            column for column in self.columns
+            column
+            for column in self.columns
             if column.is_condition and column.heading is not None and len({column.shown(row) for row in self.rows}) == 1
-        ]  # fmt: skip
+        ]
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a DataFrame as a Table has them: whole numbers stay whole, and what is NA is None."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 @dataclass(frozen=True)
@@ -134,15 +152,17 @@ class Document:
         word = word_for(instrument)
         if word == "measured":
             return self
-        said = {
-            name: [worded(text, word) for text in getattr(self, name)] for name in ("about", "origin", "remarks")
-        }  # fmt: skip
+        said = {name: [worded(text, word) for text in getattr(self, name)] for name in ("about", "origin", "remarks")}
         if word == "emulated" and EMULATED not in said["about"]:
             said["about"].insert(0, EMULATED)
         return replace(
-            self, title=worded(self.title, word), tables=[table.about(word) for table in self.tables],
-            data=self.data.about(word), pictures=[picture.about(word) for picture in self.pictures], **said,
-        )  # fmt: skip
+            self,
+            title=worded(self.title, word),
+            tables=[table.about(word) for table in self.tables],
+            data=self.data.about(word),
+            pictures=[picture.about(word) for picture in self.pictures],
+            **said,
+        )
 
     def with_pictures(self, *pictures: Picture) -> Document:
         """The same with these plots shown on it."""

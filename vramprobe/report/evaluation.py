@@ -40,10 +40,15 @@ def evaluation_document(found: Evaluation, command: str = "") -> Document:
         "less measured, of the measured; coverage is the share of measured values inside their interval."
     )
     document = Document(
-        name="evaluation", title="Predictions of what the fit has not seen", about=[about], tables=[*tables, records],
-        data=records, remarks=remarks(found), command=command,
+        name="evaluation",
+        title="Predictions of what the fit has not seen",
+        about=[about],
+        tables=[*tables, records],
+        data=records,
+        remarks=remarks(found),
+        command=command,
         origin=provenance([score.record for score in found.scores if score.tier == "allocated"]),
-    )  # fmt: skip
+    )
     return document.of(found.scores[0].record.instrument) if found.scores else document
 
 
@@ -73,16 +78,23 @@ def as_json(found: Evaluation) -> dict[str, Any]:
         "gpus": [vars(one) for one in found.cards],
         "records": [
             {
-                "fingerprint": score.record.fingerprint, "cell_id": score.record.cell_id, "fold": score.fold,
-                "tier": score.tier, "measured_bytes": score.measured_bytes, "predicted_bytes": score.predicted.value,
-                "low_bytes": score.predicted.low, "high_bytes": score.predicted.high, "error": score.error,
+                "fingerprint": score.record.fingerprint,
+                "cell_id": score.record.cell_id,
+                "fold": score.fold,
+                "tier": score.tier,
+                "measured_bytes": score.measured_bytes,
+                "predicted_bytes": score.predicted.value,
+                "low_bytes": score.predicted.low,
+                "high_bytes": score.predicted.high,
+                "error": score.error,
                 "is_extrapolated": score.is_extrapolated,
             }
             for score in found.scores
         ],
-        "num_lower_bounds": found.num_lower_bounds, "num_below_bound": found.num_below_bound,
+        "num_lower_bounds": found.num_lower_bounds,
+        "num_below_bound": found.num_below_bound,
         "left_out": found.left_out,
-    }  # fmt: skip
+    }
 
 
 def _is_wrong(card: CardScore) -> bool:

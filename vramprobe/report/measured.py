@@ -5,14 +5,13 @@ In: cells, where they come from and the command. Out: a Document. Hides nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from vramprobe.records.table import describe_outcome
-from vramprobe.report.cells import Cell, Summary, summaries
+from vramprobe.report.cells import Cell, summaries
 from vramprobe.report.columns import (
     Unit,
     cell_columns,
-    of_row,
+    cell_row,
     shortened,
     signed_percent,
     unit_for,
@@ -23,10 +22,11 @@ from vramprobe.report.definition import Column, Document, Table
 
 def measured(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Document:
     """measured: the peak of every cell, the prediction and its error beside it where there is a fit."""
-    believed = [cell for cell in cells if cell.measured_bytes is not None]
-    failed = [cell for cell in cells if cell.measured_bytes is None]
-    is_predicted = any(cell.held_out is not None for cell in cells)
-    columns = _columns(unit_for(cell.measured_bytes for cell in believed), is_predicted=is_predicted)
+    rows = [cell_row(cell) for cell in cells]
+    believed = [row for row in rows if row["measured_bytes"] is not None]
+    failed = [row for row in rows if row["measured_bytes"] is None]
+    is_predicted = any(row["held_out"] is not None for row in rows)
+    columns = _columns(unit_for(row["measured_bytes"] for row in believed), is_predicted=is_predicted)
     tables = []
     if quality := summaries(cells):
         tables.append(Table(title="Summary", columns=_SUMMARY_COLUMNS, rows=quality))
@@ -35,19 +35,24 @@ def measured(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Docu
             ("Held out of the fit", True, "No cell: the fit has seen every one."),
             ("In the fit", False, "No cell: the fit was made from other records."),
         ):
-            rows = [cell for cell in believed if cell.held_out is held_out]
-            tables.append(Table(title=title, columns=columns, rows=rows, otherwise=otherwise))
+            found = [row for row in believed if row["held_out"] is held_out]
+            tables.append(Table(title=title, columns=columns, rows=found, otherwise=otherwise))
     else:
         otherwise = "No cell finished; see below."
         tables.append(Table(title="Cells", columns=columns, rows=believed, otherwise=otherwise))
-    if remarks := [cell for cell in believed if cell.remark]:
+    if remarks := [row for row in believed if row["remark"]]:
         tables.append(Table(title="About the predictions", columns=_REMARK_COLUMNS, rows=remarks))
     if failed:
-        tables.append(Table(title="Cells without a result", columns=_failure_columns(), rows=failed))
+        tables.append(Table(title="Cells without a result", columns=_FAILURE_COLUMNS, rows=failed))
     return Document(
-        name="measured", title="Measured peak memory", about=[_ABOUT], tables=tables,
-        data=Table(title="Measured peak memory", columns=columns, rows=cells), origin=origin, command=command,
-    )  # fmt: skip
+        name="measured",
+        title="Measured peak memory",
+        about=[_ABOUT],
+        tables=tables,
+        data=Table(title="Measured peak memory", columns=columns, rows=rows),
+        origin=origin,
+        command=command,
+    )
 
 
 _ABOUT = (
@@ -59,56 +64,38 @@ _ABOUT = (
 def _columns(unit: Unit, *, is_predicted: bool) -> list[Column]:
     columns = [
         *cell_columns(),
-        Column("outcome", None, of_row("outcome")),
-        Column("outcome_detail", None, of_row("outcome_detail")),
-        Column("peak_phase", "peak phase", of_row("peak_phase")),
-        unit.amount("measured_bytes", "measured", lambda cell: cell.measured_bytes),
-        unit.amount("reserved_bytes", None, of_row("peak_reserved_bytes")),
-        unit.amount("device_bytes", None, of_row("peak_device_bytes")),
-        Column("step_seconds", None, of_row("step_seconds")),
+        Column("outcome"),
+        Column("outcome_detail"),
+        Column("peak_phase", "peak phase"),
+        unit.amount("measured_bytes", "measured"),
+        unit.amount("reserved_bytes", None),
+        unit.amount("device_bytes", None),
+        Column("step_seconds"),
     ]
     if not is_predicted:
         return columns
     return [
         *columns,
-        Column("held_out", None, lambda cell: cell.held_out),
-        unit.amount("predicted_bytes", "predicted", lambda cell: cell.predicted_bytes),
-        unit.amount("low_bytes", "at least", lambda cell: cell.low_bytes),
-        unit.amount("high_bytes", "at most", lambda cell: cell.high_bytes),
-        Column("error_percent", "error, %", lambda cell: cell.error_percent, signed_percent, is_number=True),
-        Column("remark", None, lambda cell: cell.remark),
+        Column("held_out"),
+        unit.amount("predicted_bytes", "predicted"),
+        unit.amount("low_bytes", "at least"),
+        unit.amount("high_bytes", "at most"),
+        Column("error_percent", "error, %", text=signed_percent, is_number=True),
+        Column("remark"),
     ]
 
 
-def _failure_columns() -> list[Column]:
-    def detail(cell: Cell) -> str:
-        return describe_outcome(cell.record.outcome)
-
-    return [
-        *cell_columns(),
-        Column("outcome", "outcome", of_row("outcome")),
-        Column("outcome_detail", "detail", detail, shortened, is_prose=True),
-    ]
-
-
-_REMARK_COLUMNS = [
-    Column("cell_id", "cell", of_row("cell_id")),
-    Column("remark", "remark", lambda cell: cell.remark, shortened, is_prose=True),
+_FAILURE_COLUMNS = [
+    *cell_columns(),
+    Column("outcome", "outcome"),
+    Column("outcome_detail", "detail", text=shortened, is_prose=True),
 ]
-
-
-def _summary_column(name: str, heading: str, text: Callable[[float], str]) -> Column:
-    def value(summary: Summary) -> float | None:
-        return getattr(summary, name)
-
-    return Column(name, heading, value, text, is_number=True)
-
-
+_REMARK_COLUMNS = [Column("cell_id", "cell"), Column("remark", "remark", text=shortened, is_prose=True)]
 _SUMMARY_COLUMNS = [
-    Column("group", "cells", lambda summary: summary.group),
-    _summary_column("num_cells", "n", str),
-    _summary_column("mean_abs_error_percent", "mean absolute error, %", unsigned_percent),
-    _summary_column("worst_abs_error_percent", "worst absolute error, %", unsigned_percent),
-    _summary_column("worst_under_prediction_percent", "worst under-prediction, %", signed_percent),
-    _summary_column("inside_interval_percent", "measured inside the interval, %", "{:.0f}".format),
+    Column("group", "cells"),
+    Column("num_cells", "n", is_number=True),
+    Column("mean_abs_error_percent", "mean absolute error, %", text=unsigned_percent, is_number=True),
+    Column("worst_abs_error_percent", "worst absolute error, %", text=unsigned_percent, is_number=True),
+    Column("worst_under_prediction_percent", "worst under-prediction, %", text=signed_percent, is_number=True),
+    Column("inside_interval_percent", "measured inside the interval, %", text="{:.0f}".format, is_number=True),
 ]

@@ -7,37 +7,45 @@ emulated; a command that failed has its row, with what was seen until then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from vramprobe.records.profile import ProfileRecord, RankProfile
+from vramprobe.records.profile import ProfileRecord
 from vramprobe.report.columns import Unit, unit_for
-from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.units import word_for
 
 _ABOUT = (
     "Allocated by tensors at the highest moment of the whole run, loading included. What was alive is in requested "
     "bytes, without what the allocator rounds up."
 )
-_CAUSES = ("weights", "gradients", "optimizer_state", "saved_activations", "temporaries", "other")
-
-
-@dataclass(frozen=True)
-class _Row:
-    record: ProfileRecord
-    rank: RankProfile
+_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
+_CAUSES = ("weights", "gradients", "optimizer_state", "saved_activations", "temporaries")
+_FROM_RANKS = ("num_steps", "fragmentation_bytes", "num_alloc_retries")
 
 
 def profiles_document(records: Sequence[ProfileRecord], command: str) -> Document:
     """profiles: in the order of the files, ranks by number. Expects at least one record."""
-    rows = [_Row(record, rank) for record in records for rank in record.ranks]
-    columns = _columns(unit_for(row.rank.peak.allocated_bytes for row in rows if row.rank.peak is not None))
+    from vramprobe.records.frames import ranks_frame
+
+    frame = ranks_frame([], records)
+    own = frame[[name for name in frame if name.startswith("at_peak_")]].rename(columns=lambda name: name[8:])
+    peaks = frame[["attempt_id", "command", "rank", "outcome", "peak_phase", *_FROM_RANKS]].assign(
+        instrument=frame.instrument.map(word_for),
+        device=frame.device_name,
+        **{name.removeprefix("peak_"): frame[name] for name in _PEAKS},
+    )
+    rows = rows_of(peaks.join(own))
+    columns = _columns(unit_for(row["allocated_bytes"] for row in rows))
     tables = [Table(title="Peaks by rank", columns=columns, rows=rows, otherwise="No process used a GPU.")]
     instruments = {record.instrument for record in records}
     document = Document(
-        name="profiles", title="Profiles of commands", about=[_ABOUT], tables=tables,
-        data=Table(title="Profiles of commands", columns=columns, rows=rows), origin=_origin(records), command=command,
-    )  # fmt: skip
+        name="profiles",
+        title="Profiles of commands",
+        about=[_ABOUT],
+        tables=tables,
+        data=Table(title="Profiles of commands", columns=columns, rows=rows),
+        origin=_origin(records),
+        command=command,
+    )
     return document.of(instruments.pop()) if len(instruments) == 1 else document
 
 
@@ -54,29 +62,15 @@ def _origin(records: Sequence[ProfileRecord]) -> list[str]:
 
 def _columns(unit: Unit) -> list[Column]:
     return [
-        Column("attempt_id", None, lambda row: row.record.attempt_id),
-        Column("command", "command", lambda row: row.record.name),
-        Column("instrument", "how", lambda row: word_for(row.record.instrument), is_condition=True),
-        Column("device", "GPU", lambda row: row.record.environment.device_name, is_condition=True),
-        Column("rank", "rank", lambda row: row.rank.rank, is_number=True),
-        Column("outcome", "outcome", lambda row: row.record.outcome.kind),
-        Column("peak_phase", "peak in", lambda row: _of_peak(row, "phase")),
-        unit.amount("allocated_bytes", "allocated", lambda row: _of_peak(row, "allocated_bytes")),
-        unit.amount("reserved_bytes", "reserved", lambda row: _of_peak(row, "reserved_bytes")),
-        unit.amount("device_bytes", "device", lambda row: _of_peak(row, "device_bytes")),
-        *(
-            unit.amount(f"{cause}_bytes", None if cause == "other" else cause.replace("_", " "), _cause(cause))
-            for cause in _CAUSES
-        ),
-        Column("num_steps", None, lambda row: row.rank.num_steps, is_number=True),
-        Column("fragmentation_bytes", None, lambda row: row.rank.fragmentation_bytes, is_number=True),
-        Column("num_alloc_retries", None, lambda row: row.rank.num_alloc_retries, is_number=True),
+        Column("attempt_id"),
+        Column("command", "command"),
+        Column("instrument", "how", is_condition=True),
+        Column("device", "GPU", is_condition=True),
+        Column("rank", "rank", is_number=True),
+        Column("outcome", "outcome"),
+        Column("peak_phase", "peak in"),
+        *(unit.amount(name.removeprefix("peak_"), name.split("_")[1]) for name in _PEAKS),
+        *(unit.amount(f"{cause}_bytes", cause.replace("_", " ")) for cause in _CAUSES),
+        unit.amount("other_bytes", None),
+        *(Column(name, is_number=True) for name in _FROM_RANKS),
     ]
-
-
-def _of_peak(row: _Row, name: str) -> Any:
-    return None if row.rank.peak is None else getattr(row.rank.peak, name)
-
-
-def _cause(name: str):
-    return lambda row: None if row.rank.at_peak is None else getattr(row.rank.at_peak, f"{name}_bytes")

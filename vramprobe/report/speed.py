@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vramprobe.records.record import RunRecord
+from vramprobe.records.table import to_row
 from vramprobe.report.cells import Cell
-from vramprobe.report.columns import cell_columns, of_row, unit_for
+from vramprobe.report.columns import cell_columns, cell_row, unit_for
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.sweep.card import Rate, card_seen, hourly_rate
 
@@ -30,23 +31,26 @@ def speed(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Documen
     note = f"On the CPU, {' and '.join(map(str, threads))} threads." if timed[0].record.instrument == "cpu" else ""
     if rate is not None:
         note = f"At ${rate.usd_per_hour:.2f} per hour ({rate.source})."
-    unit = unit_for(cell.measured_bytes for cell in timed)
+    rows = [cell_row(cell) | {"tokens_per_second": tokens_per_second(cell)} for cell in timed]
     columns = [
         *cell_columns(),
-        unit.amount("measured_bytes", "peak", lambda cell: cell.measured_bytes),
-        Column("step_seconds", "step, s", _step_seconds, "{:.3f}".format, is_number=True),
-        Column("tokens_per_second", "tokens/s", tokens_per_second, "{:,.0f}".format, is_number=True),
+        unit_for(cell.measured_bytes for cell in timed).amount("measured_bytes", "peak"),
+        Column("step_seconds", "step, s", text="{:.3f}".format, is_number=True),
+        Column("tokens_per_second", "tokens/s", text="{:,.0f}".format, is_number=True),
     ]
     if rate is not None:
-        columns.append(
-            Column("usd_per_billion_tokens", "$/billion tokens",
-                   lambda cell: rate.dollars(1e9 / tokens_per_second(cell)), "{:,.2f}".format, is_number=True)
-        )  # fmt: skip
-    table = Table(title="Speed and cost", columns=columns, rows=timed, note=note)
+        rows = [row | {"usd_per_billion_tokens": rate.dollars(1e9 / row["tokens_per_second"])} for row in rows]
+        columns.append(Column("usd_per_billion_tokens", "$/billion tokens", text="{:,.2f}".format, is_number=True))
+    table = Table(title="Speed and cost", columns=columns, rows=rows, note=note)
     return Document(
-        name="speed", title="Speed" + (" and cost" if rate else ""), about=[_ABOUT], tables=[table], data=table,
-        origin=origin, command=command,
-    )  # fmt: skip
+        name="speed",
+        title="Speed" + (" and cost" if rate else ""),
+        about=[_ABOUT],
+        tables=[table],
+        data=table,
+        origin=origin,
+        command=command,
+    )
 
 
 def tokens_per_second(cell: Cell) -> float:
@@ -68,4 +72,4 @@ def _is_timed(cell: Cell) -> bool:
 
 
 def _step_seconds(cell: Cell) -> float | None:
-    return of_row("step_seconds")(cell)
+    return to_row(cell.record)["step_seconds"]

@@ -136,22 +136,34 @@ def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_C
     if not marks or marks[-1].name != "zero_grad":
         raise VramprobeError(f"there is no timeline: {record.outcome.kind} before the end of step {step}")
     subject = Subject(
-        name=record.cell_id, word=word_for(record.instrument), footer=_footer(record), step=step,
+        name=record.cell_id,
+        word=word_for(record.instrument),
+        footer=_footer(record),
+        step=step,
         tier="allocated" if all(phase.requested_peak_bytes is None for phase in record.phases) else "requested",
         allocated_bytes=record.peak.allocated_bytes if record.peak else None,
         reserved_bytes=record.peak.reserved_bytes if record.peak else None,
-    )  # fmt: skip
+    )
     reserved = {(one.name, one.step, one.micro_step): one.reserved_peak_bytes for one in record.phases}
     return timeline_over(
-        subject, history, marks, [reserved.get((mark.name, mark.step, mark.micro_step)) for mark in marks],
-        has_micro_steps=(record.spec.grad_accum or 1) > 1, max_columns=max_columns,
-    )  # fmt: skip
+        subject,
+        history,
+        marks,
+        [reserved.get((mark.name, mark.step, mark.micro_step)) for mark in marks],
+        has_micro_steps=(record.spec.grad_accum or 1) > 1,
+        max_columns=max_columns,
+    )
 
 
 def timeline_over(
-    subject: Subject, history: History, marks: Sequence[PhaseMark], reserved_peaks: Sequence[int | None], *,
-    has_micro_steps: bool, max_columns: int = MAX_COLUMNS,
-) -> Timeline:  # fmt: skip
+    subject: Subject,
+    history: History,
+    marks: Sequence[PhaseMark],
+    reserved_peaks: Sequence[int | None],
+    *,
+    has_micro_steps: bool,
+    max_columns: int = MAX_COLUMNS,
+) -> Timeline:
     """The phases ``marks``, which follow each other, with the highest reserved bytes of each where they are known."""
     history = _with_ordered_frees(history)
     by_cause = [np.cumsum(np.where(history.causes == index, history.size_bytes, 0)) for index in range(len(CAUSES))]
@@ -229,9 +241,13 @@ def _edges(shares: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 def _spans(
-    marks: Sequence[PhaseMark], counts: Sequence[int], totals: np.ndarray, reserved_peaks: Sequence[int | None], *,
+    marks: Sequence[PhaseMark],
+    counts: Sequence[int],
+    totals: np.ndarray,
+    reserved_peaks: Sequence[int | None],
+    *,
     has_micro_steps: bool,
-) -> tuple[Span, ...]:  # fmt: skip
+) -> tuple[Span, ...]:
     spans, first = [], 0
     for mark, count, reserved in zip(marks, counts, reserved_peaks, strict=True):
         moments = _moments(mark)

@@ -33,9 +33,19 @@ def _draw(figure: Any, axes: Any, timeline: Timeline) -> None:
         colour, hatch = LOOKS[cause]
         below = tops[:, index - 1] if index else 0
         handles.append(
-            axes.stairs(tops[:, index], timeline.edges, baseline=below, fill=True, facecolor=colour, hatch=hatch,
-                        edgecolor=colour, hatchcolor=(0, 0, 0, 0.7), linewidth=0.6, label=cause.replace("_", " "))
-        )  # fmt: skip
+            axes.stairs(
+                tops[:, index],
+                timeline.edges,
+                baseline=below,
+                fill=True,
+                facecolor=colour,
+                hatch=hatch,
+                edgecolor=colour,
+                hatchcolor=(0, 0, 0, 0.7),
+                linewidth=0.6,
+                label=cause.replace("_", " "),
+            )
+        )
     for phase in timeline.phases:
         ends = [timeline.edges[phase.first], timeline.edges[phase.stop]]
         if phase.reserved_peak_bytes is not None:
@@ -47,11 +57,21 @@ def _draw(figure: Any, axes: Any, timeline: Timeline) -> None:
         axes.vlines(timeline.edges[stop], 0, top / unit_bytes, color="white", linewidth=0.8, alpha=0.7)
     middle = (timeline.edges[column] + timeline.edges[column + 1]) / 2
     axes.plot([middle], [peak / unit_bytes], marker=CARETDOWN, color="black", markersize=6, clip_on=False)
-    axes.annotate(f"peak {format_bytes(peak)}", (middle, 1.0), xycoords=("data", "axes fraction"),
-                  xytext=(0, 4), textcoords="offset points", ha="left" if middle < 0.3 else "right" if middle > 0.7
-                  else "center", fontweight="bold")  # fmt: skip
-    axes.set(xlim=(0, 1), ylim=(0, scale / unit_bytes), ylabel=f"live memory, {unit} {timeline.subject.tier}",
-             yticks=[tick / unit_bytes for tick in ticks(scale, unit_bytes)])  # fmt: skip
+    axes.annotate(
+        f"peak {format_bytes(peak)}",
+        (middle, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="left" if middle < 0.3 else "right" if middle > 0.7 else "center",
+        fontweight="bold",
+    )
+    axes.set(
+        xlim=(0, 1),
+        ylim=(0, scale / unit_bytes),
+        ylabel=f"live memory, {unit} {timeline.subject.tier}",
+        yticks=[tick / unit_bytes for tick in ticks(scale, unit_bytes)],
+    )
     _name_phases(axes, timeline)
     axes.set_xlabel("allocations and frees in their order (not time; short phases are drawn wider)")
     subject = timeline.subject
@@ -68,6 +88,10 @@ def _name_phases(axes: Any, timeline: Timeline) -> None:
         if right - left >= _UNNAMED:
             named.append(((left + right) / 2, right - left, phase_name(phase)))
     aslant = any(width < _NARROW for _, width, _ in named)
-    axes.set_xticks([middle for middle, *_ in named], [name for *_, name in named],
-                    rotation=40 if aslant else 0, ha="right" if aslant else "center")  # fmt: skip
+    axes.set_xticks(
+        [middle for middle, *_ in named],
+        [name for *_, name in named],
+        rotation=40 if aslant else 0,
+        ha="right" if aslant else "center",
+    )
     axes.tick_params(axis="x", length=0)

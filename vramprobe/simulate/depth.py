@@ -88,9 +88,12 @@ def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemo
     alive = totals.by_cause + script.bytes_by_cause(top)
     totals.by_cause += script.bytes_by_cause()
     phase = PhaseMemory(
-        name=mark.name, step=mark.step, micro_step=mark.micro_step,
-        allocated_end_bytes=totals.bytes, allocated_peak_bytes=int(alive.sum()),
-    )  # fmt: skip
+        name=mark.name,
+        step=mark.step,
+        micro_step=mark.micro_step,
+        allocated_end_bytes=totals.bytes,
+        allocated_peak_bytes=int(alive.sum()),
+    )
     parts = {f"{cause}_bytes": int(size) for cause, size in zip(CAUSES, alive, strict=True)}
     return phase, Composition(total_bytes=int(alive.sum()), **parts)
 
@@ -112,9 +115,12 @@ def _continued(
             raise NotLinear(f"{mark.name} (step {mark.step})")
     peak = max(_line(*peaks[:2], times), totals.bytes)
     return PhaseMemory(
-        name=mark.name, step=mark.step, micro_step=mark.micro_step,
-        allocated_end_bytes=totals.bytes, allocated_peak_bytes=peak,
-    )  # fmt: skip
+        name=mark.name,
+        step=mark.step,
+        micro_step=mark.micro_step,
+        allocated_end_bytes=totals.bytes,
+        allocated_peak_bytes=peak,
+    )
 
 
 def _line(first: Any, second: Any, times: int) -> Any:

@@ -17,7 +17,7 @@ from vramprobe.measure.trace import Event, Holding, composition_at_peak
 from vramprobe.records.record import PhaseMemory, PhaseName
 
 if TYPE_CHECKING:  # both load torch, and who reads a history needs none
-    from vramprobe.simulate.recorder import Recorder
+    from vramprobe.simulate.fake.recorder import Recorder
     from vramprobe.workload.storages import Storages
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramprobe.records.record import TRAINING_PHASES, Oom, PhaseMemory
-from vramprobe.simulate.allocator_config import AllocatorConfig
-from vramprobe.simulate.compiled import counting_allocator
+from vramprobe.simulate.allocator.compiled import counting_allocator
+from vramprobe.simulate.allocator.config import AllocatorConfig
+from vramprobe.simulate.allocator.ledger import Device, OutOfMemory, Usage
 from vramprobe.simulate.history import History
-from vramprobe.simulate.ledger import Device, OutOfMemory, Usage
 from vramprobe.units import format_bytes
 
 

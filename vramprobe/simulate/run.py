@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial, wraps
+from types import FunctionType
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -25,7 +26,9 @@ from transformers.utils import is_bitsandbytes_available
 
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
+from vramprobe.catalog.gpus import cublas_workspace_bytes
 from vramprobe.errors import VramprobeError
+from vramprobe.kernels.chip import Chip
 from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
@@ -39,23 +42,22 @@ from vramprobe.records.record import (
     attempt_fields,
     new_attempt_id,
 )
-from vramprobe.simulate import cuda, fused_loss
-from vramprobe.simulate.adapters import peft_on_a_card
-from vramprobe.simulate.allocator_config import AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.beside import both
-from vramprobe.simulate.cuda import Chip, chip_of, on_cuda
+from vramprobe.simulate.allocator.config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.depth import NotLinear, deepen, line_of
+from vramprobe.simulate.fake import fused_loss
+from vramprobe.simulate.fake.adapters import peft_on_a_card
+from vramprobe.simulate.fake.quantised import bitsandbytes_on_fake_tensors, kernels
+from vramprobe.simulate.fake.recorder import Recorder
 from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
-from vramprobe.simulate.kernels import KERNELS, cpu_scratch
-from vramprobe.simulate.late_imports import compile_late
+from vramprobe.simulate.kernels import cuda
+from vramprobe.simulate.kernels.cpu import KERNELS, cpu_scratch
+from vramprobe.simulate.kernels.cuda import chip_of, on_cuda
+from vramprobe.simulate.kernels.scratch import MADE, cuda_scratch
 from vramprobe.simulate.pairing import scripts_of
-from vramprobe.simulate.quantised import bitsandbytes_on_fake_tensors, kernels
-from vramprobe.simulate.recorder import Recorder
 from vramprobe.simulate.reserved import reserve
-from vramprobe.simulate.scratch import MADE, cuda_scratch
 from vramprobe.spec import CellSpec
-from vramprobe.terms.versions import version_notes
+from vramprobe.terms.step.versions import version_notes
 from vramprobe.workload.model import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
@@ -77,15 +79,12 @@ class Simulation:
     history: History | None  # None for a deep model where a phase of its layers does not repeat (depth.py)
 
 
-def simulate(
-    spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto", forks: bool = False
-) -> Simulation:
+def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto") -> Simulation:
     """Run the cell on fake tensors. Raises NotSimulated where it is not covered or a library refuses it.
 
     ``gpu`` decides which kernels a cuda cell meets; an A100's where none is named. A deep model is made of three
     shallow ones where its layers repeat (depth.py); ``full`` runs every layer. The third and later steps are the
-    second's, which must end where the first ended. ``forks``: one of the shallow runs is a child's, for a process that
-    has no threads of its own to lose.
+    second's, which must end where the first ended.
     """
     alloc_conf = _check(spec)
     chip = None if spec.device == "cpu" else chip_of(gpu)
@@ -94,7 +93,7 @@ def simulate(
         _load_libraries(spec)
         began, started_at = time.perf_counter(), datetime.now(UTC)
         try:
-            run = _deep(on_cpu, chip, forks) if depth == "auto" else None
+            run = _deep(on_cpu, chip) if depth == "auto" else None
             run = run or _run(on_cpu, chip)
         except (VramprobeError, AssertionError):
             raise
@@ -130,10 +129,25 @@ def simulate(
 
 def _load_libraries(spec: CellSpec) -> None:
     """Some modules make small tensors as they load; those must be real."""
-    with compile_late():
+    with _compile_at_first_call():
         load_libraries(spec)
         if spec.method != "full" and is_bitsandbytes_available():  # peft looks for its layers, whatever the method
             import peft.tuners.lora.bnb  # noqa: F401
+
+
+@contextmanager
+def _compile_at_first_call() -> Iterator[None]:
+    """Compile functions at their first call: bitsandbytes compiles four as it is imported (1 s), and none runs here."""
+    compile_now = torch.compile
+
+    def compile_later(model: Any = None, **options: Any) -> Any:
+        if not isinstance(model, FunctionType):
+            return compile_now(model, **options)
+        compiled = cache(lambda: compile_now(model, **options))
+        return wraps(model)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    with patch.object(torch, "compile", compile_later):
+        yield
 
 
 @dataclass(frozen=True)
@@ -157,7 +171,7 @@ def _run(spec: CellSpec, chip: Chip | None) -> _Run:
     return _Run(instrument.finish(), facts, history_of(recorder.events, instrument.marks, instrument.held))
 
 
-def _deep(spec: CellSpec, chip: Chip | None, forks: bool) -> _Run | None:
+def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
     """The cell from three shallow runs; None where it is not deep or its layers do not repeat."""
     config = spec.architecture
     num_layers, period = catalog.depth_of(config), _period(config)
@@ -167,10 +181,7 @@ def _deep(spec: CellSpec, chip: Chip | None, forks: bool) -> _Run | None:
     depths = [shallowest + more * period for more in range(3)]
     if num_layers < sum(depths):
         return None
-    run_with = [partial(_run, spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)}), chip)
-                for depth in depths]  # fmt: skip
-    first, second, third = run_with
-    runs = [first(), *(both(second, third) if forks else (second(), third()))]
+    runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)}), chip) for depth in depths]
     times = (num_layers - shallowest) // period
     try:
         scripts = tuple(scripts_of(run.history) for run in runs)
@@ -261,7 +272,8 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
     else:
         on_host = frozenset({torch.ops.aten.lift_fresh.default})  # torch.tensor(number), such as an optimizer's step
         own_kernels = cuda.KERNELS | own_kernels
-        recorder = Recorder(partial(cuda_scratch, chip=chip), own_kernels, chip.blas_workspace_bytes, on_host, MADE)
+        workspace = cublas_workspace_bytes(chip.capability[0])
+        recorder = Recorder(partial(cuda_scratch, chip=chip), own_kernels, workspace, on_host, MADE)
         state = _rng_state()  # a real tensor: both generators keep their state in the host's memory
         rng_state = lambda: state  # noqa: E731
     set_autocast_enabled, rand = torch.set_autocast_enabled, torch.rand

@@ -12,12 +12,12 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import IO, Any, NamedTuple, get_args
 
 from vramprobe.errors import VramprobeError
-from vramprobe.simulate.allocator_config import SMALL_SIZE, AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.ledger import SegmentAction, SegmentEvent
-from vramprobe.simulate.replay import Alloc, FreeCompleted, FreeRequested
+from vramprobe.simulate.allocator.config import SMALL_SIZE, AllocatorConfig, parse_alloc_conf
+from vramprobe.simulate.allocator.ledger import SegmentAction, SegmentEvent
+from vramprobe.simulate.allocator.replay import Alloc, FreeCompleted, FreeRequested
 
 _SEGMENT_ACTIONS = frozenset(get_args(SegmentAction))
 
@@ -60,14 +60,31 @@ class MemoryHistory:
     config: AllocatorConfig
 
 
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes dicts, lists, tuples, texts and numbers, all that a snapshot holds; imports and calls nothing."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise VramprobeError("refused: this pickle would run code when it is loaded; a memory snapshot holds none")
+
+
+def load_plain(file: IO[bytes]) -> Any:
+    """The plain values of a pickle from anywhere, read without running code. Raises VramprobeError for all others."""
+    try:
+        return _PlainUnpickler(file).load()
+    except VramprobeError:
+        raise
+    except Exception as error:  # damaged bytes raise almost anything
+        raise VramprobeError(f"the snapshot's pickle is cut or damaged: {type(error).__name__}") from error
+
+
 def read_snapshot(source: Mapping[str, Any] | str | Path, device: int = 0) -> MemoryHistory:
-    """Read a snapshot, or a file that ``torch.cuda.memory._dump_snapshot`` wrote; open only pickles you trust.
+    """Read a snapshot, or a file that ``torch.cuda.memory._dump_snapshot`` wrote.
 
     Raises VramprobeError for what is no snapshot, a history that lost its beginning, and private pools.
     """
     if not isinstance(source, Mapping):
         with open(source, "rb") as file:
-            source = pickle.load(file)
+            source = load_plain(file)
     if not isinstance(source, Mapping) or not {"segments", "device_traces"} <= set(source):
         raise VramprobeError("this is no snapshot of torch.cuda.memory: it lacks segments or device_traces")
     traces = source["device_traces"]
@@ -110,11 +127,13 @@ def _before(
     """What stood before the first entry: the snapshot's segments (its end), with the history undone backwards."""
     ranges = {
         segment["address"]: [
-            segment["total_size"], segment["stream"], segment["segment_type"] == "small",
+            segment["total_size"],
+            segment["stream"],
+            segment["segment_type"] == "small",
             bool(segment.get("is_expandable", False)),
         ]
         for segment in segments
-    }  # fmt: skip
+    }
     live: dict[int, LiveBlock] = {}
     for segment in segments:
         address = segment["address"]

@@ -13,26 +13,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vramprobe.catalog import Gpu
+from vramprobe.choices import Sharding
 from vramprobe.errors import FitError
 from vramprobe.speed.rates import Condition, Rates, SpeedFit
 from vramprobe.speed.step import Kernel, condition_of, parts_of
 from vramprobe.speed.work import Work
-from vramprobe.terms.ranks import Sharding
 
 #: What was expected of each rate before any row was looked at, and how sure that is (one standard deviation of its
 #: logarithm). cuBLAS reaches about 0.8 of an A100's peak in large products and 0.68 of an H100's, whose clock falls;
 #: FlashAttention-2 half of an A100's peak (its paper) and 0.35 of an H100's (FlashAttention-3's paper); simple kernels
 #: 0.8 of the bandwidth; a launch from Python takes some 6 µs.
 EXPECTED = {
-    "product": (0.8, 0.15), "attention": (0.5, 0.3), "stream": (0.8, 0.2), "dequantise": (0.5, 0.5),
-    "dequantise_gptq": (0.15, 1.0), "link": (0.6, 0.5), "kernel_seconds": (6e-6, 0.5), "step_seconds": (0.01, 1.0),
-}  # fmt: skip
+    "product": (0.8, 0.15),
+    "attention": (0.5, 0.3),
+    "stream": (0.8, 0.2),
+    "dequantise": (0.5, 0.5),
+    "dequantise_gptq": (0.15, 1.0),
+    "link": (0.6, 0.5),
+    "kernel_seconds": (6e-6, 0.5),
+    "step_seconds": (0.01, 1.0),
+}
 EXPECTED_GENERATIONS = {
-    "Ampere": (1.0, 0.05), "Ada Lovelace": (1.0, 0.15), "Hopper": (0.85, 0.15), "GeForce": (1.0, 0.15),
-}  # fmt: skip
+    "Ampere": (1.0, 0.05),
+    "Ada Lovelace": (1.0, 0.15),
+    "Hopper": (0.85, 0.15),
+    "GeForce": (1.0, 0.15),
+}
 EXPECTED_ATTENTION = {
-    "Ampere": (1.0, 0.05), "Ada Lovelace": (1.0, 0.15), "Hopper": (0.7, 0.2), "GeForce": (1.0, 0.15),
-}  # fmt: skip
+    "Ampere": (1.0, 0.05),
+    "Ada Lovelace": (1.0, 0.15),
+    "Hopper": (0.7, 0.2),
+    "GeForce": (1.0, 0.15),
+}
 #: Errors beyond this count by their size (soft L1).
 _USUAL_ERROR = 0.1
 #: Of what was left out, an interval holds so much.
@@ -88,10 +100,12 @@ def fit_rates(observations: Sequence[Observation]) -> Rates:
 
 def _rounded(rates: Rates) -> Rates:
     """Three digits: a solver's steps differ between processors in the sixth, and the rows carry no more than two."""
-    return Rates.model_validate({
-        name: {key: short(number) for key, number in value.items()} if isinstance(value, dict) else short(value)
-        for name, value in rates.model_dump().items()
-    })  # fmt: skip
+    return Rates.model_validate(
+        {
+            name: {key: short(number) for key, number in value.items()} if isinstance(value, dict) else short(value)
+            for name, value in rates.model_dump().items()
+        }
+    )
 
 
 def short(value: float) -> float:
@@ -160,7 +174,11 @@ def fit_speed(observations: Sequence[Observation], data: str, median_error: floa
     widths = half_widths(left_out_errors(observations, "source"), left_out_errors(observations, "gpu"))
     sources = Counter(one.source for one in observations)
     return SpeedFit(
-        rates=rates, half_widths={name: short(width) for name, width in widths.items()},
-        cards=sorted({one.gpu.short_name for one in observations}), sources=dict(sorted(sources.items())),
-        num_configurations=len(observations), median_error=short(median_error), data=data,
-    )  # fmt: skip
+        rates=rates,
+        half_widths={name: short(width) for name, width in widths.items()},
+        cards=sorted({one.gpu.short_name for one in observations}),
+        sources=dict(sorted(sources.items())),
+        num_configurations=len(observations),
+        median_error=short(median_error),
+        data=data,
+    )

@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.catalog import Gpu
+from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
+from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 from vramprobe.speed.rates import (
     GPUS_PER_MACHINE,
@@ -24,13 +26,11 @@ from vramprobe.speed.rates import (
     shipped_speed,
 )
 from vramprobe.speed.work import Work, work_of
-from vramprobe.terms.ranks import Sharding
 
 #: One GPU's share of its machine's network, bytes per second in one direction: 8 × 200 Gbit/s beside A100s, 8 × 400
 #: beside later data-centre cards (NVIDIA DGX and HGX), 100 Gbit/s for the machine where there is no switch of NVLinks.
 _NETWORK = {"Ampere": 25e9, "Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 100e9}
 _SLOW_NETWORK = 100e9 / 8 / GPUS_PER_MACHINE
-_GATHERS = ("fsdp", "fsdp-shard-grad-op", "zero3")
 Kernel = Literal["bitsandbytes", "gptq"]
 
 
@@ -93,8 +93,9 @@ def parts_of(
     bandwidth = gpu.bandwidth_gb_s * 1e9
     stream = bandwidth * rates.stream
     packed = bandwidth * (rates.dequantise_gptq if kernel == "gptq" else rates.dequantise)
-    gathers = num_gpus > 1 and sharding in _GATHERS
-    each = work.gathered_bytes * (1 if sharding == "fsdp-shard-grad-op" else 2) + work.gradient_bytes
+    rules = rules_of(sharding)
+    gathers = num_gpus > 1 and rules.num_gathers > 0
+    each = work.gathered_bytes * rules.num_gathers + work.gradient_bytes
     return Parts(
         products=sum(one.count * math.hypot(one.flops / flops, one.num_bytes / stream) for one in work.products),
         attention=math.hypot(work.attention_flops / attention, work.attention_bytes / stream),
@@ -102,7 +103,7 @@ def parts_of(
         dequantise=work.dequantised_bytes / packed,
         launches=work.num_kernels * rates.kernel_seconds,
         collectives=_sent_seconds(each, gpu, num_gpus, rates) if gathers else 0.0,
-        optimizer=work.optimizer_bytes / stream / (num_gpus if sharding != "ddp" else 1),
+        optimizer=work.optimizer_bytes / stream / (num_gpus if rules.divides_state else 1),
         reduction=0.0 if gathers or num_gpus == 1 else _sent_seconds(2 * work.gradient_bytes, gpu, num_gpus, rates),
         rest=rates.step_seconds,
     )
@@ -145,9 +146,16 @@ def tokens_per_second(work: Work, grad_accum: int, gpu: Gpu, num_gpus: int, shar
 
 
 def estimate_work(
-    work: Work, grad_accum: int, gpu: Gpu, *, num_gpus: int, sharding: Sharding, fit: SpeedFit | None = None,
-    faster: float = 1.0, half_width: float | None = None,
-) -> Estimate:  # fmt: skip
+    work: Work,
+    grad_accum: int,
+    gpu: Gpu,
+    *,
+    num_gpus: int,
+    sharding: Sharding,
+    fit: SpeedFit | None = None,
+    faster: float = 1.0,
+    half_width: float | None = None,
+) -> Estimate:
     """The same of work that was counted before; ``faster`` and ``half_width`` are what records of the card say."""
     fit = fit or shipped_speed()
     parts = parts_of(work, gpu, num_gpus, sharding, fit.rates)
@@ -158,8 +166,9 @@ def estimate_work(
     peak = (gpu.half_dense_tflops or 0.0) * 1e12
     once = {"optimizer": parts.optimizer, "reduction": parts.reduction, "rest": parts.rest}
     return Estimate(
-        seconds=seconds, tokens_per_second=Figure(value=rate, low=rate / factor, high=rate * factor),
+        seconds=seconds,
+        tokens_per_second=Figure(value=rate, low=rate / factor, high=rate * factor),
         mfu=grad_accum * work.model_flops / seconds / peak,
         parts={name: grad_accum * value for name, value in parts._asdict().items() if name not in once} | once,
         condition=condition,
-    )  # fmt: skip
+    )

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramprobe.architecture import Architecture, architecture
+from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import CellSpec
-from vramprobe.terms.parameters import Tensor, lora_targets, tensors
+from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
 
 #: Bytes that eager kernels read and write per element, forward; the backward does twice as much. An RMS norm of
 #: transformers is six kernels through fp32: 2→4, 4→4, 4→, 4→4, 4→2, 2→2. A layer norm is one kernel of torch's.
@@ -99,9 +100,12 @@ def _count(spec: CellSpec, fused: bool) -> Work:
             width = 4 if spec.lora_dtype == "fp32" and spec.autocast == "none" else 2
             for one in (linear.num_in, linear.num_out):
                 products.append(
-                    Product(2 * rows * one * rank, width * (rows * (one + rank) + one * rank),
-                            (3 + again) * linear.num_copies)
-                )  # fmt: skip
+                    Product(
+                        2 * rows * one * rank,
+                        width * (rows * (one + rank) + one * rank),
+                        (3 + again) * linear.num_copies,
+                    )
+                )
             elements = rows * (_ADAPTER_OUT_BYTES * linear.num_out + (6 * linear.num_in if width == 4 else 0))
             if spec.lora_dropout:
                 elements += 5 * rows * linear.num_in
@@ -134,10 +138,15 @@ def _count(spec: CellSpec, fused: bool) -> Work:
 
     quantised = sum(float(t.numel) * t.num_copies for t in stored if t.quantised)
     frozen_wide = sum(
-        float(t.numel) * t.num_copies for t in stored
-        if not t.quantised and t.role != "adapter" and t.dtype == "fp32" and spec.autocast != "none"
-        and len(t.shape) > 1 and t.role != "embedding"
-    )  # fmt: skip
+        float(t.numel) * t.num_copies
+        for t in stored
+        if not t.quantised
+        and t.role != "adapter"
+        and t.dtype == "fp32"
+        and spec.autocast != "none"
+        and len(t.shape) > 1
+        and t.role != "embedding"
+    )
     per_layer = layer_kernels * arch.num_layers + copies_of_products + adapter_kernels
     per_layer += (_PACKED_KERNELS * copies_of_products) if spec.quant != "none" else 0
     per_layer += (_CAST_KERNELS * copies_of_products) if spec.autocast != "none" and not fused else 0
@@ -225,13 +234,11 @@ def _gathered_bytes(spec: CellSpec, stored: tuple[Tensor, ...]) -> float:
 
 def _optimizer_bytes(spec: CellSpec, trained: list[Tensor]) -> float:
     """Weight, gradient and state read, weight and state written; the gradient's norm is read once more, scaled and
-    set to zero. torch's foreach AdamW is ten passes instead of one."""
-    total = 0.0
+    set to zero. torch's foreach is more passes than one fused kernel."""
+    total, row = 0.0, OPTIMIZERS[spec.optim]
     for tensor in trained:
         width = 4 if tensor.dtype == "fp32" else 2
-        state = 1 if spec.optim.endswith("8bit") else 4 if spec.optim.endswith("32bit") else width
-        moved = 2 * width + 4 * width + 2 * 2 * state
-        if spec.optim == "adamw_torch":
-            moved += 16 * width
+        state = 1 if row.state == "8bit" else 4 if row.state == "fp32" else width
+        moved = 2 * width + 4 * width + 2 * 2 * state + row.foreach_passes * width
         total += float(tensor.numel) * tensor.num_copies * moved
     return total

@@ -59,7 +59,7 @@ def hourly_rate(card: Card | None, usd_per_hour: float | None = None, provider: 
         offers = fitting
     if not offers:
         return None
-    cheapest = min(offers, key=lambda price: price.usd_per_gpu_hour)
+    cheapest = min(offers, key=lambda price: (price.num_gpus, price.usd_per_gpu_hour))  # of the smallest machines
     return Rate(cheapest.usd_per_gpu_hour, f"{cheapest.provider} on demand, {cheapest.date}")
 
 

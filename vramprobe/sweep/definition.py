@@ -29,13 +29,13 @@ from typing import Any, get_args
 
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError, UnknownName, VramprobeError
+from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.spec import CellSpec, option_names, resolve
 
 _TOP_KEYS = ("name", "description", "defaults", "cells")
 _BLOCK_KEYS = ("exclude", "hold_out")
 _REQUIRED = ("model", "method", "batch_size", "seq_len")
 _RECIPE_PARTS = ("dtype", "autocast", "lora_dtype")
-_ADAPTER_OPTIONS = ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "lora_dtype", "dora")
 _QUANT_OPTIONS = ("quant", "kbit_prep")
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
@@ -224,7 +224,7 @@ def _closest(far: dict[str, list[Any]], near: dict[str, list[Any]]) -> dict[str,
 
 def _cell(block: _Block, options: dict[str, Any], varying: list[str]) -> CellSpec:
     method = options["method"]
-    not_taken = _ADAPTER_OPTIONS + _QUANT_OPTIONS if method == "full" else _QUANT_OPTIONS if method == "lora" else ()
+    not_taken = ADAPTER_OPTIONS + _QUANT_OPTIONS if method == "full" else _QUANT_OPTIONS if method == "lora" else ()
     words = {key: value for key, value in options.items() if key in block.values or key not in not_taken}
     try:
         return resolve(**words)

@@ -34,12 +34,27 @@ class _Machine:
 
 
 #: Two cores; fits the 33 cells of results/cpu/quickstart within a factor of two before any scaling.
-_CPU = _Machine(flops=1.5e11, fp32_slowdown=1.0, bytes_moved=1e10, layer_seconds=3e-3, load_bytes=2e9,
-                quantised_params=7e7, fixed_seconds=0.3)  # fmt: skip
+_CPU = _Machine(
+    flops=1.5e11,
+    fp32_slowdown=1.0,
+    bytes_moved=1e10,
+    layer_seconds=3e-3,
+    load_bytes=2e9,
+    quantised_params=7e7,
+    fixed_seconds=0.3,
+)
 #: An emulated card, on two idle cores: kernels are launched and compute nothing, so layers cost, and tokens do not. An
 #: 8B QLoRA step with checkpointing takes 1 to 2 s, its load 2 to 5 s.
-_EMULATED = _Machine(flops=math.inf, fp32_slowdown=1.0, bytes_moved=math.inf, layer_seconds=8e-3, load_bytes=math.inf,
-                     quantised_params=math.inf, fixed_seconds=2.0, load_layer_seconds=0.1)  # fmt: skip
+_EMULATED = _Machine(
+    flops=math.inf,
+    fp32_slowdown=1.0,
+    bytes_moved=math.inf,
+    layer_seconds=8e-3,
+    load_bytes=math.inf,
+    quantised_params=math.inf,
+    fixed_seconds=2.0,
+    load_layer_seconds=0.1,
+)
 #: A card that the catalog does not know: an L4's work and bandwidth.
 _TFLOPS, _BANDWIDTH_GB_S = 121.0, 300.0
 _FLOPS_SHARE, _BANDWIDTH_SHARE = 0.35, 0.6  # of a GPU's dense peak and of its bandwidth
@@ -107,6 +122,11 @@ def _machine(gpu: catalog.Gpu | None) -> _Machine:
     flops = ((gpu and gpu.bf16_dense_tflops) or _TFLOPS) * 1e12
     bandwidth = (gpu.bandwidth_gb_s if gpu else _BANDWIDTH_GB_S) * 1e9
     return _Machine(
-        flops=_FLOPS_SHARE * flops, fp32_slowdown=8.0, bytes_moved=_BANDWIDTH_SHARE * bandwidth, layer_seconds=1e-3,
-        load_bytes=2e10, quantised_params=5e9, fixed_seconds=2.0,
-    )  # fmt: skip
+        flops=_FLOPS_SHARE * flops,
+        fp32_slowdown=8.0,
+        bytes_moved=_BANDWIDTH_SHARE * bandwidth,
+        layer_seconds=1e-3,
+        load_bytes=2e10,
+        quantised_params=5e9,
+        fixed_seconds=2.0,
+    )

@@ -46,10 +46,18 @@ class Job(NamedTuple):
 
 
 def job_of(
-    path: str | Path, out: str | Path | None, device: str, gpu: str | None, fit: str | Path | MemoryModel | None,
-    usd_per_hour: float | None, provider: str | None, only: str | Sequence[str], skip: str | Sequence[str],
-    shard: str | None, overrides: dict[str, Any],
-) -> Job:  # fmt: skip
+    path: str | Path,
+    out: str | Path | None,
+    device: str,
+    gpu: str | None,
+    fit: str | Path | MemoryModel | None,
+    usd_per_hour: float | None,
+    provider: str | None,
+    only: str | Sequence[str],
+    skip: str | Sequence[str],
+    shard: str | None,
+    overrides: dict[str, Any],
+) -> Job:
     """The sweep of a file as it is to be planned or run; the arguments are those of api.plan."""
     from vramprobe.measure.environment import device_to_use
     from vramprobe.sweep import definition

@@ -53,9 +53,7 @@ def limits(
         seconds = max_dollars / rate.usd_per_hour * 3600
         if seconds < max_seconds:
             max_seconds, limited_by = seconds, "budget"
-    return Limits(
-        timeout_seconds=timeout_seconds, max_seconds=max_seconds, limited_by=limited_by, max_cells=max_cells
-    )  # fmt: skip
+    return Limits(timeout_seconds=timeout_seconds, max_seconds=max_seconds, limited_by=limited_by, max_cells=max_cells)
 
 
 class Clock:

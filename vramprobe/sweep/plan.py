@@ -15,9 +15,9 @@ from typing import Literal
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.cards import predict_several
-from vramprobe.predict.prediction import Prediction, predict, verdict, with_retries
-from vramprobe.predict.rank_replay import with_rank_replay
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.verdict import verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, is_same_card
@@ -33,7 +33,7 @@ PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
 START_SECONDS = 8.0
 #: Of the cells to run, how many of those that may or may not fit are run first: what they show corrects all others.
 _BOUNDARY_SHARE, _MAX_BOUNDARY_CELLS = 0.1, 6
-#: No rank of benchmarks/ranks_replayed.md reserves so many times what it has allocated.
+#: No rank of benchmarks/ranks/ranks_replayed.md reserves so many times what it has allocated.
 _MOST_RESERVED = 2
 
 
@@ -140,10 +140,16 @@ def plan_sweep(
     cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
     known = [cell.record for cell in cells if cell.record is not None and cell.action != "stale"]  # of this machine
     return make_plan(
-        cells, card=card, fit=fit, pace=pace_of(known, card and card.gpu),
-        ooms=_ooms_on(card, journal, context_of), policy=policy, rate=rate, trace=trace,
+        cells,
+        card=card,
+        fit=fit,
+        pace=pace_of(known, card and card.gpu),
+        ooms=_ooms_on(card, journal, context_of),
+        policy=policy,
+        rate=rate,
+        trace=trace,
         stop=stop,
-    )  # fmt: skip
+    )
 
 
 def _ooms_on(
@@ -192,11 +198,14 @@ def _second_attempts(rows: list[Row], policy: Policy) -> list[Row]:
     again = [row for row in chosen if row.is_run or (row.record is not None and row.record.outcome.kind == "ok")]
     return [
         replace(
-            row, action="run", reason="replicates an attempt", replicates=True,
+            row,
+            action="run",
+            reason="replicates an attempt",
+            replicates=True,
             seconds=row.seconds or (row.record.timing.total_seconds if row.record and row.record.timing else 0.0),
         )
         for row in again
-    ]  # fmt: skip
+    ]
 
 
 def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy: Policy) -> Row:
@@ -211,9 +220,7 @@ def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy
     if row.record is not None and row.record.outcome.kind == "skipped":
         reason = f"skipped at {row.record.started_at}: {skipped.evidence}"
         return replace(row, verdict="certain oom", action="kept", reason=reason, seconds=0.0)
-    return replace(
-        row, verdict="certain oom", action="skip", reason=skipped.evidence, skipped=skipped, seconds=0.0
-    )  # fmt: skip
+    return replace(row, verdict="certain oom", action="skip", reason=skipped.evidence, skipped=skipped, seconds=0.0)
 
 
 def _is_to_run(cell: ResumedCell) -> bool:
@@ -229,9 +236,13 @@ def _row(
     policy: Policy,
 ) -> Row:
     row = Row(
-        spec=cell.spec, num_params=cell.spec.num_params, action=cell.action, reason=cell.reason, record=cell.record,
+        spec=cell.spec,
+        num_params=cell.spec.num_params,
+        action=cell.action,
+        reason=cell.reason,
+        record=cell.record,
         num_ok=cell.num_ok,
-    )  # fmt: skip
+    )
     if not row.is_run:
         return row
     found = predicted[cell.spec.fingerprint]
@@ -240,16 +251,22 @@ def _row(
     account = account_seconds(cell.spec, row.num_params, card and card.gpu, is_emulated=is_emulated)
     seconds = pace.correct(row.num_params, account)
     row = replace(
-        row, prediction=prediction, note=note, seconds=seconds,
+        row,
+        prediction=prediction,
+        note=note,
+        seconds=seconds,
         verdict=_verdict(prediction, card, _card_bytes(cell.spec, card)),
-    )  # fmt: skip
+    )
     return with_evidence(row, ooms, card, policy)
 
 
 def _predictions(
-    specs: Sequence[CellSpec], card: Card | None, fit: MemoryModel | None, trace: TraceEngine | None,
+    specs: Sequence[CellSpec],
+    card: Card | None,
+    fit: MemoryModel | None,
+    trace: TraceEngine | None,
     stop: Callable[[], bool],
-) -> dict[str, Prediction | str]:  # fmt: skip
+) -> dict[str, Prediction | str]:
     """By fingerprint, a prediction that decisions may rest on, or why there is none: the cell can still be measured."""
     found: dict[str, Prediction | str] = {}
     for_trace = []
@@ -272,13 +289,10 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
     """
     gpu = card and card.gpu
     if spec.num_gpus > 1:
-        found = predict_several(
-            spec, spec.num_gpus, spec.sharding, fit, shard_size=spec.shard_size, cp_size=spec.cp_size,
-            cp_rotation=spec.cp_rotation, offload=spec.offload, gpu=gpu,
-        )  # fmt: skip
+        found = predict(spec, fit, gpu=gpu)
         room, high = _card_bytes(spec, card), found.peak_allocated_bytes.high
         is_open = room is not None and found.peak_allocated_bytes.value <= room < _MOST_RESERVED * high
-        return with_retries(with_rank_replay(found, spec, gpu), spec, gpu) if is_open else found
+        return predict(spec, fit, gpu=gpu, replays=True, retries=True) if is_open else found
     try:
         return predict(spec, fit, gpu=gpu, replays=True)
     except OutOfRange:

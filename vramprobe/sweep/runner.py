@@ -84,9 +84,16 @@ def run(
         _require_one_kind(sweep, journal)
         context_of = environment.here()
         plan = plan_sweep(
-            sweep, journal, card=card, context_of=context_of, fit=fit, policy=policy, rate=rate, trace=trace,
+            sweep,
+            journal,
+            card=card,
+            context_of=context_of,
+            fit=fit,
+            policy=policy,
+            rate=rate,
+            trace=trace,
             stop=lambda: signals.stopped_by is not None,
-        )  # fmt: skip
+        )
         require_packages(row.spec for row in plan.to_run)
         summary = RunSummary(journal.path, plan, kept=plan.actions().get("kept", 0), notes=journal.notes())
         try:
@@ -179,9 +186,13 @@ class _Sweeping:
         spec, log, ticket = row.spec, log_path(self.logs, row.spec), new_ticket(self.scratch, verify=self.policy.verify)
         launcher = self.launchers.launcher_of(spec)
         event = replace(
-            event, kind="started", log=log, status=ticket.status, attempt_id=ticket.attempt_id,
+            event,
+            kind="started",
+            log=log,
+            status=ticket.status,
+            attempt_id=ticket.attempt_id,
             expected_seconds=self.pace.correct(row.num_params, row.seconds) + self._start_seconds,
-        )  # fmt: skip
+        )
         self._tell(replace(event, left_seconds=self._left_seconds(event.index)))
         if not self._ready(launcher):
             return
@@ -192,10 +203,13 @@ class _Sweeping:
         self._note_how_cells_start(launcher)
         launcher.expect(self._upcoming(event.index))
         started = Started(
-            attempt_id=ticket.attempt_id, cell_id=spec.cell_id, fingerprint=spec.fingerprint,
-            instrument=environment.instrument_for(spec), sweep=self.sweep.name,
+            attempt_id=ticket.attempt_id,
+            cell_id=spec.cell_id,
+            fingerprint=spec.fingerprint,
+            instrument=environment.instrument_for(spec),
+            sweep=self.sweep.name,
             started_at=ticket.started_at.isoformat(timespec="milliseconds"),
-        )  # fmt: skip
+        )
         self._append(started)
         record = self._keep(self._attempt(spec, launcher, ticket, log))
         ticket.tear()

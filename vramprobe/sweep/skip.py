@@ -11,7 +11,10 @@ from collections.abc import Iterable
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
-from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, Prediction
+from vramprobe.optimizers import OPTIMIZERS
+from vramprobe.options import RANK_OPTIONS
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES
 from vramprobe.records.record import Oom, RunRecord, Skipped
 from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec
@@ -22,8 +25,16 @@ _GROWING = ("batch_size", "seq_len", "lora_r")
 #: These do not change memory: names, the number of steps, values.
 _WITHOUT_EFFECT = ("model", "num_layers", "steps", "timing_steps", "seed", "lora_alpha")
 #: All that decides the peak while the weights are made, apart from the architecture.
-_OF_LOADING = ("weights", "trust_remote_code", "quant", "dtype", "device", "alloc_conf", "limit_vram", "num_gpus",
-               "sharding", "shard_size", "cp_size", "cp_rotation", "offload", "only_rank")  # fmt: skip
+_OF_LOADING = (
+    "weights",
+    "trust_remote_code",
+    "quant",
+    "dtype",
+    "device",
+    "alloc_conf",
+    "limit_vram",
+    *RANK_OPTIONS,
+)
 #: With so many layers, what checkpointing keeps and makes again is less than what all layers would save.
 _LAYERS_THAT_CHECKPOINTING_PAYS = 4
 _COMPARED = frozenset(CellSpec.model_fields) - {"architecture", "gradient_checkpointing", *_GROWING, *_WITHOUT_EFFECT}
@@ -76,11 +87,11 @@ def dominates(spec: CellSpec, oom: RunRecord) -> str | None:
         return f"the same weights to load{deeper}" if same else None
     if any(getattr(spec, name) != getattr(smaller, name) for name in _COMPARED):
         return None
-    grown = []
+    grown, is_8bit = [], OPTIMIZERS[spec.optim].state == "8bit"
     for name in _GROWING:
         here, there = getattr(spec, name), getattr(smaller, name)
         if here != there:
-            if here is None or there is None or here < there or (name == "lora_r" and spec.optim.endswith("_8bit")):
+            if here is None or there is None or here < there or (name == "lora_r" and is_8bit):
                 return None  # 8-bit optimizers keep small tensors' state in fp32: a higher rank may need less
             grown.append(f"{name} {here} ≥ {there}")
     if spec.gradient_checkpointing != smaller.gradient_checkpointing:

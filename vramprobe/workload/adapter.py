@@ -11,7 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from vramprobe.spec import CellSpec, lora_target_names
+from vramprobe.rules.cell import lora_target_names
+from vramprobe.spec import CellSpec
 from vramprobe.workload.model import TORCH_DTYPES
 
 #: Non-reentrant, as transformers and torch advise: needs no input gradients on frozen embeddings.

@@ -70,7 +70,7 @@ def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | Non
     with observer.phase("prepare"):
         model, optimizer = stepper.prepare(model)
         if spec.fused_linear_cross_entropy:
-            fuse_loss(spec, model)
+            fuse_loss(spec, getattr(model, "module", model))  # which DDP wraps
         if spec.torch_compile:
             model.compile()  # in place: names and parameters stay; the first forward compiles
     with observer.phase("batch"):

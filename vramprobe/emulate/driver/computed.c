@@ -125,6 +125,11 @@ bool computed_all(const void *pointer, size_t bytes) {
   return !bytes || (computed_run(pointer, bytes, &computed) >= bytes && computed);
 }
 
+bool computed_any(const void *pointer, size_t bytes) {
+  bool computed;
+  return bytes && (computed_run(pointer, bytes, &computed) < bytes || computed);
+}
+
 void computed_copy(const void *to, const void *from, size_t bytes) {
   const struct device *t = memory_device(to), *f = memory_device(from);
   if (!t) return;

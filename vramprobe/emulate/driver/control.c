@@ -6,6 +6,7 @@ static bool known(int device) { return !driver_enter() && device >= 0 && device 
 API void emu_control_mark_computed(const void *pointer, size_t num_bytes) { computed_set(pointer, num_bytes, true); }
 API void emu_control_mark_uncomputed(const void *pointer, size_t num_bytes) { computed_set(pointer, num_bytes, false); }
 API int emu_control_is_computed(const void *pointer, size_t num_bytes) { return computed_all(pointer, num_bytes); }
+API int emu_control_any_computed(const void *pointer, size_t num_bytes) { return computed_any(pointer, num_bytes); }
 
 /* As above for `count` pieces of num_bytes, stride_bytes apart: a tensor that is not contiguous. */
 API int emu_control_is_computed_strided(const void *pointer, size_t num_bytes, size_t stride_bytes, size_t count) {

@@ -191,6 +191,7 @@ status host_free_managed(void *pointer);
 void computed_init(struct device *device);
 void computed_set(const void *pointer, size_t bytes, bool computed);
 bool computed_all(const void *pointer, size_t bytes);
+bool computed_any(const void *pointer, size_t bytes);
 size_t computed_run(const void *pointer, size_t bytes, bool *computed); /* length of the leading run of one kind */
 void computed_copy(const void *to, const void *from, size_t bytes);
 void fill_bytes(void *to, const void *as_if_at, size_t bytes); /* what uncomputed bytes at an address read as */

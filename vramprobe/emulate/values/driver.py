@@ -14,8 +14,12 @@ FILL_KINDS = {"zeros": 0, "ones": 1, "random": 2, "keep": 3}
 class _Moved(ctypes.Structure):
     """One line of what nccl_traffic.c counts."""
 
-    _fields_ = [("kind", ctypes.c_int32), ("num_ranks", ctypes.c_int32), ("calls", ctypes.c_uint64),
-                ("bytes", ctypes.c_uint64)]  # fmt: skip
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("num_ranks", ctypes.c_int32),
+        ("calls", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+    ]
 
 
 class NoEmulatedDriver(RuntimeError):
@@ -36,7 +40,8 @@ def library_path():
 
 
 class Driver:
-    """What is known of device bytes: ``mark_computed``, ``mark_uncomputed``, ``is_computed`` take an address and bytes.
+    """What is known of device bytes: ``mark_computed``, ``mark_uncomputed``, ``is_computed`` (all of them) and
+    ``any_computed`` take an address and bytes.
 
     The marking calls hold the GIL (``PyDLL``): they are shorter than giving it away would be.
     """
@@ -58,6 +63,7 @@ class Driver:
         self.mark_computed = function("mark_computed", None, address, size)
         self.mark_uncomputed = function("mark_uncomputed", None, address, size)
         self.is_computed = function("is_computed", ctypes.c_int, address, size)
+        self.any_computed = function("any_computed", ctypes.c_int, address, size)
         self.inject_count = function("inject_count", None, ctypes.c_int64)
         self.clear_counts = function("clear_counts", None)
         self.uncomputed_reads = function("uncomputed_reads", ctypes.c_uint64)

@@ -24,10 +24,15 @@ def environment(rank, world_size, num_cards):
     """What a launcher of the whole world would tell this rank, on machines of so many cards each."""
     return {
         VARIABLE: f"{rank} {world_size} {num_cards}",
-        "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank % num_cards),
-        "LOCAL_WORLD_SIZE": str(min(num_cards, world_size)), "GROUP_RANK": str(rank // num_cards),
-        "NODE_RANK": str(rank // num_cards), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-    }  # fmt: skip
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank % num_cards),
+        "LOCAL_WORLD_SIZE": str(min(num_cards, world_size)),
+        "GROUP_RANK": str(rank // num_cards),
+        "NODE_RANK": str(rank // num_cards),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
 
 
 def settle():
@@ -172,6 +177,7 @@ def _gloo(real):
     from torch._C._distributed_c10d import FakeProcessGroup
 
     FakeProcessGroup._set_sequence_number_for_group = lambda group: None  # torch asks gloo's for it, and it refuses
+    FakeProcessGroup._set_default_timeout = lambda group, timeout: None  # as torchtitan does: nothing is waited for
 
     class OfThisRank(type):
         def __call__(cls, store, rank, size, *args, **words):

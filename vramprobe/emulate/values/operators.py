@@ -15,25 +15,57 @@ ALIASES = {
     "aten::alias",
 }
 EMPTY = {
-    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
     "aten::_empty_affine_quantized",
-}  # fmt: skip
+}
 # The tensor argument gives its shape, dtype or device; its values are not read.
 SHAPE_ONLY = {
-    "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros", "aten::new_ones",
-    "aten::new_full", "aten::rand_like", "aten::randn_like", "aten::randint_like",
-}  # fmt: skip
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::full_like",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full",
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::randint_like",
+}
 # In place, and what was there before does not matter.
 OVERWRITES = {
-    "aten::copy_", "aten::fill_", "aten::zero_", "aten::random_", "aten::normal_", "aten::uniform_",
-    "aten::bernoulli_", "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_",
-}  # fmt: skip
+    "aten::copy_",
+    "aten::fill_",
+    "aten::zero_",
+    "aten::random_",
+    "aten::normal_",
+    "aten::uniform_",
+    "aten::bernoulli_",
+    "aten::exponential_",
+    "aten::log_normal_",
+    "aten::cauchy_",
+    "aten::geometric_",
+}
 # In place on a tensor's description, not on its bytes.
 METADATA = {
-    "aten::detach_", "aten::requires_grad_", "aten::resize_", "aten::resize_as_", "aten::set_",
-    "aten::squeeze_", "aten::unsqueeze_", "aten::transpose_", "aten::t_", "aten::swapaxes_", "aten::swapdims_",
-    "aten::as_strided_", "aten::rename_", "aten::_resize_output_", "aten::record_stream",
-}  # fmt: skip
+    "aten::detach_",
+    "aten::requires_grad_",
+    "aten::resize_",
+    "aten::resize_as_",
+    "aten::set_",
+    "aten::squeeze_",
+    "aten::unsqueeze_",
+    "aten::transpose_",
+    "aten::t_",
+    "aten::swapaxes_",
+    "aten::swapdims_",
+    "aten::as_strided_",
+    "aten::rename_",
+    "aten::_resize_output_",
+    "aten::record_stream",
+}
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
 # Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton
 # kernel would not.
@@ -42,16 +74,35 @@ TRUSTED = ("aten", "prims")
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
 # What Inductor calls: the kernel itself, with nothing of ATen inside that would have a value to know.
 BELOW = (*COLLECTIVES, "inductor", "triton")
+# prim::device and its like stand in the interpreter's table alone: the dispatcher does not know their names.
+WITHOUT_KERNEL = (*BELOW, "prim")
 COUNTED = {
-    "aten::nonzero", "aten::masked_select", "aten::masked_scatter_backward", "aten::index", "aten::index_put",
-    "aten::index_put_", "aten::_index_put_impl_", "aten::_unique2", "aten::_unique", "aten::unique_consecutive",
-    "aten::unique_dim", "aten::unique_dim_consecutive", "aten::bincount", "aten::repeat_interleave",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::masked_scatter_backward",
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unique2",
+    "aten::_unique",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+    "aten::unique_dim_consecutive",
+    "aten::bincount",
+    "aten::repeat_interleave",
     "aten::multinomial",
-}  # fmt: skip
+}
 ROUTED = {
-    "aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin", "aten::max", "aten::min",
+    "aten::topk",
+    "aten::sort",
+    "aten::argsort",
+    "aten::argmax",
+    "aten::argmin",
+    "aten::max",
+    "aten::min",
     "aten::multinomial",
-}  # fmt: skip
+}
 RANDOM_GENERATORS = "generator"
 
 
@@ -77,7 +128,7 @@ class Operator:
         except RuntimeError:  # prim::device and its like are no operators of the dispatcher
             self.composite = False
         self.has_parts = not (
-            self.trusted or func.namespace in BELOW or self.composite
+            self.trusted or func.namespace in WITHOUT_KERNEL or self.composite
         ) and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
         # Views and ops that hand out no new bytes: nothing to learn from them.
         self.quiet = (

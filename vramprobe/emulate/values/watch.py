@@ -34,7 +34,7 @@ class Watch:
 
     @property
     def policy(self):
-        return self.mode.policy
+        return self.mode.known.policy
 
     def report(self):
         """Policy, counts, reads by line: plain dicts, ready for JSON."""
@@ -49,7 +49,7 @@ class Watch:
         self._take(before)
 
     def _take(self, policy):
-        self.mode.policy = policy
+        self.mode.known.policy = policy
         self.mode.driver.set_fill(policy.contents, policy.seed)
 
     def clear(self):

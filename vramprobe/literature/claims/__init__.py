@@ -61,10 +61,12 @@ def _chosen(claims: Sequence[Claim], ids: Sequence[str], topics: Sequence[str], 
             raise UnknownName("topic", given, all_topics, f"There are {', '.join(sorted(all_topics))}.")
     wanted, card = {given.lower() for given in ids}, catalog.find_gpu(gpu) if gpu else None
     return [
-        claim for claim in claims
-        if (not wanted or claim.id.lower() in wanted) and (not topics or claim.topic in topics)
+        claim
+        for claim in claims
+        if (not wanted or claim.id.lower() in wanted)
+        and (not topics or claim.topic in topics)
         and (card is None or card in claim.gpus)
-    ]  # fmt: skip
+    ]
 
 
 def reading_of(claim: Claim, claims: Sequence[Claim], cells: Cells) -> Reading:

@@ -68,12 +68,20 @@ _BF16, _BNB = {"recipe": "all-bf16"}, {"recipe": "all-bf16", "optim": "adamw_bnb
 RECIPES = (
     Recipe(name="all in bf16", options=_BF16, weights=2, gradients=2, moments=4),
     Recipe(name="bf16, fp32 moments", options=_BNB, weights=2, gradients=2, moments=8),
-    Recipe(name="bf16, fp32 moments and master weights", options=_BNB, weights=2, gradients=2, moments=8, master=4,
-           extra=4),
-    Recipe(name="bf16, fp32 moments, master weights and gradients", options=_BNB, weights=2, gradients=4, moments=8,
-           master=4, extra=6),
+    Recipe(
+        name="bf16, fp32 moments and master weights", options=_BNB, weights=2, gradients=2, moments=8, master=4, extra=4
+    ),
+    Recipe(
+        name="bf16, fp32 moments, master weights and gradients",
+        options=_BNB,
+        weights=2,
+        gradients=4,
+        moments=8,
+        master=4,
+        extra=6,
+    ),
     Recipe(name="fp32 weights under bf16 autocast", options={"recipe": "mixed"}, weights=4, gradients=4, moments=8),
-)  # fmt: skip
+)
 #: Recipes that a claim states, in its column or in words: text → those that are meant.
 STATED_RECIPES: dict[str, tuple[Recipe, ...]] = {
     "2+2+8 B/param": tuple(recipe for recipe in RECIPES if recipe.states == 12),
@@ -90,14 +98,18 @@ OTHER_FULL = {
 _INT8 = {"method": "qlora", "quant": "int8", "kbit_prep": "none"}
 OTHER_ADAPTED: dict[str, dict[str, dict[str, Any]]] = {
     "lora": {
-        "": {}, "q and v only": {"lora_targets": "q_v"}, "an 8-bit base": _INT8,
+        "": {},
+        "q and v only": {"lora_targets": "q_v"},
+        "an 8-bit base": _INT8,
         "a 4-bit base": {"method": "qlora", "kbit_prep": "none"},
     },
     "qlora": {
-        "": {}, "q and v only": {"lora_targets": "q_v"}, "bf16 adapters": {"kbit_prep": "trl"},
+        "": {},
+        "q and v only": {"lora_targets": "q_v"},
+        "bf16 adapters": {"kbit_prep": "trl"},
         "one quantisation": {"quant": "nf4-single"},
     },
-}  # fmt: skip
+}
 OTHER_LENGTHS = (2048, 512, 4096, 256, 8192)
 OTHER_BATCHES = (1, 4)
 
@@ -148,18 +160,26 @@ def usual(
         rank = {"lora_r": claim.lora_r or LORA_R}
         preparations = ("peft", "none", "trl") if method == "qlora" and claim.quant != "int8" else ("",)
         variants = [
-            ({"k-bit preparation": f"preparation {prep}"} if prep else {},
-             rank | ({"kbit_prep": prep} if prep else {}), None)
+            (
+                {"k-bit preparation": f"preparation {prep}"} if prep else {},
+                rank | ({"kbit_prep": prep} if prep else {}),
+                None,
+            )
             for prep in preparations
-        ]  # fmt: skip
+        ]
     for (words, more, recipe), checkpoint, length, model in itertools.product(
         variants, checkpointing, lengths, models or stand_ins(claim)
     ):
         yield Conditions(
-            {"model": model, **words, "checkpointing": f"checkpointing {'on' if checkpoint else 'off'}",
-             "sequence length": f"{length:,} tokens"},
-            cell_options(model, method, claim.batch_size or BATCH_SIZE, length, checkpoint) | more, recipe,
-        )  # fmt: skip
+            {
+                "model": model,
+                **words,
+                "checkpointing": f"checkpointing {'on' if checkpoint else 'off'}",
+                "sequence length": f"{length:,} tokens",
+            },
+            cell_options(model, method, claim.batch_size or BATCH_SIZE, length, checkpoint) | more,
+            recipe,
+        )
 
 
 def others(claim: Claim) -> Iterator[Conditions]:
@@ -174,8 +194,13 @@ def others(claim: Claim) -> Iterator[Conditions]:
         variants.items(), checkpointing, batches, lengths, stand_ins(claim)
     ):
         options = cell_options(model, method, batch, length, checkpoint) | rank | more
-        words = {"model": model, "variant": name, "checkpointing": f"checkpointing {'on' if checkpoint else 'off'}",
-                 "batch": f"batch {batch}", "sequence length": f"{length:,} tokens"}  # fmt: skip
+        words = {
+            "model": model,
+            "variant": name,
+            "checkpointing": f"checkpointing {'on' if checkpoint else 'off'}",
+            "batch": f"batch {batch}",
+            "sequence length": f"{length:,} tokens",
+        }
         yield Conditions({key: text for key, text in words.items() if text}, options)
 
 

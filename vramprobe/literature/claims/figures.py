@@ -15,12 +15,15 @@ from typing import Any
 
 from vramprobe import catalog
 from vramprobe.architecture import Architecture, architecture
-from vramprobe.predict.prediction import ARITHMETIC_SPREAD, CONTEXT_ALLOWANCE_BYTES, Prediction, predict
-from vramprobe.predict.sharding import predict_rank
+from vramprobe.choices import Sharding
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms import moments, parameters
-from vramprobe.terms.ranks import Sharding
+from vramprobe.terms import moments
+from vramprobe.terms.cell import parameters
 
 Options = Mapping[str, Any]
 STATES = ("weights", "gradients", "optimizer_state")
@@ -69,8 +72,9 @@ def figure(
     """The Figure of an expression; without ``low`` and ``high`` it is exact."""
     value = evaluate(arithmetic)
     low, high = value if low is None else low, value if high is None else high
-    return Figure(value=value, low=low, high=high, unit=unit, engine=engine, arithmetic=arithmetic,
-                  sources=tuple(sources))  # fmt: skip
+    return Figure(
+        value=value, low=low, high=high, unit=unit, engine=engine, arithmetic=arithmetic, sources=tuple(sources)
+    )
 
 
 def evaluate(arithmetic: str) -> float:
@@ -132,10 +136,11 @@ class Cells:
         return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
 
     def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> Peak:
-        """The allocated peak of one rank of several, as :func:`vramprobe.predict.sharding.predict_rank` counts it."""
+        """The allocated peak of one rank of several, as predict counts it."""
         key = (*sorted(options.items()), ("sharding", sharding), ("num_gpus", num_gpus))
         if key not in self._predictions:
-            self._predictions[key] = predict_rank(self.spec(options), num_gpus, sharding)
+            ranks = {"num_gpus": num_gpus, "sharding": sharding}
+            self._predictions[key] = predict(self.spec(options).model_copy(update=ranks))
         asked = {**options, "sharding": sharding, "num_gpus": num_gpus}
         return _peak_of(self._predictions[key], asked, aside_bytes=0)
 

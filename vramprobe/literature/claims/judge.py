@@ -14,7 +14,7 @@ from typing import Literal
 
 from vramprobe.catalog import Claim
 from vramprobe.literature.claims.figures import Figure, Source
-from vramprobe.predict.prediction import TIGHT_SHARE
+from vramprobe.predict.verdict import TIGHT_SHARE
 
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]
 
@@ -96,14 +96,21 @@ def judge(claim: Claim, reading: Reading) -> Judgement:
     shown = cases[0].figure if cases else reading.ruled_out or reading.ceiling
     told = [shown, beyond, *(case.figure for case in (holds, fails, least, most) if case)]
     return Judgement(
-        claim=claim, verdict=verdict, depends_on=_decisive(cases, agreeing) if verdict == "depends" else (),
-        figure=shown, conditions=cases[0].conditions if cases else {}, least=least, most=most,
-        num_agreeing=len(agreeing), num_above=sum(case.figure.low > high for case in cases),
+        claim=claim,
+        verdict=verdict,
+        depends_on=_decisive(cases, agreeing) if verdict == "depends" else (),
+        figure=shown,
+        conditions=cases[0].conditions if cases else {},
+        least=least,
+        most=most,
+        num_agreeing=len(agreeing),
+        num_above=sum(case.figure.low > high for case in cases),
         num_below=sum(case.figure.high < low for case in cases),
         holds_under=describe(holds, varying) if holds else None,
-        reason=_reason(verdict, reading, beyond, (holds, fails), (least, most), varying), note=reading.note,
+        reason=_reason(verdict, reading, beyond, (holds, fails), (least, most), varying),
+        note=reading.note,
         sources=tuple(dict.fromkeys(source for one in told if one for source in one.sources)),
-    )  # fmt: skip
+    )
 
 
 def bounds_of(claim: Claim) -> tuple[float, float]:
@@ -203,9 +210,13 @@ def _examples(
 
 
 def _reason(
-    verdict: Verdict, reading: Reading, beyond: Figure | None, examples: tuple[Case | None, Case | None],
-    ends: tuple[Case | None, Case | None], varying: Sequence[str],
-) -> str:  # fmt: skip
+    verdict: Verdict,
+    reading: Reading,
+    beyond: Figure | None,
+    examples: tuple[Case | None, Case | None],
+    ends: tuple[Case | None, Case | None],
+    varying: Sequence[str],
+) -> str:
     """One sentence: what decided, with the figures at both ends where it depends."""
     (holds, fails), (least, most) = examples, ends
     right = f"; right with {describe(holds, varying)}" if holds is not None else ""

@@ -1,6 +1,6 @@
 """Readings of claims about peaks, what fits, and how many GPUs it takes.
 
-In: a claim and the cells. Out: its Reading. A job over several GPUs is one rank of it, as predict.sharding counts it.
+In: a claim and the cells. Out: its Reading. A job over several GPUs is one rank of it, as predict counts it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
+from vramprobe.choices import Sharding
 from vramprobe.literature.claims.conditions import STAND_INS, Conditions, others, recipes_of, stand_ins, usual
 from vramprobe.literature.claims.figures import Cells, Figure, Source, evaluate, figure
 from vramprobe.literature.claims.judge import Case, Reading
-from vramprobe.predict.prediction import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
-from vramprobe.terms.ranks import Sharding
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
 
 _FLOORS = {
     "full": "Weights and optimizer state alone take",
@@ -81,8 +81,14 @@ def peak_figure(one: Conditions, cells: Cells) -> Figure:
     if extra:
         count = num_params(one.options["model"])
         arithmetic, added = f"({peak.source} + {extra} * {count:_}) / 1e9", extra * count
-    return figure("GB", arithmetic, [peak.source], engine=peak.engine, low=(peak.low + added) / 1e9,
-                  high=(peak.high + added) / 1e9)  # fmt: skip
+    return figure(
+        "GB",
+        arithmetic,
+        [peak.source],
+        engine=peak.engine,
+        low=(peak.low + added) / 1e9,
+        high=(peak.high + added) / 1e9,
+    )
 
 
 def _peak_note(claim: Claim) -> str:
@@ -180,8 +186,14 @@ def _share(one: Conditions, gpu: Gpu, cells: Cells) -> Figure:
     peak = cells.peak(one.options)
     high = peak.high - CONTEXT_ALLOWANCE_BYTES  # it is set aside already
     room = usable_bytes(gpu, device_is_known=False)
-    return figure("bool", f"{peak.source} / {usable(gpu)}", [peak.source], engine=peak.engine,
-                  low=peak.low / room, high=high / room)  # fmt: skip
+    return figure(
+        "bool",
+        f"{peak.source} / {usable(gpu)}",
+        [peak.source],
+        engine=peak.engine,
+        low=peak.low / room,
+        high=high / room,
+    )
 
 
 def _floor_share(floor: Figure, gpu: Gpu) -> Figure:
@@ -221,8 +233,9 @@ def _rank(one: Conditions, num_gpus: int, sharding: Sharding, cells: Cells) -> _
 
 def _rank_share(one: Conditions, gpu: Gpu, num_gpus: int, sharding: Sharding, cells: Cells) -> Figure:
     rank, room = _rank(one, num_gpus, sharding, cells), usable_bytes(gpu, device_is_known=False, num_gpus=num_gpus)
-    return figure("bool", f"{rank.text} / {usable(gpu, num_gpus)}", [rank.source], low=rank.low / room,
-                  high=rank.high / room)  # fmt: skip
+    return figure(
+        "bool", f"{rank.text} / {usable(gpu, num_gpus)}", [rank.source], low=rank.low / room, high=rank.high / room
+    )
 
 
 def min_gpus_reading(claim: Claim, cells: Cells) -> Reading:
@@ -257,8 +270,9 @@ def _num_gpus(one: Conditions, gpu: Gpu, sharding: Sharding, cells: Cells) -> Fi
     if many > 1:
         fewer = _rank(one, many - 1, sharding, cells)
         text, sources = f"{text}) * ({fewer.text} > {usable(gpu, many - 1)}", [*sources, fewer.source]
-    return figure("GPUs", f"{many} * ({text})", sources, low=fewest(lambda rank: rank.low),
-                  high=fewest(lambda rank: rank.high))  # fmt: skip
+    return figure(
+        "GPUs", f"{many} * ({text})", sources, low=fewest(lambda rank: rank.low), high=fewest(lambda rank: rank.high)
+    )
 
 
 def num_params(model: str) -> int:

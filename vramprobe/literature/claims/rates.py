@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
+from vramprobe.choices import Sharding
 from vramprobe.literature.claims.conditions import ANY_SIZE, LENGTHS, RECIPES, cell_options, stand_ins
 from vramprobe.literature.claims.figures import Cells, Figure, figure
 from vramprobe.literature.claims.judge import Case, Reading
 from vramprobe.literature.claims.memory import floor_of, num_params, usable
-from vramprobe.predict.prediction import predict, verdict
+from vramprobe.predict.predict import predict
+from vramprobe.predict.verdict import verdict
 from vramprobe.speed.rates import shipped_speed
 from vramprobe.speed.step import estimate, estimate_work
 from vramprobe.speed.work import work_of
-from vramprobe.terms.ranks import Sharding
 
 #: Floating-point operations per parameter and token: forward 2, backward through frozen weights 2, forward again 2.
 _FORWARD, _BACKWARD_FROZEN, _RECOMPUTE = 2, 2, 2
@@ -33,7 +34,8 @@ _HOURS = 3600
 #: pairs of one table each are within it: checkpointing adds 27 % to full fine-tuning of a 3B (torchtune) and 44 % to
 #: LoRA of a 7B (ms-swift), published_speed.csv.
 EXTRA_SPREAD = 0.05
-#: The same of two cards, each of which its own published steps place within some percent (benchmarks/speed_model.md).
+#: The same of two cards, each of which its own published steps place within some percent
+#: (benchmarks/speed/speed_model.md).
 CARD_SPREAD = 0.1
 #: The cards on which what is said of all is tried.
 _ANY_CARD = ("A100-80GB-SXM", "H100-SXM", "RTX-4090")
@@ -66,8 +68,10 @@ def _estimated_rates(claim: Claim, cells: Cells) -> Iterator[Case]:
             if verdict(predict(spec, gpu=gpu), gpu).verdict == "does not fit":
                 continue
             made = estimate(spec, gpu, num_gpus=count, sharding="ddp")
-            words = {"sequence length": f"{length:,} tokens",
-                     "checkpointing": f"checkpointing {'on' if checkpointing else 'off'}"}  # fmt: skip
+            words = {
+                "sequence length": f"{length:,} tokens",
+                "checkpointing": f"checkpointing {'on' if checkpointing else 'off'}",
+            }
             rate = made.tokens_per_second
             text = f"{count} * {spec.num_tokens} / {made.seconds:.4g}"
             yield Case(words, figure("tokens/s", text, engine="estimate", low=rate.low, high=rate.high))
@@ -109,9 +113,11 @@ def time_reading(claim: Claim, claims: Sequence[Claim]) -> Reading:
 def _rate_of(claim: Claim, claims: Sequence[Claim]) -> float:
     key = (claim.source, claim.params_b, claim.method, claim.gpus, claim.num_gpus, claim.batch_size)
     for other in claims:
-        if other.quantity == "throughput" and other.low is not None and key == (
-            other.source, other.params_b, other.method, other.gpus, other.num_gpus, other.batch_size
-        ):  # fmt: skip
+        if (
+            other.quantity == "throughput"
+            and other.low is not None
+            and key == (other.source, other.params_b, other.method, other.gpus, other.num_gpus, other.batch_size)
+        ):
             return other.low
     raise AssertionError(f"{claim.id} has no rate to multiply with")
 
@@ -132,10 +138,14 @@ def speed_ratio_reading(claim: Claim, cells: Cells) -> Reading:
     seen = {new.short_name, old.short_name} <= set(shipped_speed().cards)
     cases = tuple(_ratios(cells, new, old))
     values = [case.figure.value for case in cases]
-    said = "Estimated, not timed" if seen else (
-        f"Not judged: no published step of a {new.short_name} was at hand, and by data sheets {min(values):.2g} to "
-        f"{max(values):.2g}, which may be off by a factor of {unseen_factor():.2g}"
-    )  # fmt: skip
+    said = (
+        "Estimated, not timed"
+        if seen
+        else (
+            f"Not judged: no published step of a {new.short_name} was at hand, and by data sheets {min(values):.2g} to "
+            f"{max(values):.2g}, which may be off by a factor of {unseen_factor():.2g}"
+        )
+    )
     note = f"{said}; {new.short_name} over {old.short_name} is {compute.value:.2f} in bf16 FLOP/s and "
     note += f"{bandwidth.value:.2f} in bandwidth."
     ceiling = max(compute, bandwidth, key=lambda one: one.value)
@@ -149,9 +159,10 @@ def _ratios(cells: Cells, new: Gpu, old: Gpu) -> Iterator[Case]:
             spec = cells.spec(cell_options(ANY_SIZE, method, 4, length, True))
             text = f"{estimate(spec, old).seconds:.4g} / {estimate(spec, new).seconds:.4g}"
             value = figure("x", text).value
-            yield Case({"method": method, "sequence length": f"{length:,} tokens"},
-                       figure("x", text, engine="estimate", low=value * (1 - CARD_SPREAD),
-                              high=value * (1 + CARD_SPREAD)))  # fmt: skip
+            yield Case(
+                {"method": method, "sequence length": f"{length:,} tokens"},
+                figure("x", text, engine="estimate", low=value * (1 - CARD_SPREAD), high=value * (1 + CARD_SPREAD)),
+            )
 
 
 def _compared(claim: Claim) -> tuple[Gpu, Gpu]:
@@ -163,12 +174,12 @@ def _compared(claim: Claim) -> tuple[Gpu, Gpu]:
 def cost_ratio_reading(claim: Claim) -> Reading:
     """The cost of the same work on a B200 over that on an H100: the ratio of prices over that of peak rates."""
     new, old = claim.gpus[0], catalog.find_gpu("H100-SXM")
-    before = {(price.provider, price.terms): price for price in catalog.list_prices(old.short_name)}
+    before = {(price.provider, price.terms, price.num_gpus): price for price in catalog.list_prices(old.short_name)}
     faster = f"({new.bf16_dense_tflops:g} / {old.bf16_dense_tflops:g})"
     ratios = {
         price.provider: f"({price.usd_per_gpu_hour:g} / {other.usd_per_gpu_hour:g}) / {faster}"
         for price in catalog.list_prices(new.short_name)
-        if (other := before.get((price.provider, price.terms))) is not None
+        if (other := before.get((price.provider, price.terms, price.num_gpus))) is not None
     }
     work = {"recomputing on both": "", "recomputing on the H100s alone": " * 6 / 8"}
     return Reading(
@@ -213,9 +224,10 @@ def _compiled(cells: Cells) -> Iterator[Case]:
                 )
                 text = f"{eager:.4g} / {fused:.4g}"
                 value = figure("x", text).value
-                yield Case({"method": method, "sequence length": f"{length:,} tokens", "card": card},
-                           figure("x", text, engine="estimate", low=value * (1 - CARD_SPREAD),
-                                  high=value * (1 + CARD_SPREAD)))  # fmt: skip
+                yield Case(
+                    {"method": method, "sequence length": f"{length:,} tokens", "card": card},
+                    figure("x", text, engine="estimate", low=value * (1 - CARD_SPREAD), high=value * (1 + CARD_SPREAD)),
+                )
 
 
 def _extra(cells: Cells, pairs: Sequence[tuple[str, tuple[str, bool], tuple[str, bool]]]) -> Iterator[Case]:
@@ -229,9 +241,10 @@ def _extra(cells: Cells, pairs: Sequence[tuple[str, tuple[str, bool], tuple[str,
                 )
                 text = f"{second:.4g} / {first:.4g} - 1"
                 value = figure("fraction", text).value
-                yield Case({"what": words, "sequence length": f"{length:,} tokens", "card": card},
-                           figure("fraction", text, engine="estimate", low=value - EXTRA_SPREAD,
-                                  high=value + EXTRA_SPREAD))  # fmt: skip
+                yield Case(
+                    {"what": words, "sequence length": f"{length:,} tokens", "card": card},
+                    figure("fraction", text, engine="estimate", low=value - EXTRA_SPREAD, high=value + EXTRA_SPREAD),
+                )
 
 
 def host_reading(claim: Claim) -> Reading:
@@ -257,9 +270,11 @@ def fp8_reading(claim: Claim) -> Reading:
     """Bytes per parameter with fp8 over those with 16 bit: stored in it, or only computed in it."""
     cases = (
         Case({"use of fp8": "frozen weights stored in fp8"}, figure("ratio", "1 / 2", low=0.5, high=0.51)),
-        Case({"use of fp8": "products in fp8, states as before (an 8-bit copy and its transpose)"},
-             figure("ratio", "(16 + 1 + 1) / 16")),
-    )  # fmt: skip
+        Case(
+            {"use of fp8": "products in fp8, states as before (an 8-bit copy and its transpose)"},
+            figure("ratio", "(16 + 1 + 1) / 16"),
+        ),
+    )
     return Reading(cases=cases, note="fp8 products add 8-bit copies beside 16- and 32-bit states; fp8 storage halves.")
 
 
@@ -288,5 +303,7 @@ def _link_shares(cells: Cells, sharding: Sharding, waits: bool) -> Iterator[Case
                 text = f"1 - {one:.4g} / {many:.4g}" if waits else f"{one:.4g} / {many:.4g}"
                 ends = [one / (one + (many - one) * times) for times in (factor, 1 / factor)]
                 low, high = sorted(1 - end if waits else end for end in ends)
-                yield Case({"method": method, "sequence length": f"{length:,} tokens", "card": card},
-                           figure("fraction", text, engine="estimate", low=low, high=high))  # fmt: skip
+                yield Case(
+                    {"method": method, "sequence length": f"{length:,} tokens", "card": card},
+                    figure("fraction", text, engine="estimate", low=low, high=high),
+                )

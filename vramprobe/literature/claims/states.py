@@ -21,7 +21,7 @@ from vramprobe.literature.claims.conditions import (
 from vramprobe.literature.claims.figures import Cells, Figure, Options, Source, figure
 from vramprobe.literature.claims.judge import Case, Reading
 from vramprobe.literature.claims.memory import num_params
-from vramprobe.predict.prediction import ARITHMETIC_SPREAD
+from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD
 
 #: Either peak of a ratio is predicted within -5 and +10 %; what they share cancels, and this much of the ratio may not.
 RATIO_SPREAD = 0.03
@@ -118,8 +118,9 @@ def quantised_weights_reading(claim: Claim, cells: Cells) -> Reading:
         weights, count = cells.term(options, "weights"), cells.lora_params(options)
         width = 2 if preparation == "trl" else 4
         text = f"({weights} - {width} * {count:_}) / {num_params(model):_} * {claim.params_b:g}e9 / 1e9"
-        cases.append(Case({"k-bit preparation": f"preparation {preparation}"},
-                          figure("GB", text, [weights], engine="formula")))  # fmt: skip
+        cases.append(
+            Case({"k-bit preparation": f"preparation {preparation}"}, figure("GB", text, [weights], engine="formula"))
+        )
     note = "NF4 takes 0.516 B per quantised weight; embeddings, head and norms stay in 16 bit, or 32 by preparation."
     return Reading(cases=tuple(cases), note=note)
 
@@ -130,8 +131,12 @@ def adapters_reading(claim: Claim, cells: Cells, bytes_per_param: tuple[int, ...
     for targets, name in (("all-linear", "all linear layers"), ("q_v", "q and v")):
         count = cells.lora_params(_adapted(claim, model) | {"lora_targets": targets})
         for width, dtype in zip(bytes_per_param, ("fp32", "bf16"), strict=True):
-            cases.append(Case({"targets": f"adapters on {name}", "dtype": dtype},
-                              figure("GB", f"{width} * {count:_} / 1e9", engine="formula")))  # fmt: skip
+            cases.append(
+                Case(
+                    {"targets": f"adapters on {name}", "dtype": dtype},
+                    figure("GB", f"{width} * {count:_} / 1e9", engine="formula"),
+                )
+            )
     note = f"Rank {claim.lora_r} on {model}: rank × (in + out) of each adapted layer; fp32 by peft's default."
     return Reading(cases=tuple(cases), note=note)
 
@@ -143,8 +148,12 @@ def adapter_file_reading(claim: Claim, cells: Cells) -> Reading:
         for targets, name in (("q_v", "q and v"), ("all-linear", "all linear layers")):
             count = cells.lora_params(_adapted(claim, "llama-2-7b") | {"lora_r": rank, "lora_targets": targets})
             for width, dtype in ((4, "fp32"), (2, "bf16")):
-                cases.append(Case({"rank": f"rank {rank}", "targets": name, "dtype": dtype},
-                                  figure("GB", f"{width} * {count:_} / 1e9", engine="formula")))  # fmt: skip
+                cases.append(
+                    Case(
+                        {"rank": f"rank {rank}", "targets": name, "dtype": dtype},
+                        figure("GB", f"{width} * {count:_} / 1e9", engine="formula"),
+                    )
+                )
     return Reading(cases=tuple(cases), note="Rank × (in + out) of each adapted layer, in 4 or 2 B (llama-2-7b).")
 
 
@@ -152,9 +161,13 @@ def checkpoint_file_reading(claim: Claim, cells: Cells) -> Reading:
     """A checkpoint on disk: the weights in 16 bit, or all that is needed to resume."""
     count = num_params(stand_ins(claim)[0])
     cases = [Case({"file": "weights alone"}, figure("GB", f"2 * {count:_} / 1e9"))]
-    cases += [Case({"file": f"with optimizer: {recipe.name}"},
-                   figure("GB", f"({recipe.weights} + {recipe.optimizer}) * {count:_} / 1e9"))
-              for recipe in recipes_of(claim)]  # fmt: skip
+    cases += [
+        Case(
+            {"file": f"with optimizer: {recipe.name}"},
+            figure("GB", f"({recipe.weights} + {recipe.optimizer}) * {count:_} / 1e9"),
+        )
+        for recipe in recipes_of(claim)
+    ]
     return Reading(cases=tuple(cases), note="Arithmetic: 16-bit weights on disk; more with the optimizer's state.")
 
 
@@ -171,8 +184,19 @@ def activations_reading(claim: Claim, cells: Cells) -> Reading:
         if one.recipe is not None and one.recipe.extra:
             continue  # the same activations as without master weights
         beside = cells.beside_states(one.options)
-        cases.append(Case(one.words, figure("GB", f"{beside} / 1e9", [beside], engine="formula",
-                                            low=low * beside.value / 1e9, high=high * beside.value / 1e9)))  # fmt: skip
+        cases.append(
+            Case(
+                one.words,
+                figure(
+                    "GB",
+                    f"{beside} / 1e9",
+                    [beside],
+                    engine="formula",
+                    low=low * beside.value / 1e9,
+                    high=high * beside.value / 1e9,
+                ),
+            )
+        )
     note = "Activations, logits and temporaries at their highest: with checkpointing the logits and one layer."
     return Reading(cases=tuple(cases), note=note)
 
@@ -195,8 +219,19 @@ def reduction_reading(claim: Claim, cells: Cells) -> Reading:
         first, second = of(before), of(after)
         text = f"1 - {second} / {first}"
         exact = figure("fraction", text)
-        cases.append(Case(words, figure("fraction", text, [second, first], engine="formula",
-                                        low=exact.value - RATIO_SPREAD, high=exact.value + RATIO_SPREAD)))  # fmt: skip
+        cases.append(
+            Case(
+                words,
+                figure(
+                    "fraction",
+                    text,
+                    [second, first],
+                    engine="formula",
+                    low=exact.value - RATIO_SPREAD,
+                    high=exact.value + RATIO_SPREAD,
+                ),
+            )
+        )
     return Reading(cases=tuple(cases), note=note[kind])
 
 
@@ -230,8 +265,11 @@ def _pairs(claim: Claim, kind: str) -> Iterator[tuple[dict[str, str], Options, O
             before = cell_options(ANY_SIZE, "lora", 1, length, checkpointing)
             after = before | {"method": "qlora", "quant": claim.quant}
             for preparation in ("peft", "none"):
-                yield ({"k-bit preparation": f"preparation {preparation}", **on}, before,
-                       after | {"kbit_prep": preparation})  # fmt: skip
+                yield (
+                    {"k-bit preparation": f"preparation {preparation}", **on},
+                    before,
+                    after | {"kbit_prep": preparation},
+                )
 
 
 _METHODS = {
@@ -256,8 +294,12 @@ def optimizer_ratio_reading(claim: Claim, cells: Cells) -> Reading:
     for preparation in ("peft", "none"):
         changed = {**options, "method": "qlora", "kbit_prep": preparation}
         qlora = cells.term(changed, "optimizer_state")
-        cases.append(Case({"k-bit preparation": f"preparation {preparation}"},
-                          figure("ratio", f"{qlora} / {lora}", [qlora, lora], engine="formula")))  # fmt: skip
+        cases.append(
+            Case(
+                {"k-bit preparation": f"preparation {preparation}"},
+                figure("ratio", f"{qlora} / {lora}", [qlora, lora], engine="formula"),
+            )
+        )
     return Reading(cases=tuple(cases), note="The state belongs to the adapters, which are the same (in one dtype).")
 
 
@@ -286,8 +328,14 @@ def _growth(claim: Claim, cells: Cells, kernel: str) -> Figure:
     text = ratio if claim.unit == "x" else f"log2({ratio})"
     exact = figure(claim.unit, text).value
     spread = RATIO_SPREAD * exact
-    return figure(claim.unit, text, list(peaks.values()) if kernel == "eager" else [after, before], engine="formula",
-                  low=exact - spread, high=exact + spread)  # fmt: skip
+    return figure(
+        claim.unit,
+        text,
+        list(peaks.values()) if kernel == "eager" else [after, before],
+        engine="formula",
+        low=exact - spread,
+        high=exact + spread,
+    )
 
 
 def kernels_reading(claim: Claim, cells: Cells) -> Reading:
@@ -301,9 +349,23 @@ def kernels_reading(claim: Claim, cells: Cells) -> Reading:
                 state = cells.term(options, "optimizer_state")
                 text = f"1 - ({weights} + {state}) / {peak}"
                 bound = figure("fraction", text).value
-                words = {"method": method, "checkpointing": f"checkpointing {'on' if checkpointing else 'off'}",
-                         "sequence length": f"{length:,} tokens"}  # fmt: skip
-                cases.append(Case(words, figure("fraction", text, [weights, state, peak], engine="formula", low=0.0,
-                                                high=bound + RATIO_SPREAD)))  # fmt: skip
+                words = {
+                    "method": method,
+                    "checkpointing": f"checkpointing {'on' if checkpointing else 'off'}",
+                    "sequence length": f"{length:,} tokens",
+                }
+                cases.append(
+                    Case(
+                        words,
+                        figure(
+                            "fraction",
+                            text,
+                            [weights, state, peak],
+                            engine="formula",
+                            low=0.0,
+                            high=bound + RATIO_SPREAD,
+                        ),
+                    )
+                )
     note = "An upper bound, since Unsloth is no engine of ours: kernels save activations and logits, never weights."
     return Reading(cases=tuple(cases), note=note)

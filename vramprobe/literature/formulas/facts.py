@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vramprobe.architecture import architecture
+from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES
-from vramprobe.terms.parameters import tensors
+from vramprobe.terms.cell.parameters import tensors
 
 #: Causes of memory that a formula can count or leave out: those of our own arithmetic, and the CUDA context.
 MISSABLE = (*CAUSES, "context")
@@ -41,8 +42,6 @@ CONSTANTS = {
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _MLP = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
 _GATED_MODULES = ("gate_proj", "gate_up_proj")
-_ADAMW_32BIT = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_32bit", "paged_adamw_32bit")
-_ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +99,10 @@ class Facts:
     @property
     def optimizer(self) -> Literal["adamw", "adamw-8bit", "sgd", "other"]:
         """The optimizer in the formulas' words; ``sgd`` is without momentum."""
-        optim = self.spec.optim
-        if optim in _ADAMW_32BIT:
-            return "adamw"
-        return "adamw-8bit" if optim in _ADAMW_8BIT else "sgd" if optim == "sgd" else "other"
+        row = OPTIMIZERS[self.spec.optim]
+        if row.made_by.endswith(".AdamW"):
+            return "adamw-8bit" if row.state == "8bit" else "adamw"
+        return "sgd" if row.name == "sgd" else "other"
 
 
 @dataclass(frozen=True)
@@ -173,18 +172,24 @@ def facts_of(spec: CellSpec) -> Facts:
     inner = [tensor for tensor in casts if tensor.role in ("linear", "adapter")]
     assert hidden is not None, "architecture() has read the width"
     return Facts(
-        spec=spec, num_params=arch.num_params,
+        spec=spec,
+        num_params=arch.num_params,
         num_trained=sum(tensor.numel * tensor.num_copies for tensor in prepared if tensor.trained),
         num_quantised=sum(tensor.numel * tensor.num_copies for tensor in prepared if tensor.quantised),
         num_head_params=sum(p.numel for p in arch.parameters if p.role == "head"),
         num_cast_params=sum(tensor.numel * tensor.num_copies for tensor in [*inner, *head]),
         num_cast_head_params=sum(tensor.numel for tensor in head),
         largest_module_params=max(modules.values()),
-        num_layers=arch.num_layers, hidden=hidden, mlp=_first(spec.architecture, _MLP) or 4 * hidden,
-        num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size, vocab=arch.vocab_size,
+        num_layers=arch.num_layers,
+        hidden=hidden,
+        mlp=_first(spec.architecture, _MLP) or 4 * hidden,
+        num_heads=arch.num_heads,
+        num_kv_heads=arch.num_kv_heads,
+        head_size=arch.head_size,
+        vocab=arch.vocab_size,
         is_gated=any(p.module in _GATED_MODULES for p in arch.parameters),
         norms_have_bias=any(p.role == "norm" and p.name.endswith(".bias") for p in arch.parameters),
-    )  # fmt: skip
+    )
 
 
 def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.literature.formulas.facts import Estimate, Facts, Formula, estimate, why_not_full_adamw
-from vramprobe.terms.graph import ITEMSIZE_BYTES
+from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
 
 _STATES = ("weights", "gradients", "optimizer_state")
 
@@ -23,8 +23,11 @@ def per_parameter(weights: float, gradients: float, optimizer: float, copies: fl
         constants = {"weights": weights, "gradients": gradients, "optimizer_state": optimizer}
         return estimate(
             constants | ({"cast_copies": copies} if copies else {}),
-            weights=weights * n, gradients=gradients * n, optimizer_state=optimizer * n, cast_copies=copies * n,
-        )  # fmt: skip
+            weights=weights * n,
+            gradients=gradients * n,
+            optimizer_state=optimizer * n,
+            cast_copies=copies * n,
+        )
 
     return apply
 
@@ -50,8 +53,9 @@ def frozen_and_trained(weights: float, gradients: float, optimizer: float) -> Ca
         if facts.spec.method != "full":
             constants["adapter_weights"] = weights
             adapters = weights * trained
-        return estimate(constants, weights=base + adapters, gradients=gradients * trained,
-                        optimizer_state=optimizer * trained)  # fmt: skip
+        return estimate(
+            constants, weights=base + adapters, gradients=gradients * trained, optimizer_state=optimizer * trained
+        )
 
     return apply
 

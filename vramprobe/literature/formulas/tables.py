@@ -72,21 +72,27 @@ def _of_table(facts: Facts, sizes: Sequence[float], figures: Sequence[float]) ->
 
 TABLES = (
     Formula(
-        name="llama-factory-rule", apply=_llama_factory_rule, counts=(IN_ALL,),
+        name="llama-factory-rule",
+        apply=_llama_factory_rule,
+        counts=(IN_ALL,),
         source="github:hiyouga/LLaMA-Factory README.md@00409ff, Hardware Requirement, column xB (estimated)",
         says="xB parameters: 18x GB full (pure_bf16 8x), 2x LoRA, x QLoRA 8 bits, x/2 4 bits",
         recipe="states of full fine-tuning; for adapters the frozen weights alone",
     ),
     Formula(
-        name="llama-factory-table", apply=_llama_factory_table, counts=(IN_ALL,),
+        name="llama-factory-table",
+        apply=_llama_factory_table,
+        counts=(IN_ALL,),
         source="github:hiyouga/LLaMA-Factory README.md@00409ff, Hardware Requirement, 7B to 70B (estimated)",
         says="7B: 120 GB full, 60 pure_bf16, 16 LoRA, 10 QLoRA 8 bits, 6 4 bits",
         recipe="not given: no batch, no length",
     ),
     Formula(
-        name="unsloth-table", apply=_unsloth, counts=(IN_ALL,),
+        name="unsloth-table",
+        apply=_unsloth,
+        counts=(IN_ALL,),
         source="https://unsloth.ai/docs/get-started/fine-tuning-for-beginners/unsloth-requirements",
         says="7B: 5 GB QLoRA, 19 GB LoRA; the absolute minimum",
         recipe="Unsloth's own kernels, batch 1, no length given",
     ),
-)  # fmt: skip
+)

@@ -86,17 +86,31 @@ def _cookbook(facts: Facts) -> Estimate | str:
     h, layers = facts.hidden, facts.num_layers
     kv_size_ratio, num_mlp_linears = facts.num_kv_heads / facts.num_heads, 3 if facts.is_gated else 2
     n = (
-        2 * facts.vocab * h + h * facts.spec.seq_len + 8 * h * layers + 2 * h
-        + int(2 * (1 + kv_size_ratio) * layers * h * h) + num_mlp_linears * layers * h * facts.mlp
-    )  # fmt: skip
+        2 * facts.vocab * h
+        + h * facts.spec.seq_len
+        + 8 * h * layers
+        + 2 * h
+        + int(2 * (1 + kv_size_ratio) * layers * h * h)
+        + num_mlp_linears * layers * h * facts.mlp
+    )
     weights = 4 if facts.is_all_fp32 else 2
     saved = korthikanti_bytes(facts, scores=not facts.spec.gradient_checkpointing)
     constants = {"weights": weights, "gradients": 4, "optimizer_state": 12}
     if facts.spec.gradient_checkpointing:
-        return estimate(constants | {"checkpoint_store": 34}, weights=weights * n, gradients=4 * n,
-                        optimizer_state=12 * n, checkpoint_store=saved)  # fmt: skip
-    return estimate(constants | {"layer_activations": 34, "attention_scores": 5}, weights=weights * n, gradients=4 * n,
-                    optimizer_state=12 * n, saved_activations=saved)  # fmt: skip
+        return estimate(
+            constants | {"checkpoint_store": 34},
+            weights=weights * n,
+            gradients=4 * n,
+            optimizer_state=12 * n,
+            checkpoint_store=saved,
+        )
+    return estimate(
+        constants | {"layer_activations": 34, "attention_scores": 5},
+        weights=weights * n,
+        gradients=4 * n,
+        optimizer_state=12 * n,
+        saved_activations=saved,
+    )
 
 
 def _transformer_math(facts: Facts, *, scores: bool) -> Estimate | str:
@@ -144,9 +158,13 @@ def _megatron(facts: Facts, *, sequence_parallel: bool) -> Estimate | str:
     constants = {"weights": 2, "gradients": 4, "optimizer_state": 12, "layer_activations": per_width * factor}
     constants["logits"] = 4 if sequence_parallel else 2 * factor
     return estimate(
-        constants, weights=2 * n, gradients=4 * n, optimizer_state=12 * n,
-        saved_activations=factor * (per_width * facts.token_layer_widths + embedding), logits=factor * logits,
-    )  # fmt: skip
+        constants,
+        weights=2 * n,
+        gradients=4 * n,
+        optimizer_state=12 * n,
+        saved_activations=factor * (per_width * facts.token_layer_widths + embedding),
+        logits=factor * logits,
+    )
 
 
 # -- gpu_poor -------------------------------------------------------------------------------------------------------
@@ -179,8 +197,15 @@ def _gpu_poor(facts: Facts) -> Estimate | str:
     saved = {"saved_activations": activations}
     if spec.gradient_checkpointing:
         saved = {"checkpoint_store": 0.15 * activations}
-    return estimate(constants, weights=weights, gradients=share * states, optimizer_state=(1 - share) * states,
-                    temporaries=extra, context=650 * MIB, **saved)  # fmt: skip
+    return estimate(
+        constants,
+        weights=weights,
+        gradients=share * states,
+        optimizer_state=(1 - share) * states,
+        temporaries=extra,
+        context=650 * MIB,
+        **saved,
+    )
 
 
 def _gpu_poor_extra(facts: Facts, factor: float) -> float:
@@ -217,10 +242,14 @@ def _vram_calculator(facts: Facts) -> Estimate | str:
     return estimate(
         {"weights": 4, "gradients": 4, "optimizer_state": 8, "attention_scores": 2 * x + 1, "logits": 8}
         | ({"cast_copies": copies} if copies else {}),
-        weights=4 * n, cast_copies=copies * n, gradients=4 * n, optimizer_state=8 * n,
+        weights=4 * n,
+        cast_copies=copies * n,
+        gradients=4 * n,
+        optimizer_state=8 * n,
         saved_activations=layer * facts.num_layers + (2 * x + 1) * facts.num_scores,
-        logits=8 * tokens * facts.vocab, context=1000 * MIB,
-    )  # fmt: skip
+        logits=8 * tokens * facts.vocab,
+        context=1000 * MIB,
+    )
 
 
 def _ultrascale(facts: Facts) -> Estimate | str:
@@ -235,14 +264,16 @@ def _ultrascale(facts: Facts) -> Estimate | str:
     constants = {"weights": x, "gradients": x, "optimizer_state": state, "logits": 4}
     states = {"weights": x * n, "gradients": x * n, "optimizer_state": state * n, "logits": 4 * tokens * facts.vocab}
     if spec.gradient_checkpointing:
-        return estimate(constants | {"checkpoint_store": x}, **states,
-                        checkpoint_store=x * facts.token_layer_widths + ends)  # fmt: skip
+        return estimate(
+            constants | {"checkpoint_store": x}, **states, checkpoint_store=x * facts.token_layer_widths + ends
+        )
     activation = 3 if facts.is_gated else 0 if _is_relu(facts) else 1  # widths of h_ff kept by the activation function
     layer = tokens * (h * (5 * x + 1) + h * x + facts.mlp * x * (1 + activation) + h + 2 * h * x)
     return estimate(
-        constants | {"attention_scores": 2 * x + 1}, **states,
+        constants | {"attention_scores": 2 * x + 1},
+        **states,
         saved_activations=layer * layers + (2 * x + 1) * facts.num_scores + ends,
-    )  # fmt: skip
+    )
 
 
 def _is_relu(facts: Facts) -> bool:

@@ -16,15 +16,22 @@ from . import checkpoint, tokenizer
 from .told import complain, locked
 
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)(\.index\.json)?$")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
-               "sentencepiece.bpe.model")  # fmt: skip
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "sentencepiece.bpe.model",
+)
 _VARIANT = re.compile(r"-(instruct|it|chat|base|hf|pt)(?=-|$)")
 _ASSUMED_DTYPE = "bfloat16"
 _OPTION = "--empty-weights"
 
 
 class Repositories:
-    """Those of one run. ``known``: lower-case id or slug → {name, hf_id, config: a path}."""
+    """Those of one run. ``known``: lower-case id or slug → {hf_id, config: a path, dtype or None}."""
 
     def __init__(self, folder, known, told):
         self._home, self._known, self._told = os.path.join(folder, "hub"), known, told
@@ -80,7 +87,9 @@ class Repositories:
         config, origin = self._config(repo_id, cached)
         home = os.path.join(self._home, usual)
         commit = hashlib.sha1(json.dumps([repo_id, config]).encode()).hexdigest()
-        self._make(os.path.join(home, "snapshots", commit), repo_id, config, cached, origin)
+        entry, _ = self._entry(repo_id)
+        dtype = entry and entry["dtype"]
+        self._make(os.path.join(home, "snapshots", commit), repo_id, config, cached, origin, dtype)
         os.makedirs(os.path.join(home, "refs"), exist_ok=True)
         with open(os.path.join(home, "refs", "main"), "w") as out:
             out.write(commit)
@@ -100,15 +109,12 @@ class Repositories:
         if cached:
             with open(os.path.join(cached, "config.json"), encoding="utf-8") as file:
                 return json.load(file), None
-        entry, by = self._known.get(repo_id.lower()), "that of vramprobe's catalog"
-        if entry is None:
-            bare = _bare(repo_id)
-            entry = next((one for one in self._known.values() if bare == _bare(one["hf_id"])), None)
-            by = f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name" if entry else ""
+        entry, by = self._entry(repo_id)
         if entry is None:
             near = difflib.get_close_matches(_bare(repo_id), [_bare(name) for name in self._known], n=4, cutoff=0.5)
-            names = dict.fromkeys(one["hf_id"] for name in near for one in self._known.values()
-                                  if _bare(one["hf_id"]) == name)  # fmt: skip
+            names = dict.fromkeys(
+                one["hf_id"] for name in near for one in self._known.values() if _bare(one["hf_id"]) == name
+            )
             raise Refused(
                 f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(names) + '. ' if names else ''}Use an "
                 "id or a slug of `vramprobe models`, the path of a folder with its config.json, or fetch that file "
@@ -117,7 +123,15 @@ class Repositories:
         with open(entry["config"], encoding="utf-8") as file:
             return json.load(file), by
 
-    def _make(self, folder, name, config, source, origin):
+    def _entry(self, repo_id):
+        """(the catalog's row of that id or of its base model, or None; how it is known)."""
+        if entry := self._known.get(repo_id.lower()):
+            return entry, "that of vramprobe's catalog"
+        bare = _bare(repo_id)
+        entry = next((one for one in self._known.values() if bare == _bare(one["hf_id"])), None)
+        return entry, f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name" if entry else ""
+
+    def _make(self, folder, name, config, source, origin, dtype=None):
         """Once for all processes: links to what is in ``source``, and what it lacks."""
         os.makedirs(self._home, exist_ok=True)
         with locked(os.path.join(self._home, "making")):
@@ -126,7 +140,7 @@ class Repositories:
             os.makedirs(folder, exist_ok=True)
             for file in os.listdir(source) if source else ():
                 os.symlink(os.path.realpath(os.path.join(source, file)), os.path.join(folder, file))
-            made = self._fill(folder, config, source)
+            made = self._fill(folder, config, source, dtype)
             with open(folder + ".whole", "w"):
                 pass
         if origin:
@@ -134,7 +148,7 @@ class Repositories:
         for kind, by in made.items():
             self._told.replaced(kind, name, by)
 
-    def _fill(self, folder, config, source):
+    def _fill(self, folder, config, source, dtype):
         """Weights and a tokenizer where there are none; -> kind → what it is."""
         made = {}
         if not source:
@@ -145,14 +159,14 @@ class Repositories:
             for file in filter(_WEIGHTS.search, os.listdir(folder)):  # shards without the others
                 os.unlink(os.path.join(folder, file))
             read = _read(folder, config)
-            made["weights"] = _write_weights(folder, config, read)
+            made["weights"] = _write_weights(folder, config, read, dtype)
         if not _has_tokenizer(folder):
             read = read or _read(folder, config)
             text = read.get_text_config() if hasattr(read, "get_text_config") else read
             ids = {role: getattr(text, f"{role}_token_id", None) for role in ("bos", "eos", "pad")}
             ids = {role: one[0] if isinstance(one, list) and one else one for role, one in ids.items()}
             tokenizer.write(folder, text.vocab_size, ids, getattr(text, "max_position_embeddings", None))
-            made["tokenizer"] = f"one of bytes and short words, {text.vocab_size:,} tokens, with a chat template"
+            made["tokenizer"] = f"one of bytes and English words, {text.vocab_size:,} tokens, with a chat template"
         return made
 
 
@@ -179,8 +193,9 @@ def _read(folder, config):
     return AutoConfig.from_pretrained(folder)
 
 
-def _write_weights(folder, config, read):
-    said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+def _write_weights(folder, config, read, known):
+    """In the dtype that the config names, else the catalog's, else an assumed one; -> what they are."""
+    said = str(config.get("dtype") or config.get("torch_dtype") or known or "").removeprefix("torch.")
     model, dtype = checkpoint.model_of(read), said or _ASSUMED_DTYPE
     count = checkpoint.write(model, folder, dtype)
     assumed = "" if said else ", assumed"

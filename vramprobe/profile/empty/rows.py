@@ -14,8 +14,16 @@ import sys
 NUM_ROWS, NUM_OTHER_ROWS = 512, 64
 SPLITS = ("train", "test", "validation")
 _ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-_NOT_THERE = {"DatasetNotFoundError", "ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError",
-              "RepositoryNotFoundError", "HfHubHTTPError", "FileNotFoundError", "DataFilesNotFoundError"}  # fmt: skip
+_NOT_THERE = {
+    "DatasetNotFoundError",
+    "ConnectionError",
+    "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+    "RepositoryNotFoundError",
+    "HfHubHTTPError",
+    "FileNotFoundError",
+    "DataFilesNotFoundError",
+}
 
 
 def serve(module, asked, told):
@@ -99,14 +107,18 @@ def row_of(form, length):
         "question_answer": {"question": asked, "answer": answered},
         "preference": {"prompt": asked, "chosen": answered, "rejected": answered},
         "preference_messages": {"chosen": [question, answer], "rejected": [question, answer]},
-        "preference_prompt_messages": {"prompt": asked, "chosen": [question, answer], "rejected": [question, answer],
-                                       "messages": [question, answer]},
+        "preference_prompt_messages": {
+            "prompt": asked,
+            "chosen": [question, answer],
+            "rejected": [question, answer],
+            "messages": [question, answer],
+        },
         "chosen_rejected": {"chosen": _words(length), "rejected": _words(length)},
         "kto": {"prompt": asked, "completion": answered, "label": True},
         "prompt": {"prompt": _words(length)},
         "prompt_messages": {"prompt": [{"role": "user", "content": _words(length)}], "solution": "a"},
         "labelled": {"text": _words(length), "label": 0},
-    }[form]  # fmt: skip
+    }[form]
 
 
 def _words(count):

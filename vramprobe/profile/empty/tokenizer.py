@@ -1,8 +1,9 @@
-"""A small tokenizer that works, as long as the model's vocabulary: a token for each byte and each short word.
+"""A small tokenizer that works, as long as the model's vocabulary: a token for each byte, and merges of English.
 
 In: a vocabulary's size, the ids of the special tokens where they are known. Out: ``tokenizer.json`` and
-``tokenizer_config.json``, with a chat template. `` a`` is one token, as in nearly every tokenizer; the rest of the
-vocabulary is filled with names that no text has.
+``tokenizer_config.json``, with a chat template. `` a`` is one token, as in nearly every tokenizer; English comes to
+three to four characters a token (merges.txt, made by tools/merges.py), where the vocabulary is large enough. The rest
+of the vocabulary is filled with names that no text has.
 """
 
 import json
@@ -29,10 +30,18 @@ def write(folder, vocab_size, special_ids=None, max_length=None):
     vocabulary, merges, special = _vocabulary(vocab_size, special_ids or {})
     by_id = sorted(vocabulary.items(), key=lambda item: item[1])
     added = [
-        {"id": number, "content": word, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": True}
-        for word, number in by_id if word in (*special.values(), *_MARKS)
-    ]  # fmt: skip
+        {
+            "id": number,
+            "content": word,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for word, number in by_id
+        if word in (*special.values(), *_MARKS)
+    ]
     bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     whole = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
@@ -42,20 +51,23 @@ def write(folder, vocab_size, special_ids=None, max_length=None):
                   "vocab": dict(by_id), "merges": merges},
     }  # fmt: skip
     about = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, "chat_template": CHAT,
-        "model_max_length": max_length or 1 << 30, "model_input_names": ["input_ids", "attention_mask"],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT,
+        "model_max_length": max_length or 1 << 30,
+        "model_input_names": ["input_ids", "attention_mask"],
         **{f"{role}_token": word for role, word in special.items()},
-    }  # fmt: skip
+    }
     for name, content in (("tokenizer.json", whole), ("tokenizer_config.json", about)):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
             json.dump(content, out)
 
 
 def _vocabulary(size, special_ids):
-    """Words and their ids, the merges that make the short words, the special tokens by role."""
-    letters = [chr(one) for one in (*range(ord("a"), ord("z") + 1), *range(ord("A"), ord("Z") + 1))]
-    space = "\u0120"
-    words = [*_bytes(), *(space + letter for letter in letters), *_MARKS]
+    """Words and their ids, the merges that make them, the special tokens by role."""
+    known = [*_bytes(), *_MARKS]
+    merges = _merges()[: max(size - len(known) - len(_SPECIAL), 0)]
+    words = [*known, *("".join(pair) for pair in merges)]
     special, taken = {}, {}
     for role, word in _SPECIAL.items():
         given = special_ids.get(role)
@@ -70,7 +82,15 @@ def _vocabulary(size, special_ids):
         raise ValueError(f"a vocabulary of {size} is too small for a token for each byte: give it a tokenizer")
     rest = iter([*words, *(f"<unused{number}>" for number in range(size))])
     vocabulary = {taken[number] if number in taken else next(rest): number for number in range(size)}
-    return vocabulary, [f"{space} {letter}" for letter in letters], special
+    return vocabulary, [" ".join(pair) for pair in merges], special
+
+
+def _merges():
+    """Pairs of symbols, most frequent first; `` a`` before all."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "merges.txt"), encoding="utf-8") as file:
+        pairs = [tuple(line.split()) for line in file.read().splitlines()]
+    first = ("\u0120", "a")
+    return [first, *(pair for pair in pairs if pair != first)]
 
 
 def _bytes():

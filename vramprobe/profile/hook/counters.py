@@ -22,9 +22,10 @@ class Counters:
         """The indices of the cards on which this process has memory."""
         has_context = torch._C._cuda_hasPrimaryContext  # the others are not asked for their counters at every mark
         return [
-            index for index in range(torch.cuda.device_count())
+            index
+            for index in range(torch.cuda.device_count())
             if index in self._kept or (has_context(index) and self._stats(index)["reserved_bytes"]["all"]["peak"] > 0)
-        ]  # fmt: skip
+        ]
 
     def take(self, device):
         """Ends and peaks in bytes since the last take, and the counts of retries and OOMs; the peaks begin anew."""
@@ -37,6 +38,12 @@ class Counters:
         _keep_highest(stats, self._kept.setdefault(device, {}))
         self._reset(device)
         return found
+
+    def peak_bytes(self):
+        """The highest allocated bytes on the current card since the last take."""
+        device = torch.cuda.current_device()
+        hidden = self._own.get(device, {}).get(("allocated_bytes", "all"), 0)
+        return max(self._stats(device)["allocated_bytes"]["all"]["peak"], hidden)
 
     def _seen_by_others(self, device):
         stats, kept = self._stats(device), self._kept.get(device, {})

@@ -5,6 +5,7 @@ As workload/storages.py does for the models that this package builds; here they 
 wrapper (DTensor, torchao's quantised ones), and what cannot be asked is left out.
 """
 
+import gc
 import time
 from dataclasses import fields, is_dataclass
 
@@ -18,6 +19,12 @@ _QUANTISED = ("Params4bit", "Int8Params")
 def weights(module):
     """Parameters, buffers and what bitsandbytes keeps beside a quantised weight."""
     return _holding("weights", _weights(module))
+
+
+def weights_of_all():
+    """The weights of every module of this process, whether it has run or not."""
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    return _holding("weights", (named for module in modules for named in _weights_of_part(module)))
 
 
 def gradients(modules, optimizers):
@@ -65,11 +72,25 @@ def _weights(module):
     yield from module.named_parameters()
     yield from module.named_buffers()
     for path, part in module.named_modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            if type(parameter).__name__ in _QUANTISED:
-                beside = [getattr(parameter, one, None) for one in _BESIDE_A_PARAMETER]
-                beside += [getattr(part, one, None) for one in _BESIDE_A_MODULE]
-                yield from ((f"{path}.{name}", tensor) for tensor in _tensors_in(beside))
+        yield from _beside(path, part)
+
+
+def _weights_of_part(part):
+    """Of a module itself, without those within it: of one whose ``__init__`` has not come to its end, too."""
+    name = type(part).__name__
+    for kind in ("_parameters", "_buffers"):
+        found = part.__dict__.get(kind) or {}
+        yield from ((f"{name}.{key}", tensor) for key, tensor in found.items() if tensor is not None)
+    if "_parameters" in part.__dict__:
+        yield from _beside(name, part)
+
+
+def _beside(path, part):
+    for name, parameter in part.named_parameters(recurse=False):
+        if type(parameter).__name__ in _QUANTISED:
+            beside = [getattr(parameter, one, None) for one in _BESIDE_A_PARAMETER]
+            beside += [getattr(part, one, None) for one in _BESIDE_A_MODULE]
+            yield from ((f"{path}.{name}", tensor) for tensor in _tensors_in(beside))
 
 
 def _tensors_in(value, seen=None):

@@ -11,9 +11,15 @@ from array import array
 
 #: Words of device_traces → numbers of ``actions``; a ``snapshot`` does nothing to memory and is left out.
 ACTIONS = {
-    "alloc": 0, "free_requested": 1, "free_completed": 2, "segment_alloc": 3, "segment_free": 4, "segment_map": 5,
-    "segment_unmap": 6, "oom": 7,
-}  # fmt: skip
+    "alloc": 0,
+    "free_requested": 1,
+    "free_completed": 2,
+    "segment_alloc": 3,
+    "segment_free": 4,
+    "segment_map": 5,
+    "segment_unmap": 6,
+    "oom": 7,
+}
 _ROUNDING_BYTES = 512
 
 

@@ -17,6 +17,10 @@ class Marks:
     """The hooks of one process. ``on_forward(module)``, ``on_backward_end()``, ``on_optimizer(optimizer)``: what is to
     be looked at, when."""
 
+    def __reduce__(self):
+        """An empty Marks: torch's ahead-of-time compile pickles all global module hooks with a module's guards."""
+        return object.__new__, (Marks,)
+
     def __init__(self, phases, on_forward, on_backward_end, on_optimizer):
         self._phases, self._on_forward = phases, on_forward
         self._on_backward_end, self._on_optimizer = on_backward_end, on_optimizer

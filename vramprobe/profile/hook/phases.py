@@ -8,6 +8,7 @@ forward, whoever announced it or not.
 import os
 import threading
 import time
+from contextlib import contextmanager
 
 import torch
 
@@ -29,12 +30,19 @@ class Phases:
         self._step_peaks = []  # one by whole step: the highest allocated bytes, and those that stood at its end
         self._highest = {}
         self.retries = {}
-        self._writes = True
+        self._writes, self._counts = True, True
+        self.is_outside = False  # training has ended, and no forward of another one has begun
+        self._scope = None  # the phase of the run that all marks belong to now
+        self.on_mark = []  # called as a phase is to begin
         self.on_step = []  # called with the number of a step that is whole, before the next begins
 
     def mark(self, name):
         """The phase ``name`` begins here."""
         if threading.get_ident() != self._thread:  # a loader's or a logger's thread trains nothing
+            return
+        for act in self.on_mark:
+            act()
+        if self._scope is not None:
             return
         with self._lock:
             previous = self.name
@@ -52,8 +60,34 @@ class Phases:
             if begins_step:
                 self._end_step()
             self.name, self.started = name, True
+            self.is_outside = self.is_outside and name not in ("forward", "backward")
             if name == "backward":
                 self._micro_step += 1
+
+    @contextmanager
+    def scope(self, name):
+        """All that happens within is one phase of the run, of no step; the outermost names it."""
+        if self._scope is not None or threading.get_ident() != self._thread:
+            yield
+            return
+        for act in self.on_mark:
+            act()
+        with self._lock:
+            outer = self.name
+            self._close(outer)
+            self.name = self._scope = name
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._close(name)
+                self.name, self._scope = outer, None
+
+    @property
+    def step(self):
+        """The step under way, 1-based; None outside the steps."""
+        is_within = self.started and not self.is_outside and self._scope is None
+        return self.steps + 1 if is_within and self.name != "load" else None
 
     def stepped(self):
         """An optimizer's step has come to its end, in a phase of its own or, fused, within the backward."""
@@ -75,21 +109,41 @@ class Phases:
         """Steps are counted as before, and nothing of them is written."""
         self._writes = False
 
+    def training_ended(self):
+        """What follows belongs to no step."""
+        if self.started and self._scope is None:
+            with self._lock:
+                self._close(self.name)
+                self.name, self.is_outside = "other", True
+
+    def count_no_more(self):
+        """The step under way stays the last: what follows is written and counts as no step."""
+        self._counts = False
+
     def repeats(self):
         """Whether the last two whole steps were alike to the byte: peak, and what they left."""
         return len(self._step_peaks) > 1 and self._step_peaks[-1] == self._step_peaks[-2]
 
     def _close(self, name):
         now_ns = time.time_ns()
-        step = self.steps + 1 if self.started and name != "load" else None
+        step = self.step if name != "load" else None
         micro_step = self._micro_step + (name == "forward") if name in ("forward", "backward") else None
         for device in self._counters.cards() if self._writes else ():
             found = self._counters.take(device)
             self.retries[device] = (found.pop("num_alloc_retries"), found.pop("num_ooms"))
             self._journal.write(
-                "phase", name=name, device=device, step=step, micro_step=micro_step, start_ns=self._start_ns,
-                end_ns=now_ns, device_used_bytes=self._used_bytes(device), **found,
-            )  # fmt: skip
+                "phase",
+                name=name,
+                device=device,
+                step=step,
+                micro_step=micro_step,
+                start_ns=self._start_ns,
+                end_ns=now_ns,
+                device_used_bytes=self._used_bytes(device),
+                **found,
+            )
+            if self._scope is not None:
+                continue
             highest, _ = self._highest.get(device, (0, 0))
             self._highest[device] = (max(highest, found["allocated_peak_bytes"]), found["allocated_end_bytes"])
         if self._writes and self._count_moved is not None:
@@ -109,6 +163,8 @@ class Phases:
 
     def _end_step(self):
         self._stepped, self._micro_step = False, 0
+        if not self._counts:
+            return
         self.steps += 1
         self._step_peaks.append(dict(self._highest))
         self._highest.clear()

@@ -2,7 +2,7 @@
 
 In: :func:`install`, called by the sitecustomize that launch.py puts before all else. Out: the files of journal.py and
 history.py. ``run.json`` says what is asked for: ``trace`` (all, step or none), ``trace_step``, ``steps``,
-``verify``.
+``verify``, ``phases``.
 """
 
 import atexit
@@ -12,9 +12,10 @@ import os
 from vramprobe_values import one_rank
 from vramprobe_values.imports import when_imported
 
+from . import engine_log
 from .journal import FOLDER_VARIABLE, Journal, complain
 
-_is_installed = False
+_is_installed, _after_steps = False, None
 _watches = []  # this process's own, once it has used CUDA
 
 
@@ -28,22 +29,35 @@ def install():
         if world is not None:
             when_imported("torch", lambda torch: one_rank.install(torch, *world))
         when_imported("torch", lambda torch: _start(folder, torch))
+        engine_log.listen(folder)
 
 
 def _start(folder, torch):
     try:
         with open(os.path.join(folder, "run.json"), encoding="utf-8") as file:
             asked = json.load(file)["options"]
+        _name_phases(folder, asked)
         torch.cuda._lazy_call(lambda: _watch(folder, asked))
     except Exception as error:  # somebody else's process goes on without
         complain(error)
+
+
+def _name_phases(folder, asked):
+    global _after_steps
+    from . import scopes
+
+    if asked.get("phases") and asked.get("steps"):
+        from .after_steps import AfterSteps
+
+        _after_steps = AfterSteps(folder, _watches)
+    scopes.install(_watches)  # around what it wraps
 
 
 def _watch(folder, asked):
     try:
         from .watch import Watch
 
-        watch = Watch(Journal(folder), asked)
+        watch = Watch(Journal(folder), asked, _after_steps)
     except Exception as error:
         complain(error)
         return

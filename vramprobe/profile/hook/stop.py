@@ -1,8 +1,9 @@
 """When a run knows enough: after the steps that were asked for, once two of them are alike to the byte.
 
-In: a Watch, ``steps``, a Verification that comes before the end, or None. Out: SystemExit(0) at the beginning of the
-next step, which frameworks let through and launchers take for a clean end; whoever catches it is ended all the same, a
-little later.
+In: a Watch, ``steps``, a Verification that comes before the end, or None; an AfterSteps, or None. Out: the loop ends
+after one more step and the run goes on to its end (after_steps.py); or SystemExit(0) at the beginning of the next step,
+which frameworks let through and launchers take for a clean end; whoever catches it is ended all the same, a little
+later.
 """
 
 import os
@@ -16,26 +17,32 @@ _GRACE_SECONDS = 20.0
 class Stop:
     """Counts the whole steps of one process."""
 
-    def __init__(self, watch, steps, verification):
-        self._watch, self._steps, self._verification = watch, steps, verification
+    def __init__(self, watch, steps, verification, after=None):
+        self._watch, self._steps, self._verification, self._after = watch, steps, verification, after
         if self._steps:
             watch.phases.on_step.append(self._step_ended)
 
     def _step_ended(self, step):
+        if self._watch.is_ending:  # its last step is known to be whole only now: nothing is left to stop
+            return
         if self._verification is not None and self._verification.is_under_way():
             if self._verification.step_ended():
-                self._leave()
+                self.leave()
             return
-        if step < self._steps or (not self._watch.phases.repeats() and step < _PATIENCE * self._steps):
+        may_wait = not self._watch.phases.repeats() and (self._after is None or not self._watch.has_other_ranks)
+        if step < self._steps or (may_wait and step < _PATIENCE * self._steps):
             return
         if not self._watch.phases.repeats() and self._steps > 1:
             self._watch.line("warning", message=f"no two steps were alike to the byte in {step}")
         if self._verification is not None:
             self._verification.begin()
+        elif self._after is not None and self._after.begin():
+            self._watch.goes_on()
         else:
-            self._leave()
+            self.leave()
 
-    def _leave(self):
+    def leave(self):
+        """End this process now, as asked for."""
         self._watch.stop()
         leave = threading.Timer(_GRACE_SECONDS, os._exit, (0,))
         leave.daemon = True

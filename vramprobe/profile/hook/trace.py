@@ -71,9 +71,11 @@ class Trace:
         device = torch.cuda.current_device()
         found = history.compact(taken, device, hidden=hook_folders())
         found |= {
-            "traced": self._what, "first_ns": self._first_ns, "last_ns": last_ns,
+            "traced": self._what,
+            "first_ns": self._first_ns,
+            "last_ns": last_ns,
             "held": self._held,
-        }  # fmt: skip
+        }
         history.write(found, path)
 
     def _begin(self):

@@ -52,8 +52,9 @@ class Verification:
             self._watch.line("warning", message=f"not verified: it ended {len(self._left) + 1} steps too early")
         else:
             said = f"with {self._contents[-1]} it ended by {type(error).__name__}: {error}"
-            self._watch.line("verification", contents=self._contents, num_events=len(self._sequences[0]), same=False,
-                             parted_at=said)  # fmt: skip
+            self._watch.line(
+                "verification", contents=self._contents, num_events=len(self._sequences[0]), same=False, parted_at=said
+            )
 
     def _enter(self):
         from vramprobe_values import allocations

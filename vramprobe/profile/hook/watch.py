@@ -23,13 +23,14 @@ from .trace import Trace
 from .verify import Verification
 
 _LIBRARIES = ("transformers", "peft", "trl", "accelerate", "bitsandbytes", "deepspeed", "unsloth", "axolotl",
-              "llamafactory", "torchtune", "litgpt", "lightning", "torchao", "liger-kernel", "flash-attn")  # fmt: skip
+              "llamafactory", "torchtune", "litgpt", "lightning", "torchao", "liger-kernel", "flash-attn",
+              "vllm")  # fmt: skip
 
 
 class Watch:
     """See the module. ``end`` may be called more than once."""
 
-    def __init__(self, journal, asked):
+    def __init__(self, journal, asked, after_steps=None):
         self._journal, self._pid, self._ended = journal, os.getpid(), False
         self._modules, self._why, self._report = {}, "exit", None
         self.counters = Counters()
@@ -41,9 +42,16 @@ class Watch:
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
         self.phases.on_step.append(self._trace.step_ended)
+        if self._values is not None and asked.get("speed"):
+            from .count.step import StepCount
+
+            StepCount(self._values, self.phases, self.line)
         verifies = asked["verify"] and self._values is not None
         self._verification = Verification(self, self._values) if verifies else None
-        Stop(self, asked["steps"], self._verification)
+        self._stop = Stop(self, asked["steps"], self._verification, after_steps)
+        self._goes_on = False  # after its steps, to its own end
+        if after_steps is not None:
+            self.phases.on_mark.append(after_steps.check)
 
     def profiled(self):
         """What follows is not the run's, but steps under other values."""
@@ -52,10 +60,29 @@ class Watch:
         self._report = self._values.report()
         self._why = "stopped"
 
+    @property
+    def is_ending(self):
+        """Whether the process is at its end, by itself or by a stop."""
+        return self._ended
+
     def stop(self):
         """The end, as it is asked for: the run knows enough."""
         self._why = "stopped"
         self.end()
+
+    def leave(self):
+        """End the process by SystemExit, as after its steps."""
+        self._stop.leave()
+
+    def goes_on(self):
+        """The steps are done, and the run goes on to its end."""
+        self._goes_on = True
+        self.phases.count_no_more()
+
+    @property
+    def has_other_ranks(self):
+        """Whether others take part, who must do as this one does."""
+        return (rank()["world_size"] or 1) > 1
 
     def line(self, kind, **fields):
         """One more line in the journal."""
@@ -75,7 +102,8 @@ class Watch:
             return
         self._ended = True
         try:
-            if self._why != "stopped":
+            self._hold_what_was_loaded()
+            if self._why != "stopped" or self._goes_on:
                 self.phases.close()
             self._trace.write(self._journal.path(".history"))
             if self._verification is not None:
@@ -90,8 +118,17 @@ class Watch:
             self.line("warning", message=remark)
         if self._values is not None:
             self._journal.write("values", **(self._report or self._values.report()))
+        error = getattr(sys, "last_value", None)
+        if why == "exit" and error is not None:  # an exception that nobody caught
+            why = "error"
+            if self._goes_on and not isinstance(error, torch.cuda.OutOfMemoryError):
+                why = "exit"
+                self.line(
+                    "warning", message=f"after its steps the program ended by {_said(error)}; what follows is unseen"
+                )
         retries, ooms = (sum(counts) for counts in zip(*self.phases.retries.values(), (0, 0), strict=True))
-        self._journal.write("end", why=why, num_alloc_retries=retries, num_ooms=ooms)
+        self._journal.write("end", why=why, num_alloc_retries=retries, num_ooms=ooms, ended_ns=time.time_ns(),
+                            after_steps=self._goes_on)  # fmt: skip
 
     def forked(self):
         """In a child: it has none of this process's memory, and writes nothing of it."""
@@ -115,18 +152,31 @@ class Watch:
         if self._trace.is_on():
             self._trace.hold(held.optimizer_state([optimizer]))
 
+    def _hold_what_was_loaded(self):
+        """In loading no forward has shown a module: the weights are those of every module there is."""
+        if self._trace.is_on() and not self.phases.started:
+            self._trace.hold(held.weights_of_all())
+
     def _note_oom(self, device, requested, total, free):
         if self._verification is not None and self._verification.is_under_way():
             return
+        self._hold_what_was_loaded()
         if self._trace.is_on():  # of a step that did not come to its end, too
             self._trace.hold(held.optimizer_state(self._marks.optimizers.values()))
         stats = torch.cuda.memory_stats(device)
         self._journal.write(
-            "oom", device=device, requested_bytes=requested, total_bytes=total, free_bytes=free,
-            allocated_bytes=stats["allocated_bytes.all.current"], reserved_bytes=stats["reserved_bytes.all.current"],
-            phase=self.phases.name, step=self.phases.steps + 1 if self.phases.started else None, stack=_stack(),
+            "oom",
+            device=device,
+            requested_bytes=requested,
+            total_bytes=total,
+            free_bytes=free,
+            allocated_bytes=stats["allocated_bytes.all.current"],
+            reserved_bytes=stats["reserved_bytes.all.current"],
+            phase=self.phases.name,
+            step=self.phases.step,
+            stack=_stack(),
             time_ns=time.time_ns(),
-        )  # fmt: skip
+        )
 
 
 def _values_watch():
@@ -139,13 +189,26 @@ def _process(emulated):
     device = torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(device)
     return {
-        "pid": os.getpid(), "ppid": os.getppid(), "argv": list(sys.argv), "python": platform.python_version(),
-        "torch": torch.__version__, "cuda": torch.version.cuda, **rank(), "device_index": device,
-        "device_name": properties.name, "device_total_bytes": properties.total_memory,
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "argv": list(sys.argv),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **rank(),
+        "device_index": device,
+        "device_name": properties.name,
+        "device_total_bytes": properties.total_memory,
         "device_uuid": str(getattr(properties, "uuid", "")) or None,
-        "capability": [properties.major, properties.minor], "emulated": emulated, "versions": _versions(),
+        "capability": [properties.major, properties.minor],
+        "emulated": emulated,
+        "versions": _versions(),
         "started_ns": time.time_ns(),
-    }  # fmt: skip
+    }
+
+
+def _said(error):
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
 
 
 def _versions():

@@ -8,44 +8,48 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from vramprobe.records import columns
 from vramprobe.records.record import RunRecord
 from vramprobe.records.store import StoreContents
-from vramprobe.report.dataset.columns import meaning_of, type_of
-from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import markdown
 
+#: The column with the whole record.
+RECORD = "record_json"
+_WHOLE = "the whole record as one line of JSON; vramprobe.records.record.record_from_json reads it back"
 _TAGS = ("gpu-memory", "vram", "fine-tuning", "lora", "qlora", "benchmark")
 #: The hub's own classes of size, by their upper ends in rows.
 _SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10**12: "n>1M"}
 
 
-def card(contents: StoreContents, columns: Sequence[str], command: str) -> str:
+def card(contents: StoreContents, names: Sequence[str], command: str) -> str:
     """The whole card; the same text each time."""
     records = contents.records
     num_cells = len({record.fingerprint for record in records})
     about = (
         f"{len(records)} attempts at {num_cells} configurations of training steps under vramprobe, one row each, "
-        "failures included. Amounts are bytes, times are seconds; null is not known."
+        "failures included. Amounts are bytes, times are seconds; null is unknown."
     )
     outcomes = ", ".join(
         f"{count} {kind}" for kind, count in Counter(one.outcome.kind for one in records).most_common()
     )
     lines = [f"outcomes: {outcomes}", *_seen(records), *([contents.torn_tail] if contents.torn_tail else [])]
-    schema = Table(
-        title="Columns", rows=columns,
-        columns=[
-            Column("column", "column", lambda name: name),
-            Column("type", "type", type_of),
-            Column("meaning", "meaning", meaning_of),
-        ],
-    )  # fmt: skip
-    return "\n".join([
-        _front_matter(len(records)),
-        "# Memory and time of fine-tuning runs\n", f"{about}\n",
-        "".join(f"- {markdown.escape(line)}\n" for line in lines),
-        "## Columns\n", markdown.grid(schema),
-        f"---\n\nRebuild this data set:\n\n```\n{command}\n```\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            _front_matter(len(records)),
+            "# Memory and time of fine-tuning runs\n",
+            f"{about}\n",
+            "".join(f"- {markdown.escape(line)}\n" for line in lines),
+            "## Columns\n",
+            "| column | dtype | meaning |\n| --- | --- | --- |\n" + "".join(map(_explained, names)),
+            f"---\n\nRebuild this data set:\n\n```\n{command}\n```\n",
+        ]
+    )
+
+
+def _explained(name: str) -> str:
+    """The column's row. Raises KeyError for a column without documentation."""
+    kind = columns.Column("string", _WHOLE) if name == RECORD else columns.of_records(name)
+    return f"| {name} | {kind.dtype} | {kind.meaning} |\n"
 
 
 def _front_matter(num_rows: int) -> str:

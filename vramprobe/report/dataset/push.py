@@ -29,9 +29,11 @@ def push(files: Mapping[str, bytes], repo: str) -> str:
     try:
         api.create_repo(repo, repo_type="dataset", exist_ok=True)
         commit = api.create_commit(
-            repo, [hub.CommitOperationAdd(name, content) for name, content in files.items()], repo_type="dataset",
+            repo,
+            [hub.CommitOperationAdd(name, content) for name, content in files.items()],
+            repo_type="dataset",
             commit_message=f"Publish {len(files)} files with vramprobe",
-        )  # fmt: skip
+        )
     except failures as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise VramprobeError(

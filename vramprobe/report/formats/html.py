@@ -20,12 +20,13 @@ thead { border-bottom: 1px solid }
 th, td { padding: .2rem .6rem; text-align: start; vertical-align: top; font-weight: normal }
 thead th { vertical-align: bottom; font-weight: bold }
 tbody tr:nth-child(even) { background: color-mix(in srgb, currentColor 6%, transparent) }
-.n { text-align: end; font-variant-numeric: tabular-nums; white-space: nowrap }
 .wide { overflow-x: auto; margin: 1.5rem 0 }
 .wide:focus-visible { outline: 2px solid }
 img { max-width: 100%; background: #fff }
 pre { overflow-x: auto; padding: .6rem; border: 1px solid }
 """
+
+_NUMBER = "text-align: end; font-variant-numeric: tabular-nums; white-space: nowrap"
 
 
 def page(document: Document) -> str:
@@ -40,7 +41,7 @@ def page(document: Document) -> str:
             f'<p><img src="{escape(picture.file)}.svg" alt="{escape(picture.says)}"></p>'
             for picture in document.pictures
         ),
-        *(grid(table) for table in document.tables),
+        *(grid(table, f"table-{number}") for number, table in enumerate(document.tables, start=1)),
         *(f"<p>{escape(text)}</p>" for text in document.remarks),
         "</main>\n<footer>",
     ]
@@ -50,23 +51,20 @@ def page(document: Document) -> str:
     return "\n".join(parts)
 
 
-def grid(table: Table) -> str:
-    """The table alone, or the sentence that is said instead of one without rows."""
+def grid(table: Table, name: str) -> str:
+    """The table alone as ``name``, or the sentence that is said instead of one without rows."""
+    import pandas as pd
+
     title = escape(table.title)
     if not table.rows:
         return f"<h2>{title}</h2>\n<p>{escape(table.otherwise)}</p>"
-    columns = table.shown
-    numbers = [' class="n"' if column.is_number else "" for column in columns]
-    head = "".join(
-        f'<th scope="col"{kind}>{escape(column.heading or "")}</th>'
-        for column, kind in zip(columns, numbers, strict=True)
-    )
-    lines = [
-        f'<div class="wide" role="region" aria-label="{title}" tabindex="0">\n<table>',
-        f"<caption><strong>{title}</strong> {escape(table.caption)}</caption>",
-        f"<thead><tr>{head}</tr></thead>\n<tbody>",
-    ]
-    for first, *others in table.texts():
-        cells = "".join(f"<td{kind}>{escape(text)}</td>" for text, kind in zip(others, numbers[1:], strict=True))
-        lines.append(f'<tr><th scope="row"{numbers[0]}>{escape(first)}</th>{cells}</tr>')
-    return "\n".join([*lines, "</tbody>\n</table>\n</div>"])
+    first, *_ = texts = table.text_frame()
+    texts = texts.set_index(first).rename_axis(index=None, columns=first)
+    with pd.option_context("display.max_colwidth", None):
+        head, body = texts.to_html(table_id=name, border=0, justify="unset").split("  <tbody>")
+    head = head.replace("<th>", '<th scope="col">')
+    head = head.replace("  <thead>", f"<caption><strong>{title}</strong> {escape(table.caption)}</caption>\n  <thead>")
+    body = body.replace("<th>", '<th scope="row">')
+    numbers = [f"#{name} tr :nth-child({at})" for at, one in enumerate(table.shown, start=1) if one.is_number]
+    style = f"<style>{', '.join(numbers)} {{ {_NUMBER} }}</style>\n" if numbers else ""
+    return f'{style}<div class="wide" role="region" aria-label="{title}" tabindex="0">\n{head}  <tbody>{body}\n</div>'

@@ -15,6 +15,7 @@ from vramprobe.report.definition import Column, Document, Table
 _PACKAGES = ("booktabs", "longtable", "array", "graphicx")
 _MOST_ROWS = 40  # of a table that stays on one page
 _LINE_LETTERS = {"scriptsize": 92, "tiny": 122}  # in a line of LaTeX's article, by the type of a long table
+_SHORT = 12  # letters of a text that does not wrap
 _SIGNS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",
@@ -34,74 +35,47 @@ def tables(document: Document) -> str:
     for number, table in enumerate((one for one in document.tables if one.rows), start=1):
         said = [document.title, table.title, table.caption, "; ".join(document.origin[:2])]
         caption = ". ".join(escape(text.rstrip(".")) for text in dict.fromkeys(said) if text)
-        parts.append(grid(table, rf"\caption{{{caption}.}}\label{{tab:{name}-{number}}}"))
+        parts.append(grid(table, f"{caption}.", f"tab:{name}-{number}"))
     return "\n".join(parts)
 
 
-def grid(table: Table, caption: str) -> str:
-    """One table below its caption, which is LaTeX: on one page where it is short, else over several."""
-    if len(table.rows) > _MOST_ROWS or any(column.is_prose for column in table.shown):
-        return _long(table, caption)
-    form = "".join("r" if column.is_number else "l" for column in table.shown)
-    head = " & ".join(map(_heading, table.shown)) + r" \\"
-    body = "".join(" & ".join(map(escape, row)) + " \\\\\n" for row in table.texts())
-    return (
-        f"\\begin{{table}}\n\\centering\\small\n{caption}\\vskip 4pt\n"
-        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
-        f"\\begin{{tabular}}{{@{{}}{form}@{{}}}}\n\\toprule\n{head}\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}}}\n"
-        "\\end{table}\n"
+def grid(table: Table, caption: str, label: str) -> str:
+    """One table with its caption, which is LaTeX: on one page where it is short, else over several."""
+    texts = table.text_frame()
+    letters = [max(map(len, [*heading.split(), *texts[heading]]), default=0) for heading in texts]
+    headings = [_heading(column) for column in table.shown]
+    if len(texts) <= _MOST_ROWS and not any(column.is_prose for column in table.shown):
+        form = "".join("r" if column.is_number else "l" for column in table.shown)
+        shown = texts.map(escape).set_axis(headings, axis=1).style.hide(axis="index")
+        tabular = shown.to_latex(column_format=f"@{{}}{form}@{{}}", hrules=True)
+        return (
+            f"\\begin{{table}}\n\\centering\\small\n\\caption{{{caption}}}\\label{{{label}}}\\vskip 4pt\n"
+            f"\\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%\n{tabular}}}\n\\end{{table}}\n"
+        )
+    size = "scriptsize" if sum(letters) <= _LINE_LETTERS["scriptsize"] else "tiny"
+    form = _long_form(table.shown, letters, _LINE_LETTERS[size])
+    shown = texts.map(_breakable).set_axis(headings, axis=1).style.hide(axis="index")
+    long = shown.to_latex(
+        column_format=f"@{{}}{form}@{{}}", environment="longtable", hrules=True, caption=caption, label=label
     )
+    return f"{{\\{size}\\setlength{{\\tabcolsep}}{{2pt}}%\n{long}}}\n"
 
 
-def _long(table: Table, caption: str) -> str:
-    """In the width of a page: headings and columns of words wrap, in a type as small as it must be."""
-    columns, texts = table.shown, table.texts()
-    needs = [_Need(column, [row[index] for row in texts]) for index, column in enumerate(columns)]
-    is_tight = sum(need.least for need in needs) > _LINE_LETTERS["scriptsize"] - len(columns)
-    size = "tiny" if is_tight else "scriptsize"
-    widths = _widths(needs, _LINE_LETTERS[size])
-    form = "".join(
-        ("r" if need.is_number else "l") if width is None
-        else rf">{{\raggedright\arraybackslash}}p{{{width:.3f}\linewidth}}"
-        for need, width in zip(needs, widths, strict=True)
-    )  # fmt: skip
-    head = " & ".join(map(_heading, columns)) + r" \\"
-    body = "".join(
-        " & ".join(escape(text) if width is None else _breakable(text) for text, width in zip(row, widths, strict=True))
-        + " \\\\\n"
-        for row in texts
+def _long_form(columns: Sequence[Column], letters: Sequence[int], line_letters: int) -> str:
+    """Where the table is wider than its line, columns of words share what the others leave of it."""
+    is_wide = sum(letters) + len(columns) > line_letters
+    wraps = [is_wide and not one.is_number and most > _SHORT for one, most in zip(columns, letters, strict=True)]
+    roots = [most**0.5 if wrapped else 0.0 for most, wrapped in zip(letters, wraps, strict=True)]
+    taken = sum(most for most, wrapped in zip(letters, wraps, strict=True) if not wrapped) + len(columns)
+    left = max(1 - taken / line_letters, 0.2)
+    return "".join(
+        rf">{{\raggedright\arraybackslash}}p{{{left * root / sum(roots):.3f}\linewidth}}"
+        if root
+        else "r"
+        if column.is_number
+        else "l"
+        for column, root in zip(columns, roots, strict=True)
     )
-    return (
-        f"{{\\{size}\\setlength{{\\tabcolsep}}{{2pt}}%\n"
-        f"\\begin{{longtable}}{{@{{}}{form}@{{}}}}\n{caption}\\\\\n\\toprule\n{head}\n\\midrule\n\\endfirsthead\n"
-        f"\\toprule\n{head}\n\\midrule\n\\endhead\n\\bottomrule\n\\endfoot\n{body}\\end{{longtable}}}}\n"
-    )
-
-
-class _Need:
-    """What a column needs, in letters: its widest line, and at the ``least`` its longest word."""
-
-    def __init__(self, column: Column, texts: Sequence[str]) -> None:
-        self.is_number = column.is_number
-        heading = max(map(len, (column.heading or "").split()), default=1)
-        self.most = max(heading, *map(len, texts))
-        words = (len(word) for text in texts for word in re.split(r"[-_+\s]+", text))
-        self.least = self.most if self.is_number else min(max(heading, max(words) + 1), self.most)
-
-
-def _widths(needs: Sequence[_Need], line_letters: int) -> list[float | None]:
-    """For each column null, as wide as it is, or the share of the line in which its words wrap."""
-    room = line_letters - len(needs)
-    if sum(need.most for need in needs) <= room:
-        return [None] * len(needs)
-    spare = max(room - sum(need.least for need in needs), 0)
-    wanting = sum((need.most - need.least) ** 0.5 for need in needs)
-    return [
-        (need.least + spare * (need.most - need.least) ** 0.5 / wanting) / line_letters
-        if need.most > need.least
-        else None
-        for need in needs
-    ]
 
 
 def _heading(column: Column) -> str:

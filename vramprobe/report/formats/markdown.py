@@ -31,12 +31,9 @@ def page(document: Document, more: str = "") -> str:
 
 def grid(table: Table) -> str:
     """The table alone: numbers stand right."""
-    lines = [
-        [escape(column.heading or "") for column in table.shown],
-        ["---:" if column.is_number else "---" for column in table.shown],
-        *([escape(text) for text in row] for row in table.texts()),
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    aligned = ["right" if column.is_number else "left" for column in table.shown]
+    texts = table.text_frame().rename(columns=escape).map(escape)
+    return texts.to_markdown(index=False, colalign=aligned, disable_numparse=True) + "\n"
 
 
 def escape(text: str) -> str:

@@ -24,9 +24,19 @@ from vramprobe.report.page.tables import Chapter, chapter_html
 MAX_BYTES = 3_000_000
 #: In the order in which they need each other.
 _SCRIPTS = (
-    "words.js", "state.js", "form.js", "chart.js", "result.js", "tables.js", "cards.js",
-    "changes.js", "tradeoff.js", "which.js", "replay.js", "page.js",
-)  # fmt: skip
+    "words.js",
+    "state.js",
+    "form.js",
+    "chart.js",
+    "result.js",
+    "tables.js",
+    "cards.js",
+    "changes.js",
+    "tradeoff.js",
+    "which.js",
+    "replay.js",
+    "page.js",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ const $math = {
   prod: $eager((source) => { let product = 1; for (const one of $items(source)) product = $mul(product, one); return product; }),
 };
 
-// terms/sizes.py: stand-ins for a batch and a length that are left open, so that one walk answers for all of them.
+// terms/tape/sizes.py: stand-ins for a batch and a length that are left open, so that one walk answers for all of them.
 class $OpenSizes extends $Frozen {
   constructor(batch_size, seq_len, digit_bits, num_others = 0) {
     super();

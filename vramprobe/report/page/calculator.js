@@ -1,6 +1,6 @@
 // Calculator: the words of a cell -> its prediction, its verdict on a GPU, the largest batch and length that fit.
 //
-// Everything is counted, and every default filled, by the translated modules ($spec, $terms, $predict$prediction …); here
+// Everything is counted, and every default filled, by the translated modules ($spec, $terms$step$walk, $predict$prediction …); here
 // are only plain objects in and out. Sizes are bytes.
 
 const $data = globalThis.engineData ?? JSON.parse(document.getElementById("engine-data").textContent); // a worker has no document
@@ -23,7 +23,7 @@ function $fitted(fit) {
 // Beside what the page shows of a GPU, the catalog's own record of it, which knows its kernels.
 const $gpus = $data.gpus.map((gpu) => {
   const card = $const(Object.assign(new $catalog$gpus.Gpu(), gpu.card));
-  return {...gpu, card, has_flash: card.has_flash, blas_workspace_bytes: card.blas_workspace_bytes};
+  return {...gpu, card, kernels: $kernelsOf(card), blas_workspace_bytes: card.blas_workspace_bytes};
 });
 const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 
@@ -32,6 +32,8 @@ const $fits = $data.fits.map(({gpu, model}) => ({gpu, model: $fitted(model)}));
 const $COUNTS = ["batch_size", "seq_len", "grad_accum", "lora_r", "num_gpus", "shard_size", "cp_size", "num_layers"];
 const $ALWAYS_GIVEN = ["model", "method", "batch_size", "seq_len"]; // what else there is has a default
 const $SHARDING = "fsdp"; // of several GPUs, unless told
+
+const $adapterOptions = $const($list($data.adapter_options));
 
 function $problems(spec) {
   const problems = [];
@@ -98,8 +100,8 @@ function $blamed(reason, reasons, given, config) {
   return mending.find((name) => named.includes(name)) ?? mending[0] ?? named[0] ?? null;
 }
 
-// Why a cell cannot be on any GPU, as spec.py says it; what ranks cannot be is said by what predicts them.
-function $reasons(spec) { return [...$items($spec._impossible(spec))]; }
+// Why a cell cannot be on any GPU, as rules/cell.py says it; what ranks cannot be is said by what predicts them.
+function $reasons(spec) { return [...$items($rules$cell.reasons_against(spec))]; }
 
 // {spec, errors}: a checked cell with every default, or what is wrong, each with the option where one is to blame.
 function resolve(options, config) {
@@ -145,28 +147,28 @@ function command(spec) {
 
 // -- the prediction ----------------------------------------------------------------------------------------------------
 
-// As terms.course_of: a step of a cell with batch and length left open, kept for the next that differs in these alone.
+// As terms/step/moments.py, course_of: a step of a cell with batch and length left open, kept for the next that differs in these alone.
 const $courses = new Map();
 function $pinnedLibraries() { return $dict(Object.entries($data.libraries)); }
 
-function $courseOf(spec, has_flash) {
+function $courseOf(spec, chip) {
   const arch = $archOf(spec.architecture);
   const sides = {batch_size: spec.batch_size === 1, seq_len: spec.seq_len === 1, grad_accum: spec.grad_accum === 1};
-  const branch = [...$items($terms$setup.branch_of(spec, arch))];
-  const alike = {...spec, ...sides, has_flash, model: null, num_gpus: null, sharding: null, stack: null, architecture: $idOf(spec.architecture)};
+  const branch = [...$items($terms$cell$setup.branch_of(spec, arch))];
+  const alike = {...spec, ...sides, kernels: [...chip.capability], model: null, num_gpus: null, sharding: null, shard_size: null, cp_size: null, cp_rotation: null, offload: null, stack: null, architecture: $idOf(spec.architecture)};
   const key = JSON.stringify([alike, branch]);
   if (!$courses.has(key)) {
-    const tensors = $const($terms$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
-    const idle = $const($terms._idle_terms(spec, arch, tensors, $terms$optimizer.allocated_state_bytes(spec, trained)));
+    const tensors = $const($terms$cell$parameters.tensors(spec, arch)), trained = $const(tensors.filter((one) => one.trained));
+    const idle = $const($terms$step$moments._idle_terms(spec, arch, tensors, $terms$cell$optimizer.allocated_state_bytes(spec, trained)));
     const at_step = $const($dict([
-      ["gradients", $terms._gradients_bytes(trained)],
-      ["optimizer_temporaries", $terms$optimizer.temporaries_bytes(spec, trained)],
+      ["gradients", $terms$step$moments._gradients_bytes(trained)],
+      ["optimizer_temporaries", $terms$cell$optimizer.temporaries_bytes(spec, trained)],
     ]));
-    const setup = $const($terms$setup.setup_of(spec, arch, tensors, has_flash));
+    const setup = $const($terms$cell$setup.setup_of(spec, arch, tensors, chip));
     const on_cuda = spec.device === "cuda";
-    const left = on_cuda ? $terms$remainders.of_what_stands(spec, tensors) : 0, of_gradients = on_cuda ? $terms$remainders.of_gradients(trained) : 0;
+    const left = on_cuda ? $terms$cell$remainders.of_what_stands(spec, tensors) : 0, of_gradients = on_cuda ? $terms$cell$remainders.of_gradients(trained) : 0;
     if ($courses.size >= 256) $courses.clear();
-    $courses.set(key, {idle, at_step, left, of_gradients, ranks: $const($dict([])), rank_moments: $const($dict([])), get walk() { return $const($terms$walk.walk_of(setup)); }});
+    $courses.set(key, {idle, at_step, left, of_gradients, ranks: $const($dict([])), rank_moments: $const($dict([])), get walk() { return $const($terms$step$walk.walk_of(setup)); }});
   }
   return $courses.get(key);
 }
@@ -187,18 +189,18 @@ function $plain(it) {
   return Array.isArray(it) ? it.map($plain) : it;
 }
 
-// As terms.moments: the moments of a steady step that can be its peak.
-function $moments(spec, has_flash = true) {
-  const {idle, at_step, walk, left, of_gradients} = $courseOf(spec, has_flash);
+// As terms/step/moments.py, moments: the moments of a steady step that can be its peak.
+function $moments(spec, chip = $kernels$chip.A100) {
+  const {idle, at_step, walk, left, of_gradients} = $courseOf(spec, chip);
   const all = new Map($entries(at_step)).get("gradients");
   const remainders = (terms) => left + $shareOf(of_gradients, new Map($entries(terms)).get("gradients") ?? 0, all);
-  const now = $const($union(idle, $dict([["batch", $terms.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
-  const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms._OPTIMIZER, at_step]];
+  const now = $const($union(idle, $dict([["batch", $terms$step$moments.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
+  const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms$step$moments._OPTIMIZER, at_step]];
   return $const($list(places.map(([[phase, place], terms]) =>
-    new $terms.Moment(phase, place, $const($terms._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));
+    new $terms$step$moments.Moment(phase, place, $const($terms$step$moments._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));
 }
 
-// As terms/remainders.py has it: their product is more than a number holds.
+// As terms/cell/remainders.py has it: their product is more than a number holds.
 function $shareOf(remainders, gradients, all) { return Number(BigInt(remainders) * BigInt(gradients) / BigInt(Math.max(all, 1))); }
 
 // The fit that ships for the cell's device: of the CPU any will do, of GPUs the card's own, else, for a replay, that of several
@@ -210,12 +212,13 @@ function $fitOf(spec, gpu, replays = false) {
   const several = () => fits.find((one) => one.model.cards.length > 1 && (gpu?.is_nvidia ?? true));
   return (own ?? (replays ? several() : null))?.model ?? null;
 }
-function $hasFlash(gpu) { return gpu?.has_flash ?? true; }
+function $kernelsOf(card) { return [...$kernels$chip.chip_like(card).capability].join("."); } // which attention runs
+function $kernelsOn(gpu) { return gpu == null ? $kernelsOf(null) : gpu.kernels ?? $kernelsOf(gpu); }
 function $workspace(gpu) { return gpu?.blas_workspace_bytes ?? $model$memory_model.BLAS_WORKSPACE_BYTES; }
 function hasFit(spec, gpu) { return $fitOf(spec, gpu) !== null; }
 // Whether a prediction of the cell is by the allocator's replay where it may take its time.
 function canReplay(spec, gpu) {
-  if (spec.num_gpus > 1) return spec.device === "cuda" && $terms$rank_requests.is_logged(spec);
+  if (spec.num_gpus > 1) return spec.device === "cuda" && $terms$sharding$ranks.is_logged(spec);
   const fit = spec.device === "cuda" ? $fitOf(spec, gpu, true) : null;
   return Boolean(fit?.allocated_over_replayed && fit.reserved_over_replayed);
 }
@@ -225,7 +228,7 @@ function canReplay(spec, gpu) {
 const $played = new Map();
 let $replaysLeft = Infinity; // that may be played before whoever asks is asked again
 class $Pause {}
-function $allocConf() { return new $simulate$allocator_config.AllocatorConfig(); } // the page asks for no other
+function $allocConf() { return new $simulate$allocator$config.AllocatorConfig(); } // the page asks for no other
 function $replayed(spec, card) {
   const chip = $chipOf(card);
   const key = $keyOf(spec, card);
@@ -235,7 +238,7 @@ function $replayed(spec, card) {
   if (same === undefined) {
     if ($replaysLeft < 1) throw new $Pause();
     $replaysLeft -= 1;
-    const {run, ledger, load_bytes} = $play(spec, card, new $simulate$ledger.Device());
+    const {run, ledger, load_bytes} = $play(spec, card, new $simulate$allocator$ledger.Device());
     same = {asked: run.asked, peaks: $const(new $model$replayed.Replayed(ledger.allocated_peak, ledger.reserved_peak, load_bytes))};
     $played.get(key).push(same);
   }
@@ -243,59 +246,41 @@ function $replayed(spec, card) {
 }
 
 function $keyOf(spec, card) {
-  return JSON.stringify([{...spec, rc: null, model: null, architecture: $idOf(spec.architecture)}, $hasFlash(card), $workspace(card)]);
+  return JSON.stringify([{...spec, rc: null, model: null, architecture: $idOf(spec.architecture)}, $kernelsOn(card), $workspace(card)]);
 }
 
 function $numAllocRetries(spec, card, limit_bytes) {
   try {
-    return $play(spec, card, new $simulate$ledger.Device(null, limit_bytes)).ledger.num_alloc_retries;
+    return $play(spec, card, new $simulate$allocator$ledger.Device(null, limit_bytes)).ledger.num_alloc_retries;
   } catch (error) {
-    if (error instanceof $simulate$ledger.OutOfMemory) return null;
+    if (error instanceof $simulate$allocator$ledger.OutOfMemory) return null;
     throw error;
   }
 }
 
 function $play(spec, card, device) {
-  const allocator = new $simulate$allocator.CachingAllocator($allocConf(), device);
-  const Kind = spec.num_gpus === 1 ? $terms$requests.Run : $terms$rank_requests._KINDS.get(spec.sharding);
-  const run = new Kind(spec, allocator, $hasFlash(card), $workspace(card), $chipOf(card));
+  const allocator = new $simulate$allocator$allocator.CachingAllocator($allocConf(), device);
+  const Kind = $terms$sharding$ranks.run_class(spec);
+  const run = new Kind(spec, allocator, $workspace(card), $chipOf(card));
   return {run, ledger: allocator.ledger, load_bytes: $model$replayed.play(run, allocator)};
 }
-function $chipOf(card) { return card === null ? new $terms$scratch.Chip() : $model$replayed.chip_of(card); }
+function $chipOf(card) { return card === null ? $kernels$chip.A100 : $model$replayed.chip_of(card); }
 
 // What the fit makes of a cell, and why it refuses to vouch for it, if it does.
-function $counted(spec, gpu, fit, replays) {
-  const card = gpu?.card ?? null, moments = $moments(spec, $hasFlash(gpu));
-  const notes = $const($list([...$predict$prediction._not_quantised(spec), ...$predict$prediction.without_flash(spec, card)]));
-  let found = null, refusal = null;
+function $counted(spec, gpu, fit, replays, retries = false) {
   try {
-    found = $predict$prediction.predict_moments(spec, moments, fit, false, undefined, notes, 1, null, $model$memory_model.workspaces_bytes(spec, card));
+    return {found: $predict$predict.predict(spec, fit, false, gpu?.card ?? null, replays, retries), refusal: null};
   } catch (error) {
     if (!(error instanceof $OutOfRange)) throw error;
-    found = error.prediction;
-    refusal = error;
+    return {found: error.prediction, refusal: error};
   }
-  return {found: replays && fit !== null ? $predict$prediction._with_replay(found, spec, moments, fit, card) : found, refusal};
-}
-
-// The cell on one GPU: what ranks share, or how one process is spread, is told beside it.
-function $alone(spec) {
-  const one_gpu = {num_gpus: 1, sharding: null, shard_size: null, cp_size: 1, cp_rotation: "allgather", offload: "none"};
-  return Object.assign(new $spec.CellSpec(spec.model, spec.architecture), spec, one_gpu);
-}
-
-function $onSeveral(spec, card, replays) {
-  const {num_gpus, sharding, shard_size, cp_size, cp_rotation, offload} = spec;
-  return $predict$cards.predict_several($alone(spec), num_gpus, sharding, null, shard_size, cp_size, cp_rotation, offload, false, card, replays);
 }
 
 // As api.predict: with the fit that ships for the device, or by arithmetic alone; `replays` where the fit knows how far off
 // that is.
 function $predicted(spec, gpu, replays = false) {
-  const card = gpu?.card ?? null;
-  if (spec.num_gpus > 1) return $onSeveral(spec, card, replays);
-  const fit = $fitOf(spec, gpu, replays), {found, refusal} = $counted(spec, gpu, fit, replays);
-  if (refusal === null) return !replays || fit === null || card === null ? found : $predict$prediction.with_retries(found, spec, card);
+  const {found, refusal} = $counted(spec, gpu, $fitOf(spec, gpu, replays), replays, replays);
+  if (refusal === null) return found;
   const alone = $counted(spec, gpu, null, false).found;
   alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${refusal.prediction.warnings[0]}`);
   return alone;
@@ -325,7 +310,7 @@ function predict(spec, config, gpu = null, replays = false) {
 function verdict(prediction, gpu) {
   const {spec, config, gpu: other, replays} = prediction.cell;
   let refusal = null; // where the cell cannot run on this GPU at all
-  const isAlike = $fitOf(spec, gpu) === $fitOf(spec, other) && $hasFlash(gpu) === $hasFlash(other) && $workspace(gpu) === $workspace(other);
+  const isAlike = $fitOf(spec, gpu) === $fitOf(spec, other) && $kernelsOn(gpu) === $kernelsOn(other) && $workspace(gpu) === $workspace(other);
   if (replays ? gpu !== other : !isAlike) {
     try {
       prediction = predict(spec, config, gpu, replays);
@@ -336,7 +321,7 @@ function verdict(prediction, gpu) {
   }
   const {peak_allocated_bytes: allocated, reserved_bytes: reserved, device_bytes: device} = prediction;
   const tiers = {peak_allocated_bytes: $bytes(allocated), reserved_bytes: $bytes(reserved), device_bytes: $bytes(device)};
-  const found = $predict$prediction.verdict({...tiers, within: prediction.within, num_gpus: spec.num_gpus, cards: prediction.cards}, gpu.card);
+  const found = $predict$verdict.verdict({...tiers, within: prediction.within, num_gpus: spec.num_gpus, cards: prediction.cards}, gpu.card);
   const tier = device ? "device" : reserved ? "reserved" : "allocated";
   return {
     verdict: refusal ? "does not fit" : found.verdict, tier, needed: $interval(found.needed_bytes), usable_bytes: found.usable_bytes,
@@ -347,17 +332,13 @@ function verdict(prediction, gpu) {
 // The largest batch and the largest length that fit, each with the other as it is; null where not even 1 does. `replays`: as
 // predict --max-batch and --max-seq-len find them, where canReplay.
 function largest(spec, config, gpu, replays = false) {
-  const {Judged, largest_count, largest_replayed} = $predict$largest, verdict = (prediction) => $predict$prediction.verdict(prediction, gpu.card);
+  const {Judged, largest_count, largest_replayed} = $predict$largest, verdict = (prediction) => $predict$verdict.verdict(prediction, gpu.card);
   const rough = (one) => {
     const prediction = $predicted(one, gpu);
     return new Judged(prediction, verdict(prediction), null);
   };
   const fit = $fitOf(spec, gpu, replays), own = $fitOf(spec, gpu);
   const judge = (one) => {
-    if (one.num_gpus > 1) {
-      const prediction = $predicted(one, gpu, true);
-      return new Judged(prediction, verdict(prediction), null);
-    }
     const {found, refusal} = $counted(one, gpu, fit, true);
     return new Judged(found, verdict(found), refusal);
   };
@@ -398,12 +379,12 @@ function lookForLargest(spec, config, gpu) {
 
 // Other options to try, the mildest first, as predict tries them; a flag that is off is null, as the form has it.
 function candidates(spec) {
-  return [...$items($predict$changes.candidates(spec, spec.num_gpus))].map((change) =>
+  return [...$items($predict$changes.candidates(spec))].map((change) =>
     Object.fromEntries($entries(change).map(([name, value]) => [name, value === false ? null : value])));
 }
 
 globalThis.vramprobe = {
   catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, canReplay, resolve, predict, verdict, largest, lookForLargest, command,
-  candidates, hybrid: $data.hybrid, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
+  candidates, hybrid: $data.hybrid, oneBatch: $data.one_batch, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
   formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

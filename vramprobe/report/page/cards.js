@@ -102,7 +102,7 @@ const cards = (() => {
 
   /** Of cards with the same memory and kernels, which have the same answer, the first is asked about. */
   function largestOf(gpu, { spec, config, seen }) {
-    const alike = vramprobe.hasFit(spec, gpu) ? gpu.slug : `${gpu.memory_bytes} ${gpu.has_flash} ${gpu.blas_workspace_bytes}`; // cards that are told apart by nothing else
+    const alike = vramprobe.hasFit(spec, gpu) ? gpu.slug : `${gpu.memory_bytes} ${gpu.kernels} ${gpu.blas_workspace_bytes}`; // cards that are told apart by nothing else
     if (!seen.has(alike)) {
       let found;
       try {

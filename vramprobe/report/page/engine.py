@@ -7,6 +7,7 @@ predict/, translated (translation/), and the defaults of a cell are spec.py's ow
 
 from __future__ import annotations
 
+import ast
 from dataclasses import asdict
 from importlib import resources
 from typing import Any, get_args
@@ -14,20 +15,22 @@ from typing import Any, get_args
 import vramprobe
 from vramprobe import catalog, spec
 from vramprobe.catalog.models import BOOKKEEPING_KEYS
-from vramprobe.choices import HYBRID, CpRotation, Offload, Sharding
+from vramprobe.choices import CpRotation, Offload, Sharding
 from vramprobe.errors import UnknownName
 from vramprobe.model import memory_model
-from vramprobe.predict.prediction import basis_of
+from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.predict.stack import versions_of
+from vramprobe.predict.uncertainty import basis_of
 from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
+from vramprobe.rules.sharding import HYBRID, SHARDINGS
 from vramprobe.speed.rates import shipped_speed
 
-#: The modules that the page counts with, each after those it imports; the names that it needs of them (null: all).
+#: The packages whose modules the page counts with, whole.
+_PACKAGES = ("terms.models", "terms.sharding.zero", "terms.sharding.zero3", "terms.sharding")
+#: The other modules that it counts with; the names that it needs of them (null: all).
 _MODULES: dict[str, set[str] | None] = {
-    "choices": {
-        "Sharding", "FSDP1", "FSDP2", "HYBRID", "SHARD_SIZE", "ZERO", "TENSOR_PARALLEL", "DEVICE_MAP", "Offload",
-    },
+    "choices": {"Sharding", "TENSOR_PARALLEL", "DEVICE_MAP", "Offload"},
     "units": {
         "GIB", "MIB", "KIB", "format_bytes", "format_hours", "spread_of_hours", "_unit_of_hours", "few_digits",
         "format_usd",
@@ -42,102 +45,82 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture.releases": None,
     "architecture.mixtures": None,
     "architecture": None,
+    "optimizers": {"Optimizer", "_ROWS", "OPTIMIZERS"},
+    "rules.cell": None,
+    "rules.sharding": {
+        "SHARD_SIZE", "DTENSOR_OPTIMIZERS", "CPU_ADAM", "ROW_WISE", "_NO_RING", "ShardingRules", "_4_BIT", "_NO_INT8",
+        "_FSDP1", "_FSDP2", "_ZERO", "SHARDINGS", "ONE_GPU", "HYBRID", "FSDP2", "ONE_GROUP", "rules_of",
+        "sharing_ranks", "with_group_size", "cannot_shard", "cannot_rotate", "cannot_group", "cannot_step",
+        "cannot_quantize", "cannot_divide_layers", "cannot_share_sequences", "_near", "_has_grouped_heads",
+        "_partial_attention", "cannot_offload",
+    },
     "spec": {
-        "CellSpec", "Q_V_TARGETS", "lora_target_names", "_impossible", "_method_rules", "_precision_rules",
-        "_device_rules", "_architecture_reasons", "with_defaults", "_NO_FLASH", "_NO_SDPA", "_NO_FUSED_LOSS",
-        "_LEARNED_POSITIONS", "_SHORT_OPTIM", "DTENSOR_OPTIMIZERS", "cannot_shard", "cannot_group", "cannot_rotate",
-        "cannot_offload", "cannot_share_sequences", "CPU_ADAM", "_NO_RING", "_near", "_has_grouped_heads",
-        "_partial_attention", "cannot_divide_layers", "ROW_WISE", "_no_dtensors",
+        "CellSpec", "with_defaults", "_LEARNED_POSITIONS",
     },
-    "terms.graph": None,
-    "terms.tape": None,
-    "terms.layout": None,
-    "terms.operators": None,
-    "terms.activations": None,
-    "terms.norms": None,
-    "terms.parameters": None,
-    "terms.optimizer": None,
-    "terms.setup": None,
-    "terms.attention": None,
-    "terms.modules": None,
-    "terms.llama": None,
-    "terms.relatives": None,
-    "terms.variants": None,
-    "terms.falcon": None,
-    "terms.routing": None,
-    "terms.experts": None,
-    "terms.mla": None,
-    "terms.gpt_oss": None,
-    "terms.fused_loss": None,
-    "terms.families": None,
-    "terms.walk": None,
-    "terms.remainders": None,
-    "terms": {
-        "CAUSES", "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
+    "kernels.chip": None,
+    "kernels.attention": None,
+    "kernels.reductions": None,
+    "terms.tape.graph": None,
+    "terms.tape.lifetimes": {"OutlivedStep"},
+    "terms.tape.tape": None,
+    "terms.tape.account": None,
+    "terms.tape.layout": None,
+    "terms.cell.parameters": None,
+    "terms.cell.optimizer": None,
+    "terms.cell.setup": None,
+    "terms.step.walk": None,
+    "terms.cell.remainders": None,
+    "terms.step.moments": {
+        "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
-    "terms.versions": None,
-    "terms.scratch": None,
-    "terms.loading": {
+    "terms": None,
+    "terms.step.versions": None,
+    "terms.tape.scratch": None,
+    "terms.cell.loading": {
         "load", "packed_number", "BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
         "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes",
     },
-    "terms.request_log": {
-        "SAMPLED", "STREAM", "_END", "_TEMPLATE", "WORKSPACE", "Chunk", "_Request", "RecordingTape", "NotAlike",
+    "terms.tape.request_log": {
+        "SAMPLED", "STREAM", "_END", "_TEMPLATE", "Chunk", "chunks_of", "NotAlike",
         "_Inner", "unrolled", "_source", "_starts", "_turn", "_require_alike", "_spread", "events",
     },
-    "terms.micro_steps": None,
-    "terms.requests": None,
-    "simulate.ledger": {"_TOP_ADDRESS", "Device", "Usage", "SegmentEvent", "OutOfMemory", "Ledger"},
-    "simulate.allocator_config": {
+    "terms.tape.micro_steps": None,
+    "terms.step.requests": None,
+    "simulate.allocator.ledger": {"_TOP_ADDRESS", "Device", "Usage", "SegmentEvent", "OutOfMemory", "Ledger"},
+    "simulate.allocator.config": {
         "MIN_BLOCK", "SMALL_SIZE", "SMALL_BUFFER", "MIN_LARGE_ALLOC", "ROUND_LARGE", "LARGE_SEGMENT", "_INTERVALS",
         "AllocatorConfig",
     },
-    "simulate.blocks": None,
-    "simulate.expandable": None,
-    "simulate.allocator": None,
+    "simulate.allocator.blocks": None,
+    "simulate.allocator.expandable": None,
+    "simulate.allocator.allocator": None,
     "model.memory_model": {
         "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "BLAS_WORKSPACE_BYTES",
         "constant_name", "half_width", "noise_share", "peak_moment", "unsure_share", "workspaces_bytes",
         "with_workspaces",
     },
-    "terms.rank_tape": None,
-    "terms.flat_tape": None,
-    "terms.zero_tape": None,
-    "terms.zero_buckets": None,
-    "terms.zero_gather": None,
-    "terms.rank_parts": None,
-    "terms.flat_ranks": None,
-    "terms.zero_ranks": None,
-    "terms.ranks": None,
-    "terms.rank_load": None,
-    "terms.rank_log": None,
-    "terms.zero_log": None,
-    "terms.zero_requests": None,
-    "terms.rank_requests": {
-        "_BROADCAST_BYTES", "_BUCKET_BYTES", "_FIRST_BUCKET_BYTES", "RankRun", "FsdpRun", "FlatRun", "ReplicaRun",
-        "_KINDS", "is_logged", "by_module", "broadcast",
+    "terms.sharding.ranks": {
+        "_KINDS", "_require_known", "rank_moments", "host_bytes",
+        "whole_packed_bytes", "rank_course", "_key", "is_logged", "run_class",
     },
     "model.replayed": {"Replayed", "chip_of", "play"},
-    "predict.prediction": {
-        "ALONE", "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
-        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "LARGEST_BYTES", "TIGHT_SHARE",
-        "Interval", "FitProvenance", "CardPeak",
-        "Prediction", "Verdict", "predict_moments", "_not_quantised", "without_flash", "verdict", "_judged",
-        "usable_bytes", "_outside", "basis_of",
-        "widening_of", "unseen_choices", "bounds", "_other_tiers",
-        "device_tier", "_provenance", "_with_replay", "_times", "Within", "with_retries",
-        "simulated_interval",
+    "predict.prediction": {"ALONE", "Frozen", "Interval", "Within", "FitProvenance", "CardPeak", "Prediction"},
+    "predict.uncertainty": {
+        "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
+        "simulated_interval", "times", "outside", "basis_of", "widening_of", "unseen_choices", "bounds", "device_tier",
+        "provenance",
     },
-    "predict.rank_replay": None,
-    "predict.host": {"in_words", "loaded_bytes"},
-    "predict.sharding": {"predict_rank", "_some", "_check", "_doubts", "require_offload", "require_arithmetic"},
-    "terms.ring": None,
-    "predict.hybrid": None,
-    "terms.device_map": None,
-    "terms.cards": None,
-    "terms.tensor_parallel": None,
-    "predict.layers": {"predict_layers", "_require_divided"},
-    "predict.cards": {"predict_several", "predict_cards", "_peak", "_parts_on", "_OUTSIDE"},
+    "predict.verdict": {
+        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "TIGHT_SHARE", "Verdict", "verdict", "_judged",
+        "usable_bytes",
+    },
+    "predict.replay": None,
+    "predict.one_gpu": None,
+    "predict.host_memory": {"of_rank_bytes", "loaded_bytes", "in_words"},
+    "predict.ranks": None,
+    "predict.tensor_parallel": None,
+    "predict.device_map": None,
+    "predict.predict": None,
     "predict.stack": {"under_versions"},
     "predict.changes": {"LEAST_SHARE", "candidates"},
     "predict.largest": {
@@ -149,7 +132,6 @@ _MODULES: dict[str, set[str] | None] = {
     "speed.work": None,
     "speed.step": None,
     "recommend.prices": {"Offer"},
-    "recommend.memory": {"is_refused"},
     "recommend.recipes": None,
     "recommend.options": None,
     "recommend.answer": {
@@ -165,27 +147,44 @@ _UNWANTED = {
     "recommend.prices": frozenset({"is_old"}),
 }
 #: Modules that never hold a value of a tape, but names and sizes.
-_WITHOUT_VALUES = frozenset({
-    "terms.scratch", "terms.loading", "terms.rank_load", "terms.zero_gather", "simulate.ledger",
-    "simulate.allocator_config", "simulate.blocks", "simulate.expandable", "simulate.allocator",
-})  # fmt: skip
+_WITHOUT_VALUES = frozenset(
+    {
+        "kernels.chip",
+        "kernels.attention",
+        "kernels.reductions",
+        "terms.tape.scratch",
+        "terms.cell.loading",
+        "terms.sharding.zero3.gather",
+        "simulate.allocator.ledger",
+        "simulate.allocator.config",
+        "simulate.allocator.blocks",
+        "simulate.allocator.expandable",
+        "simulate.allocator.allocator",
+    }
+)
 #: What runtime.js and builtins.js have in place of what the modules import.
 _GIVEN = {
     "vramprobe.choices": "$choices",
     "vramprobe.errors.VramprobeError": "$Error",
     "vramprobe.errors.SpecError": "$Error",
     "vramprobe.errors.OutOfRange": "$OutOfRange",
-    "vramprobe.terms.sizes.open_sizes": "$sizes.open_sizes",
-    "vramprobe.terms.sizes.monomials": "$sizes.monomials",
-    "math.prod": "$math.prod", "math.log2": "$math.log2", "math.floor": "$math.floor",
-    "math.ceil": "Math.ceil", "math.gcd": "$math.gcd",
-    "math.sqrt": "Math.sqrt", "math.hypot": "Math.hypot", "math.exp": "Math.exp",
+    "vramprobe.terms.tape.sizes.open_sizes": "$sizes.open_sizes",
+    "vramprobe.terms.tape.sizes.monomials": "$sizes.monomials",
+    "math.prod": "$math.prod",
+    "math.log2": "$math.log2",
+    "math.floor": "$math.floor",
+    "math.ceil": "Math.ceil",
+    "math.gcd": "$math.gcd",
+    "math.sqrt": "Math.sqrt",
+    "math.hypot": "Math.hypot",
+    "math.exp": "Math.exp",
     "typing.get_args": "(($values) => $values)",
     "vramprobe.architecture.architecture": "$archOf",
-    "vramprobe.terms.moments": "$moments",
-    "vramprobe.terms.remainders.share_of": "$shareOf",
-    "vramprobe.terms.course_of": "$courseOf",
+    "vramprobe.terms.step.moments.moments": "$moments",
+    "vramprobe.terms.cell.remainders.share_of": "$shareOf",
+    "vramprobe.terms.step.moments.course_of": "$courseOf",
     "vramprobe.spec.resolve": "$resolved",
+    "vramprobe.options.ADAPTER_OPTIONS": "$adapterOptions",
     "vramprobe.catalog.libraries.pinned_libraries": "$pinnedLibraries",
     "vramprobe.recommend.memory.predict_on": "$predictOn",
     "vramprobe.recommend.memory.fit_name": "$fitName",
@@ -193,24 +192,39 @@ _GIVEN = {
     "dataclasses.replace": "$replace",
     "collections.Counter": "$counter",
     "itertools.groupby": "$groupby",
-    "bisect.bisect_left": "$bisect.bisect_left", "bisect.insort": "$bisect.insort",
-    "vramprobe.simulate.allocator_config.parse_alloc_conf": "$allocConf",
+    "bisect.bisect_left": "$bisect.bisect_left",
+    "bisect.insort": "$bisect.insort",
+    "vramprobe.simulate.allocator.config.parse_alloc_conf": "$allocConf",
     "vramprobe.model.replayed.replayed": "$replayed",
     "vramprobe.model.replayed.num_alloc_retries": "$numAllocRetries",
+    "threading.get_ident": "(() => 0)",
     "operator.ge": "((one, other) => one >= other)",
-}  # fmt: skip
+}
 #: The options of a cell that the page offers beside model, batch and length, and where their allowed values stand.
 CHOICES = {
-    "method": spec.Method, "quant": spec.Quant, "kbit_prep": spec.KbitPrep, "dtype": spec.Dtype,
-    "autocast": spec.Autocast, "lora_dtype": spec.Dtype, "optim": spec.Optim, "attn": spec.Attention,
-    "device": spec.Device, "sharding": Sharding, "offload": Offload, "cp_rotation": CpRotation,
-}  # fmt: skip
+    "method": spec.Method,
+    "quant": spec.Quant,
+    "kbit_prep": spec.KbitPrep,
+    "dtype": spec.Dtype,
+    "autocast": spec.Autocast,
+    "lora_dtype": spec.Dtype,
+    "optim": spec.Optim,
+    "attn": spec.Attention,
+    "device": spec.Device,
+    "sharding": Sharding,
+    "offload": Offload,
+    "cp_rotation": CpRotation,
+}
 
 #: Older libraries that the page offers to predict under, as predict --stack has them; it takes others that were read.
 STACKS = (
-    "transformers-4.57", "transformers-4.53", "transformers-4.48", "transformers-4.48,bitsandbytes-0.45",
-    "transformers-4.45,bitsandbytes-0.44", "transformers-4.42,bitsandbytes-0.43.1",
-)  # fmt: skip
+    "transformers-4.57",
+    "transformers-4.53",
+    "transformers-4.48",
+    "transformers-4.48,bitsandbytes-0.45",
+    "transformers-4.45,bitsandbytes-0.44",
+    "transformers-4.42,bitsandbytes-0.43.1",
+)
 
 
 def javascript() -> str:
@@ -224,7 +238,7 @@ def javascript() -> str:
             _UNWANTED.get(name, frozenset()),
             counts=name not in _WITHOUT_VALUES,
         )
-        for name, wanted in _MODULES.items()
+        for name, wanted in _in_order().items()
     ]
     parts = [
         here.joinpath("runtime.js").read_text(),
@@ -242,8 +256,13 @@ def predictor() -> str:
     version = f"vramprobe {vramprobe.__version__}"
     if not fits:
         return f"arithmetic of {version} alone; no GPU has been measured yet"
-    said = [f"by the caching allocator's replay, fitted to {model.num_records} emulated runs on {model.device_name}"
-            f"{basis_of(model)}" if len(model.cards) > 1 else _of_one(model) for model in fits]  # fmt: skip
+    said = [
+        f"by the caching allocator's replay, fitted to {model.num_records} emulated runs on {model.device_name}"
+        f"{basis_of(model)}"
+        if len(model.cards) > 1
+        else _of_one(model)
+        for model in fits
+    ]
     is_said = any(model.basis or not model.is_emulated for model in fits)
     rest = "" if is_said else "; no GPU has been measured yet"
     others = "one of several by the replay where its requests are known, all else by arithmetic alone"
@@ -262,6 +281,8 @@ def data() -> dict[str, Any]:
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
         "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()} | {"stack": list(STACKS)},
         "hybrid": list(HYBRID),
+        "adapter_options": list(ADAPTER_OPTIONS),
+        "one_batch": [kind for kind, rules in SHARDINGS.items() if rules.shares_batch],
         "stacks": {names: versions_of(names) for names in STACKS},
         "bookkeeping": list(BOOKKEEPING_KEYS),
         "fits": [_fit(model) for model in memory_model.shipped_fits()],
@@ -269,6 +290,36 @@ def data() -> dict[str, Any]:
         "speed": shipped_speed().model_dump(mode="json"),
         "offers": [offer.model_dump(mode="json", exclude={"source"}) for offer in shipped_offers()],
     }
+
+
+def _in_order() -> dict[str, set[str] | None]:
+    """All modules, each after those that it imports."""
+    listed = {name: None for package in _PACKAGES for name in _modules_of(package)} | _MODULES
+    found: dict[str, set[str] | None] = {}
+
+    def add(name: str) -> None:
+        if name in found or name not in listed:
+            return
+        for module, imported in _imported_by(name):
+            add(f"{module}.{imported}" if f"{module}.{imported}" in listed else module)
+        found[name] = listed[name]
+
+    for name in listed:
+        add(name)
+    return found
+
+
+def _modules_of(package: str) -> list[str]:
+    folder = resources.files("vramprobe").joinpath(*package.split("."))
+    names = sorted(file.name for file in folder.iterdir())
+    return [f"{package}.{name.removesuffix('.py')}" for name in names if name.endswith(".py") and name != "__init__.py"]
+
+
+def _imported_by(name: str) -> list[tuple[str, str]]:
+    """What a module imports of vramprobe as it is loaded: (module or package, name)."""
+    nodes = [node for node in ast.parse(_source(name)).body if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in nodes if (node.module or "").startswith("vramprobe.")]
+    return [(str(node.module).removeprefix("vramprobe."), alias.name) for node in ours for alias in node.names]
 
 
 def _source(name: str) -> str:
@@ -284,11 +335,18 @@ def _model(entry: catalog.ModelEntry) -> dict[str, Any]:
 def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
     cheapest = min(catalog.list_prices(gpu.short_name), key=lambda price: price.usd_per_gpu_hour, default=None)
     price = cheapest and {
-        "usd_per_hour": cheapest.usd_per_gpu_hour, "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}"
-    }  # fmt: skip
+        "usd_per_hour": cheapest.usd_per_gpu_hour,
+        "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}",
+    }
     card = {name: value for name, value in asdict(gpu).items() if name not in ("aliases", "source")}
-    return {"slug": gpu.short_name, "name": gpu.name, "memory_bytes": gpu.total_bytes, "is_nvidia": gpu.is_nvidia,
-            "card": card, "price": price}  # fmt: skip
+    return {
+        "slug": gpu.short_name,
+        "name": gpu.name,
+        "memory_bytes": gpu.total_bytes,
+        "is_nvidia": gpu.is_nvidia,
+        "card": card,
+        "price": price,
+    }
 
 
 def _fit(model: memory_model.MemoryModel) -> dict[str, Any]:

@@ -9,7 +9,6 @@ const form = (() => {
   const INPUTS = state.NAMES.filter((name) => state.isA(name, "number") || state.isA(name, "text"));
   const FLAGS = state.NAMES.filter((name) => state.isA(name, "flag"));
   const MORE = state.NAMES.filter((name) => state.OPTIONS[name].more);
-  const ONE_BATCH = ["tp", "device-map"]; // of all ranks, or of one process
 
   /** Fill lists once, from the engine's own. */
   function build() {
@@ -113,7 +112,7 @@ const form = (() => {
   /** Hide what the method, or a single GPU, has no use for, and say what each default comes to in this cell. */
   function follow(now, spec) {
     for (const field of root.querySelectorAll("[data-methods], [data-several], [data-shared], [data-hybrid]")) field.hidden = !isFor(field, now.options);
-    byId("batch-label").textContent = now.options.num_gpus > 1 && !ONE_BATCH.includes(now.options.sharding) ? "Batch per GPU" : "Batch";
+    byId("batch-label").textContent = now.options.num_gpus > 1 && !vramprobe.oneBatch.includes(now.options.sharding) ? "Batch per GPU" : "Batch";
     root.querySelector('[data-option="config"]').hidden = now.options.model !== state.PASTED;
     for (const name of SELECTS) {
       byId(name).options[0].textContent = spec?.[name] && now.options[name] === null ? `${spec[name]} (default)` : byId(name).dataset.none ?? "default";

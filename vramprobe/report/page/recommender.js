@@ -16,11 +16,9 @@ const $gpuOf = new Map($gpus.map((gpu) => [gpu.card, gpu]));
 const $MOST_GPUS = $recommend$options.COUNTS.at(-1);
 
 // As memory.predict_on and memory.fit_name: with the fit that ships for the card.
-function $predictOn(spec, card, num_gpus, sharding) {
-  return $predicted(Object.assign(Object.create(Object.getPrototypeOf(spec)), spec, {num_gpus, sharding}), $gpuOf.get(card));
-}
-function $fitName(card, sharding) {
-  return sharding === null && $fits.some((one) => one.model.device === "cuda" && one.gpu === card.short_name) ? card.short_name : "";
+function $predictOn(spec, card) { return $predicted(spec, $gpuOf.get(card)); }
+function $fitName(spec, card) {
+  return spec.num_gpus === 1 && $fits.some((one) => one.model.device === "cuda" && one.gpu === card.short_name) ? card.short_name : "";
 }
 
 let $asked = null; // the config of the model that is asked about
@@ -60,18 +58,19 @@ function recommend(options, config, question) {
   ));
   const offers = $const($list($offers.filter((one) => one.terms === question.terms)));
   const cards = $gpus.filter((gpu) => gpu.memory_bytes && offers.some((one) => one.gpu === gpu.slug)).map((gpu) => gpu.card);
-  const counts = $recommend$options.COUNTS.filter((count) => count <= question.max_gpus);
-  return {errors: [], total: asked.methods.length * cards.length * counts.length, steps: $steps(asked, config, offers, cards, counts)};
+  const counts = new Map(cards.map((card) => [card, $recommend$options.counts_of(asked, offers, card.short_name)]));
+  const total = asked.methods.length * [...counts.values()].reduce((sum, one) => sum + one.length, 0);
+  return {errors: [], total, steps: $steps(asked, config, offers, counts)};
 }
 
-function* $steps(asked, config, offers, cards, counts) {
+function* $steps(asked, config, offers, counts) {
   const found = $const($list([])), lacks = {};
   let number = 0;
   for (const method of asked.methods) {
     const kitchen = new $recommend$recipes.Kitchen($recommend$options.words_of(asked, method), asked.global_batch, null, $speedFit, null);
     $keep(kitchen);
     const made = $const($list([]));
-    for (const card of cards) for (const count of counts) {
+    for (const [card, its] of counts) for (const count of its) {
       $asked = config; // another question may have been asked between two steps
       for (const recipe of kitchen.fastest_first(card, count)) { // what option_of will ask about, so that no step is long
         yield number;

@@ -256,7 +256,7 @@ function $in(one, of) {
   if (of instanceof $Dict) return of.has(one);
   return [...of].some((other) => $equal(one, other));
 }
-// Sizes in which batch and length are left open are BigInts (terms/sizes.py); one meets a plain number as an equal.
+// Sizes in which batch and length are left open are BigInts (terms/tape/sizes.py); one meets a plain number as an equal.
 function $isBig(left, right) { return typeof left === "bigint" || typeof right === "bigint"; }
 function $add(left, right) {
   if (Array.isArray(left)) return $from([left, right], [...left, ...right]);

@@ -14,8 +14,14 @@ from typing import Any
 from vramprobe.report.definition import Picture
 
 #: Letters as outlines: a viewer's fonts would move the labels.
-_STYLE = {"svg.hashsalt": "vramprobe", "svg.fonttype": "path", "font.size": 9, "hatch.linewidth": 0.5,
-          "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
+_STYLE = {
+    "svg.hashsalt": "vramprobe",
+    "svg.fonttype": "path",
+    "font.size": 9,
+    "hatch.linewidth": 0.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 _DPI = 150
 #: Cause → colour (Okabe and Ito's, told apart by the colour-blind) and hatch, in every picture alike.
 LOOKS = {
@@ -40,8 +46,12 @@ PICTURES = {
         "peak_by_length": "Peak against sequence length, marked with the phase that is the peak.",
     }.items()
 }
-ON_PAGE = {"predicted_vs_measured": "measured", "error_by_size": "formulas", "peak_by_term": "by_term",
-           "peak_by_length": "by_size"}  # fmt: skip
+ON_PAGE = {
+    "predicted_vs_measured": "measured",
+    "error_by_size": "formulas",
+    "peak_by_term": "by_term",
+    "peak_by_length": "by_size",
+}
 
 
 def files(name: str, size: tuple[float, float], draw: Callable[[Any], None]) -> dict[str, bytes]:
@@ -85,8 +95,15 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, float, str]], *, leas
     places = spread([height for (height, _), *_ in at], least_gap)
     for place, ((height, across), text, colour) in zip(places, at, strict=True):
         axes.text(right, place, text, transform=axes.transAxes, va="center", fontsize=8, color=colour, parse_math=False)
-        axes.plot([across + 0.015, right - 0.01], [height, place], transform=axes.transAxes, color="0.65",
-                  linewidth=0.5, clip_on=False, zorder=1)  # fmt: skip
+        axes.plot(
+            [across + 0.015, right - 0.01],
+            [height, place],
+            transform=axes.transAxes,
+            color="0.65",
+            linewidth=0.5,
+            clip_on=False,
+            zorder=1,
+        )
 
 
 def spread(wanted: Sequence[float], least_gap: float) -> list[float]:

@@ -58,10 +58,15 @@ def contents(figure: Any) -> list[Any]:
         found += [axes.get_xscale(), axes.get_yscale(), _numbers(axes.get_xlim()), _numbers(axes.get_ylim())]
         found += [axes.get_title(loc) for loc in ("left", "center", "right")] + [axes.get_xlabel(), axes.get_ylabel()]
         found += [
-            [line.get_marker(), line.get_linestyle(), _colours(line.get_color()),
-             _colours(line.get_markerfacecolor()), *map(_numbers, line.get_data(orig=False))]
+            [
+                line.get_marker(),
+                line.get_linestyle(),
+                _colours(line.get_color()),
+                _colours(line.get_markerfacecolor()),
+                *map(_numbers, line.get_data(orig=False)),
+            ]
             for line in axes.lines
-        ]  # fmt: skip
+        ]
         for patch in axes.patches:
             vertices = patch.get_patch_transform().transform(patch.get_path().vertices)
             found.append([_colours(patch.get_facecolor()), patch.get_hatch(), _numbers(vertices.ravel())])

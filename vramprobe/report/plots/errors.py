@@ -54,8 +54,10 @@ def curves(cells: Sequence[Cell], method: str) -> Curves:
             answer = formula.apply(facts)
             if not isinstance(answer, str) and formula.predicts == "peak":
                 errors[formula.name][size].append(100 * (answer.allocated_bytes - measured) / measured)
-    means = {who: [(size, statistics.fmean(found)) for size, found in sorted(by_size.items())]
-             for who, by_size in errors.items()}  # fmt: skip
+    means = {
+        who: [(size, statistics.fmean(found)) for size, found in sorted(by_size.items())]
+        for who, by_size in errors.items()
+    }
     return merged(means)
 
 
@@ -88,8 +90,14 @@ def _draw(figure: Any, panels: dict[str, Curves], heights: Sequence[float], of_w
             is_ours = who == OURS
             colour = METHODS[method][1] if is_ours else "0.55"
             width, size, order = (2, 5, 3) if is_ours else (0.8, 2.5, 2)
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, marker=METHODS[method][0],
-                      markersize=size, zorder=order)  # fmt: skip
+            axes.plot(
+                *zip(*points, strict=True),
+                color=colour,
+                linewidth=width,
+                marker=METHODS[method][0],
+                markersize=size,
+                zorder=order,
+            )
             ends.append((who, *points[-1], colour if is_ours else "0.25"))
         axes.set(xscale="log", xlim=(sizes[0] / 1.08, sizes[-1] * 1.08), ylim=axes.get_ylim(), ylabel="error, %")
         axes.set_title(f"{method}, {of_what}", loc="left", fontsize=9)

@@ -63,7 +63,7 @@ def lines_of(cells: Sequence[Cell], model: MemoryModel) -> list[Line]:
 
 def _line(cells: Sequence[Cell], model: MemoryModel) -> Line:
     """The first cell's spec at every length; of the others those that differ from it in their length alone."""
-    from vramprobe.predict.prediction import predict
+    from vramprobe.predict.predict import predict
 
     spec = cells[0].record.spec
     longest = spec.learned_positions or max(LENGTHS)
@@ -94,9 +94,15 @@ def _draw(figure: Any, lines: Sequence[Line], word: str) -> None:
         axes.plot(lengths, sizes, color=colour, linestyle=style, linewidth=1.3)
         for points, is_measured in ((line.predicted, False), (line.measured, True)):
             for at, size, phase in points:
-                axes.plot([at], [size / unit_bytes], marker=_PHASES[phase], color=colour, linestyle="",
-                          markersize=8 if is_measured else 4.5,
-                          markerfacecolor=colour if is_measured else "white")  # fmt: skip
+                axes.plot(
+                    [at],
+                    [size / unit_bytes],
+                    marker=_PHASES[phase],
+                    color=colour,
+                    linestyle="",
+                    markersize=8 if is_measured else 4.5,
+                    markerfacecolor=colour if is_measured else "white",
+                )
         ends.append((_label(line.spec), lengths[-1], sizes[-1], colour))
     first = lines[0].spec
     axes.set(xscale="log", yscale="log", xlabel="sequence length, tokens", ylabel=f"peak, {unit} allocated")
@@ -111,8 +117,20 @@ def _draw(figure: Any, lines: Sequence[Line], word: str) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     seen = {phase for line in lines for _, _, phase in (*line.predicted, *line.measured)}
-    handles = [Line2D([], [], marker=_PHASES[name], color="black", markerfacecolor="white", linestyle="", markersize=6,
-                      label=name.replace("_", " ")) for name in _PHASES if name in seen]  # fmt: skip
+    handles = [
+        Line2D(
+            [],
+            [],
+            marker=_PHASES[name],
+            color="black",
+            markerfacecolor="white",
+            linestyle="",
+            markersize=6,
+            label=name.replace("_", " "),
+        )
+        for name in _PHASES
+        if name in seen
+    ]
     axes.legend(handles=handles, title="the peak is in", frameon=False, loc="upper left", alignment="left")
     label_ends(axes, ends, least_gap=0.06, right=1.04)
 

@@ -32,8 +32,18 @@ def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
     amounts = [amount / GIB for cell in cells for amount in (cell.measured_bytes, cell.predicted_bytes)]
     low, high = 0.8 * min(amounts), 1.25 * max(amounts)
     upper.plot([low, high], [low, high], color="0.6", linewidth=0.8, zorder=0)
-    upper.annotate(f"predicted = {word}", (high, high), xytext=(-4, -14), textcoords="offset points", ha="right",
-                   va="top", fontsize=8, color="0.35", rotation=45, rotation_mode="anchor")  # fmt: skip
+    upper.annotate(
+        f"predicted = {word}",
+        (high, high),
+        xytext=(-4, -14),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=8,
+        color="0.35",
+        rotation=45,
+        rotation_mode="anchor",
+    )
     lower.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     for method in get_args(Method):
         for held_out in (False, True):

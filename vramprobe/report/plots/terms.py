@@ -75,8 +75,18 @@ def _draw(figure: Any, cells: Sequence[Cell]) -> None:
     for name, (colour, hatch) in LOOKS.items():
         sizes = [getattr(at_peak(cell), f"{name}_bytes") / unit.num_bytes for cell in cells]
         if max(sizes) > 0.002 * max(cell.measured_bytes for cell in cells) / unit.num_bytes:
-            axes.barh(places, sizes, left=left, height=0.86, facecolor=colour, hatch=hatch, edgecolor=colour,
-                      hatchcolor=(0, 0, 0, 0.7), linewidth=0.4, label=name.replace("_", " "))  # fmt: skip
+            axes.barh(
+                places,
+                sizes,
+                left=left,
+                height=0.86,
+                facecolor=colour,
+                hatch=hatch,
+                edgecolor=colour,
+                hatchcolor=(0, 0, 0, 0.7),
+                linewidth=0.4,
+                label=name.replace("_", " "),
+            )
         left = [start + size for start, size in zip(left, sizes, strict=True)]
     for place, end, cell in zip(places, left, cells, strict=True):
         said = f"{format_bytes(cell.measured_bytes)} in {cell.record.peak.phase.replace('_', ' ')}"
@@ -90,10 +100,19 @@ def _draw(figure: Any, cells: Sequence[Cell]) -> None:
     ways = dict.fromkeys(map(_way, cells))
     word = word_of(cells)
     checkpointing = "with" if spec.gradient_checkpointing else "without"
-    figure.legend(loc="outside upper left", ncols=7, frameon=False, handlelength=1.8, handleheight=1.2,
-                  columnspacing=1.2, alignment="left", title_fontsize=8, title="\n".join([
-                      f"{word}, batch {spec.batch_size} × {spec.seq_len} tokens, {checkpointing} checkpointing", *ways
-                  ]))  # fmt: skip
+    figure.legend(
+        loc="outside upper left",
+        ncols=7,
+        frameon=False,
+        handlelength=1.8,
+        handleheight=1.2,
+        columnspacing=1.2,
+        alignment="left",
+        title_fontsize=8,
+        title="\n".join(
+            [f"{word}, batch {spec.batch_size} × {spec.seq_len} tokens, {checkpointing} checkpointing", *ways]
+        ),
+    )
 
 
 def _name_models(axes: Any, cells: Sequence[Cell], places: Sequence[float]) -> None:
@@ -102,5 +121,13 @@ def _name_models(axes: Any, cells: Sequence[Cell], places: Sequence[float]) -> N
     for cell, place in zip(cells, places, strict=True):
         found[cell.record.spec.model_label].append(place)
     for model, bars in found.items():
-        axes.annotate(model, (0, sum(bars) / len(bars)), xycoords=("axes fraction", "data"), xytext=(-38, 0),
-                      textcoords="offset points", ha="right", va="center", parse_math=False)  # fmt: skip
+        axes.annotate(
+            model,
+            (0, sum(bars) / len(bars)),
+            xycoords=("axes fraction", "data"),
+            xytext=(-38, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            parse_math=False,
+        )

@@ -32,9 +32,19 @@ BUILTIN_METHODS = frozenset({
     "setdefault", "split", "startswith", "strip", "subtract", "title", "update", "upper", "values",
 })  # fmt: skip
 #: Methods of what runtime.js and builtins.js have in place of a module's own class.
-_RUNTIME_METHODS = frozenset({
-    "_asdict", "_replace", "closed", "covers", "digits", "model_copy", "other", "resolved", "with_others",
-})  # fmt: skip
+_RUNTIME_METHODS = frozenset(
+    {
+        "_asdict",
+        "_replace",
+        "closed",
+        "covers",
+        "digits",
+        "model_copy",
+        "other",
+        "resolved",
+        "with_others",
+    }
+)
 
 
 class Calls(Expressions, ABC):

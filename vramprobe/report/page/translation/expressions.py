@@ -25,9 +25,16 @@ BUILTINS = frozenset({
     "zip",
 })  # fmt: skip
 _OPERATORS: dict[type, str] = {
-    ast.Add: "$add", ast.Sub: "$sub", ast.Mult: "$mul", ast.FloorDiv: "$floordiv", ast.Mod: "$mod", ast.BitOr: "$union",
-    ast.BitAnd: "$intersection", ast.LShift: "$lshift", ast.RShift: "$rshift",
-}  # fmt: skip
+    ast.Add: "$add",
+    ast.Sub: "$sub",
+    ast.Mult: "$mul",
+    ast.FloorDiv: "$floordiv",
+    ast.Mod: "$mod",
+    ast.BitOr: "$union",
+    ast.BitAnd: "$intersection",
+    ast.LShift: "$lshift",
+    ast.RShift: "$rshift",
+}
 _COMPARISONS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
 
@@ -143,10 +150,11 @@ class Expressions:
 
     def _Dict(self, node: ast.Dict) -> str:
         entries = [
-            f"...$entries({self._expression(value)})" if key is None
+            f"...$entries({self._expression(value)})"
+            if key is None
             else f"[{self._expression(key)}, {self._expression(value)}]"
             for key, value in zip(node.keys, node.values, strict=True)
-        ]  # fmt: skip
+        ]
         return f"$dict([{', '.join(entries)}])"
 
     def _JoinedStr(self, node: ast.JoinedStr) -> str:
@@ -220,8 +228,12 @@ class Expressions:
             case ast.NotIn():
                 return f"!$in({a}, {b})"
         if isinstance(left, ast.Tuple) or isinstance(right, ast.Tuple):  # JavaScript would compare their texts
-            return {ast.Lt: f"$less({a}, {b})", ast.LtE: f"!$less({b}, {a})", ast.Gt: f"$less({b}, {a})",
-                    ast.GtE: f"!$less({a}, {b})"}[type(op)]  # fmt: skip
+            return {
+                ast.Lt: f"$less({a}, {b})",
+                ast.LtE: f"!$less({b}, {a})",
+                ast.Gt: f"$less({b}, {a})",
+                ast.GtE: f"!$less({a}, {b})",
+            }[type(op)]
         return f"({a} {_COMPARISONS[type(op)]} {b})"
 
     def _NamedExpr(self, node: ast.NamedExpr) -> str:

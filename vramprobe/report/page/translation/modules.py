@@ -67,8 +67,10 @@ class ModuleTranslation(Statements):
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if self._is_wanted(name):
                     self._constant(name, value)
         passed_on = sorted((self.module.wanted or set()) & self.imports.keys())
-        exported = [*(js_name(one) for one in sorted(self.top)),
-                    *(f"{js_name(one)}: {self._imported(self.imports[one])}" for one in passed_on)]  # fmt: skip
+        exported = [
+            *(js_name(one) for one in sorted(self.top)),
+            *(f"{js_name(one)}: {self._imported(self.imports[one])}" for one in passed_on),
+        ]
         body = "\n".join(f"  {line}" for line in self.lines)
         return f"const {js_module(self.module.name)} = (() => {{\n{body}\n  return {{{', '.join(exported)}}};\n}})();"
 
@@ -112,10 +114,11 @@ class ModuleTranslation(Statements):
     def _parameter_list(self, node: ast.FunctionDef | ast.Lambda, names: list[str]) -> str:
         defaults, others = defaults_of(node), node.args.vararg and node.args.vararg.arg
         return ", ".join(
-            f"{js_name(name)} = {self._expression(defaults[name])}" if name in defaults
+            f"{js_name(name)} = {self._expression(defaults[name])}"
+            if name in defaults
             else f"{'...' * (name == others)}{js_name(name)}"
             for name in names
-        )  # fmt: skip
+        )
 
     def _class(self, node: ast.ClassDef) -> None:
         bases = bases_of(node)
@@ -147,8 +150,10 @@ class ModuleTranslation(Statements):
                     constants[name] = value
         self.lines.append("}")
         for name, value in constants.items():  # an instance may have one of its own
-            self.lines.append(f"Object.defineProperty({node.name}.prototype, {quoted(name)}, "
-                              f"{{value: $const({self._expression(value)}), writable: true}});")  # fmt: skip
+            self.lines.append(
+                f"Object.defineProperty({node.name}.prototype, {quoted(name)}, "
+                f"{{value: $const({self._expression(value)}), writable: true}});"
+            )
         if is_made_anew:
             self.lines.append(f"{node.name}.$make = $make_{node.name};")
             self.lines.append(f"return {node.name}; }};")

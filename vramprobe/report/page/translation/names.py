@@ -15,7 +15,7 @@ _RESERVED = frozenset({
     "function", "instanceof", "let", "new", "null", "package", "static", "super", "switch", "this", "throw", "typeof",
     "var", "void",
 })  # fmt: skip
-_RECORD_BASES = ("NamedTuple", "BaseModel", "_Frozen")
+_RECORD_BASES = ("NamedTuple", "BaseModel", "_Frozen", "Frozen")
 
 
 class TranslationError(Exception):
@@ -38,8 +38,12 @@ class Signatures:
         self.methods: dict[str, list[list[str]]] = {}
         self.takes_others: set[tuple[str, str]] = set()  # functions whose last parameter takes all other keywords
         #: Names of attributes that anything is given: what is called by one of these is a function kept there.
-        self.attributes = {node.attr for tree in trees.values() for node in ast.walk(tree)
-                           if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+        self.attributes = {
+            node.attr
+            for tree in trees.values()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
         self._passed_on: dict[tuple[str, str], str] = {}  # (module, name) → the dotted name that it imports under it
         self.made_anew: set[str] = set()  # classes that another has before a second base
         for module, tree in trees.items():

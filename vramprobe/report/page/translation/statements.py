@@ -27,8 +27,11 @@ class Statements(Calls):
 
     def _body(self, node: ast.FunctionDef, names: Sequence[str]) -> None:
         """Statements with what the function's names hold: taken at the start and on assignment, let go at the end."""
-        plain = {one.arg for one in [*node.args.args, *node.args.kwonlyargs]
-                 if one.annotation is not None and ast.unparse(one.annotation) in _PLAIN_TYPES}  # fmt: skip
+        plain = {
+            one.arg
+            for one in [*node.args.args, *node.args.kwonlyargs]
+            if one.annotation is not None and ast.unparse(one.annotation) in _PLAIN_TYPES
+        }
         own = sorted(locals_of(node.body) - set(names))
         kept = [name for name in [*names, *own] if name not in plain] if self.counts else []
         scope = Scope(frozenset([*names, *own]), kept)
@@ -99,8 +102,11 @@ class Statements(Calls):
                 write(f"{ast.unparse(node)};")
             case ast.Raise(exc=ast.expr() as raised):
                 error = self._expression(raised)
-                write(f"throw new {error}();" if not isinstance(raised, ast.Call) and is_class_name(error)
-                      else f"throw {error};")  # fmt: skip
+                write(
+                    f"throw new {error}();"
+                    if not isinstance(raised, ast.Call) and is_class_name(error)
+                    else f"throw {error};"
+                )
             case ast.With(items=items, body=body):
                 self._with(items, body)
             case ast.Try(body=body, handlers=[], orelse=[], finalbody=final):
@@ -196,8 +202,10 @@ class Statements(Calls):
             case ast.Call(func=ast.Name(id="suppress"), args=[error]):
                 self.lines.append(f"const {manager} = $watch(); try {{")
                 self._with(items[1:], body)
-                self.lines.append(f"}} catch (error) {{ $sweep({manager}, error, {self._expression(error)}); }} "
-                                  f"finally {{ $unwatch({manager}); }}")  # fmt: skip
+                self.lines.append(
+                    f"}} catch (error) {{ $sweep({manager}, error, {self._expression(error)}); }} "
+                    f"finally {{ $unwatch({manager}); }}"
+                )
             case expression:
                 self.lines.append(f"const {manager} = $enter({self._expression(expression)}); try {{")
                 if first.optional_vars is not None:

@@ -1,0 +1,266 @@
+"""Hold the speed model against what others measured: ``python benchmarks/speed/speed_model.py`` (minutes).
+
+Each source of vramprobe/data/published_speed.csv is left out of a fit in turn and predicted by it; so is each card. The
+80 % intervals are made from what is left out of fits that have not seen the source either. Beside it two rules: one
+utilisation for each card and method, the median of the other sources in the same conditions (with recomputation
+counted, HFU, and without, MFU), and the utilisation of 40 % that guides quote. Repeats of one configuration count once.
+Written: benchmarks/speed/speed_model.md and .csv, and vramprobe/data/rates/speed.json, which ships; ``--check`` writes
+nothing and fails where one of the tables is not what the rows give.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_markdown, write_or_check
+from vramprobe.catalog.shipped import data_file
+from vramprobe.literature.published_speed import (
+    NoCase,
+    SpeedCase,
+    SpeedRow,
+    case_of,
+    list_published_speed,
+    observations,
+)
+from vramprobe.speed.fit import Observation, fit_speed, half_widths, left_out_errors
+from vramprobe.speed.rates import SpeedFit
+from vramprobe.speed.step import condition_of
+
+OUT = Path(__file__).resolve().with_suffix(".md")
+ROWS = OUT.with_suffix(".csv")
+GUIDES_UTILISATION = 0.4
+Found = tuple[SpeedRow, SpeedCase, Observation]
+Errors = dict[int, float]  # id of an observation → log(predicted / published)
+
+
+def utilisation(one: Observation, case: SpeedCase, *, recomputed: bool) -> float:
+    """What the published rate is of the peak, by the rule: 6 or 4 operations per parameter and token, 2 more where the
+    forward is repeated."""
+    each = 6 if case.spec.method == "full" else 4
+    each += 2 if recomputed and case.spec.gradient_checkpointing else 0
+    return one.tokens_per_second * each * case.spec.num_params / ((one.gpu.half_dense_tflops or 0) * 1e12)
+
+
+def rule_errors(found: Sequence[Found], *, recomputed: bool, constant: float | None = None) -> Errors:
+    """Of one utilisation for each kind of card and method, the median of the other sources in the same conditions; of
+    the method, where no other source has the card, and of all where none has the method."""
+    used = {id(one): utilisation(one, case, recomputed=recomputed) for _, case, one in found}
+    errors = {}
+    for _, case, one in found:
+        others = [(c, o) for _, c, o in found if o.source != one.source]
+        others = [pair for pair in others if pair[0].is_well_conditioned == case.is_well_conditioned] or others
+        of_method = [(c, o) for c, o in others if c.spec.method == case.spec.method]
+        of_card = [(c, o) for c, o in of_method if _kind(o) == _kind(one)]
+        usual = statistics.median(used[id(o)] for _, o in of_card or of_method or others)
+        errors[id(one)] = math.log((constant or usual) / used[id(one)])
+    return errors
+
+
+def _kind(one: Observation) -> tuple[str, float | None]:
+    """Cards of one peak: an A100 of 40 GB and one of 80."""
+    return one.gpu.arch, one.gpu.half_dense_tflops
+
+
+def coverage(found: Sequence[Found]) -> dict[int, bool]:
+    """Whether each source's rows lie within the interval of a fit, and of intervals, that have not seen the source."""
+    inside = {}
+    everything = [one for *_, one in found]
+    by_source = left_out_errors(everything, "source")
+    for source, pairs in by_source.items():
+        others = [one for one in everything if one.source != source]
+        widths = half_widths(left_out_errors(others, "source"), left_out_errors(others, "gpu"))
+        cards = [one.gpu.short_name for one in others]
+        for one, error in pairs:
+            inside[id(one)] = abs(error) <= widths[condition_of(one.work, one.gpu, one.num_gpus, cards)]
+    return inside
+
+
+def summary(errors: Errors, which: Iterable[Observation]) -> tuple[int, float, float]:
+    """(configurations, median, 90 % below) of |predicted / published - 1|."""
+    sizes = sorted(abs(math.exp(errors[id(one)]) - 1) for one in which)
+    return len(sizes), statistics.median(sizes), sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(as_markdown(head, "l" + "r" * (len(head) - 1), lines)) + "\n"
+
+
+def page() -> tuple[str, str, str]:
+    """The table as Markdown, every configuration as CSV, and the fit as JSON."""
+    found = observations()
+    everything = [one for *_, one in found]
+    good = [one for _, case, one in found if case.is_well_conditioned]
+    by_source = {id(one): error for pairs in left_out_errors(everything, "source").values() for one, error in pairs}
+    by_card = {id(one): error for pairs in left_out_errors(everything, "gpu").values() for one, error in pairs}
+    inside = coverage(found)
+    median_error = summary(by_source, good)[1]
+    text = data_file("published_speed.csv").read_bytes()
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    fit = fit_speed(everything, f"published_speed.csv, sha256 {digest}", median_error)
+
+    rules: list[tuple[str, Errors]] = [
+        ("this model, source left out", by_source),
+        ("this model, card left out", by_card),
+        ("one HFU per card and method", rule_errors(found, recomputed=True)),
+        ("one MFU per card and method", rule_errors(found, recomputed=False)),
+        (
+            f"MFU {GUIDES_UTILISATION:.0%}, as guides say",
+            rule_errors(found, recomputed=False, constant=GUIDES_UTILISATION),
+        ),
+    ]
+
+    def line(name: str, errors: Errors, sets: Sequence[Sequence[Observation]]) -> list[str]:
+        return [name, *(percent(value) for which in sets for value in summary(errors, which)[1:])]
+
+    covered = [percent(sum(inside[id(one)] for one in which) / len(which)) for which in (good, everything)]
+    parts = [
+        "# Training speed: predicted beside what others published\n",
+        f"{len(everything)} configurations of {len(fit.sources)} sources; {len(good)} of them in good conditions: "
+        "sequences of 1,024 to 8,192, 4,096 tokens or more in a micro-step, up to 8 GPUs, 3B parameters or more. "
+        "Errors are |predicted / published − 1|, each source predicted by a fit without it. Rebuild: "
+        "`python benchmarks/speed/speed_model.py`.\n",
+        "## Left out\n",
+        table(
+            ["rule", "good conditions: median", "90 % below", "all: median", "90 % below"],
+            [line(name, errors, (good, everything)) for name, errors in rules],
+        ),
+        f"The 80 % interval holds {covered[0]} of those in good conditions and {covered[1]} of all, by intervals that "
+        "have not seen the source. A source counts by the root of what it has: most of the rows in good conditions are "
+        "one source's, which is nearer than the others, so they lie inside more often.\n",
+        "## By source\n",
+        table(
+            ["source left out", "n", "median", "90 % below", "in the interval", "one HFU: median", "90 % below"],
+            _groups(everything, by_source, rules[2][1], inside, lambda one: one.source),
+        ),
+        "## By card and method\n",
+        table(
+            [
+                "card, method (source left out)",
+                "n",
+                "median",
+                "90 % below",
+                "in the interval",
+                "one HFU: median",
+                "90 % below",
+            ],
+            _groups(
+                everything, by_source, rules[2][1], inside, _card_and_method({id(one): case for _, case, one in found})
+            ),
+        ),
+        "## What was fitted\n",
+        table(["rate", "value"], _rates(fit)),
+        "## Rows that say nothing here\n",
+        table(["reason", "rows", "most from"], _reasons()),
+    ]
+    rows = io.StringIO()
+    writer = csv.writer(rows, lineterminator="\n")
+    writer.writerow(
+        [
+            "line",
+            "source",
+            "card",
+            "num_gpus",
+            "method",
+            "model",
+            "batch_size",
+            "seq_len",
+            "sharding",
+            "published_tokens_per_s_per_gpu",
+            "error_source_left_out",
+            "error_card_left_out",
+            "in_interval",
+            "good_conditions",
+        ]
+    )
+    for row, case, one in found:
+        writer.writerow(
+            [
+                row.line,
+                one.source,
+                one.gpu.short_name,
+                one.num_gpus,
+                case.spec.method,
+                row.model,
+                case.spec.batch_size,
+                case.spec.seq_len,
+                one.sharding,
+                f"{one.tokens_per_second:.4g}",
+                *(f"{math.exp(errors[id(one)]) - 1:+.2f}" for errors in (by_source, by_card)),
+                "yes" if inside[id(one)] else "no",
+                "yes" if case.is_well_conditioned else "no",
+            ]
+        )
+    return "\n".join(parts), rows.getvalue(), fit.model_dump_json(indent=1) + "\n"
+
+
+def _card_and_method(cases: dict[int, SpeedCase]) -> Callable[[Observation], str]:
+    return lambda one: f"{one.gpu.short_name}, {cases[id(one)].spec.method}"
+
+
+def _groups(
+    which: Sequence[Observation],
+    errors: Errors,
+    rule: Errors,
+    inside: dict[int, bool],
+    name: Callable[[Observation], str],
+) -> list[list[str]]:
+    groups: dict[str, list[Observation]] = {}
+    for one in which:
+        groups.setdefault(name(one), []).append(one)
+    lines = []
+    for group, members in sorted(groups.items()):
+        count, median, most = summary(errors, members)
+        lines.append(
+            [
+                group,
+                str(count),
+                percent(median),
+                percent(most),
+                percent(sum(inside[id(one)] for one in members) / count),
+                *map(percent, summary(rule, members)[1:]),
+            ]
+        )
+    return lines
+
+
+def _rates(fit: SpeedFit) -> list[list[str]]:
+    lines = []
+    for name, value in fit.rates.model_dump().items():
+        named = value if isinstance(value, dict) else {"": value}
+        lines += [[f"{name} {key}".strip(), f"{number:g}"] for key, number in named.items()]
+    return lines + [[f"half-width, {name}", f"× or ÷ {math.exp(width):.2f}"] for name, width in fit.half_widths.items()]
+
+
+def _reasons() -> list[list[str]]:
+    reasons: dict[str, Counter[str]] = {}
+    for row in list_published_speed():
+        if isinstance(case := case_of(row), NoCase):
+            reasons.setdefault(case.reason, Counter())[row.family] += 1
+    counted = sorted(reasons.items(), key=lambda item: (-item[1].total(), item[0]))
+    return [
+        [reason, str(sources.total()), ", ".join(f"{name} {n}" for name, n in sources.most_common(3))]
+        for reason, sources in counted
+    ]
+
+
+def main() -> None:
+    texts = dict(zip((OUT, ROWS, data_file("rates/speed.json")), page(), strict=True))
+    write_or_check(texts, "speed/speed_model.py", check="--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A benchmark's tables: rows to the text of CSV and Markdown files, written or compared with the files that are there.
+
+In: rows, one dict or sequence each. Out: text with LF line ends, or files beside the script. Imports no vramprobe.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def as_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
+    """The whole table; without ``columns`` it has every name of every row, in the order of first appearance."""
+    table, text = list(rows), io.StringIO()
+    names = list(dict.fromkeys(name for row in table for name in row)) if columns is None else columns
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table as text; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def as_markdown(head: Sequence[str], align: str, rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table; ``align`` has an l or an r for each column."""
+    rule = ["---" if side == "l" else "---:" for side in align]
+    assert len(rule) == len(head), head
+    return [f"| {' | '.join(map(str, line))} |" for line in (head, rule, *rows)]
+
+
+def write_or_check(made: Mapping[Path, str | bytes], script: str, *, check: bool) -> None:
+    """Write these files; with ``check`` write none, and exit naming those that have other content."""
+    contents = {path: text.encode() if isinstance(text, str) else text for path, text in made.items()}
+    if check:
+        stale = [path.name for path, content in contents.items() if not path.exists() or path.read_bytes() != content]
+        sys.exit(f"stale: {', '.join(stale)}; rebuild them: python benchmarks/{script}" if stale else 0)
+    for path, content in contents.items():
+        path.write_bytes(content)

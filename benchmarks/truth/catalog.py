@@ -1,0 +1,177 @@
+"""Every architecture of the catalog once: ``python benchmarks/truth/catalog.py`` (rebuilds catalog.csv and catalog.md).
+
+Each is cut to its first layers, as many as have one layer of each kind, and trained by LoRA on an emulated H100 (the
+real CUDA software over a driver that launches nothing), simulated on fake tensors, and counted by arithmetic where that
+walks its layers. None of these is a measurement. The emulated records stay under ``--out`` and are not run again;
+``--check`` says whether catalog.md is what catalog.csv says and whether every architecture has a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+warnings.filterwarnings("ignore")
+
+import yaml  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv, as_markdown, read_csv  # noqa: E402
+from vramprobe import catalog  # noqa: E402
+from vramprobe.architecture import UnsupportedArchitecture  # noqa: E402
+from vramprobe.errors import VramprobeError  # noqa: E402
+from vramprobe.predict.predict import predict  # noqa: E402
+from vramprobe.records import store  # noqa: E402
+from vramprobe.records.table import describe_outcome  # noqa: E402
+from vramprobe.spec import CellSpec, resolve  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).with_suffix(".csv")
+CARD, SIMULATED_CARD = "H100-SXM", "A100-80GB-SXM"  # simulate's own where none is named
+CELL = {"method": "lora", "lora_targets": "q_v", "batch_size": 1, "seq_len": 256, "timing_steps": 0}
+Row = dict[str, Any]
+
+
+def depth_of_each_kind(config: dict[str, Any]) -> int:
+    """The fewest layers, from the first on and at least two, among which is one of each kind."""
+    kinds = list(config.get("layer_types") or config.get("hybrid_override_pattern") or [])
+    if not kinds and (period := config.get("full_attention_interval")):
+        kinds = [index % period == period - 1 for index in range(period)]
+    depth = max([2, *(kinds.index(kind) + 1 for kind in set(kinds)), (config.get("first_k_dense_replace") or 0) + 1])
+    return min(depth, catalog.depth_of(config) or depth)
+
+
+def cells() -> dict[str, CellSpec]:
+    """By architecture."""
+    return {
+        entry.name: resolve(model=entry.name, device="cuda", num_layers=depth_of_each_kind(entry.config), **CELL)
+        for entry in catalog.list_models()
+    }
+
+
+def emulate(asked: dict[str, CellSpec], out: Path) -> dict[str, Any]:
+    """Fingerprint → record, of an emulated card."""
+    sweep = out / "catalog.yaml"
+    out.mkdir(parents=True, exist_ok=True)
+    blocks = [{"model": name, "num_layers": cell.num_layers} for name, cell in asked.items()]
+    sweep.write_text(yaml.safe_dump({"name": "catalog", "defaults": CELL, "cells": blocks}))
+    words = ["run", str(sweep), "--emulate", CARD, "--out", str(out / "records")]
+    subprocess.run([sys.executable, "-m", "vramprobe", *words], cwd=ROOT, check=False)
+    return store.latest_by_fingerprint(store.read(out / "records").records)
+
+
+def simulated_bytes(cell: CellSpec) -> int | str:
+    """The allocated peak, or why there is none."""
+    from vramprobe.simulate.run import simulate
+
+    try:
+        record = simulate(cell).record
+    except VramprobeError as error:
+        return str(error)
+    return record.peak.allocated_bytes if record.peak else record.outcome.kind
+
+
+def counted_bytes(cell: CellSpec) -> int | str:
+    """By arithmetic alone; empty where it does not walk these layers."""
+    try:
+        return predict(cell, gpu=catalog.find_gpu(CARD)).peak_allocated_bytes.value
+    except UnsupportedArchitecture:
+        return ""
+
+
+def rows(out: Path) -> list[Row]:
+    """A row per architecture, in the catalog's order."""
+    asked = cells()
+    records = emulate(asked, out)
+    made = []
+    for entry in catalog.list_models():
+        cell = asked[entry.name]
+        record = records[cell.fingerprint]
+        made.append(
+            {
+                "model": entry.name,
+                "model_type": entry.model_type,
+                "num_params": entry.n_params,
+                "num_layers": cell.num_layers,
+                "outcome": record.outcome.kind,
+                "detail": describe_outcome(record.outcome),
+                "emulated_bytes": record.peak.allocated_bytes if record.peak else "",
+                "simulated_bytes": simulated_bytes(cell),
+                "counted_bytes": counted_bytes(cell),
+            }
+        )
+    return made
+
+
+def percent(row: Row, name: str) -> float | None:
+    """How far this one is from the emulated peak, each without its card's cuBLAS workspaces; None without a number."""
+    if not row["emulated_bytes"] or not str(row[name]).isdigit():
+        return None
+    ran, asked = CARD, SIMULATED_CARD if name == "simulated_bytes" else CARD
+    emulated, found = (
+        int(row[key]) - 2 * catalog.find_gpu(card).blas_workspace_bytes
+        for key, card in (("emulated_bytes", ran), (name, asked))
+    )
+    return 100 * (found / emulated - 1)
+
+
+def summary(found: list[Row]) -> str:
+    """The page."""
+    ok = [row for row in found if row["outcome"] == "ok"]
+    counted = [row for row in found if row["counted_bytes"]]
+    lines = [
+        "# Every architecture of the catalog, once\n",
+        f"{len(found)} architectures, cut to their first layers, with LoRA of the query and value projections on",
+        f"{CELL['batch_size']} × {CELL['seq_len']} tokens: {len(ok)} ran on an emulated {CARD},",
+        f"{len(counted)} are counted by arithmetic.",
+        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured. Simulated: fake",
+        f"tensors, for an {SIMULATED_CARD}. In percent of the emulated peak of allocated memory, apart from cuBLAS's",
+        "workspaces, which these cards have of other sizes; a dash: no arithmetic, so `predict` simulates.",
+        "Linear attention, Mamba and convolutions run as transformers has them without the kernels of",
+        "flash-linear-attention, mamba-ssm and causal-conv1d, with which memory is another.",
+        "By `python benchmarks/truth/catalog.py`.\n",
+    ]
+    head = ["architecture", "family", "parameters", "layers run", "emulated, GiB", "simulated, %", "arithmetic, %"]
+    cells = []
+    for row in found:
+        emulated = f"{int(row['emulated_bytes']) / 2**30:.3f}" if row["emulated_bytes"] else row["outcome"]
+        errors = [percent(row, name) for name in ("simulated_bytes", "counted_bytes")]
+        shown = ["–" if error is None else f"{error:+.2f}" for error in errors]
+        size = f"{int(row['num_params']) / 1e9:.3g}B"
+        cells.append([row["model"], row["model_type"], size, row["num_layers"], emulated, *shown])
+    return "\n".join([*lines, *as_markdown(head, "llrrrrr", cells)]) + "\n"
+
+
+def read_rows() -> list[Row]:
+    """What catalog.csv says."""
+    return read_csv(TABLE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "catalog")
+    parser.add_argument("--check", action="store_true")
+    words = parser.parse_args()
+    page = TABLE.with_suffix(".md")
+    if words.check:
+        found = read_rows()
+        if [row["model"] for row in found] != [entry.name for entry in catalog.list_models()]:
+            sys.exit("catalog.csv has other architectures than the catalog; run python benchmarks/truth/catalog.py")
+        if page.read_text() != summary(found):
+            sys.exit("catalog.md is not what catalog.csv says; run python benchmarks/truth/catalog.py")
+        return
+    made = rows(words.out)
+    TABLE.write_text(as_csv(made))
+    page.write_text(summary(read_rows()))
+
+
+if __name__ == "__main__":
+    main()

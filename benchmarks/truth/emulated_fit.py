@@ -1,0 +1,285 @@
+"""The fit for CUDA that ships: ``python benchmarks/truth/emulated_fit.py`` (some minutes; torch is not needed).
+
+From results/emulated/records.jsonl.xz, the emulated cells of the sweeps emulated-*.yaml, it makes
+vramprobe/data/fits/emulated.json of the cells below 10B, and emulated_fit.csv and emulated_fit.md: what that fit says
+of the cells above, which it has never seen, and of all cells of UNSEEN_CARDS. ``--collect FOLDER`` puts what the
+folders of ``vramprobe run`` under it have into the records' file, without each record's phases and reads; ``--check``
+says whether emulated_fit.md is what emulated_fit.csv says, whether the fit is of these records, and whether it says of
+published runs what reproduce.csv does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv, read_csv
+from vramprobe import catalog
+from vramprobe.model.fit import fit
+from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit
+from vramprobe.predict.evaluate import predicted
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
+from vramprobe.units import published
+
+ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).with_suffix(".csv")
+RECORDS = ROOT / "results" / "emulated" / "records.jsonl.xz"
+FIT = ROOT / "vramprobe" / "data" / "fits" / "emulated.json"
+REPRODUCED = Path(__file__).with_name("reproduce.csv")
+Row = dict[str, Any]
+#: Nothing of theirs is fitted. Their cells were first looked at when the way of fitting had been chosen; since then the
+#: differences that they showed have been followed, event by event, to the requests that the arithmetic lacked.
+UNSEEN_CARDS = frozenset({"H200", "L4", "L40S", "RTX-3090", "RTX-5090"})
+#: Cells that were run when the above had been done, judged by the arithmetic of a commit as it then stood: what they
+#: showed has been mended or fitted since, so that this is not computed again.
+CLEAN = (
+    "421 further cells on RTX-3090, RTX-5090, L40S and T4 were run after that, and first looked at with the arithmetic",
+    "as it then stood (commit e836207). Both tiers came out to the byte in 357. Three ran only because the allocator",
+    "gave cached blocks back, which is judged in [emulated_edges.md](emulated_edges.md); of the other 418 allocated",
+    "memory was off by 0.002 % on average and 0.21 % at worst, reserved by 0.04 % and 6.24 %: one block of 100 MiB of",
+    "opt-125m under checkpointing, on two cards. That was followed (OPT's layers hand gradients on as views, to which",
+    "none is added in place) and mended for all OPT alike; without it the worst was 0.53 %.",
+    "",
+    "575 cells more, on A100, RTX-4090, RTX-5090, L4, H200 and B200, were judged in the same way by commit ed0cdaa and",
+    "the fit that it shipped: 468 to the byte in both tiers. One ran out, as it was said to; of the other 574",
+    "allocated memory was off by 0.0001 % on average and 0.02 % at worst, reserved by 0.02 % and 4.14 %. Three were",
+    "off by more than 0.5 %, none followed: DoRA on a RTX 5090 (+1.7, +4.1 %), pythia-1b full on a L4 (-2.1 %).",
+    "",
+    "48 cells on H200 of families of which none is fitted and none had been run here on CUDA (Gemma 1, OLMo 3,",
+    "Granite, Hunyuan, AFM, Ministral 3, Seed-OSS; 2B to 36B, 512 and 2,048 tokens) were judged by commit 5fbdadb: 37",
+    "to the byte in both tiers, allocated memory off by 0.001 % on average and 0.02 % at worst, reserved by 0.01 % and",
+    "0.37 %. Nothing was mended after.",
+)
+_TIERS = ("allocated", "reserved")
+_WIDE = 1.0  # percent: differences from here on are listed with a cause
+
+
+def collect(folder: Path) -> list[RunRecord]:
+    """The latest record of each cell on each card, also of RECORDS, without what no table is made of; in order."""
+    found = {(record.environment.device_name, record.fingerprint): record for record in read_records()}
+    for path in sorted(folder.rglob("records.jsonl")):
+        for record in store.latest_by_fingerprint(store.read(path.parent, allow_empty=True).records).values():
+            found[record.environment.device_name, record.fingerprint] = record
+    kept = [
+        record.model_copy(
+            update={
+                "phases": [],
+                "ledger": None,
+                "emulation": record.emulation and record.emulation.model_copy(update={"reads": []}),
+            }
+        )
+        for record in found.values()
+        if record.outcome.kind in ("ok", "oom")
+    ]
+    return sorted(kept, key=lambda record: (record.environment.device_name, record.cell_id, record.fingerprint))
+
+
+def write_records(records: list[RunRecord]) -> None:
+    """One line of JSON each, compressed."""
+    RECORDS.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(record.to_json_line() + "\n" for record in records)
+    RECORDS.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def read_records() -> list[RunRecord]:
+    """What write_records wrote."""
+    return list(store.read(RECORDS).records)
+
+
+def basis() -> str:
+    """What the published runs that were repeated say of emulated ones, in one sentence."""
+    errors = [abs(float(row["difference_percent"])) for row in read_csv(REPRODUCED) if row["difference_percent"]]
+    return (
+        f"which reproduce published A100 runs within {math.ceil(10 * max(errors)) / 10:g} % "
+        "(benchmarks/truth/reproduce.md); no GPU was measured"
+    )
+
+
+def card_of(record: RunRecord) -> str:
+    gpu = catalog.gpu_seen(record.environment.device_name)
+    return gpu.short_name if gpu else str(record.environment.device_name)
+
+
+def row_of(record: RunRecord, model: MemoryModel) -> Row:
+    """One held-out cell: what the fit says, what was emulated, and whether it lies within the interval."""
+    prediction, is_far = predicted(record, model)
+    assert record.peak is not None
+    row: Row = {
+        "gpu": card_of(record),
+        "cell": record.cell_id,
+        "method": record.spec.method,
+        "family": record.spec.model_type,
+        "num_params": record.facts.num_params if record.facts else "",
+        "phase": record.peak.phase,
+        "is_far": int(is_far),
+    }
+    pairs = (
+        (record.peak.allocated_bytes, prediction.peak_allocated_bytes),
+        (record.peak.reserved_bytes, prediction.reserved_bytes),
+    )
+    for tier, (was, said) in zip(_TIERS, pairs, strict=True):
+        assert was is not None
+        assert said is not None
+        row |= {
+            f"emulated_{tier}_bytes": was,
+            f"predicted_{tier}_bytes": said.value,
+            f"{tier}_error_percent": published(round(100 * (said.value / was - 1), 4)),
+            f"{tier}_is_inside": int(said.low <= was <= said.high),
+        }
+    return row
+
+
+def _group(name: str, rows: list[Row]) -> str:
+    cells = [name, str(len(rows))]
+    for tier in _TIERS:
+        errors = [abs(float(row[f"{tier}_error_percent"])) for row in rows]
+        inside = statistics.mean(int(row[f"{tier}_is_inside"]) for row in rows)
+        cells += [f"{statistics.mean(errors):.3f}", f"{max(errors):.2f}", f"{100 * inside:.0f}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+#: Why the reserved memory of a cell is further off than _WIDE: a part of its name, and the cause. First match wins.
+CAUSES: tuple[tuple[str, str], ...] = ()
+
+
+#: What was found where reserved memory was further off, each on its cells' emulated runs: the page's own list.
+FOUND = (
+    "What the differences came from, each found in an emulated run's own history and mended in `vramprobe/terms/`:",
+    "",
+    "- Kernels' scratch, which goes at once but needs a segment: partial sums of a bias's and a norm's gradient",
+    "  (`cuda/Reduce.cuh`, by the card's number of multiprocessors), flash attention's splits where queries are few",
+    "  (`num_splits_heuristic`), its row sums apart from the query's gradient, cuBLAS's copy of a matrix with gaps.",
+    "- Python's variables: a norm's rows in fp32 live until it returns, LoRA's narrow result does not; the loss and",
+    "  its gradient live through backward; BLOOM, DeepSeek V2, Falcon, GPT-2, GPT-NeoX, OLMo 2, Phi-3 and Qwen 3 each",
+    "  in their own order.",
+    "- Autograd's and g++'s order: `mul` makes its right side's gradient first, `addmm` its input's, its weight's and",
+    "  its bias's; autocast casts the last argument first; a clone and a sum with a number pass their gradient on.",
+    "- The load: adapters and raised weights are made while a tied head, a quantised weight's whole and 16-bit copies",
+    "  stand or have left holes. Blocks in such holes are up to 1 MiB larger than asked for, in allocated memory, too.",
+    "- The third step, which found other holes than the second.",
+    "- bitsandbytes' 8-bit products in integers on CUDA, which were counted as the CPU's (5 and 20 % of two fitted",
+    "  cells), and the two copies of doubly quantised scales.",
+)
+
+
+def cause_of(row: Row) -> str:
+    """The named cause of a difference."""
+    return next((why for part, why in CAUSES if part in row["cell"]), "unexplained")
+
+
+def is_unseen_card(row: Row) -> bool:
+    return row["gpu"] in UNSEEN_CARDS
+
+
+_Key = Callable[[Row], str]
+_COLUMNS = "cells | allocated: mean | worst | inside, % | reserved: mean | worst | inside, % |"
+
+
+def summary(rows: list[Row], model: MemoryModel) -> str:
+    """The errors on larger models, then on cards that nothing was fitted to, then each large one with its cause."""
+    cards = ", ".join(model.cards)
+    larger, elsewhere = [row for row in rows if not is_unseen_card(row)], [row for row in rows if is_unseen_card(row)]
+    lines = [
+        "# The fit for CUDA on cells that it has not seen\n",
+        f"Fitted to {model.num_records} emulated cells of {len(model.models)} models below 10B on {cards}.",
+        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured, but published A100",
+        "runs come out on it as they were measured ([reproduce.md](reproduce.md)).",
+        "Errors in percent of the emulated run. Intervals are of 90 % of the cells that were fitted, and at least",
+        "0.5 % to both sides until a GPU has been measured: wider than what is left here. By",
+        "`python benchmarks/truth/emulated_fit.py`.\n",
+        "## Models above 10B\n",
+        "How intervals are made was chosen with these cells in view, so their coverage is no clean test.\n",
+        *_errors(larger, lambda row: row["method"], lambda row: row["gpu"], lambda row: row["family"]),
+        "\n## Other cards\n",
+        "Models of all sizes on cards that nothing was fitted to, first looked at when all had been chosen. Then 24",
+        "cells of both tables whose reserved memory was off by 1 % or more (10.5 % at worst) were followed, request by",
+        "request, beside their emulated runs, and the order of requests was mended, for all cells alike. Neither table",
+        "is a clean test since: what is left here is what that did not mend.\n",
+        *_errors(elsewhere, lambda row: row["method"], lambda row: row["gpu"]),
+        "\n## A clean test\n",
+        *CLEAN,
+    ]
+    wide = [row for row in rows if max(abs(float(row[f"{tier}_error_percent"])) for tier in _TIERS) >= _WIDE]
+    lines += ["\n## What reserved memory was off by\n", *FOUND]
+    if wide:
+        lines += [
+            f"\n| off by {_WIDE:g} % or more | card | allocated, % | reserved, % | why |",
+            "| --- | --- | ---: | ---: | --- |",
+        ]
+        lines += [
+            f"| {row['cell']} | {row['gpu']} | {float(row['allocated_error_percent']):+.2f} | "
+            f"{float(row['reserved_error_percent']):+.2f} | {cause_of(row)} |"
+            for row in wide
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _errors(rows: list[Row], *keys: _Key) -> list[str]:
+    lines = [
+        f"| held out | {_COLUMNS}",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        _group("all", rows),
+    ]
+    for key in keys:
+        names = sorted({key(row) for row in rows})
+        lines += [_group(name, [row for row in rows if key(row) == name]) for name in names]
+    return lines
+
+
+def read_rows() -> list[Row]:
+    return read_csv(TABLE)
+
+
+def stale() -> list[str]:
+    """What is not as the records and tables say."""
+    model, records = load_fit(FIT), read_records()
+    found = []
+    if TABLE.with_suffix(".md").read_text() != summary(read_rows(), model):
+        found.append(f"{TABLE.stem}.md is not what {TABLE.name} says")
+    fitted = {record.fingerprint for record in records if is_fitted(record)}
+    if not set(model.fingerprints) <= fitted:
+        found.append(f"{FIT.name} is fitted to cells that are not in {RECORDS.name}")
+    if model.basis != basis():
+        found.append(f"{FIT.name} says {model.basis!r} where {REPRODUCED.name} says {basis()!r}")
+    return found
+
+
+def is_at_ease(record: RunRecord) -> bool:
+    """Whether its card had room for all that the allocator kept; where it had not, emulated_edges.py judges."""
+    return record.outcome.kind == "ok" and not record.num_alloc_retries
+
+
+def is_fitted(record: RunRecord) -> bool:
+    return is_at_ease(record) and not record.held_out and card_of(record) not in UNSEEN_CARDS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--collect", type=Path)
+    parser.add_argument("--check", action="store_true")
+    words = parser.parse_args()
+    if words.check:
+        complaints = stale()
+        raise SystemExit("; ".join([*complaints, "run python benchmarks/truth/emulated_fit.py"]) if complaints else 0)
+    if words.collect:
+        write_records(collect(words.collect))
+    records = read_records()
+    model = fit([one for one in records if is_fitted(one)]).model_copy(update={"basis": basis()})
+    save_fit(model, FIT)
+    rows = [row_of(record, model) for record in records if is_at_ease(record) and not is_fitted(record)]
+    TABLE.write_text(as_csv(rows))
+    TABLE.with_suffix(".md").write_text(summary(read_rows(), model))
+    print(summary(read_rows(), model).split("\n| off")[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What fitcheck-llm or canifinetune estimates for cells; run by the python that has it (benchmarks/truth/published.py).
+
+In: the tool's name, and on stdin a JSON list of ``{"architecture", "num_params", "spec"}`` (a CellSpec's fields). Out:
+one line of JSON, the last of stdout: the tool's version and for each cell its total and its tensors in bytes, or why it
+has none. Every option of the tool that says something about a condition of the cell is set; nothing of a tool is
+patched. The total holds what a tool adds for the CUDA context, fragmentation and safety; the tensors do not, and are
+what an allocated peak may be compared with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+GIB = 2**30
+
+
+def fitcheck(cell: dict[str, Any]) -> dict[str, Any]:
+    """fitcheck-llm. Cannot be told: k-bit preparation, autocast, LoRA's alpha and dropout, foreach or fused AdamW.
+
+    AdamW's state is fp32 or bf16, and full fine-tuning in 16 bit always has fp32 master weights.
+    """
+    from fitcheck import ModelConfig, TrainingConfig, estimate, get_gpu
+
+    spec, shape = cell["spec"], cell["architecture"]
+    model = ModelConfig(
+        name=spec["model"],
+        num_params=cell["num_params"],
+        hidden_size=shape["hidden_size"],
+        num_layers=shape["num_hidden_layers"],
+        num_attention_heads=shape["num_attention_heads"],
+        num_kv_heads=shape["num_key_value_heads"],
+        intermediate_size=shape["intermediate_size"],
+        vocab_size=shape["vocab_size"],
+        head_dim=shape["hidden_size"] // shape["num_attention_heads"],
+        tie_word_embeddings=shape["tie_word_embeddings"],
+    )
+    lora = {"lora_rank": None}
+    if spec["method"] != "full":
+        lora = {"lora_rank": spec["lora_r"], "lora_targets": list(spec["lora_targets"])}
+    trained_in_16_bit = spec["method"] == "full" and spec["dtype"] != "fp32"
+    report = estimate(
+        model,
+        TrainingConfig(
+            precision=spec["dtype"],
+            quantization="nf4" if spec["quant"].startswith("nf4") else spec["quant"],
+            double_quant=spec["quant"] == "nf4",
+            optimizer={"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}.get(spec["optim"], spec["optim"]),
+            optimizer_dtype="bf16" if trained_in_16_bit else "fp32",
+            batch_size=spec["batch_size"],
+            seq_len=spec["seq_len"],
+            grad_checkpoint=spec["gradient_checkpointing"],
+            flash_attn=spec["attn"] == "flash_attention_2",
+            grad_accum_steps=spec["grad_accum"],
+            **lora,
+        ),
+        get_gpu("a100-80"),
+    )
+    mib = 2**20
+    return {
+        "total_bytes": round(report.total_mib * mib),
+        "tensors_bytes": round((report.total_mib - report.overhead_mib) * mib),
+    }
+
+
+def canifinetune(cell: dict[str, Any]) -> dict[str, Any]:
+    """canifinetune. Cannot be told: k-bit preparation (it takes peft's), autocast, targets but by scope."""
+    from canifinetune.estimator import EstimateRequest, estimate
+
+    spec, shape = cell["spec"], cell["architecture"]
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    scope = "attention" if spec["lora_targets"] and set(spec["lora_targets"]) == attention else "all_linear"
+    lora: dict[str, Any] = {}
+    if spec["method"] != "full":
+        lora = {
+            "lora_rank": spec["lora_r"],
+            "lora_alpha": int(spec["lora_alpha"]),
+            "lora_dropout": spec["lora_dropout"],
+            "lora_target_scope": scope,
+        }
+    quantization = {"none": "none", "nf4": "nf4_double_quant", "nf4-single": "nf4"}.get(spec["quant"], spec["quant"])
+    keys = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "vocab_size",
+        "tie_word_embeddings",
+    )
+    memory = estimate(
+        EstimateRequest(
+            model_id=spec["model"],
+            override={key: shape[key] for key in keys}
+            | {"family": shape["model_type"], "total_params": cell["num_params"]},
+            use_network=False,
+            gpu_vram_gb=80,
+            method=spec["method"],
+            base_dtype=spec["dtype"],
+            quantization=quantization,
+            seq_len=spec["seq_len"],
+            micro_batch_size=spec["batch_size"],
+            gradient_accumulation_steps=spec["grad_accum"],
+            optimizer=spec["optim"],
+            gradient_checkpointing=spec["gradient_checkpointing"],
+            attention_implementation=spec["attn"],
+            **lora,
+        )
+    ).memory
+    return {
+        "total_bytes": round(memory.total_estimated_gb * GIB),
+        "tensors_bytes": round((memory.total_estimated_gb - memory.cuda_overhead_gb - memory.safety_margin_gb) * GIB),
+    }
+
+
+TOOLS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "fitcheck": ("fitcheck-llm", fitcheck),
+    "canifinetune": ("canifinetune", canifinetune),
+}
+
+
+def main() -> None:
+    package, run = TOOLS[sys.argv[1]]
+    estimates = []
+    with contextlib.redirect_stdout(sys.stderr):
+        for cell in json.load(sys.stdin):
+            try:
+                estimates.append(run(cell))
+            except (ValueError, KeyError) as error:
+                estimates.append({"why": f"{type(error).__name__}: {error}"})
+    print(json.dumps({"version": importlib.metadata.version(package), "estimates": estimates}))
+
+
+if __name__ == "__main__":
+    main()

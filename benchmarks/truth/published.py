@@ -1,0 +1,220 @@
+"""Predictions beside what others measured: ``python benchmarks/truth/published.py`` writes published.csv and .md.
+
+Every row of vramprobe/data/published.csv is either predicted or counted under the reason why not. A prediction is the
+simulation as it is, and once more with the named differences of the code that ran (literature/differences.py); nothing
+is tuned to a row. Beside it the formula engine, and two other estimators, each in an environment of its own that is set
+up by these commands (neither needs torch):
+
+    python3 -m venv out/fitcheck-env && out/fitcheck-env/bin/pip install fitcheck-llm==0.3.1
+    python3 -m venv out/canifinetune-env && out/canifinetune-env/bin/pip install canifinetune==0.4.1
+
+then add ``--peer fitcheck=out/fitcheck-env/bin/python --peer canifinetune=out/canifinetune-env/bin/python``. The
+published metric is allocated memory, so a peer's tensors are compared, without what it adds for the CUDA context,
+fragmentation and safety; the CSV has its total too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv
+from vramprobe import catalog
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.literature.differences import MOMENTS, differences_of, moments_of, with_differences
+from vramprobe.literature.formulas import FORMULAS, Estimate, Formula, facts_of
+from vramprobe.literature.published import NoCell, PublishedRow, Reason, cell_of, list_published
+from vramprobe.predict.predict import predict
+from vramprobe.simulate.run import simulate
+from vramprobe.spec import CellSpec
+
+TABLE = Path(__file__).with_suffix(".csv")
+PEERS = Path(__file__).parent / "peers" / "estimate.py"
+Row = dict[str, Any]
+
+
+def compare(row: PublishedRow, spec: CellSpec) -> Row:
+    """One row: measured bytes, and every prediction of our own with its signed error in percent."""
+    simulation = simulate(spec)
+    assert simulation.history is not None
+    bare = moments_of(simulation.history, spec)
+    differences = differences_of(row, spec)
+    corrected = with_differences(bare, spec, differences)
+    settled = next(p for p in reversed(simulation.record.phases) if p.name == "zero_grad").allocated_end_bytes
+    held = [one for one in differences if len(one.moments) == len(MOMENTS)]  # alive through the whole step
+    table: Row = {
+        "line": row.line,
+        "source": row.source,
+        "url_or_path": row.url_or_path,
+        "gpu": row.gpu,
+        "metric": row.metric,
+        "cell": spec.cell_id,
+        "run": run_in_words(row, spec),
+        "method": spec.method,
+        "kbit_prep": spec.kbit_prep,
+        "lora_dtype": spec.lora_dtype,
+        "library": "; ".join(f"{name} {'.'.join(map(str, version))}" for name, version in row.versions.items()),
+        "measured_bytes": row.memory_bytes,
+        "settled_measured_bytes": row.settled_bytes,
+        "settled_simulated_bytes": settled + sum(one.num_bytes(spec) for one in held),
+        "simulated_bytes": simulation.record.peak.allocated_bytes,
+        "with_differences_bytes": corrected.peak_bytes,
+        "differences": "; ".join(f"{one.name} {one.num_bytes(spec)}" for one in differences),
+        "formula_bytes": formula_bytes(spec),
+    }
+    return with_errors(table, ("simulated", "with_differences", "formula"))
+
+
+def with_errors(row: Row, names: Iterable[str]) -> Row:
+    """The row with a signed error in percent of the measured bytes for each prediction it has."""
+    for name in names:
+        predicted = row.get(f"{name}_bytes")
+        row[f"{name}_error_percent"] = None if predicted is None else percent(predicted, row["measured_bytes"])
+    return row
+
+
+def percent(predicted: int, measured: int) -> float:
+    return round(100 * (predicted / measured - 1), 3)
+
+
+def formula_bytes(spec: CellSpec) -> int | None:
+    """The arithmetic's peak without any fit; null where it does not cover the cell."""
+    try:
+        return predict(spec).peak_allocated_bytes.value
+    except UnsupportedArchitecture:
+        return None
+
+
+def ask_peer(name: str, python: str, cells: list[CellSpec]) -> tuple[str, list[dict[str, Any]]]:
+    """(version, one estimate a cell) of a peer in its own environment."""
+    asked = [
+        {
+            "architecture": spec.architecture,
+            "num_params": catalog.find_model(spec.model).n_params,
+            "spec": spec.model_dump(mode="json", exclude={"architecture"}),
+        }
+        for spec in cells
+    ]
+    done = subprocess.run([python, PEERS, name], input=json.dumps(asked), capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return answer["version"], answer["estimates"]
+
+
+def add_peer(name: str, python: str, rows: list[Row], cells: list[CellSpec]) -> None:
+    version, estimates = ask_peer(name, python, cells)
+    for row, estimate in zip(rows, estimates, strict=True):
+        row |= {
+            f"{name}_version": version,
+            f"{name}_bytes": estimate.get("tensors_bytes"),
+            f"{name}_total_bytes": estimate.get("total_bytes"),
+            f"{name}_why": estimate.get("why"),
+        }
+        with_errors(row, (name,))
+
+
+def predictors(rows: list[Row]) -> list[str]:
+    return [key.removesuffix("_error_percent") for key in rows[0] if key.endswith("_error_percent")]
+
+
+def formula_errors(rows: list[Row], cells: list[CellSpec]) -> list[tuple[Formula, list[float]]]:
+    """Each formula of a peak with its errors in percent on the rows that it applies to."""
+    found = []
+    for formula in FORMULAS:
+        said = [formula.apply(facts_of(spec)) for spec in cells]
+        errors = [
+            100 * (one.allocated_bytes / row["measured_bytes"] - 1)
+            for row, one in zip(rows, said, strict=True)
+            if isinstance(one, Estimate)
+        ]
+        if formula.predicts == "peak":
+            found.append((formula, errors))
+    return found
+
+
+def markdown(rows: list[Row], cells: list[CellSpec], reasons: Counter[Reason]) -> str:
+    """Every row, mean and worst by source and method, the formulas on the same rows, and the rows left out."""
+    names = predictors(rows)
+    heads = [name.replace("_", " ") for name in names]
+    lines = ["# Predictions beside what others measured\n", "Errors are predicted less measured, of the measured.\n"]
+    lines += [table_row("row", "run", "measured, GiB", *heads), table_row("---", "---", *["---:"] * (1 + len(names)))]
+    for row in rows:
+        errors = [shown(row[f"{name}_error_percent"]) for name in names]
+        lines.append(table_row(row["line"], row["run"], f"{row['measured_bytes'] / 2**30:.3f}", *errors))
+    lines += ["", table_row("source", "method", "rows", *(f"{head}: mean, worst" for head in heads))]
+    lines.append(table_row("---", "---", *["---:"] * (1 + len(names))))
+    for source, method in [*dict.fromkeys((row["source"], row["method"]) for row in rows), ("all", "all")]:
+        group = [row for row in rows if (source, method) in ((row["source"], row["method"]), ("all", "all"))]
+        lines.append(table_row(source, method, len(group), *(mean_and_worst(group, name) for name in names)))
+    lines += [
+        "",
+        table_row("formula people use", "rows", "mean, worst", "says"),
+        table_row("---", "---:", "---:", "---"),
+    ]
+    for formula, errors in formula_errors(rows, cells):
+        mean = f"{statistics.mean(map(abs, errors)):.1f} %, {max(errors, key=abs):+.1f} %" if errors else "–"
+        lines.append(table_row(formula.name, len(errors), mean, formula.says))
+    lines += ["", table_row("not predicted because", "rows"), table_row("---", "---:")]
+    lines += [table_row(reason, reasons[reason]) for reason in get_args(Reason)]
+    lines.append(table_row("**predicted**", len(rows)))
+    return "\n".join(lines) + "\n"
+
+
+def run_in_words(row: PublishedRow, spec: CellSpec) -> str:
+    """The published run, short enough for a table."""
+    prepared = f" {spec.quant}, {spec.kbit_prep} prep" if spec.quant != "none" else ""
+    release = ".".join(map(str, row.versions["transformers"]))
+    return f"{spec.model_label} {spec.method}{prepared}, {spec.dtype}, {spec.batch_size} × {spec.seq_len}, {release}"
+
+
+def table_row(*values: object) -> str:
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def shown(error: float | None) -> str:
+    return "–" if error is None else f"{error:+.2f} %"
+
+
+def mean_and_worst(rows: list[Row], name: str) -> str:
+    """The mean of the absolute errors, and the signed one that is furthest from 0."""
+    errors = [row[f"{name}_error_percent"] for row in rows if row[f"{name}_error_percent"] is not None]
+    return f"{statistics.mean(map(abs, errors)):.2f} %, {max(errors, key=abs):+.2f} %" if errors else "–"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    rows: list[Row] = []
+    cells: list[CellSpec] = []
+    reasons: Counter[Reason] = Counter()
+    for published in list_published():
+        cell = cell_of(published)
+        if isinstance(cell, NoCell):
+            reasons[cell.reason] += 1
+            continue
+        rows.append(compare(published, cell))
+        cells.append(cell)
+    for peer in options.peer:
+        name, _, python = peer.partition("=")
+        add_peer(name, python, rows, cells)
+    TABLE.write_text(as_csv(rows))
+    text = markdown(rows, cells, reasons)
+    TABLE.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

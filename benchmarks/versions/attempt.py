@@ -1,0 +1,133 @@
+"""One run under one set of libraries, by ``vramprobe profile`` on an emulated card.
+
+In: a Run, an interpreter and its packages. Out: a journal's entry: ``ok`` with the peaks, what was alive then and the
+largest blocks with the lines that asked for them, ``oom``, ``timeout`` or ``error`` with its last words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.frameworks.stacks import fingerprint_of
+from benchmarks.versions.runs import CARD, Run
+from vramprobe.emulate.build import emulator_version
+from vramprobe.records.profile import RankProfile, profile_from_json
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_MOST_BLOCKS = 10
+_MOST_LINES = 12
+_DYING_SECONDS = 30.0
+
+
+def attempt(run: Run, python: Path, pins: dict[str, str], *, limit_seconds: float) -> dict[str, Any]:
+    """The entry of one attempt, but for the stack's name."""
+    started, before = time.time(), psutil.Process().cpu_times()
+    with tempfile.TemporaryDirectory(prefix="vramprobe-version-") as home:
+        work = Path(home)
+        model = work / run.model
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(run.config))
+        told = profiled(run.command(python, model), work, CARD, python=python, limit_seconds=limit_seconds)
+    after = psutil.Process().cpu_times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return {
+        "run": run.name,
+        "fingerprint": run.fingerprint,
+        "pins_fingerprint": fingerprint_of(pins),
+        "emulator_version": emulator_version(),
+        "seconds": round(time.time() - started, 1),
+        "cpu_seconds": round(cpu, 1),
+        "ended": round(time.time()),
+        **told,
+    }
+
+
+def profiled(
+    command: list[str], work: Path, cards: str, *, python: Path, limit_seconds: float, seq_len: int | None = None
+) -> dict[str, Any]:
+    """The part of an entry that is this command's own. It runs in ``work``, by ``python`` or what lies beside it."""
+    hidden = {str(REPOSITORY): "", str(work): "", str(python.parents[1]): "", str(Path.home()): "~/"}
+    words = ["profile", "--emulate", cards, "--empty-weights", "--steps-only", "--trace", "step", "--json"]
+    words += [*([] if seq_len is None else ["--seq-len", str(seq_len)]), "--", *command]
+    environment = os.environ | {
+        "PYTHONPATH": str(REPOSITORY),
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "HF_HOME": str(work / "hf"),
+        "TMPDIR": str(work),
+    }
+    with (work / "said").open("wb") as said, (work / "record").open("wb") as record:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vramprobe", *words],
+            env=environment,
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=record,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            return {"outcome": "timeout", "said": _last_words(work / "said", hidden)}
+        finally:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                process.send_signal(signal.SIGTERM)  # which ends the command's own processes, too
+                process.wait(_DYING_SECONDS)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = [line for line in (work / "record").read_text(errors="replace").splitlines() if '"ranks"' in line]
+    if not lines:
+        return {"outcome": "error", "said": _last_words(work / "said", hidden)}
+    return entry_of(lines[-1], _last_words(work / "said", hidden))
+
+
+def entry_of(line: str, said: str) -> dict[str, Any]:
+    """The entry's own part of a profile as JSON; ``said``: the command's last words."""
+    profile = profile_from_json(line)
+    rank = profile.highest_rank
+    if profile.outcome.kind != "ok" or rank is None or rank.peak is None or not rank.repeats:
+        kind = profile.outcome.kind if profile.outcome.kind in ("oom", "error") else "error"
+        return {"outcome": kind, "said": said}
+    steering = (
+        []
+        if profile.emulation is None
+        else [read.line for read in profile.emulation.reads if read.could_have_steered and read.line]
+    )
+    return {
+        "outcome": "ok",
+        "peak_bytes": rank.peak.allocated_bytes,
+        "reserved_bytes": rank.peak.reserved_bytes,
+        "phase": rank.peak.phase,
+        "phases": {one.name: one.allocated_bytes for one in rank.phases},
+        "at_peak": None if rank.at_peak is None else rank.at_peak.model_dump(),
+        "largest": _largest(rank),
+        "num_steps": rank.num_steps,
+        "steering_lines": steering,
+        "warnings": profile.warnings,
+    }
+
+
+def _largest(rank: RankProfile) -> list[dict[str, Any]]:
+    blocks = sorted(rank.largest, key=lambda one: -one.total_bytes)[:_MOST_BLOCKS]
+    return [one.model_dump(exclude_none=True) for one in blocks]
+
+
+def _last_words(path: Path, hidden: dict[str, str]) -> str:
+    """Without this machine's paths: the journal is published."""
+    text = "\n".join(path.read_text(errors="replace").replace("\r", "\n").splitlines()[-_MOST_LINES:])
+    for words, instead in hidden.items():
+        text = text.replace(f"{words}{os.sep}", instead)
+    return text

@@ -1,0 +1,256 @@
+"""Memory by version: the journal's runs as a table, a page and a picture.
+
+In: the journal's entries and the stacks in the order of their days. Out: versions.csv, one row for each run and stack,
+with the change since the stack before and its cause; versions.md; versions.svg and .png.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.frameworks.stacks import PINS, fingerprint, pins
+from benchmarks.tables import as_csv, read_csv
+from benchmarks.versions import picture
+from benchmarks.versions.causes import UNEXPLAINED, list_causes, step_of
+from benchmarks.versions.predicted import predicted_bytes
+from benchmarks.versions.runs import CARD, Run, runs
+from vramprobe.units import GIB
+
+JUMP_PERCENT = 1.0
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
+COLUMNS = (
+    "run",
+    "model",
+    "num_layers",
+    "method",
+    "trainer",
+    "stack",
+    "day",
+    *PACKAGES,
+    "outcome",
+    "peak_bytes",
+    "reserved_bytes",
+    "phase",
+    "since",
+    "change_bytes",
+    "change_percent",
+    "cause",
+    "step_bytes",
+    "predicted_bytes",
+    "error",
+)
+Row = dict[str, Any]
+Entry = dict[str, Any]
+
+
+def rows(entries: list[Entry], stacks: list[str]) -> list[Row]:
+    """One for each run under each stack that the journal has, run by run in the order of the days."""
+    found = []
+    for run in runs():
+        before: Row | None = None
+        for stack in stacks:
+            entry = _entry_of(run, stack, entries)
+            if entry is None:
+                continue
+            row = _row(run, stack, entry, before)
+            found.append(row)
+            before = row if row["outcome"] == "ok" else before
+    return found
+
+
+def _entry_of(run: Run, stack: str, entries: list[Entry]) -> Entry | None:
+    """The last that ended well, else the last."""
+    packages = fingerprint(stack)
+    same = [
+        one
+        for one in entries
+        if (one["run"], one["fingerprint"], one["pins_fingerprint"]) == (run.name, run.fingerprint, packages)
+    ]
+    return next((one for one in reversed(same) if one["outcome"] == "ok"), same[-1] if same else None)
+
+
+def _row(run: Run, stack: str, entry: Entry, before: Row | None) -> Row:
+    told = pins(stack)
+    row: Row = {
+        "run": run.name,
+        "model": run.model,
+        "num_layers": run.num_layers,
+        "method": run.method,
+        "trainer": run.trainer,
+        "stack": stack,
+        "day": day_of(stack),
+        **{name: told[name] for name in PACKAGES},
+        "outcome": entry["outcome"],
+    }
+    if entry["outcome"] != "ok":
+        return row | {"error": last_error(entry)}
+    row |= {name: entry[name] for name in ("peak_bytes", "reserved_bytes", "phase")}
+    row["step_bytes"] = max(size for phase, size in entry["phases"].items() if phase != "load")
+    row["predicted_bytes"] = predicted_bytes(run, told)
+    if before is None:
+        return row
+    change = entry["peak_bytes"] - before["peak_bytes"]
+    percent = 100 * change / before["peak_bytes"]
+    row |= {"since": before["stack"], "change_bytes": change, "change_percent": f"{percent:.2f}"}
+    if abs(percent) > JUMP_PERCENT:
+        causes = [one.release for one in list_causes() if one.applies(run.name, before["stack"], stack)]
+        row["cause"] = "; ".join(causes) or UNEXPLAINED
+    return row
+
+
+def day_of(stack: str) -> str:
+    """The day whose newest packages it has."""
+    return (PINS / f"{stack}.in").read_text().split("\n", 1)[0].strip("# ").split()[0]
+
+
+def last_error(entry: Entry) -> str:
+    """In one line."""
+    found = re.findall(r"^\S*(?:Error|Exception)\b.*$", entry.get("said", ""), re.M)
+    return found[-1][:160] if found else "no words of its own"
+
+
+def write(entries: list[Entry], stacks: list[str], path: Path) -> None:
+    """The CSV, its page and its picture beside it."""
+    path.write_text(as_csv(rows(entries, stacks), COLUMNS))
+    found = read_csv(path)
+    path.with_suffix(".md").write_text(page(found, entries))
+    for name, content in picture.files(found).items():
+        path.with_name(name).write_bytes(content)
+
+
+def as_read(found: Iterable[Row]) -> list[Row]:
+    """Rows as read_csv gives them."""
+    return [{name: "" if row.get(name) is None else str(row[name]) for name in COLUMNS} for row in found]
+
+
+def page(found: list[Row], entries: list[Entry]) -> str:
+    """The table as a page: peaks, jumps, causes, what does not run, and the stacks."""
+    jumps = [row for row in found if row["cause"]]
+    stacks = list(dict.fromkeys(row["stack"] for row in sorted(found, key=lambda row: row["day"])))
+    lines = [
+        *_HEAD.splitlines(), "", "![memory by version](versions.svg)", "", "## Peaks", "", *_peaks(found, stacks), "",
+        "## Jumps", "", *_jumps(jumps), "", "## Causes", "", *_causes(jumps, entries), "",
+        "## Predicted", "", *_predicted(found, stacks), "",
+        "## What does not run", "", *_errors(found, stacks), "", "## Stacks", "", *_stacks(found, stacks),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _peaks(found: list[Row], stacks: list[str]) -> list[str]:
+    """A line for each run, a column for each stack: GiB."""
+    lines = [
+        f"| run, GiB allocated | {' | '.join(name.removeprefix('hf-') for name in stacks)} |",
+        f"| --- |{' ---: |' * len(stacks)}",
+    ]
+    for name in dict.fromkeys(row["run"] for row in found):
+        by_stack = {row["stack"]: row for row in found if row["run"] == name}
+        lines.append(f"| {name} | {' | '.join(_peak(by_stack.get(stack)) for stack in stacks)} |")
+    return lines
+
+
+def _peak(row: Row | None) -> str:
+    """Bold where it has jumped."""
+    if row is None:
+        return ""
+    if row["outcome"] != "ok":
+        return row["outcome"]
+    size = f"{int(row['peak_bytes']) / GIB:.2f}"
+    return f"**{size}**" if row["cause"] else size
+
+
+def _jumps(jumps: list[Row]) -> list[str]:
+    explained = sum(row["cause"] != UNEXPLAINED for row in jumps)
+    lines = [
+        f"{len(jumps)} changes of more than {JUMP_PERCENT:g} %, {explained} with a cause.",
+        "",
+        "| run | from | to | GiB | change, % | cause |",
+        "| --- | --- | --- | ---: | ---: | --- |",
+    ]
+    for row in jumps:
+        after = int(row["peak_bytes"])
+        before = after - int(row["change_bytes"])
+        lines.append(
+            f"| {row['run']} | {row['since'].removeprefix('hf-')} | {row['stack'].removeprefix('hf-')} "
+            f"| {before / GIB:.2f} → {after / GIB:.2f} | {float(row['change_percent']):+.1f} | {row['cause']} |"
+        )
+    return lines
+
+
+def _causes(jumps: list[Row], entries: list[Entry]) -> list[str]:
+    """Those that some jump has, with what the bisection found."""
+    lines = ["| release | what changed | source | bisected |", "| --- | --- | --- | --- |"]
+    for cause in list_causes():
+        if not any(cause.applies(row["run"], row["since"], row["stack"]) for row in jumps):
+            continue
+        step = step_of(cause, entries)
+        told = "no: read, and counted" if cause.counted else "no: read"
+        if step is not None:
+            version, before, after = step
+            told = f"{cause.bisected}: {version} {before / GIB:.2f} GiB, then {after / GIB:.2f}"
+        lines.append(f"| {cause.release} | {cause.why} | {cause.source} | {told} |")
+    return lines
+
+
+def _predicted(found: list[Row], stacks: list[str]) -> list[str]:
+    """A line for each run by transformers' Trainer: how far the arithmetic is off, in percent of the emulated step."""
+    offs = {(row["run"], row["stack"]): off_percent(row) for row in found if row["predicted_bytes"]}
+    if not offs:
+        return ["Nothing yet."]
+    worst = max(offs.values(), key=abs)
+    lines = [
+        "What `vramprobe predict --stack transformers-X,bitsandbytes-Y` says of a step of the runs by transformers'",
+        f"Trainer, by arithmetic alone and no fit: {len(offs)} of them, the worst {worst:+.2f} % off. In percent of",
+        "the emulated step, loading left out:",
+        "",
+        f"| run | {' | '.join(name.removeprefix('hf-') for name in stacks)} |",
+        f"| --- |{' ---: |' * len(stacks)}",
+    ]
+    for run in dict.fromkeys(name for name, _ in offs):
+        cells = [f"{offs[run, stack]:+.2f}" if (run, stack) in offs else "" for stack in stacks]
+        lines.append(f"| {run} | {' | '.join(cells)} |")
+    return lines
+
+
+def off_percent(row: Row) -> float:
+    """Of what was predicted, against what the emulated step held."""
+    return 100 * (int(row["predicted_bytes"]) / int(row["step_bytes"]) - 1)
+
+
+def _errors(found: list[Row], stacks: list[str]) -> list[str]:
+    failed = [row for row in found if row["outcome"] != "ok"]
+    made, every = len(found), len(runs()) * len(stacks)
+    ended = f"{len(failed)} of them ended otherwise:" if failed else "all ended well."
+    counts = {one.name: sum(row["run"] == one.name for row in found) for one in runs()}
+    missing = [f"{name} ({len(stacks) - count})" for name, count in counts.items() if count < len(stacks)]
+    lines = [f"Not run yet, under so many stacks: {', '.join(missing)}.", ""] if missing else []
+    lines += [f"{made} of {every} were run; {ended}"]
+    if failed:
+        lines += ["", "| run | stack | ended with |", "| --- | --- | --- |"]
+    return lines + [f"| {row['run']} | {row['stack']} | {row['outcome']}: {row['error']} |" for row in failed]
+
+
+def _stacks(found: list[Row], stacks: list[str]) -> list[str]:
+    lines = [f"| stack | {' | '.join(PACKAGES)} |", f"| --- |{' --- |' * len(PACKAGES)}"]
+    for name in stacks:
+        row = next(row for row in found if row["stack"] == name)
+        lines.append(f"| {name} | {' | '.join(row[package] for package in PACKAGES)} |")
+    return lines
+
+
+_HEAD = f"""\
+# What library versions change
+
+The same runs under Hugging Face's libraries of nine days, each by its own unmodified packages on an emulated {CARD}, on
+empty checkpoints: `python benchmarks/versions/versions.py`. Peaks of allocated memory over the whole run, loading
+included: *emulated*, none measured on a GPU. Batch 4 × 1,024 tokens, bfloat16 weights, LoRA of rank 16 on all linear
+layers, QLoRA in NF4 with double quantisation; [train.py](train.py) is all of it. `mixtral-8x7b:4`
+is a model with 4 of its layers alone: what changes by layer counts for less there, what changes at the logits for more.
+`trainer`: transformers' Trainer with `bf16=True`, and for QLoRA PEFT's `prepare_model_for_kbit_training`. `trl`:
+SFTTrainer, with every default as its release has it: what a changed default does to memory is part of what is asked.
+
+A change of more than {JUMP_PERCENT:g} % since the stack before is a jump (bold). Its release is found by
+`python benchmarks/versions/versions.py --bisect RUN STACK STACK`, its cause in that release's source; or it is called
+unexplained."""

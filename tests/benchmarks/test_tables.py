@@ -1,0 +1,45 @@
+"""The writing of the benchmarks' tables: CSV that reads back, aligned Markdown, a check that names what is stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+Script = Callable[[str], ModuleType]
+
+
+def test_a_table_reads_back_with_every_name_of_every_row(script: Script, tmp_path: Path) -> None:
+    tables, path = script("tables"), tmp_path / "table.csv"
+    assert tables.read_csv(path) == []
+    path.write_text(tables.as_csv([{"cell": "a, b", "bytes": 1}, {"cell": "c", "why": "oom"}]))
+    assert path.read_bytes() == b'cell,bytes,why\n"a, b",1,\nc,,oom\n'
+    assert tables.read_csv(path) == [
+        {"cell": "a, b", "bytes": "1", "why": ""},
+        {"cell": "c", "bytes": "", "why": "oom"},
+    ]
+
+
+def test_each_column_is_aligned_as_it_says(script: Script) -> None:
+    as_markdown = script("tables").as_markdown
+    assert as_markdown(["cell", "bytes"], "lr", [["a", 1]]) == ["| cell | bytes |", "| --- | ---: |", "| a | 1 |"]
+    with pytest.raises(AssertionError):
+        as_markdown(["cell", "bytes"], "l", [])
+
+
+def test_a_check_writes_nothing_and_names_what_is_stale(script: Script, tmp_path: Path) -> None:
+    write_or_check = script("tables").write_or_check
+    page, table = tmp_path / "page.md", tmp_path / "table.csv"
+    made = {page: "new\n", table: b"cell\n"}
+    with pytest.raises(SystemExit, match=r"stale: page\.md, table\.csv; .* python benchmarks/ranks/ranks.py"):
+        write_or_check(made, "ranks/ranks.py", check=True)
+    assert not page.exists()
+    write_or_check(made, "ranks/ranks.py", check=False)
+    with pytest.raises(SystemExit) as stopped:
+        write_or_check(made, "ranks/ranks.py", check=True)
+    assert stopped.value.code == 0
+    page.write_text("old\n")
+    with pytest.raises(SystemExit, match=r"stale: page\.md;"):
+        write_or_check(made, "ranks/ranks.py", check=True)

@@ -1,0 +1,232 @@
+"""``vramprobe explain`` from its input to its words: snapshots, logs, wrong input, and what it does not repeat."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import HERE
+
+from vramprobe.architecture import architecture
+from vramprobe.catalog import find_model
+from vramprobe.cli.explain import as_json, in_words
+from vramprobe.errors import VramprobeError
+from vramprobe.explain.report import report_of
+from vramprobe.explain.requests import Factors, tensors_of_size
+from vramprobe.units import GIB, MIB
+
+LOG = """\
++ python /home/joe/secret/train.py --token hf_abcdef --model_name_or_path meta-llama/Llama-3.1-8B \
+--per_device_train_batch_size 4 --max_length 2048
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/joe/secret/train.py", line 33, in <module>
+[rank1]:     trainer.train(token="hf_abcdef")
+[rank1]:   File "/home/joe/env/site-packages/transformers/loss/loss_utils.py", line 47, in ForCausalLMLoss
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 1 has a total capacity of \
+79.19 GiB of which 3.06 GiB is free. Including non-PyTorch memory, this process has 76.12 GiB memory in use. Of the \
+allocated memory 74.10 GiB is allocated by PyTorch, and 503.92 MiB is reserved by PyTorch but unallocated. If
+"""
+
+
+def explained(text: str | bytes, **options: Any) -> list[str]:
+    return in_words(report_of(io.BytesIO(text if isinstance(text, bytes) else text.encode()), **options))
+
+
+def test_a_log_in_about_ten_lines_without_its_paths_and_secrets() -> None:
+    lines = explained(LOG)
+    assert lines == [
+        "GPU 1 ran out of memory: 3.91 GiB requested, 3.06 GiB free of 79.19 GiB",
+        "     74.10 GiB  allocated by PyTorch",
+        "    503.92 MiB  reserved but unused",
+        "      1.53 GiB  CUDA context and libraries (about)",
+        "phase: forward, the loss (transformers/loss/loss_utils.py:47 in ForCausalLMLoss)",
+        "cause: size: even with all unused memory the request lacks 366.48 MiB",
+        "the request has the size of logits: 4 × 2048 tokens × 128256 vocabulary in fp32",
+        "try: 1. a chunked or fused loss that never holds all logits (use_liger_kernel)",
+        "     2. halve the per-device batch size and double gradient_accumulation_steps",
+        "     3. a shorter max_length",
+    ]
+
+
+def test_json_has_bytes_and_no_text_of_the_log() -> None:
+    said = json.dumps(as_json(report_of(io.BytesIO(LOG.encode()))))
+    assert json.loads(said)["oom"]["outside"] == pytest.approx(1.53 * GIB, abs=0.02 * GIB)
+    assert "joe" not in said
+    assert "hf_" not in said
+
+
+def test_a_model_that_a_log_names_is_only_looked_up_in_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vramprobe.catalog.models._hub_config", lambda name: pytest.fail("the hub is asked"))
+    for name in ("someone/private-model", "/etc/passwd", "./folder"):
+        assert not any("size of" in line for line in explained(LOG.replace("meta-llama/Llama-3.1-8B", name)))
+    assert any("size of" in line for line in explained(LOG.replace("meta-llama", "x"), model="llama-3.1-8b"))
+
+
+def test_tensors_of_known_sizes() -> None:
+    of = find_model("llama-3.1-8b")
+    factors = Factors(of.name, architecture(of.config), 4, 2048, 8)
+    names = tensors_of_size(14336 * 4096 * 2, 0, factors)
+    assert [name.partition(" ")[0] for name in names] == ["gate_proj", "up_proj", "down_proj"]
+    assert all("14336" in name and "4096" in name and "bf16" in name for name in names)
+    (share,) = tensors_of_size(-(-factors.architecture.num_params // 8) * 4, MIB, factors)
+    assert share == "all 8,030,261,248 parameters / 8 GPUs in fp32"
+    assert tensors_of_size(123 * MIB + 1, 1000, factors) == []
+    assert "eager attention scores: 4 × 32 heads × 2048² in fp32" in tensors_of_size(4 * 32 * 2048**2 * 4, 0, factors)
+
+
+def block(size: int, state: str, line: int) -> dict[str, Any]:
+    frames = [
+        {"filename": "??", "line": 0, "name": "at::empty"},
+        {"filename": "/env/site-packages/torch/nn/functional.py", "line": 9, "name": "linear"},
+        {"filename": "/home/joe/model.py", "line": line, "name": "forward"},
+    ]
+    return {"size": size, "requested_size": size, "state": state, "frames": frames}
+
+
+def snapshot(**changes: Any) -> dict[str, Any]:
+    blocks = [
+        block(5 * MIB, "active_allocated", 3),
+        block(7 * MIB, "inactive", 4),
+        block(8 * MIB, "active_allocated", 3),
+    ]
+    segments = [
+        {"device": 0, "address": 0, "total_size": 20 * MIB, "stream": 0, "segment_type": "large", "blocks": blocks},
+        {
+            "device": 0,
+            "address": 64 * MIB,
+            "total_size": 4 * MIB,
+            "stream": 0,
+            "segment_type": "large",
+            "blocks": [block(4 * MIB, "inactive", 5)],
+        },
+    ]
+    frames = [{"filename": "/env/site-packages/torch/optim/adam.py", "line": 9, "name": "_init_group"}]
+    oom = {"action": "oom", "size": 10 * MIB, "device_free": 1 * MIB, "stream": 0, "frames": frames}
+    return {"segments": segments, "device_traces": [[oom]]} | changes
+
+
+def test_a_snapshot_names_its_lines_and_what_is_unused() -> None:
+    lines = explained(pickle.dumps(snapshot()))
+    assert lines == [
+        "GPU 0 ran out of memory: 10.00 MiB requested, 1.00 MiB free",
+        "     13.00 MiB  allocated by PyTorch",
+        "     11.00 MiB  reserved but unused",
+        "phase: optimizer step, creating the optimizer state (torch/optim/adam.py:9 in _init_group)",
+        "cause: fragmentation: 11.00 MiB are reserved but unused, enough for the request, but in pieces that "
+        "are too small",
+        "     13.00 MiB  model.py:3 in forward",
+        "note: 2 live blocks; the largest unused one has 7.00 MiB",
+        "note: 4.00 MiB are in unused segments, which torch.cuda.empty_cache() returns",
+        "try: 1. set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF since PyTorch 2.9) "
+        "(at most 11.00 MiB)",
+        "     2. an 8-bit or paged optimizer (optim=adamw_bnb_8bit, paged_adamw_8bit)",
+        "     3. shard the optimizer state (ZeRO, FSDP) over more GPUs, or offload it",
+    ]
+
+
+def test_snapshots_of_other_releases() -> None:
+    old = snapshot()
+    for one in old["segments"]:
+        for part in one["blocks"]:
+            part["history"] = [{"addr": 0, "real_size": part["size"], "frames": part.pop("frames")}]
+    assert "     13.00 MiB  model.py:3 in forward" in explained(pickle.dumps(old))
+    assert explained(pickle.dumps(old["segments"]))[0] == "GPU 0 at the snapshot, which records no out-of-memory error"
+    with pytest.raises(VramprobeError, match="unknown format: KeyError"):
+        explained(pickle.dumps(snapshot(segments=[{"device": 0, "length": 3}])))
+    with pytest.raises(VramprobeError, match="empty"):
+        explained(pickle.dumps({"segments": [], "device_traces": []}))
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(MARK),)
+
+
+MARK = Path(HERE) / "a-pickle-was-run"
+
+
+def test_a_pickle_runs_no_code() -> None:
+    with pytest.raises(VramprobeError, match="refused"):
+        explained(pickle.dumps(snapshot(extra=Harmful())))
+    assert not MARK.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (b"", "empty"),
+        (b"\n \n", "empty"),
+        (b"all went well\n" * 3, "no out-of-memory error and no nvidia-smi table in 3 lines"),
+        (gzip.compress(b"x"), "compressed"),
+        (b"PK\x03\x04rest", "archive"),
+        (b"GIF\0\0\0", "binary"),
+        (pickle.dumps(snapshot())[:-40], "cut or damaged"),
+        (pickle.dumps([1, 2]), "snapshot"),
+        (pickle.dumps({"weights": 3}), "no memory snapshot"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(given: bytes, said: str) -> None:
+    with pytest.raises(VramprobeError, match=said) as raised:
+        explained(given)
+    assert "\n" not in str(raised.value)
+
+
+def test_partial_answers_say_so() -> None:
+    lines = explained(LOG[: LOG.index("Including")])
+    assert "note: the message is cut: some figures are missing" in lines
+    lines = explained("RuntimeError: CUDA error: out of memory\n")
+    assert any("does not say how much" in line for line in lines)
+    assert "note: there is no traceback before the error: the phase is unknown" in lines
+    (host, *_) = explained("srun: error: node3: task 0: oom-kill event\n")
+    assert host == "the host ran out of memory"
+
+
+def test_a_gpu_error_counts_before_the_kills_that_follow_it() -> None:
+    lines = explained("  exitcode  : -9 (pid: 3)\n" + LOG + "  exitcode  : -9 (pid: 4)\n")
+    assert lines[0].startswith("GPU 1 ran out of memory")
+
+
+def test_memory_beyond_the_card_is_the_windows_driver() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 172.00 MiB (GPU 0; 8.00 GiB total capacity; 22.35 GiB already "
+        "allocated; "
+        "0 bytes free; 22.35 GiB reserved in total by PyTorch)"
+    )
+    assert any("Windows" in line for line in explained(text))
+
+
+def run(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vramprobe", "explain", *words]
+    return subprocess.run(command, input=given, capture_output=True, text=True, cwd=HERE)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(LOG)
+    from_file, from_stdin = run(str(tmp_path / "run.log")), run("-", given=LOG)
+    assert from_file.returncode == 0, from_file.stderr
+    assert from_file.stdout == from_stdin.stdout
+    assert json.loads(run("-", "--json", given=LOG).stdout)["kind"] == "log"
+    for wrong in (str(tmp_path / "nothing.log"), str(tmp_path)):
+        done = run(wrong)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    done = run("-")
+    assert (done.returncode, done.stderr) == (1, "vramprobe: the input is empty: nothing to explain\n")
+
+
+def test_it_loads_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(LOG)
+    code = (
+        "import sys; from vramprobe.explain.report import report_of\n"
+        f"report_of(open({str(tmp_path / 'run.log')!r}, 'rb'))\n"
+        "assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,176 @@
+"""Whole logs: mixed ranks, wrapped and cut messages, progress bars, nvidia-smi, encodings, and any size."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+
+import pytest
+
+from vramprobe.errors import VramprobeError
+from vramprobe.explain.log import Log, read
+from vramprobe.units import GIB, MIB
+
+SITE = "/home/joe/env/lib/python3.10/site-packages/"
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.07 GiB. GPU {gpu} has a total capacity of "
+    "23.68 GiB "
+    "of which 609.80 MiB is free. Including non-PyTorch memory, this process has 23.08 GiB memory in use. Of the "
+    "allocated memory 20.90 GiB is allocated by PyTorch, and 1.87 GiB is reserved by PyTorch but unallocated. If"
+)
+FORWARD = ("transformers/trainer.py", "compute_loss"), ("transformers/loss/loss_utils.py", "ForCausalLMLoss")
+BACKWARD = ("accelerate/accelerator.py", "backward"), ("torch/_tensor.py", "backward")
+
+
+def traceback(frames: tuple[tuple[str, str], ...], gpu: int = 0) -> list[str]:
+    lines = [line for path, name in frames for line in (f'  File "{SITE}{path}", line 7, in {name}', "    x = y(z)")]
+    return ["Traceback (most recent call last):", *lines, MESSAGE.format(gpu=gpu)]
+
+
+def read_text(*lines: str) -> Log:
+    return read(io.BytesIO("\n".join(lines).encode()))
+
+
+def functions(log: Log) -> list[list[str]]:
+    return [[frame.function for frame in failure.frames] for failure in log.failures]
+
+
+def test_a_traceback_and_its_message() -> None:
+    log = read_text("starting", *traceback(FORWARD), "done")
+    (failure,) = log.failures
+    assert functions(log) == [["compute_loss", "ForCausalLMLoss"]]
+    assert (failure.rank, failure.is_mixed, failure.oom.device) == (None, False, 0)
+
+
+@pytest.mark.parametrize("prefix", ["[rank{}]: ", "[default{}]:", "{}: ", "[{}]:"])
+def test_ranks_that_write_at_once_are_told_apart(prefix: str) -> None:
+    first, second = traceback(FORWARD, 0), traceback(BACKWARD, 1)
+    mixed = [prefix.format(rank) + line for pair in zip(first, second, strict=True) for rank, line in enumerate(pair)]
+    log = read_text(*mixed)
+    assert functions(log) == [["compute_loss", "ForCausalLMLoss"], ["backward", "backward"]]
+    assert [failure.rank for failure in log.failures] == ["0", "1"]
+    assert not any(failure.is_mixed for failure in log.failures)
+
+
+def test_workers_of_ray_and_colors_are_taken_off() -> None:
+    lines = [f"\x1b[36m(TaskRunner pid=41, ip=10.0.0.1)\x1b[0m {line}" for line in traceback(FORWARD)]
+    log = read_text(*lines)
+    assert functions(log) == [["compute_loss", "ForCausalLMLoss"]]
+    assert log.failures[0].rank == "pid 41"
+
+
+def test_ranks_without_a_prefix_are_said_to_be_mixed() -> None:
+    first, second = traceback(FORWARD, 0), traceback(BACKWARD, 1)
+    log = read_text(*(line for pair in zip(first, second, strict=True) for line in pair))
+    assert log.failures[0].is_mixed
+
+
+def test_an_earlier_handled_error_lends_no_frames() -> None:
+    earlier = ["Traceback (most recent call last):", '  File "a.py", line 1, in evaluate', "KeyError: 'x'"]
+    log = read_text(*earlier, *traceback(BACKWARD))
+    assert functions(log) == [["backward", "backward"]]
+    assert not log.failures[0].is_mixed
+
+
+def test_a_wrapped_message_is_joined_and_a_repeated_one_counts_once() -> None:
+    whole = MESSAGE.format(gpu=0)
+    wrapped = [whole[:60], *(whole[start : start + 90].strip() for start in range(60, len(whole), 90))]
+    cut_at = [part for part in whole.split(" ") if part]
+    wrapped = [" ".join(cut_at[start : start + 12]) for start in range(0, len(cut_at), 12)]
+    log = read_text(*traceback(FORWARD)[:-1], *wrapped, "the launcher repeats:", whole)
+    (failure,) = log.failures
+    assert failure.oom.unused == round(1.87 * GIB)
+    assert len(failure.frames) == 2
+
+
+def test_a_log_that_ends_in_the_message() -> None:
+    log = read_text(*traceback(FORWARD)[:-1], MESSAGE.format(gpu=0)[:110])
+    (failure,) = log.failures
+    assert failure.oom.is_cut
+    assert (failure.oom.requested, failure.oom.free) == (round(2.07 * GIB), None)
+
+
+def test_rich_and_notebook_tracebacks() -> None:
+    rich = ["╭─── Traceback (most recent call last) ───╮", f"│ {SITE}transformers/trainer.py:9 in evaluate │"]
+    assert functions(read_text(*rich, MESSAGE.format(gpu=0))) == [["evaluate"]]
+    new = [
+        "OutOfMemoryError       Traceback (most recent call last)",
+        f"File {SITE}trl/x.py:9, in Trainer.evaluate(self)",
+    ]
+    assert functions(read_text(*new, MESSAGE.format(gpu=0))) == [["evaluate"]]
+    old = ["RuntimeError           Traceback (most recent call last)", f"{SITE}trl/x.py in evaluate(self, x)"]
+    assert functions(read_text(*old, MESSAGE.format(gpu=0))) == [["evaluate"]]
+
+
+def test_progress_settings_and_errors_without_figures() -> None:
+    log = read_text(
+        "  1%| | 8/494 [00:08<08:33, 1.7it/s]\r 18%|#8  | 88/494 [01:02<08:33,  1.7it/s]",
+        "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --cutoff_len=2048",
+        "Killed",
+        " 99%|#8  | 400/494 [01:02<08:33,  1.7it/s]",
+    )
+    assert log.progress == (88, 494)
+    assert log.settings == {"model": "Qwen/Qwen2.5-7B", "batch_size": "2", "seq_len": "2048"}
+    assert [failure.oom.backend for failure in log.failures] == ["host"]
+
+
+TABLE = """\
++-----------------------------------------------------------------------------------------+
+|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |
+| N/A   34C    P0             62W /  400W |   {used}MiB /  81920MiB |      0%      Default |
++-----------------------------------------+------------------------+----------------------+
+| Processes:                                                                              |
+|    0   N/A  N/A     41234      C   /home/joe/bin/python                      4210MiB    |
+|    0   N/A  N/A     41235      C   /home/joe/bin/python                     70210MiB    |
+"""
+
+
+def test_the_tables_of_nvidia_smi_and_its_csv() -> None:
+    log = read_text(*TABLE.format(used=74420).splitlines(), *TABLE.format(used=1234).splitlines())
+    assert log.readings.used == {0: 74420 * MIB}
+    assert log.readings.total == {0: 81920 * MIB}
+    assert log.readings.processes == {0: {41234: 4210 * MIB, 41235: 70210 * MIB}}
+    csv = [
+        "index, memory.used [MiB], memory.total [MiB]",
+        "0, 12 MiB, 81920 MiB",
+        "1, 800 MiB, 81920 MiB",
+        "0, 9, x, y",
+    ]
+    assert read_text(*csv).readings.used == {0: 12 * MIB, 1: 800 * MIB}
+
+
+def test_encodings_and_binaries() -> None:
+    text = "\n".join(traceback(FORWARD))
+    assert len(read(io.BytesIO(text.encode("utf-16"))).failures) == 1  # PowerShell's >
+    assert len(read(io.BytesIO(b"\xff\xfa\n" + text.encode())).failures) == 1
+    with pytest.raises(VramprobeError, match="binary"):
+        read(io.BytesIO(b"\x7fELF\0\0\1"))
+
+
+class Endless(io.RawIOBase):
+    """``num_bytes`` of one line after the other, or of one line without an end, then a failure."""
+
+    def __init__(self, unit: bytes, num_bytes: int) -> None:
+        self.unit, self.left = unit, num_bytes
+        self.tail = io.BytesIO(b"\n" + "\n".join(traceback(FORWARD)).encode())
+
+    def read(self, size: int = -1) -> bytes:
+        if self.left <= 0:
+            return self.tail.read(size)
+        chunk = self.unit * max(size // len(self.unit), 1)
+        self.left -= len(chunk)
+        return chunk
+
+
+@pytest.mark.parametrize("unit", [b"y" * 999 + b"\n", b"x" * 100], ids=["lines", "one line"])
+def test_a_huge_log_is_never_held_whole(unit: bytes) -> None:
+    num_bytes = 24 * MIB
+    tracemalloc.start()
+    try:
+        log = read(Endless(unit, num_bytes))  # type: ignore[arg-type]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert functions(log) == [["compute_loss", "ForCausalLMLoss"]]
+    assert log.num_bytes > 0.9 * num_bytes
+    assert peak < 12 * MIB

@@ -1,0 +1,291 @@
+"""Messages of PyTorch's releases, as people reported them, and the figures in them.
+
+``published_oom.csv``: figures (no text) that 38 public GitHub issues print, each row with its issue in ``source``;
+facts, which no license covers. ``derived_non_torch_gib`` was worked out by hand from them.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from vramprobe.explain.causes import explain
+from vramprobe.explain.messages import OutOfMemory, begins, is_whole, parse, without_figures
+from vramprobe.explain.phases import UNKNOWN
+from vramprobe.units import GIB, MIB
+
+#: Texts of public reports; the issue or the release beside each.
+IN_2_9 = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of "
+    "14.57 GiB of "
+    "which 1.58 GiB is free. Process 2493055 has 12.02 GiB memory in use. Including non-PyTorch memory, this "
+    "process has "
+    "966.00 MiB memory in use. Of the allocated memory 734.07 MiB is allocated by PyTorch, and 33.93 MiB is "
+    "reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+IN_2_4 = (  # TheDenk/cogvideox-controlnet#16
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 206.00 MiB. GPU 3 has a total capacity of 79.32 GiB "
+    "of which 55.56 MiB is free. Including non-PyTorch memory, this process has 79.27 GiB memory in use. Of the "
+    "allocated memory 76.93 GiB is allocated by PyTorch, and 22.44 MiB is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+    "fragmentation.  See documentation for Memory Management"
+)
+IN_2_1 = (  # carolchenyx/MGFN.#35, with the release's "capacty"
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of "
+    "6.00 GiB "
+    "of which 0 bytes is free. Of the allocated memory 2.93 GiB is allocated by PyTorch, and 2.30 GiB is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
+    "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+)
+IN_1_12 = (  # pp00704831/Stripformer-ECCV-2022-#21
+    "RuntimeError: CUDA out of memory. Tried to allocate 1.65 GiB (GPU 1; 7.79 GiB total capacity; 3.53 GiB already "
+    "allocated; 1.40 GiB free; 5.28 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
+    "setting max_split_size_mb to avoid fragmentation.  See documentation for Memory Management"
+)
+IN_1_2 = (  # pytorch/examples#621
+    "RuntimeError: CUDA out of memory. Tried to allocate 26.00 MiB (GPU 0; 1024.00 MiB total capacity; 435.61 MiB "
+    "already allocated; 24.17 MiB free; 26.39 MiB cached)"
+)
+ON_NPU = (  # xingchensong/TouchNet#100
+    "RuntimeError: NPU out of memory. Tried to allocate 5.03 GiB (NPU 3; 60.96 GiB total capacity; 49.47 GiB already "
+    "allocated; 49.47 GiB current active; 1.32 GiB free; 57.55 GiB reserved in total by PyTorch) If reserved memory is"
+)
+ON_MPS = (  # Comfy-Org/ComfyUI#7372
+    "RuntimeError: MPS backend out of memory (MPS allocated: 17.68 GB, other allocations: 3.95 MB, max allowed: 18.13 "
+    "GB). Tried to allocate 1024.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable"
+)
+ASYNC = (  # backend:cudaMallocAsync
+    "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory) Currently "
+    "allocated     "
+    ": 9.43 GiB Requested               : 640.00 MiB Device limit            : 11.59 GiB Free (according to CUDA): "
+    "7.12 MiB PyTorch limit (set by user-supplied memory fraction)                         : 17179869184.00 GiB"
+)
+
+
+def gib(amount: float) -> int:
+    return round(amount * GIB)
+
+
+def mib(amount: float) -> int:
+    return round(amount * MIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        (
+            IN_2_9,
+            {
+                "device": 0,
+                "requested": gib(1.95),
+                "total": gib(14.57),
+                "free": gib(1.58),
+                "process": mib(966),
+                "allocated": mib(734.07),
+                "unused": mib(33.93),
+                "others": (gib(12.02),),
+                "neighbors": gib(12.02),
+                "outside": mib(966) - mib(734.07) - mib(33.93),
+            },
+        ),
+        (
+            IN_2_4,
+            {
+                "device": 3,
+                "requested": mib(206),
+                "free": mib(55.56),
+                "process": gib(79.27),
+                "neighbors": 0,
+                "allocated": gib(76.93),
+                "unused": mib(22.44),
+            },
+        ),
+        (
+            IN_2_1,
+            {
+                "device": 0,
+                "total": gib(6),
+                "free": 0,
+                "process": None,
+                "unused": gib(2.30),
+                "outside": gib(6) - gib(2.93) - gib(2.30),
+                "neighbors": None,
+            },
+        ),
+        (
+            IN_1_12,
+            {
+                "device": 1,
+                "total": gib(7.79),
+                "free": gib(1.40),
+                "allocated": gib(3.53),
+                "unused": gib(5.28) - gib(3.53),
+                "reserved": gib(5.28),
+            },
+        ),
+        (IN_1_2, {"requested": mib(26), "total": gib(1), "allocated": mib(435.61), "unused": mib(26.39)}),
+        (ON_NPU, {"backend": "NPU", "device": 3, "requested": gib(5.03), "allocated": gib(49.47)}),
+        (
+            ON_MPS,
+            {"backend": "MPS", "requested": gib(1), "allowed": gib(18.13), "allocated": gib(17.68), "total": None},
+        ),
+        (
+            ASYNC,
+            {
+                "requested": mib(640),
+                "total": gib(11.59),
+                "free": mib(7.12),
+                "allocated": gib(9.43),
+                "unused": None,
+                "allowed": None,
+            },
+        ),
+    ],
+)
+def test_figures_of_each_release(text: str, figures: dict[str, object]) -> None:
+    assert begins(text)
+    found = parse(text)
+    assert {name: getattr(found, name) for name in figures} == figures
+    assert found.has_figures
+    assert not found.is_cut
+
+
+def test_a_cut_message_keeps_the_figures_it_has() -> None:
+    found = parse(IN_2_4[: IN_2_4.index("Including")])
+    assert (found.requested, found.free, found.allocated, found.is_cut) == (mib(206), mib(55.56), None, True)
+    assert parse("CUDA out of memory.") == OutOfMemory(backend="CUDA", has_figures=False, is_cut=True)
+    assert not is_whole("CUDA out of memory. Tried to allocate")
+
+
+def test_private_pools_a_limit_and_an_absurd_amount() -> None:
+    pools = "allocated by PyTorch, with 184.91 MiB allocated in private pools (e.g., CUDA Graphs), and"
+    pooled = parse(IN_2_4.replace("allocated by PyTorch, and", pools))
+    assert pooled.private_pools == mib(184.91)
+    limited = parse(IN_2_4.replace("memory in use. Of", "memory in use. 40.00 GiB allowed; Of"))
+    assert limited.allowed == gib(40)
+    assert explain(limited, UNKNOWN).cause == "limit"
+    assert parse(IN_2_4.replace("79.27 GiB memory", "17179869184.00 GiB memory")).process is None
+
+
+@pytest.mark.parametrize(
+    ("line", "backend"),
+    [
+        ("RuntimeError: CUDA error: out of memory", "CUDA"),
+        ("torch.AcceleratorError: CUDA error: out of memory", "CUDA"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CUDA"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 268435456 bytes.", "host"),
+        ("  exitcode  : -9 (pid: 41)", "host"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0.", "host"),
+        ("Killed", "host"),
+        ("MemoryError", "host"),
+        ("exit code 0", None),
+        ("Killed 3 zombies", None),
+    ],
+)
+def test_errors_without_figures(line: str, backend: str | None) -> None:
+    found = without_figures(line)
+    assert (found and found.backend) == backend
+    if found and backend == "host" and "268435456" in line:
+        assert found.requested == 268435456
+
+
+ROWS = list(csv.DictReader((Path(__file__).parent / "published_oom.csv").read_text(encoding="utf-8").splitlines()))
+
+
+def printed(gib_text: str) -> str:
+    """An amount as c10's format_size prints it."""
+    size = float(gib_text)
+    if size == 0:
+        return "0 bytes"
+    return f"{size:.2f} GiB" if size >= 1 else f"{size * 1024:.2f} MiB"
+
+
+def message_of(row: dict[str, str]) -> str:
+    """The message that a row's figures were printed in (CUDACachingAllocator.cpp of its time)."""
+    total = printed(row["total_gib"]) if row["total_gib"] else None
+    allocated, free = printed(row["allocated_gib"]), printed(row["free_gib"])
+    if row["message_format"] == "old":
+        of = f"{total} total capacity; " if total else ""
+        return (
+            f"CUDA out of memory. Tried to allocate {row['tried_as_printed']} (GPU 0; {of}{allocated} already "
+            f"allocated; "
+            f"{free} free; {printed(row['reserved_total_gib'])} reserved in total by PyTorch)"
+        )
+    of = f"GPU 0 has a total capacity of {total} of which {free} is free. " if total else f"of which {free} is free. "
+    process = row["process_in_use_gib"]
+    mine = f"Including non-PyTorch memory, this process has {printed(process)} memory in use. " if process else ""
+    unused = row["reserved_unallocated_gib"]
+    rest = f", and {printed(unused)} is reserved by PyTorch but unallocated." if unused else ""
+    return (
+        f"CUDA out of memory. Tried to allocate {row['tried_as_printed']}. {of}{mine}"
+        f"Of the allocated memory {allocated} is allocated by PyTorch{rest}"
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["source"])
+def test_published_figures_agree_with_what_was_derived_by_hand(row: dict[str, str]) -> None:
+    found = parse(message_of(row))
+    assert found.requested is not None
+    assert found.allocated == pytest.approx(float(row["allocated_gib"]) * GIB, abs=0.006 * GIB)
+    if row["derived_non_torch_gib"]:
+        assert found.outside == pytest.approx(float(row["derived_non_torch_gib"]) * GIB, abs=0.02 * GIB)
+    explanation = explain(found, UNKNOWN)
+    assert explanation.changes
+    for change in explanation.changes:
+        assert change.num_bytes in (None, found.unused, found.neighbors)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("Lightning-AI/litgpt#459", "fragmentation"),  # 1.04 GiB unused, 86 MiB requested
+        ("Lightning-AI/lit-llama#402", "neighbor"),  # another process holds about 10 GiB
+        ("tatsu-lab/stanford_alpaca#189", "neighbor"),  # 7 GiB outside
+        ("unslothai/unsloth#1144 (a)", "size"),  # 11.89 GiB requested, 3.38 free
+        ("hiyouga/LlamaFactory#1158", "size"),
+    ],
+)
+def test_published_causes(source: str, cause: str) -> None:
+    (row,) = (row for row in ROWS if row["source"] == source)
+    assert explain(parse(message_of(row)), UNKNOWN).cause == cause
+
+
+def test_ranks_that_share_a_gpu_by_mistake() -> None:
+    others = "".join(f"Process {pid} has 10.40 GiB memory in use. " for pid in range(100, 106))
+    text = IN_2_9.replace("Process 2493055 has 12.02 GiB memory in use. ", others).replace("966.00 MiB", "10.88 GiB")
+    found = explain(parse(text), UNKNOWN)
+    assert found.cause == "ranks on one GPU"
+    assert "7 processes" in found.why
+
+
+def test_a_neighbor_is_named_with_its_bytes() -> None:
+    found = explain(parse(IN_2_9), UNKNOWN)
+    assert (found.cause, found.changes[0].num_bytes) == ("neighbor", gib(12.02))
+
+
+def test_size_says_what_is_missing_and_expandable_segments_are_no_cure() -> None:
+    oom = OutOfMemory(backend="CUDA", requested=gib(3), free=gib(1), total=gib(80), allocated=gib(77), unused=gib(1))
+    found = explain(oom, UNKNOWN)
+    assert found.cause == "size"
+    assert "1.00 GiB" in found.why
+    enough = OutOfMemory(backend="CUDA", requested=gib(1), free=mib(1), total=gib(80), allocated=gib(77), unused=gib(2))
+    assert explain(enough, UNKNOWN).cause == "fragmentation"
+    assert explain(enough, UNKNOWN).changes[0].num_bytes == gib(2)
+    assert explain(enough, UNKNOWN, is_expandable=True).cause != "fragmentation"
+
+
+def test_in_a_container_this_process_stands_among_the_others_under_another_number() -> None:
+    in_a_container = (
+        "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB of which 20.00 MiB is "
+        "free. Process 1234 has {} GiB memory in use. Of the allocated memory 22.10 GiB is allocated by PyTorch, and "
+        "1.20 GiB is reserved by PyTorch but unallocated."
+    )
+    alone = parse(in_a_container.format("23.61"))
+    assert (alone.process, alone.others, alone.neighbors) == (round(23.61 * GIB), (), 0)
+    assert explain(alone, UNKNOWN).cause == "size"
+    beside_another = parse(in_a_container.format("0.30"))  # too small to hold what PyTorch has reserved here
+    assert (beside_another.process, beside_another.others) == (None, (round(0.30 * GIB),))

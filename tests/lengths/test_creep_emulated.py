@@ -1,0 +1,49 @@
+"""Reserved memory over batches of varied shapes: the replay against torch's own allocator on an emulated GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from emulated import require_emulation
+from grids import exhaustive
+
+import vramprobe
+from vramprobe.lengths.batches import make_batches
+from vramprobe.lengths.creep import creep
+from vramprobe.lengths.reading import read_lengths
+
+MODEL = Path(vramprobe.__file__).parent / "data" / "models" / "smollm2-135m.json"
+SCRIPT = Path(__file__).parent / "varied_training.py"
+NUM_STEPS = 40
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    "alloc_conf", ["", "expandable_segments:True", "roundup_power2_divisions:8", "max_split_size_mb:128"]
+)
+def test_each_step_reserves_what_torch_reserves(alloc_conf: str, tmp_path: Path) -> None:
+    require_emulation()
+    lengths = read_lengths("p50=150 p90=400 p99=800 max=2048 rows=1000")
+    shapes = [one.shape for one in make_batches(lengths, batch_size=4, max_length=1024)][:NUM_STEPS]
+    shutil.copy(MODEL, tmp_path / "config.json")
+    out = tmp_path / "out.json"
+    words = ["profile", "--emulate", "RTX-4090", "--whole", "--trace", "none", "--", "python", str(SCRIPT)]
+    done = subprocess.run(
+        [sys.executable, "-m", "vramprobe", *words, str(tmp_path), json.dumps(shapes), str(out)],
+        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    emulated = json.loads(out.read_text())
+    cell = {"model": "smollm2-135m", "method": "full", "batch_size": 4, "seq_len": 1024}
+    (course,) = creep(shapes, NUM_STEPS, gpu="RTX-4090", settings=[(alloc_conf, 0)], **cell)
+    assert list(course.reserved_bytes) == emulated["reserved"]
+    assert course.peak_allocated_bytes == emulated["allocated"]
+    assert course.last_reserved_bytes > course.first_reserved_bytes

@@ -1,0 +1,174 @@
+"""Lengths of a data set: files and quantiles as read, batches counted by hand, the replay against predict's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vramprobe.cli.verbs import app
+from vramprobe.errors import SpecError
+from vramprobe.lengths.answer import answer
+from vramprobe.lengths.batches import Shape, make_batches
+from vramprobe.lengths.creep import creep
+from vramprobe.lengths.reading import read_lengths
+from vramprobe.model.replayed import replayed
+from vramprobe.predict.questions import cell, predict
+
+CELL = {"model": "smollm2-135m", "method": "lora", "batch_size": 2, "seq_len": 512}
+WORDS = ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "2", "--seq-len", "512"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "column", "expected"),
+    [
+        ("plain.txt", "3\n\n5\n", "", [3, 5]),
+        ("table.csv", "id,tokens\na,3\nb,5\n", ":tokens", [3, 5]),
+        ("histogram.csv", "length,count\n3,2\n5,0\n7,1\n", "", [3, 3, 7]),
+        ("rows.jsonl", '{"input_ids": [1, 2, 3]}\n{"input_ids": [1]}\n', "", [3, 1]),
+        ("rows.jsonl", '{"n": 4}\n{"n": 9}\n', ":n", [4, 9]),
+    ],
+)
+def test_each_kind_of_file_is_read(tmp_path: Path, name: str, text: str, column: str, expected: list[int]) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_lengths(f"{tmp_path / name}{column}") == expected
+
+
+def test_quantiles_are_where_they_were_given() -> None:
+    found = read_lengths("min=10 p50=600 p99=3000 max=8192 rows=101")
+    assert found == sorted(found)
+    assert (len(found), found[0], found[50], found[99], found[100]) == (101, 10, 600, 3000, 8192)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("p50=600", "add max="),
+        ("p50=600 max=6", "may not fall"),
+        ("median=600 max=700", "median=600"),
+        ("no-such-file.txt", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(given: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        read_lengths(given)
+
+
+def test_text_is_not_tokenized_and_an_unknown_column_names_those_there(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,tokens\nhello,3\n")
+    with pytest.raises(SpecError, match="the file has text, tokens"):
+        read_lengths(f"{tmp_path / 'a.csv'}")
+    with pytest.raises(SpecError, match=r"'hello'.*tokenized first"):
+        read_lengths(f"{tmp_path / 'a.csv'}:text")
+
+
+def test_batches_are_padded_to_their_longest_row_and_truncated() -> None:
+    found = make_batches([3, 9, 20, 5, 1], batch_size=2, max_length=10, sampler="sequential", pad_to_multiple_of=4)
+    assert [batch.shape for batch in found] == [Shape(2, 12), Shape(2, 12), Shape(1, 4)]
+    assert [batch.rows for batch in found] == [(1, 0), (2, 3), (4,)]
+    assert [batch.num_tokens for batch in found] == [12, 15, 1]
+
+
+@pytest.mark.parametrize("sampler", ["random", "group_by_length"])
+def test_a_seed_repeats_its_order_and_every_row_comes_once(sampler: str) -> None:
+    lengths = list(range(1, 102))
+    first, again, other = (
+        make_batches(lengths, batch_size=4, max_length=500, sampler=sampler, seed=seed) for seed in (7, 7, 8)
+    )
+    assert first == again != other
+    assert sorted(row for batch in first for row in batch.rows) == list(range(101))
+
+
+def test_grouping_by_length_pads_less_and_begins_with_the_longest() -> None:
+    lengths = [1 + (37 * row) % 1000 for row in range(1000)]
+    grouped, at_random = (
+        make_batches(lengths, batch_size=8, max_length=1000, sampler=sampler)
+        for sampler in ("group_by_length", "random")
+    )
+    padded = [sum(batch.shape.num_tokens for batch in batches) for batches in (grouped, at_random)]
+    assert padded[0] < padded[1] / 1.3
+    assert grouped[0].shape.seq_len == 1000
+
+
+def test_packs_are_best_fit() -> None:
+    found = make_batches([6, 5, 4, 3, 2], batch_size=1, max_length=10, sampler="packing")
+    assert sorted(batch.num_tokens for batch in found) == [10, 10]
+    with pytest.raises(SpecError, match="allowed: random"):
+        make_batches([1, 2], batch_size=1, max_length=9, sampler="sorted")
+
+
+def test_the_worst_batch_is_the_longest_and_predicted_as_predict_does() -> None:
+    found, batches = answer([100] * 50 + [400] + [100] * 49, gpu="RTX-4090", **CELL)
+    worst = found.peaks[-1]
+    assert (worst.seq_len, worst.rows[0], worst.num_rows) == (400, 50, 2)
+    assert batches[worst.batch].rows == worst.rows
+    assert worst.allocated_bytes == predict(gpu="RTX-4090", **CELL | {"seq_len": 400}).peak_allocated_bytes.value
+    assert [one.seq_len for one in found.peaks[:2]] == [100, 100]
+    assert found.padding_share == pytest.approx(300 / (49 * 200 + 800))
+    assert found.max_length is not None
+    assert found.max_length.rows_cut_share == 0
+
+
+def test_a_cut_counts_rows_and_tokens() -> None:
+    long = 60_000
+    found, _ = answer([100] * 99 + [long], gpu="RTX-4090", pad_to_multiple_of=64, **CELL | {"seq_len": long})
+    limit = found.max_length
+    assert limit is not None
+    assert limit.value is not None
+    assert 100 < limit.value < long
+    assert limit.value % 64 == 0
+    assert limit.rows_cut_share == 0.01
+    assert limit.tokens_cut_share == (long - limit.value) / (9900 + long)
+
+
+def test_the_replay_of_one_shape_is_that_of_predict() -> None:
+    (course,) = creep([Shape(2, 512)], 3, settings=[("", 0)], **CELL)
+    played = replayed(cell(device="cuda", **CELL))
+    assert course.peak_allocated_bytes == played.allocated_bytes
+    assert course.peak_reserved_bytes == played.reserved_bytes
+
+
+def test_varied_shapes_creep_and_expandable_segments_reserve_less() -> None:
+    shapes = [Shape(2, 100 + (277 * step) % 400) for step in range(20)]
+    settings = [("", 0), ("", 1), ("expandable_segments:True", 0)]
+    default, emptied, expandable = creep(shapes, 30, settings=settings, **CELL)
+    assert default.num_steps == len(default.reserved_bytes) == 30
+    assert default.peak_reserved_bytes > default.first_reserved_bytes
+    assert emptied.last_reserved_bytes < default.last_reserved_bytes
+    assert expandable.peak_reserved_bytes < default.peak_reserved_bytes
+    assert expandable.peak_reserved_bytes >= expandable.peak_allocated_bytes
+
+
+def test_the_step_that_runs_out_of_memory_is_named() -> None:
+    shapes = [Shape(2, 512)] * 5 + [Shape(2, 60_000)]
+    (course,) = creep(shapes, 20, gpu="RTX-4090", settings=[("", 0)], **CELL)
+    assert (course.num_steps, course.oom_step) == (5, 6)
+    with pytest.raises(SpecError, match="--grad-accum 4"):
+        creep(shapes, 2, **CELL | {"grad_accum": 4})
+
+
+def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:
+    words = [*WORDS, "--lengths", "p50=100 max=1000 rows=100", "--gpu", "RTX-4090", "--replay-steps", "5"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    for part in ("100 rows", "1,000 (row 99)", "truncated", "50 batches (random, seed 0)", "5 steps", "worst batch:"):
+        assert part in done.output
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert found["lengths"]["peaks"][-1]["allocated_bytes"] == found["peak_allocated_bytes"]["value"]
+    assert len(found["replay"]) == 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--replay-steps", "5"],
+        ["--lengths", "max=9", "--engine", "trace"],
+        ["--lengths", "max=9", "--stack", "transformers-4.48"],
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_usage(words: list[str]) -> None:
+    done = CliRunner().invoke(app, [*WORDS, *words])
+    assert done.exit_code == 2
+    assert "--lengths" in done.output

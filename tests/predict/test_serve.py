@@ -1,0 +1,133 @@
+"""An inference engine by arithmetic: known answers by hand, published logs, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vramprobe.architecture import architecture
+from vramprobe.catalog import find_model
+from vramprobe.errors import SpecError, UnknownName
+from vramprobe.predict.serve import serve
+from vramprobe.terms import serving
+from vramprobe.units import GIB, MIB
+
+ROOT = Path(__file__).parents[2]
+H100 = {"gpu": "H100-SXM", "gpu_memory_utilization": 0.95, "max_model_len": 8192}
+SPEC = serving.ServeSpec(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024)
+
+
+def test_weights_of_a_tiny_llama_by_hand() -> None:
+    config = {
+        "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    layer = (64 + 2 * 32) * 64 + 64 * 64 + 3 * 64 * 128
+    norms = 2 * 64 * 2 + 64
+    embeddings, rotary = 2 * 128 * 64, 512 * 16  # the vocabulary in whole multiples of 64
+    arch = architecture(config)
+    assert serving.weight_bytes(arch, config, SPEC) == 2 * (2 * layer + norms + embeddings + rotary)
+    fp8 = serving.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, quantization="fp8")
+    assert serving.weight_bytes(arch, config, fp8) == 2 * layer + 2 * (norms + embeddings + rotary)
+    halves = serving.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, tensor_parallel_size=2)
+    assert serving.weight_bytes(arch, config, halves) == 2 * layer + embeddings + 2 * (norms + rotary)
+
+
+def test_a_large_block_keeps_what_the_allocator_does_not_split() -> None:
+    assert serving._allocated(259 * MIB) == 260 * MIB  # 1 MiB is left of its segment: too little to be split off
+    assert serving._allocated(49 * MIB // 2) == 49 * MIB // 2  # 1.5 MiB are left: another block's
+    assert serving._allocated(8 * MIB) == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("model", "page_bytes", "layers", "windows", "num_blocks"),
+    [
+        ("llama-3.1-8b", 2 * 16 * 8 * 128 * 2, 32, (None,), 512),
+        ("gemma-2-9b", 2 * 16 * 8 * 256 * 2, 21, (4096, None), 512 + 513),
+        ("gpt-oss-20b", 2 * 16 * 8 * 64 * 2, 12, (128, None), 512 + 513),
+        ("deepseek-v2-lite", 16 * (512 + 64) * 2, 27, (None,), 512),
+    ],
+)
+def test_pages_of_full_sliding_and_latent_attention(model, page_bytes, layers, windows, num_blocks) -> None:
+    config = find_model(model).config
+    found = serving.pages(architecture(config), config, SPEC)
+    assert found == (page_bytes, layers, windows)
+    assert found.num_blocks_of(8192, 8192) == num_blocks
+
+
+def test_the_sampler_takes_fourteen_bytes_per_logit() -> None:
+    """As an emulated run of vLLM 0.19 has them: 296.75, three times 593.5 and 76.51 MiB of 151,936 tokens."""
+    arch = architecture(find_model("qwen2.5-0.5b").config)
+    found = serving.activation_bytes(arch, SPEC, num_sms=132, blas_workspace_bytes=32 * MIB)
+    hidden = (8192 + 2 * 1024) * 896 * 2
+    assert found - hidden - 32 * MIB == (1024 * 14 + 132 * 4) * 151936
+    assert (found - hidden - 32 * MIB) / MIB == pytest.approx(296.75 + 3 * 593.5 + 76.51, abs=0.01)
+
+
+def test_a_cache_too_small_for_one_request_does_not_fit() -> None:
+    found = serve(model="qwen2.5-72b", gpu="H100-SXM", tensor_parallel_size=2, gpu_memory_utilization=0.95)
+    assert found.verdict == "does not fit"  # 32,768 tokens or more in 3 GiB
+    assert 0 < found.longest_request_tokens < 32768
+    again = serve(model="qwen2.5-72b", gpu="H100-SXM", tensor_parallel_size=2, gpu_memory_utilization=0.95,
+                  max_model_len=found.longest_request_tokens)  # fmt: skip
+    assert again.verdict == "fits"
+    assert serve(model="llama-3.3-70b", gpu="RTX-4090").kv_cache_tokens == 0
+
+
+def test_parts_add_up_and_defaults_are_the_servers() -> None:
+    found = serve(model="llama-3.1-8b", **H100)
+    parts = found.weights_bytes + found.activation_bytes + found.non_torch_bytes + found.kv_cache_bytes
+    assert parts == found.requested_bytes
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (8192, 1024)
+    small = serve(model="llama-3.1-8b", gpu="RTX-4090")
+    assert (small.max_num_batched_tokens, small.max_num_seqs) == (2048, 256)
+    assert any("assumed" in note for note in small.notes)
+    assert serve(model="llama-3.1-8b", enforce_eager=True, **H100).graph_bytes == 0
+    assert serve(model="llama-3.1-8b", kv_cache_dtype="fp8", **H100).kv_cache_bytes_per_token == 32 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs 0"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization 1.5"),
+        ({"quantization": "int3"}, "none, fp8"),
+        ({"dtype": "fp8"}, "bf16, fp16"),
+        ({"kv_cache_dtype": "int8"}, "auto"),
+        ({"tensor_parallel_size": 3}, "divisor"),
+        ({"gpu": "MI300X"}, "NVIDIA"),
+    ],
+)
+def test_what_vllm_would_refuse_is_refused(given, said) -> None:
+    with pytest.raises((SpecError, UnknownName), match=said):
+        serve(**{"model": "llama-3.1-8b", "gpu": "H100-SXM"} | given)
+
+
+def test_published_logs_of_one_h100_are_repeated() -> None:
+    """Weights within 0.05 GiB, KV tokens within 0.1 %, of what vLLM 0.19.0 printed (rows 53, 7, 19; held out)."""
+    for model, options, weights_gib, tokens in (
+        ("qwen3-8b", {}, 15.27, 418_688),
+        ("gemma-2-2b", {}, 4.90, 670_160),
+        ("llama-3.1-8b", {"quantization": "fp8"}, 8.49, 529_248),
+    ):
+        found = serve(model=model, **H100, **options)
+        assert found.weights_bytes / GIB == pytest.approx(weights_gib, abs=0.05)
+        assert found.kv_cache_tokens == pytest.approx(tokens, rel=1e-3)
+
+
+def command(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "vramprobe", "predict", *words], capture_output=True, text=True)
+
+
+def test_the_command_line() -> None:
+    engine = ("--serve", "--model", "llama-3.1-8b", "--gpu", "H100-SXM")
+    done = command(*engine, "--max-model-len", "8192", "--json")
+    assert json.loads(done.stdout)["max_model_len"] == 8192
+    wrong = command(*engine, "--method", "lora")
+    assert (wrong.returncode, "drop --method" in wrong.stderr) == (2, True)
+    other = command("--model", "llama-3.1-8b", "--method", "lora", "--batch-size", "1", "--seq-len", "64",
+                    "--quantization", "fp8")  # fmt: skip
+    assert (other.returncode, "add --serve" in other.stderr) == (2, True)

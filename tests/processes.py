@@ -1,0 +1,67 @@
+"""The processes that tests start: found by name among this process's children, and ended where a test leaves them.
+
+A process is a test's where its environment names the test (pytest's own variable, in the test itself, not in a fixture)
+and these very tests; one that was forked from here and carries nothing has this process's command line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+import psutil
+
+_THESE_TESTS = "VRAMPROBE_TESTS"  # the process that runs them: others may run the same tests on this machine
+_TEST = "PYTEST_CURRENT_TEST"
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one for each process, until its end
+
+
+def mark() -> None:
+    """From here on each process that is started belongs to these tests, and has the default signal handlers.
+
+    Under nohup SIGHUP arrives ignored, in a background job SIGINT, and what is ignored stays so in all that is started;
+    what has a handler is reset in it.
+    """
+    os.environ[_THESE_TESTS] = str(os.getpid())
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+def command_line(process: psutil.Process) -> str:
+    """Its words; none where it has ended or is a zombie."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie does not, whose parent may never bury it."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def children(word: str) -> list[psutil.Process]:
+    """This process's children whose command line has ``word`` in it."""
+    return [child for child in psutil.Process().children() if word in command_line(child)]
+
+
+def end_left_behind(test: str | None = None) -> list[str]:
+    """Kill what this test has left running, or any test: their names and command lines."""
+    here = psutil.Process()
+    forked = [one for one in here.children(recursive=True) if command_line(one) == command_line(here)]
+    left = dict.fromkeys(forked, "forked")
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            environment = process.environ()
+            name, _, stage = environment.get(_TEST, "").rpartition(" ")
+            ours = environment.get(_THESE_TESTS) == str(here.pid) and stage == "(call)"
+            if ours and test in (None, name) and not any(helper in command_line(process) for helper in _HELPERS):
+                left[process] = name
+    found = [f"{name}: {process.pid} {command_line(process)}" for process, name in left.items()]
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    return found

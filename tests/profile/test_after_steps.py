@@ -1,0 +1,288 @@
+"""Phases outside the steps: evaluation, save, merge and the like are named, and no file of the user is overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from profile_factory import training, write_launcher
+from run_command import lines, told
+from run_verb import Verb
+
+from vramprobe.cli import display_profile
+from vramprobe.profile.analyse import analyse
+from vramprobe.profile.hook import discard
+from vramprobe.profile.hook.phases import Phases
+from vramprobe.profile.launch import _was_stopped
+from vramprobe.units import MIB
+
+torch = pytest.importorskip("torch")
+
+
+class Cards:
+    """One card, whose peak since the last take is what a test says."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+
+    def cards(self) -> list[int]:
+        return [0]
+
+    def take(self, device: int) -> dict[str, int]:
+        peak, self.peak = self.peak, 0
+        return {"num_alloc_retries": 0, "num_ooms": 0, "allocated_peak_bytes": peak, "allocated_end_bytes": 0}
+
+
+class Lines(list):
+    def write(self, line: str, **fields: object) -> None:
+        self.append((line, fields.get("name"), fields.get("step"), fields.get("allocated_peak_bytes")))
+
+
+@pytest.fixture
+def phases() -> tuple[Phases, Cards, Lines]:
+    cards, said = Cards(), Lines()
+    return Phases(said, cards, lambda device: 0), cards, said
+
+
+def test_what_happens_in_a_scope_is_one_phase_of_no_step(phases: tuple[Phases, Cards, Lines]) -> None:
+    watched, cards, said = phases
+    watched.mark("forward")
+    watched.mark("backward")
+    watched.mark("other")
+    with watched.scope("evaluation"):
+        cards.peak = 7
+        watched.mark("forward")  # of its model
+        with watched.scope("save"):  # the outermost names it
+            watched.mark("other")
+        assert watched.step is None
+    assert watched.step == 1
+    watched.close()
+    assert [one for one in said if one[2] is None] == [("phase", "load", None, 0), ("phase", "evaluation", None, 7)]
+    assert [one[1] for one in said] == ["load", "forward", "backward", "other", "evaluation", "other"]
+
+
+def test_after_the_steps_none_is_counted(phases: tuple[Phases, Cards, Lines]) -> None:
+    watched, _, said = phases
+    for _ in range(2):
+        watched.mark("forward")
+        watched.mark("backward")
+        watched.mark("optimizer_step")
+        watched.stepped()
+        watched.mark("other")
+    watched.count_no_more()
+    watched.training_ended()
+    watched.mark("generation")
+    watched.close()
+    assert [one for one in said if one[0] == "step"] == [("step", None, 1, None)]
+    assert said[-1][:3] == ("phase", "generation", None)
+
+
+def test_a_scope_ends_with_the_error_within(phases: tuple[Phases, Cards, Lines]) -> None:
+    watched, cards, said = phases
+
+    def evaluate() -> None:
+        with watched.scope("evaluation"):
+            cards.peak = 9
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate()
+    assert said[-1] == ("phase", "evaluation", None, 9)
+    assert watched.name == "load"
+
+
+def test_the_phases_of_a_run_and_its_peak_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = training()
+    with script.phase("evaluation"):
+        script.alloc(0xF000000, 64 * MIB)
+        script.free(0xF000000)
+    with script.phase("other"):
+        pass
+    script.say("evaluation", num_batches=4, num_batches_of=10, grown_bytes=MIB, peak_bytes=80 * MIB)
+    script.say("end", why="exit", after_steps=True)
+    script.write(tmp_path)
+    write_launcher(tmp_path, stopped=True)
+    record = analyse(tmp_path)
+    (rank,) = record.ranks
+    highest = {one.name: one.allocated_bytes for one in rank.run_phases}
+    assert list(highest) == ["load", "training", "evaluation", "after_training"]
+    of_steps = [one.allocated_bytes for one in rank.phases if one.name not in ("load", "evaluation")]
+    assert highest["training"] == max(of_steps)
+    assert rank.peak is not None
+    assert highest["evaluation"] == rank.peak.allocated_bytes > highest["training"]
+    assert [one for one in record.warnings if "all 10 of this length would take 86.00 MiB (predicted from 4)" in one]
+    display_profile.print_profile(record)
+    shown = capsys.readouterr().out
+    assert "peak of the run: evaluation, " in shown
+    assert "above training's" in shown
+
+
+def test_what_outlives_the_phase_that_ran_out_is_not_the_peak(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = training()
+    with script.phase("other"):
+        pass
+    with script.phase("evaluation"):
+        script.alloc(0xF000000, 64 * MIB)
+    with script.phase("other"):  # the error holds it
+        pass
+    script.write(tmp_path)
+    write_launcher(tmp_path)
+    display_profile.print_profile(analyse(tmp_path))
+    assert "peak of the run: evaluation, " in capsys.readouterr().out
+
+
+def test_a_run_of_steps_alone_has_no_phases_of_a_run(tmp_path: Path) -> None:
+    training().write(tmp_path)
+    write_launcher(tmp_path)
+    assert analyse(tmp_path).ranks[0].run_phases == []
+
+
+@pytest.mark.parametrize(
+    ("ends", "stopped"),
+    [
+        ([{"why": "exit", "after_steps": True}], True),
+        ([{"why": "exit", "after_steps": True}, {"why": "error", "after_steps": True}], False),  # out of memory
+        ([{"why": "exit"}], False),
+        ([{"why": "stopped", "ended_ns": 1}, {"why": "error", "ended_ns": 2}], True),
+    ],
+)
+def test_a_run_that_goes_on_after_its_steps_was_stopped_unless_one_ran_out(ends: list[dict], stopped: bool) -> None:
+    assert _was_stopped(ends) is stopped
+
+
+def test_a_file_of_holes_is_read_as_zeros_and_takes_no_disk(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = {"a": torch.ones(1024, 1024, dtype=torch.bfloat16), "b": torch.ones(3, dtype=torch.int64)}
+    discard.write_holes(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    found = safetensors.load_file(tmp_path / "model.safetensors")
+    assert {name: (one.shape, one.dtype) for name, one in found.items()} == {
+        name: (one.shape, one.dtype) for name, one in tensors.items()
+    }
+    assert not found["a"].any()
+    assert (tmp_path / "model.safetensors").stat().st_blocks * 512 < 64 * 1024
+
+
+def test_what_is_saved_after_the_steps_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "addaudithook", lambda heard: None)
+    after = discard.Discard(str(tmp_path / "run"), print, print)
+    assert after.path("out/model") == "out/model"
+    after.begin()
+    assert after.path("out/model") == f"{tmp_path}/run/discarded{os.getcwd()}/out/model"
+    assert after.path(after.path("out/model")) == after.path("out/model")
+    after._torch_save(torch.save, {"state": torch.ones(1 << 20)}, tmp_path / "model.pt")
+    assert not (tmp_path / "model.pt").exists()
+    kept = Path(after.path(tmp_path / "model.pt"))
+    assert torch.load(kept)["state"].shape == (1 << 20,)
+    assert kept.stat().st_blocks * 512 < 64 * 1024
+
+
+#: What a program does to files that were there: is it heard before?
+DAMAGE = {
+    "open('mine', 'w')": True,
+    "open('mine', 'a')": False,
+    "open('new', 'w')": False,
+    "os.remove('mine')": True,
+    "os.replace('new_one', 'mine')": True,
+    "shutil.rmtree('folder')": True,
+    "open('discarded_here', 'w').close(); os.remove('discarded_here')": False,
+}
+
+
+@pytest.mark.parametrize("act", DAMAGE)
+def test_an_older_file_is_not_lost(act: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("mine", "folder/mine"):
+        (tmp_path / name).write_text("kept")
+    time.sleep(0.1)
+    script = (
+        "import os, shutil, sys\n"
+        f"sys.path.insert(0, {str(Path(discard.__file__).parent)!r})\nimport discard\n"
+        "def heard(path): raise SystemExit(9)\n"
+        f"discard.Discard({str(tmp_path / 'run')!r}, print, heard).begin()\n"
+        f"open('new_one', 'w').close()\n{act}\n"
+    )
+    environment = os.environ | {"HOME": "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == (9 if DAMAGE[act] else 0), done.stderr.decode()
+    kept = "kept" if DAMAGE[act] else (tmp_path / "mine").read_text()
+    assert (tmp_path / "mine").read_text() == (tmp_path / "folder" / "mine").read_text() == kept
+
+
+SCRIPT = """
+import os, sys, torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.count = count
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        tokens = torch.arange(256 if index == 77 else 64)
+        return {"input_ids": tokens, "labels": tokens}
+
+def collate(rows):
+    longest = max(len(row["input_ids"]) for row in rows)
+    padded = [torch.nn.functional.pad(row["input_ids"], (0, longest - len(row["input_ids"]))) for row in rows]
+    return {"input_ids": torch.stack(padded), "labels": torch.stack(padded)}
+
+config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=4096)
+model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=4, task_type="CAUSAL_LM"))
+arguments = TrainingArguments("out", per_device_train_batch_size=2, per_device_eval_batch_size=8, max_steps=900,
+    eval_strategy="steps", eval_steps=300, save_steps=300, load_best_model_at_end=True, save_total_limit=1,
+    report_to="none", disable_tqdm=True)
+trainer = Trainer(model, arguments, collate, Rows(4000), Rows(100), compute_metrics=lambda found: {"n": 1})
+trainer.train()
+merged = trainer.model.merge_and_unload()
+merged.save_pretrained("mine")
+LlamaForCausalLM.from_pretrained("mine").cuda().generate(torch.ones(1, 4, dtype=torch.long, device="cuda"),
+    max_new_tokens=4)
+with open("mine/config.json", "w") as file:
+    file.write("lost")
+print("not reached")
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("steps_only", [False, True])
+def test_a_trainer_goes_through_its_phases_and_writes_nothing(steps_only: bool, tmp_path: Path) -> None:
+    from emulated import require_emulation
+
+    python = require_emulation()
+    work = tmp_path / "work"
+    for folder in ("out/checkpoint-1", "mine"):
+        (work / folder).mkdir(parents=True)
+        (work / folder / "config.json").write_text("kept")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["--emulate", "RTX-4090", "--folder", str(tmp_path / "run"), "--json"]
+    words += ["--steps-only"] if steps_only else []
+    left = Verb(tmp_path, [str(python), str(tmp_path / "train.py")], *words).left(180)
+    assert left.status == 0, left.err
+    assert left.stray == []
+    assert "not reached" not in left.out
+    assert (work / "mine" / "config.json").read_text() == "kept"
+    record = json.loads(left.out.splitlines()[-1])
+    (rank,) = record["ranks"]
+    assert (rank["num_steps"], record["outcome"]["stopped"]) == (3, True)
+    highest = {one["name"]: one["allocated_bytes"] for one in rank["run_phases"]}
+    if steps_only:
+        assert highest == {}
+        return
+    expected = {"load", "training", "evaluation", "save", "load_best", "merge", "generation", "after_training"}
+    assert set(highest) == expected
+    assert rank["peak"]["phase"] == "evaluation"
+    # 4 of 13 batches of 8 rows; the first has the longest row, whose float32 logits and their copies are the largest
+    assert highest["evaluation"] > 2 * 8 * 256 * 4096 * 4
+    assert any("shortened to 4 of 13 batches" in one for one in record["warnings"])
+    assert any("ended before" in one and "mine/config.json was overwritten" in one for one in record["warnings"])
+    assert told(tmp_path)["stopped"]
+    assert not (tmp_path / "run" / "discarded").exists()
+    assert {one["phase"] if one["line"] == "oom" else None for one in lines(tmp_path)} == {None}

@@ -1,0 +1,115 @@
+"""The count of one step: FLOPs and bytes of known operators, launches that the driver confirms, an equal peak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from grids import exhaustive
+from run_command import lines, profiled, unprofiled
+from torch.utils.flop_counter import flop_registry
+
+from vramprobe.profile.hook.count.flops import flops_of, pairs_of
+from vramprobe.profile.hook.count.operators import size_of
+
+SCRIPT = """
+import torch, torch.nn.functional as F
+layer = torch.nn.Linear(512, 256, bias=False, device="cuda", dtype=torch.bfloat16)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, foreach=False)
+for step in range(NUM_STEPS):
+    x = torch.zeros(64, 512, dtype=torch.bfloat16).cuda()
+    q = torch.zeros(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    loss = layer(x).sum() + F.scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("peak", torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
+"""
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+CASES: dict[str, tuple[Any, list[torch.Tensor]]] = {
+    "mm": (torch.ops.aten.mm, [meta(64, 512), meta(512, 256)]),
+    "addmm": (torch.ops.aten.addmm, [meta(256), meta(64, 512), meta(512, 256)]),
+    "bmm": (torch.ops.aten.bmm, [meta(3, 64, 512), meta(3, 512, 256)]),
+    "baddbmm": (torch.ops.aten.baddbmm, [meta(3, 64, 256), meta(3, 64, 512), meta(3, 512, 256)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_are_counted_as_torch_counts_them(name: str) -> None:
+    operator, tensors = CASES[name]
+    schema = operator.default._schema
+    given = dict(zip((one.name for one in schema.arguments), tensors, strict=False))
+    out = operator(*tensors)
+    expected = flop_registry[operator](*tensors, out_val=out)
+    assert flops_of(schema.name, given, out) == ("product", expected)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_convolutions_are_counted_as_torch_counts_them(is_transposed: bool) -> None:
+    x, weight = meta(2, 8, 16, 16), meta(8, 4, 3, 3) if is_transposed else meta(12, 4, 3, 3)
+    words = (None, [1, 1], [0, 0], [1, 1], is_transposed, [0, 0], 1 if is_transposed else 2)
+    out = torch.ops.aten.convolution(x, weight, *words)
+    given = {"input": x, "weight": weight, "transposed": is_transposed}
+    if is_transposed:
+        assert flops_of("aten::convolution", given, out) == ("product", 2 * 2 * 8 * 16 * 16 * 4 * 9)
+    else:
+        assert flops_of("aten::convolution", given, out) == ("product", 2 * out.numel() * 4 * 9)
+        given |= {"grad_output": out, "output_mask": [True, True, False]}
+        assert flops_of("aten::convolution_backward", given, out) == ("product", 2 * 2 * out.numel() * 4 * 9)
+
+
+def test_attention_is_counted_by_its_layout_and_on_and_below_the_diagonal() -> None:
+    """[batch, length, heads, width] of flash-attn, which torch's registry takes for heads by length."""
+    given: dict[str, Any] = {name: meta(2, 4, 128, 64) for name in ("query", "key", "value")} | {"is_causal": False}
+    whole = 4 * 2 * 4 * 128 * 128 * 64
+    assert flops_of("aten::_scaled_dot_product_flash_attention", given, None) == ("attention", whole)
+    flash = {name: one.transpose(1, 2) if name != "is_causal" else True for name, one in given.items()}
+    assert flops_of("aten::_flash_attention_forward", flash, None) == ("attention", whole * 129 // 256)
+    assert flops_of("aten::_flash_attention_backward", flash, None) == ("attention", whole * 129 * 5 // 512)
+    assert flops_of("aten::add", given, None) is None
+
+
+def test_pairs_of_a_window_are_those_of_a_mask() -> None:
+    for window in (None, 1, 3, 7, 20):
+        mask = torch.ones(7, 7).tril()
+        if window is not None:
+            mask = mask.triu(1 - window)
+        assert pairs_of(7, 7, True, window) == int(mask.sum())
+
+
+def test_an_expanded_dimension_is_read_once() -> None:
+    assert size_of(torch.zeros(1, 8).expand(4, 8)) == 8 * 4
+    assert size_of(torch.zeros(4, 8).t()) == 4 * 8 * 4
+
+
+@exhaustive
+def test_a_step_on_an_emulated_card_is_counted_exactly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    without = unprofiled(tmp_path, SCRIPT, num_steps=4)
+    capfd.readouterr()
+    assert profiled(tmp_path, SCRIPT, num_steps=4).exit_status == 0
+    assert capfd.readouterr().out == without  # the same peak, to the byte
+    (count,) = lines(tmp_path, "count")
+    assert (count["step"], count["unclaimed"], count["num_claimed"]) == (2, {}, count["num_launches"])
+    rows = {(row["phase"], row["name"], row["what"]): row for row in count["rows"]}
+    linear = rows["forward", "aten::mm", "product"]
+    assert linear["flops"] == 2 * 64 * 512 * 256
+    assert (linear["read"], linear["written"], linear["launches"]) == (2 * (64 * 512 + 512 * 256), 2 * 64 * 256, 1)
+    assert rows["backward", "aten::mm", "product"]["flops"] == 2 * 64 * 512 * 256  # no gradient of the input
+    attention = rows["forward", "aten::_scaled_dot_product_flash_attention", "attention"]
+    pairs = 128 * 129 // 2
+    assert attention["flops"] == 4 * 2 * 4 * pairs * 64
+    backward = rows["backward", "aten::_scaled_dot_product_flash_attention_backward", "attention"]
+    assert backward["flops"] == 10 * 2 * 4 * pairs * 64
+    assert backward["line"][1] == attention["line"][1] == 8  # the line whose forward made autograd's node
+    sgd = rows["optimizer", "aten::add_", "other"]
+    weight_bytes = 2 * 512 * 256
+    assert (sgd["read"], sgd["written"], sgd["launches"]) == (2 * weight_bytes, weight_bytes, 1)
+    copied = [row for row in count["rows"] if row["what"] == "host_to_device"]
+    assert [row["read"] for row in copied] == [2 * 64 * 512]

@@ -1,0 +1,74 @@
+"""vLLM's own account of its memory: its lines in several releases, and how they reach a profile."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from vramprobe.emulate import values
+from vramprobe.profile.engines.vllm import memory_of
+from vramprobe.profile.raw import read_run
+
+V1 = """Model loading took 14.99 GiB memory and 3.570639 seconds
+Memory profiling takes 13.53 seconds. Total non KV cache memory: 17.13GiB; torch peak memory increase: 1.89GiB; \
+non-torch forward increase memory: 0.25GiB; weights memory: 14.99GiB.
+Estimated CUDA graph memory: 0.84 GiB total
+Available KV cache memory: 58.11 GiB
+GPU KV cache size: 476,016 tokens
+Maximum concurrency for 8,192 tokens per request: 58.11x
+Graph capturing finished in 21 secs, took 0.91 GiB"""
+V0 = """Loading model weights took 2.8884 GB
+the current vLLM instance can use total_gpu_memory (14.56GiB) x gpu_memory_utilization (0.50) = 7.28GiB
+model weights take 2.89GiB; non_torch_memory takes 0.01GiB; PyTorch activation peak memory takes 2.02GiB; the rest of \
+the memory reserved for KV Cache is 2.36GiB.
+# CUDA blocks: 5517, # CPU blocks: 9362
+Maximum concurrency for 32768 tokens per request: 2.69x"""
+EARLY_V0 = """Memory profiling results: total_gpu_memory=7.92GiB initial_memory_usage=0.37GiB \
+peak_torch_memory=0.71GiB memory_usage_post_profile=0.39GiB \
+non_torch_memory=0.15GiB kv_cache_size=6.27GiB gpu_memory_utilization=0.90
+# GPU blocks: 11422, # CPU blocks: 7281"""
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (V1, {"weights_gib": 14.99, "non_torch_gib": 0.25, "activation_peak_gib": 1.89, "graph_gib": 0.91,
+              "graph_estimated_gib": 0.84, "kv_cache_gib": 58.11, "kv_cache_tokens": 476016, "length_tokens": 8192,
+              "max_concurrency": 58.11}),
+        (V0, {"weights_gib": 2.89, "non_torch_gib": 0.01, "activation_peak_gib": 2.02, "kv_cache_gib": 2.36,
+              "kv_cache_blocks": 5517, "length_tokens": 32768, "max_concurrency": 2.69}),
+        (EARLY_V0, {"non_torch_gib": 0.15, "kv_cache_gib": 6.27, "kv_cache_blocks": 11422}),
+    ],
+)  # fmt: skip
+def test_releases_say_the_same_in_other_words(log: str, expected: dict[str, float]) -> None:
+    found = memory_of(log.splitlines())
+    assert found is not None
+    assert found.model_dump(exclude_none=True) == {"engine": "vllm", **expected}
+
+
+def test_the_fullest_of_several_workers_counts() -> None:
+    found = memory_of([f"Available KV cache memory: {gib} GiB" for gib in (1.5, -0.2)])
+    assert found is not None
+    assert found.kv_cache_gib == -0.2
+    assert memory_of(["Starting to load model"]) is None
+
+
+def test_what_an_engine_logs_is_kept_whatever_its_own_handler_drops(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
+    from vramprobe.profile.hook import engine_log
+
+    monkeypatch.setitem(engine_log.LOGGERS, "logging", ("an_engine", ("an_engine.worker",)))
+    engine = logging.getLogger("an_engine")
+    monkeypatch.setattr(engine, "handlers", [printer := logging.StreamHandler()])
+    printer.setLevel(logging.INFO)
+    engine.setLevel(logging.INFO)
+    engine_log.listen(str(tmp_path))  # "logging" has been imported: at once
+    logging.getLogger("an_engine.worker").debug("torch peak memory increase: %.2fGiB", 1.89)
+    engine.info("Available KV cache memory: 2.00 GiB")
+    engine.info("Starting to load model")
+    lines = [json.loads(line)["text"] for line in (tmp_path / engine_log.FILE).read_text().splitlines()]
+    assert lines == ["torch peak memory increase: 1.89GiB", "Available KV cache memory: 2.00 GiB"]
+    assert capsys.readouterr().err == "Available KV cache memory: 2.00 GiB\nStarting to load model\n"
+    assert read_run(tmp_path).engine_lines == tuple(lines)

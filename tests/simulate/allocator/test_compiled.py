@@ -1,0 +1,229 @@
+"""The allocator in C against the one in Python: the same numbers after every request, the same refusals."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramprobe.simulate.allocator import compiled
+from vramprobe.simulate.allocator.allocator import CachingAllocator
+from vramprobe.simulate.allocator.compiled import counting_allocator
+from vramprobe.simulate.allocator.config import LARGE_SEGMENT, AllocatorConfig, parse_alloc_conf
+from vramprobe.simulate.allocator.ledger import Device, Ledger, OutOfMemory
+from vramprobe.terms.tape.request_log import STREAM
+from vramprobe.units import GIB, MIB
+
+SOURCES = Path(compiled.__file__).parent / "plain"
+needs_it = pytest.mark.skipif(
+    compiled.PlainAllocator is None, reason="the allocator in C was not built: no C compiler as vramprobe was installed"
+)
+
+
+def pair(config: AllocatorConfig | None = None, device: Device | None = None) -> tuple[CachingAllocator, Any]:
+    made = counting_allocator(config, device)
+    assert type(made) is compiled.PlainAllocator
+    return CachingAllocator(config, device), made
+
+
+def told(ask: Callable[..., object], *words: Any) -> object:
+    """What an allocator answers, as far as both do."""
+    try:
+        ask(*words)
+    except OutOfMemory as error:
+        return vars(error), str(error)
+    except (AssertionError, KeyError) as error:
+        return type(error)
+    return None
+
+
+def require_alike(one: CachingAllocator, other: Any) -> None:
+    assert other.ledger.now() == one.ledger.now()
+    assert other.ledger.peak() == one.ledger.peak()
+    assert other.ledger.num_alloc_retries == one.ledger.num_alloc_retries
+
+
+@needs_it
+@pytest.mark.parametrize("limit_bytes", [None, 3 * GIB, 600 * MIB])
+@pytest.mark.parametrize("conf", ["", "large_segment_size_mb:64"])
+@pytest.mark.parametrize("seed", range(3))
+def test_anything_at_random(seed: int, conf: str, limit_bytes: int | None) -> None:
+    """Sizes over six orders of magnitude on three streams, in any order, with what a caller gets wrong."""
+    rng = random.Random(seed)
+    allocators = pair(parse_alloc_conf(conf), Device(segment_bytes=limit_bytes))
+    alive: list[int] = []
+    awaiting: list[int] = []
+    for name in range(3000):
+        words: tuple[Any, ...]
+        match rng.choice(["allocate"] * 5 + ["free"] * 3 + ["request_free", "complete_free", "mistake", "empty_cache"]):
+            case "allocate":
+                size_bytes = rng.choice(
+                    (0, 512, MIB, 10 * MIB, rng.randrange(2, 10) * MIB, int(2 ** rng.uniform(0, 27)))
+                )
+                words = ("allocate", name, size_bytes, rng.choice((0, 0, 0, 1, 7)))
+                alive.append(name)
+            case "free" if alive:
+                words = ("free", alive.pop(rng.randrange(len(alive))))
+            case "request_free" if alive:
+                awaiting.append(alive.pop(rng.randrange(len(alive))))
+                words = ("request_free", awaiting[-1])
+            case "complete_free" if awaiting:
+                words = ("complete_free", awaiting.pop(rng.randrange(len(awaiting))))
+            case "mistake":
+                words = rng.choice([("free", "nobody's"), ("request_free", "nobody's"), ("complete_free", "nobody's")])
+            case "empty_cache" if rng.random() < 0.1:
+                words = ("empty_cache",)
+            case _:
+                words = ("allocate", alive[0], 1) if alive else ("empty_cache",)  # once more
+        verb, *rest = words
+        answers = [told(getattr(one, verb), *rest) for one in allocators]
+        assert answers[0] == answers[1], words
+        if isinstance(answers[0], tuple):
+            alive.pop()
+        if rng.random() < 0.02:
+            for one in allocators:
+                one.ledger.reset_peaks()
+        require_alike(*allocators)
+        assert allocators[1].has(words[1]) == allocators[0].has(words[1]) if rest else True
+    assert allocators[0].ledger.num_alloc_retries > 0 or limit_bytes is None or limit_bytes > GIB
+
+
+def test_a_request_on_another_stream_says_so_as_it_is_logged() -> None:
+    allocator = CachingAllocator()
+    allocator.play([512, 3 * STREAM + 1024], 0, 0)
+    assert sorted((block.pool.stream, block.requested) for _, block in allocator.blocks()) == [(0, 512), (3, 1024)]
+
+
+@needs_it
+def test_a_log() -> None:
+    """Two steps of it; the workspace in the first alone, the last request on another stream."""
+    rng, events, alive, number = random.Random(0), [0], [], 0
+    while number < 2000:
+        if alive and rng.random() < 0.5:
+            events.append(~alive.pop(rng.randrange(len(alive))))
+        else:
+            events.append(int(2 ** rng.uniform(6, 26)) + rng.choice((0, 0, STREAM)))
+            alive.append(number)
+            number += 1
+    events += [~one for one in alive]
+    allocators = pair()
+    for workspace_bytes in (8 * MIB, 0):
+        for one in allocators:
+            one.play(events, 0, workspace_bytes)
+        require_alike(*allocators)
+    assert allocators[0].ledger.now().allocated_bytes == 8 * MIB
+
+
+@needs_it
+@pytest.mark.parametrize(("events", "error"), [([5, 7, ~1, ~1], KeyError), ([~9], KeyError), ([1 << 40], OutOfMemory)])
+def test_a_log_that_cannot_be(events: list[int], error: type[Exception]) -> None:
+    for one in pair(device=Device(total_bytes=GIB)):
+        with pytest.raises(error):
+            one.play(events, 0, 0)
+
+
+@needs_it
+def test_a_number_that_stands_is_not_asked_for_again() -> None:
+    for one in pair():
+        one.play([5], 3, 0)
+        with pytest.raises(AssertionError, match="3 is already allocated"):
+            one.play([5], 3, 0)
+
+
+@needs_it
+def test_a_block_of_another_size_in_the_same_place_is_another_state() -> None:
+    for one in pair():
+        one.allocate("a", 12 * MIB)
+        before = one.state()
+        one.free("a")
+        one.allocate("a", 4 * MIB)
+        assert one.state() != before
+        one.free("a")
+        one.allocate("a", 12 * MIB)
+        assert one.state() == before
+
+
+@needs_it
+def test_made_anew_it_is_empty() -> None:
+    _, one = pair()
+    one.play([5, 2 * MIB], 0, 0)
+    one.__init__(None, LARGE_SEGMENT)
+    one.play([7], 0, 0)
+    assert one.now().requested_bytes == 7
+    with pytest.raises(KeyError):
+        one.play([~1], 0, 0)
+
+
+@needs_it
+@pytest.mark.parametrize(
+    "words",
+    [
+        (["a"], 0, 0),
+        ((1, 2), 0, 0),
+        ([1 << 70], 0, 0),
+        ([1],),
+    ],
+    ids=str,
+)
+def test_what_is_no_log_is_refused(words: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        pair()[1].play(*words)
+
+
+@needs_it
+def test_whoever_looks_at_counters_finds_each() -> None:
+    one, other = pair()
+    counters = {
+        name
+        for name in Ledger.__slots__
+        if name.removesuffix("_peak")
+        in {"requested", "allocated", "active", "reserved", "num_segments", "num_alloc_retries"}
+    }
+    assert len(counters) == 11
+    for allocator in (one, other):
+        allocator.allocate("a", 3 * MIB)
+        allocator.allocate("b", MIB)
+        allocator.free("a")
+    for name in counters:
+        assert getattr(other.ledger, name) == getattr(one.ledger, name), name
+        with pytest.raises(AttributeError):
+            setattr(other, name, 1)
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        "expandable_segments:True",
+        "max_split_size_mb:64",
+        "garbage_collection_threshold:0.8",
+        "roundup_power2_divisions:4",
+        "per_process_memory_fraction:0.5",
+    ],
+)
+def test_other_settings_are_left_to_python(conf: str) -> None:
+    assert type(counting_allocator(parse_alloc_conf(conf), Device(total_bytes=GIB))) is CachingAllocator
+
+
+def test_without_it_python_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "PlainAllocator", None)
+    assert type(counting_allocator()) is CachingAllocator
+
+
+def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_path("include"))
+    if compiler is None or not (headers / "Python.h").exists():
+        pytest.skip("no C compiler, or Python's headers are not installed")
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-DPy_LIMITED_API=0x030B0000"]
+    sources = sorted(SOURCES.glob("*.c"))
+    assert [source.name for source in sources] == ["blocks.c", "module.c"]
+    for source in sources:
+        command = [compiler, *flags, f"-I{headers}", str(source), "-o", str(tmp_path / f"{source.stem}.o")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

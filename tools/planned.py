@@ -1,0 +1,49 @@
+"""Rebuild what each sweep file says it takes and costs: ``python tools/planned.py`` (``make readme``).
+
+A file of configs/sweeps may hold a comment ``# planned: vramprobe plan NAME --gpu GPU --engine formula``; the comment
+lines under it are what that command ends with, one statement a line. ``--check`` changes nothing and fails when one is
+stale.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from vramprobe import api
+from vramprobe.cli.display_plan import plan_in_words
+
+ROOT = Path(__file__).resolve().parents[1]
+_COMMENT = re.compile(
+    r"^# planned: (?P<command>vramprobe plan (?P<name>\S+) --gpu (?P<gpu>\S+) --engine formula)\n(?:#   .*\n)*",
+    re.M,
+)
+
+
+def planned(path: Path) -> str:
+    """The file with its comments made anew; planned without a fit and without records."""
+
+    def replace(match: re.Match[str]) -> str:
+        assert match["name"] == path.stem, f"{path} speaks of {match['name']}"
+        words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere", engine="formula"))
+        lines = "".join(f"#   {statement}\n" for statement in words.split("; "))
+        return f"# planned: {match['command']}\n{lines}"
+
+    return _COMMENT.sub(replace, path.read_text())
+
+
+def main() -> None:
+    stale = []
+    for path in sorted((ROOT / "configs" / "sweeps").glob("*.yaml")):
+        fresh = planned(path)
+        if fresh != path.read_text():
+            stale.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(fresh)
+    if stale and "--check" in sys.argv:
+        sys.exit(f"stale: {', '.join(stale)}; rebuild them: make readme")
+
+
+if __name__ == "__main__":
+    main()

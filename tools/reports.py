@@ -1,0 +1,75 @@
+"""Rebuild everything that is published from records: ``python tools/reports.py`` (``make readme``).
+
+The commands below, in the order in which they need each other. ``--check`` changes nothing, makes everything anew
+beside it, and fails naming each file that is missing or says something else. Folders, such as ``results/claims``: those
+alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = (
+    "fit results/cpu/quickstart --out results/cpu/quickstart/fit.json",
+    "fit results/cpu/sizes --out vramprobe/data/fits/cpu.json",
+    "report results/cpu/quickstart -o results/cpu/quickstart/report --fit results/cpu/quickstart/fit.json",
+    "claims --results results -o results/claims",
+    "report results/cpu/sizes -o results/cpu/sizes/report --fit vramprobe/data/fits/cpu.json "
+    "--claims results/claims/claims.csv",
+    "evaluate results/cpu/sizes -o results/cpu/sizes/evaluation",
+    "report results/emulated/records.jsonl.xz -o results/emulated --fit vramprobe/data/fits/emulated.json "
+    "--claims results/claims/claims.csv",
+)
+
+
+def main() -> None:
+    is_check, failed = "--check" in sys.argv, False
+    asked = [word for word in sys.argv[1:] if word != "--check"]
+    for command in _chosen(asked):
+        words = shlex.split(command)
+        if is_check and words[0] == "fit":
+            failed = not is_fresh(words) or failed
+            continue
+        code = run([*words, *(["--check"] if is_check else [])])
+        if code and not is_check:
+            sys.exit(code)
+        failed = failed or bool(code)
+    if failed:
+        sys.exit("rebuild what is stale: make readme")
+
+
+def _chosen(asked: list[str]) -> list[str]:
+    """The commands whose first path lies in a folder that was asked for, such as results/claims; all, if none was."""
+    folders = {command: next(word for word in command.split() if word.startswith("results/")) for command in COMMANDS}
+    found = [one for one, folder in folders.items() if not asked or folder.startswith(tuple(asked))]
+    if not found:
+        sys.exit(f"{', '.join(asked)}: nothing is made there; published are {', '.join(sorted(set(folders.values())))}")
+    return found
+
+
+def run(words: list[str]) -> int:
+    """The exit code of this command of vramprobe."""
+    print(f"vramprobe {shlex.join(words)}", flush=True)
+    return subprocess.run([sys.executable, "-m", "vramprobe", *words], cwd=ROOT, stdout=subprocess.DEVNULL).returncode
+
+
+def is_fresh(words: list[str]) -> bool:
+    """Whether the records give the fit that ``words`` write, to the byte; says where they do not."""
+    *others, committed = words
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "fit.json"
+        if run([*others, str(made)]):
+            return False
+        if made.read_bytes() == (ROOT / committed).read_bytes():
+            return True
+    print(f"{committed} differs from what the records give", file=sys.stderr)
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What the command line shows of a predicted step time: seconds with an interval, classes, lines, unclaimed launches.
+
+In: a StepTime. Out: text on the terminal (rich). Every time says that it is predicted. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from vramprobe.units import short_count, short_seconds
+
+if TYPE_CHECKING:
+    from vramprobe.records.step_time import StepTime
+
+_BAR_WIDTH = 24
+
+
+def print_step_time(console: Console, time: StepTime) -> None:
+    """The step's time, its rate and utilization, where it goes, and what is not in it."""
+    low, high = short_seconds(time.low_seconds), short_seconds(time.high_seconds)
+    console.print(
+        f"\nstep time [bold]{short_seconds(time.seconds)}[/] predicted ({low} to {high}, 80 %), by counting step "
+        f"{time.step} for {time.gpu}"
+    )
+    for rate, amount, what in (
+        (time.tokens_per_second, time.tokens, "tokens"),
+        (time.samples_per_second, time.samples, "samples"),
+    ):
+        if rate is not None and amount is not None:
+            console.print(
+                f"     {rate:,.{0 if rate >= 100 else 2}f} {what}/s per GPU predicted, {amount:,} {what} a step"
+            )
+    console.print(f"     {time.mfu:.1%} MFU, {time.hfu:.1%} HFU predicted; {short_count(time.flops)} FLOPs a step")
+    print_unclaimed(console, time)
+    console.print("\npredicted time by class, which overlap:")
+    top = max(time.by_class.values(), default=0.0) or 1.0
+    width = max(map(len, time.by_class), default=0)
+    for name, seconds in sorted(time.by_class.items(), key=lambda pair: -pair[1]):
+        bar = "█" * round(_BAR_WIDTH * seconds / top)
+        console.print(f"  {name:<{width}}  {short_seconds(seconds):>9}  {bar}", soft_wrap=True)
+    if time.by_line:
+        console.print("\npredicted kernel time by line, forward and backward:")
+        for one in time.by_line:
+            console.print(f"  {short_seconds(one.seconds):>9}  {escape(f'{one.line} {one.function}')}", soft_wrap=True)
+
+
+def print_unclaimed(console: Console, time: StepTime) -> None:
+    """How many launches there are, and the share of those that no operator claims."""
+    console.print(
+        f"     {time.num_launches:,} launches; {time.unclaimed_share:.1%} unclaimed, whose work is not counted"
+    )
+    for one in time.unclaimed:
+        console.print(f"       {one.num_launches:,} in {escape(one.where)}")

@@ -1,0 +1,121 @@
+"""``vramprobe explain FILE``: why a run ran out of memory, from its log, its memory snapshot or an nvidia-smi log.
+
+In: a file's name, or - for stdin. Out: about ten lines on stdout, or JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vramprobe.cli.options import Json
+from vramprobe.errors import VramprobeError
+from vramprobe.units import format_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.explain.messages import OutOfMemory
+    from vramprobe.explain.phases import Phase
+    from vramprobe.explain.report import Report
+
+_PHASES = {
+    "load": "loading the model",
+    "to_device": "moving the model to the GPU",
+    "prepare": "preparing the model or its sharding",
+    "optimizer_step": "optimizer step",
+    "save": "saving a checkpoint",
+    "merge": "merging the adapter",
+    "load_best": "loading the best checkpoint at the end",
+    "resume": "resuming from a checkpoint",
+    "unknown": "unknown phase",
+}
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(help="A log, a memory snapshot or an nvidia-smi log; - reads stdin.")],
+    model: Annotated[str | None, typer.Option(help="The model, to name the tensor of the request's size.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Sequences per micro-batch (default: as the log says).")
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence (default: as the log says).")] = None,
+    num_gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that share the model (default: as the log says).")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Explain an out-of-memory error: what was full, in which phase, why, and what would make the run fit.
+
+    Reads PyTorch's error text or a whole log of any size, a file of torch.cuda.memory._dump_snapshot (no code in it is
+    run), or an nvidia-smi log. Nothing is uploaded; paths and command lines of the input are not repeated.
+    """
+    from vramprobe.explain.report import report_of
+
+    try:
+        with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as opened:
+            report = report_of(opened, model=model, batch_size=batch_size, seq_len=seq_len, num_gpus=num_gpus)
+    except OSError as error:
+        raise VramprobeError(f"{file} cannot be read: {error.strerror}") from error
+    print(json.dumps(as_json(report)) if json_output else "\n".join(in_words(report)))
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """Plain values; bytes are whole numbers, unknown ones null."""
+    from dataclasses import asdict
+
+    fields = asdict(report)
+    if report.oom is not None:
+        fields["oom"] |= {name: getattr(report.oom, name) for name in ("reserved", "outside", "neighbors")}
+    return fields
+
+
+def in_words(report: Report) -> list[str]:
+    """The report as lines."""
+    said = []
+    if report.oom is not None and report.explanation is not None:
+        said += [_headline(report, report.oom), *_budget(report.oom)]
+        said += [f"phase: {_in_words(report.phase)}", f"cause: {report.explanation.cause}: {report.explanation.why}"]
+        if report.tensors:
+            said.append(f"the request has the size of {'; or '.join(report.tensors)}")
+        said += [f"  {format_bytes(size):>12}  {line}" for line, size in report.lines]
+    said += [f"note: {note}" for note in report.notes]
+    for number, change in enumerate(report.explanation.changes if report.explanation else (), 1):
+        upper = f" (at most {format_bytes(change.num_bytes)})" if change.num_bytes is not None else ""
+        said.append(f"{'try: ' if number == 1 else '     '}{number}. {change.text}{upper}")
+    return said
+
+
+def _headline(report: Report, oom: OutOfMemory) -> str:
+    where = "the host" if oom.backend == "host" else "the GPU" if oom.device is None else f"GPU {oom.device}"
+    asked = "" if oom.requested is None else f": {format_bytes(oom.requested)} requested"
+    free = "" if oom.free is None else f", {format_bytes(oom.free)} free"
+    total = "" if oom.total is None else f" of {format_bytes(oom.total)}"
+    ranks = f" ({len(report.ranks)} ranks failed)" if len(report.ranks) > 1 else ""
+    bar = f", at {report.progress[0]}/{report.progress[1]} of the last progress bar" if report.progress else ""
+    if report.kind == "snapshot" and oom.requested is None:
+        return f"{where} at the snapshot, which records no out-of-memory error"
+    return f"{where} ran out of memory{asked}{free}{total}{bar}{ranks}"
+
+
+def _budget(oom: OutOfMemory) -> list[str]:
+    outside = (
+        "CUDA context and libraries" if oom.process is not None else "outside PyTorch: CUDA context, libraries, others"
+    )
+    rows = {
+        "allocated by PyTorch": oom.allocated,
+        "  of it in private pools (CUDA graphs)": oom.private_pools,
+        "reserved but unused": oom.unused,
+        f"{outside} (about)": oom.outside,
+        "other processes (about)": oom.neighbors or None,
+        "allowed for this process": oom.allowed,
+    }
+    return [f"  {format_bytes(size):>12}  {name}" for name, size in rows.items() if size is not None]
+
+
+def _in_words(phase: Phase) -> str:
+    detail = f", {phase.detail}" if phase.detail else ""
+    at = f" ({'; '.join(phase.at)})" if phase.at else ""
+    return f"{_PHASES.get(phase.name, phase.name)}{detail}{at}"

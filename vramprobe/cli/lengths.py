@@ -1,0 +1,145 @@
+"""``--lengths`` of ``vramprobe predict``: the batches of a data set, the worst of them, and reserved memory over a run.
+
+In: the option's text and a cell. Out: what :mod:`vramprobe.lengths` says, as text or JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vramprobe.units import format_bytes, short_count
+
+if TYPE_CHECKING:
+    from vramprobe.lengths.answer import LengthsAnswer, Limit
+    from vramprobe.lengths.creep import Course
+
+_MAX_ROWS = 4  # indices that a line names
+
+
+@dataclass(frozen=True)
+class Varied:
+    """What the lengths of a data set mean for a cell; ``courses``: one for each allocator setting."""
+
+    answer: LengthsAnswer
+    courses: list[Course]
+    gpu: str | None
+
+    @property
+    def worst_batch(self) -> dict[str, int]:
+        """The words of the cell with the highest peak."""
+        from vramprobe.lengths.answer import words_of
+
+        return words_of(self.answer.worst_shape)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; bytes are whole numbers."""
+        found = {name: value for name, value in vars(self.answer).items() if name not in ("worst", "worst_shape")}
+        found |= {"peaks": [asdict(one) for one in self.answer.peaks]}
+        for name in ("max_length", "max_batch_size"):
+            found[name] = None if found[name] is None else asdict(found[name])
+        return {"lengths": found, "replay": [asdict(one) for one in self.courses]}
+
+
+def of_data(
+    text: str, order: dict[str, Any], num_steps: int, cell: dict[str, Any], *, gpu: str | None, engine: str, stack: Any
+) -> Varied:
+    """Raises wrong usage for what is not combined with lengths, and what reading and predicting raise."""
+    from vramprobe.cli import display
+    from vramprobe.lengths.answer import answer
+    from vramprobe.lengths.reading import read_lengths
+
+    if engine == "trace" or stack is not None:
+        given = "--engine trace" if engine == "trace" else "--stack"
+        raise typer.BadParameter(f"--lengths is by arithmetic under the libraries installed by default; drop {given}.")
+    words = {name: value for name, value in cell.items() if value is not None}
+    lengths = read_lengths(text)
+    with display.working(f"predicting the batches of {len(lengths):,} rows"):
+        found, batches = answer(lengths, gpu=gpu, engine="formula", **order, **words)
+    courses: list[Course] = []
+    if num_steps:
+        from vramprobe.lengths.creep import creep
+
+        own = {name: value for name, value in words.items() if name not in ("fit", "allow_extrapolation")}
+        with display.working(f"replaying {num_steps:,} steps"):
+            courses = creep([batch.shape for batch in batches], num_steps, gpu=gpu, **own)
+    return Varied(found, courses, gpu)
+
+
+def print_lengths(varied: Varied) -> None:
+    """The data, its batches, what fits, and the replay; the prediction of the worst batch comes after."""
+    found = varied.answer
+    truncated = f", {found.num_truncated:,} truncated" if found.num_truncated else ""
+    longest = f"longest {found.longest:,} (row {found.longest_row:,})"
+    print(f"data: {found.num_rows:,} rows, {short_count(found.num_tokens)} tokens, {longest}{truncated}")
+    order = "" if found.sampler == "sequential" else f", seed {found.seed}"
+    print(f"{found.num_batches:,} batches ({found.sampler}{order}), {100 * found.padding_share:.1f} % padding")
+    print(f"\n{'batch':<8}{'number':>9}{'rows':>6}{'length':>8}{'allocated':>13}{'reserved':>13}")
+    for peak in found.peaks:
+        reserved = "" if peak.reserved_bytes is None else format_bytes(peak.reserved_bytes)
+        sizes = f"{peak.num_rows:>6}{peak.seq_len:>8,}{format_bytes(peak.allocated_bytes):>13}{reserved:>13}"
+        print(f"{peak.name:<8}{peak.batch:>9,}{sizes}")
+    rows = found.peaks[-1].rows
+    more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
+    print(f"the worst batch has the rows {', '.join(map(str, rows[:_MAX_ROWS]))}{more}, the longest first")
+    if varied.gpu is not None:
+        _print_limits(varied)
+    for note in found.notes:
+        print(f"note: {note}")
+    if varied.courses:
+        _print_courses(varied.courses)
+    print("\nthe worst batch:")
+
+
+def _print_limits(varied: Varied) -> None:
+    found = varied.answer
+    for what, limit in (("max length", found.max_length), ("batch size", found.max_batch_size)):
+        if limit is not None:
+            print(f"{varied.gpu}: {_limit(what, limit)}")
+
+
+def _limit(what: str, limit: Limit) -> str:
+    if limit.value is None:
+        return f"no {what} fits: {limit.why}"
+    if what == "batch size":
+        return f"batch size {limit.value:,} fits at the worst batch's length"
+    if not limit.rows_cut_share:
+        return f"max length {limit.value:,} fits: no row is longer"
+    cut = f"{100 * limit.rows_cut_share:.2g} % of the rows and {100 * limit.tokens_cut_share:.2g} % of the tokens"
+    return f"max length {limit.value:,} fits: truncating there cuts {cut}"
+
+
+def _print_courses(courses: list[Course]) -> None:
+    """One line for each setting, in GiB beside the first."""
+    longest = max(one.num_steps for one in courses)
+    print(f"\nreserved memory by the allocator's replay, {longest:,} steps of these batches:")
+    print(f"  {'setting':<52}{'step 1':>11}{'last step':>11}{'peak':>11}{'retries':>9}")
+    for one in courses:
+        name = one.alloc_conf.replace(",per_process_memory_fraction:", ", memory fraction ")
+        name = name or "default"
+        name += f", empty_cache each {one.empty_cache_steps} steps" if one.empty_cache_steps else ""
+        sizes = (one.first_reserved_bytes, one.last_reserved_bytes, one.peak_reserved_bytes)
+        oom = f"  out of memory at step {one.oom_step:,}" if one.oom_step is not None else ""
+        cells = "".join(f"{format_bytes(size) if size else '-':>11}" for size in sizes)
+        print(f"  {name:<52}{cells}{one.num_alloc_retries:>9,}{oom}")
+    print(f"  {_advice(courses)}")
+
+
+def _advice(courses: list[Course]) -> str:
+    """Which setting reserves least, of those that ran the longest; the allocated peak is what none can go below."""
+    default, longest = courses[0], max(one.num_steps for one in courses)
+    least = min((one for one in courses if one.num_steps == longest), key=lambda one: one.peak_reserved_bytes)
+    name = least.alloc_conf or "the default"
+    name += f" with empty_cache each {least.empty_cache_steps} steps" if least.empty_cache_steps else ""
+    if longest == 0:
+        return "no setting completes the first step"
+    if default.oom_step is not None and least.oom_step is None:
+        return (
+            f"{courses[0].alloc_conf or 'the default'} runs out of memory at step {default.oom_step:,}; {name} does not"
+        )
+    saved = default.peak_reserved_bytes - least.peak_reserved_bytes
+    if saved <= 0:
+        return "no setting reserves less than the first"
+    return f"{name} reserves {format_bytes(saved)} less than {default.alloc_conf or 'the default'} at the peak"

@@ -1,0 +1,98 @@
+"""``vramprobe predict --serve``: an inference engine alone on a GPU.
+
+In: vLLM's options. Out: where the GPU's memory goes and what the KV cache holds, as text or JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vramprobe.cli.options import flag, print_json, with_options
+from vramprobe.units import format_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.predict.serve import Served
+
+#: Option → (type, help): vLLM's own names, which ``vllm serve`` takes; the defaults are in predict/serve.py.
+SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
+    "max_model_len": (int, "Longest request in tokens (default: the model's positions)."),
+    "max_num_batched_tokens": (int, "Tokens per engine step (default 8192 on GPUs of 70 GiB or more, else 2048)."),
+    "max_num_seqs": (int, "Requests per engine step (default 1024 on GPUs of 70 GiB or more, else 256)."),
+    "gpu_memory_utilization": (float, "Share of the GPU that the engine takes (default 0.9)."),
+    "tensor_parallel_size": (int, "GPUs that divide each layer (default 1)."),
+    "quantization": (str, "none | fp8 | w8a8 | awq | gptq | bitsandbytes | mxfp4 (default none)."),
+    "kv_cache_dtype": (str, "auto | fp8 (default auto: the model's dtype)."),
+    "enforce_eager": (bool, "No CUDA graphs."),
+}
+#: The options of a cell that an engine has as well.
+OF_CELLS = ("model", "dtype")
+
+
+def takes_serving(command: Callable[..., None]) -> Callable[..., Any]:
+    """Give ``command(serving, …)`` the options of an engine, those that were given."""
+
+    def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
+        annotation = Annotated[kind | None, typer.Option(flag(name), help=f"With --serve: {text}", show_default=False)]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    def gather(given: dict[str, Any], _: Any) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if value is not None}
+
+    options = [parameter(name, *what) for name, what in SERVE_OPTIONS.items()]
+    return with_options(command, "serving", options, gather)
+
+
+def show(
+    cell: dict[str, Any], serving: dict[str, Any], others: dict[str, Any], *, gpu: str | None, as_json: bool
+) -> None:
+    """Predict and print. Raises wrong usage for options of a training run, and without a GPU."""
+    from vramprobe import api
+
+    for name, value in (cell | others).items():
+        if name not in OF_CELLS and value not in (None, False):
+            raise typer.BadParameter(f"--serve is an engine alone, without training; drop {flag(name)}.")
+    if "model" not in cell or gpu is None:
+        raise typer.BadParameter("--serve needs a model and a GPU: --model llama-3.1-8b --gpu H100-SXM.")
+    found = api.serve(gpu=gpu, **cell, **serving)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        _print(found)
+
+
+def refuse(serving: dict[str, Any]) -> None:
+    """Raises wrong usage for an engine's options without an engine."""
+    for name in serving:
+        raise typer.BadParameter(f"{flag(name)} is an engine's option; add --serve, or drop it.")
+
+
+def _print(found: Served) -> None:
+    several = f" ×{found.tensor_parallel_size}, each" if found.tensor_parallel_size > 1 else ""
+    print(f"{found.model} on {found.gpu}{several}, {found.engine}: predicted, not measured")
+    print(
+        f"max_model_len {found.max_model_len:,}, max_num_batched_tokens {found.max_num_batched_tokens:,}, max_num_seqs "
+        f"{found.max_num_seqs:,}, gpu_memory_utilization {found.gpu_memory_utilization:g}\n"
+    )
+    for what, num_bytes in (
+        ("requested", found.requested_bytes),
+        ("weights", found.weights_bytes),
+        ("activation peak", found.activation_bytes),
+        ("non-torch", found.non_torch_bytes),
+        ("KV cache", max(found.kv_cache_bytes, 0)),
+    ):
+        print(f"  {what:<16} {format_bytes(num_bytes):>12}")
+    if found.graph_bytes:
+        print(f"  {'CUDA graphs':<16} {format_bytes(found.graph_bytes):>12}  outside the requested memory")
+    print(f"\nKV cache: {found.kv_cache_tokens:,} tokens, {found.kv_cache_blocks:,} blocks")
+    if found.verdict == "fits":
+        print(f"{found.max_concurrency:.2f} requests of {found.max_model_len:,} tokens at once: fits")
+    else:
+        print(f"no request of {found.max_model_len:,} tokens fits, and vLLM refuses to start: does not fit")
+    if found.longest_request_tokens:
+        print(f"longest request that fits: {found.longest_request_tokens:,} tokens")
+    for note in found.notes:
+        print(f"note: {note}")

@@ -1,0 +1,89 @@
+"""``vramprobe plan`` and ``vramprobe run``: a sweep before it costs anything, and the sweep itself.
+
+In: a sweep file and the options of a sweep. Out: the plan, or progress and a summary, as text or JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vramprobe.cli.emulate import enter_emulated
+from vramprobe.cli.options import Emulate, Json, SweepFile, Timeout, print_json, takes_a_sweep
+from vramprobe.errors import SpecError
+from vramprobe.units import parse_duration
+
+if TYPE_CHECKING:
+    from vramprobe.sweep.plan import Plan
+
+
+@takes_a_sweep
+def plan(
+    sweep: SweepFile,
+    job: dict[str, Any],
+    gpu: Annotated[str | None, typer.Option(help="Plan for this GPU of `vramprobe gpus`; it need not be here.")] = None,
+    emulate: Emulate = None,
+    json_output: Json = False,
+) -> None:
+    """Show what a sweep would run and cost: cells, predicted peaks, what fits, minutes, dollars."""
+    from vramprobe import api
+
+    if emulate is not None and gpu is not None:
+        raise SpecError(f"--emulate {emulate} and --gpu {gpu} both name the GPU to plan for; drop one of them")
+    enter_emulated(emulate, job["device"])
+    _show_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
+
+
+def _show_plan(planned: Plan, *, as_json: bool) -> None:
+    from vramprobe.cli import display_plan
+
+    if as_json:
+        print_json(display_plan.plan_as_json(planned, with_cells=True))
+    else:
+        display_plan.print_plan(planned)
+
+
+@takes_a_sweep
+def run(
+    sweep: SweepFile,
+    job: dict[str, Any],
+    timeout: Timeout = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(help="Start no cell that would end after this time, for example 9m; run again to continue."),
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Start no cell that would spend more than this many US dollars.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Run at most this many cells.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan, as `vramprobe plan` does.")] = False,
+    emulate: Emulate = None,
+    json_output: Json = False,
+) -> None:
+    """Run a sweep, each cell in its own process; run it again to resume."""
+    from vramprobe import api
+    from vramprobe.cli import live
+
+    enter_emulated(emulate, job["device"])
+    from vramprobe.sweep.limits import limits as check_limits
+
+    limits = {
+        "timeout_seconds": timeout,
+        "max_seconds": math.inf if max_time is None else parse_duration(max_time),
+        "max_dollars": budget,
+        "max_cells": limit,
+    }
+    if dry_run:
+        planned = api.plan(sweep, **job)
+        check_limits(planned.rate, **limits)
+        _show_plan(planned, as_json=json_output)
+        return
+    with live.sweep_progress(as_json=json_output) as on_event:
+        summary = api.run(sweep, **job, **limits, on_event=on_event)
+    live.print_summary(summary, as_json=json_output)
+    if summary.stopped_by in signal.Signals.__members__:
+        raise typer.Exit(128 + signal.Signals[summary.stopped_by])
+    raise typer.Exit(1 if summary.failed() else 0)

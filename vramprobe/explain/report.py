@@ -1,0 +1,189 @@
+"""A file of any of the kinds that ``vramprobe explain`` reads → a Report.
+
+In: an open binary file, and what the user says of the run. Out: the error that came first, its phase, cause and
+changes. A log names a model only if the catalog has it: nothing is fetched for a name that a log holds.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Literal
+
+from vramprobe.architecture import architecture
+from vramprobe.catalog import find_model
+from vramprobe.catalog.shipped import csv_rows
+from vramprobe.errors import VramprobeError
+from vramprobe.explain import log as logs
+from vramprobe.explain.causes import Explanation, explain
+from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.phases import Phase, phase_of
+from vramprobe.explain.requests import Factors, tensors_of_size
+from vramprobe.explain.snapshot import State, states_of
+from vramprobe.simulate.snapshot import load_plain
+from vramprobe.units import format_bytes
+
+_HEAD_BYTES = 2**16
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What is known of one failed run."""
+
+    kind: Literal["log", "snapshot", "nvidia-smi"]
+    oom: OutOfMemory | None  # None: no error was found, only readings
+    phase: Phase
+    explanation: Explanation | None
+    tensors: tuple[str, ...] = ()  # of the request's size
+    ranks: tuple[str, ...] = ()  # that failed, where the log tells them apart
+    progress: tuple[int, int] | None = None
+    lines: tuple[tuple[str, int], ...] = ()  # of a snapshot: what holds the most
+    notes: tuple[str, ...] = ()
+    used: dict[int, int] = field(default_factory=dict)  # nvidia-smi: most in use, bytes by GPU
+
+
+def report_of(
+    file: IO[bytes],
+    *,
+    model: str | None = None,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    num_gpus: int | None = None,
+) -> Report:
+    """Read ``file`` to its end and explain it. Raises VramprobeError for what is none of the three kinds, or empty."""
+    head = file.read(_HEAD_BYTES)
+    if not head.strip():
+        raise VramprobeError("the input is empty: nothing to explain")
+    if head.startswith(_COMPRESSED):
+        raise VramprobeError(
+            "the input is compressed or an archive: unpack it first, for instance zcat run.log.gz | vramprobe explain -"
+        )
+    if head[0] == 0x80 and head[1] <= 5:
+        return _of_snapshot(
+            states_of(load_plain(_Rejoined(head, file))), _factors(model, batch_size, seq_len, num_gpus, {})
+        )
+    log = logs.read(file, head)
+    return _of_log(log, _factors(model, batch_size, seq_len, num_gpus, log.settings))
+
+
+class _Rejoined(io.RawIOBase):
+    """``head`` and then the rest of ``file``, for a file that cannot be rewound."""
+
+    def __init__(self, head: bytes, file: IO[bytes]) -> None:
+        self._head, self._file = io.BytesIO(head), file
+
+    def read(self, size: int = -1) -> bytes:
+        begun = self._head.read(size)
+        return begun + self._file.read(size - len(begun) if size >= 0 else -1)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        begun = self._head.readline(-1 if size is None else size)
+        return begun if begun.endswith(b"\n") else begun + self._file.readline()
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        chunk = self.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+
+def _factors(
+    model: str | None, batch_size: int | None, seq_len: int | None, num_gpus: int | None, settings: dict[str, str]
+) -> Factors | None:
+    """What the user gave, then what the log shows; None without a model whose dimensions are known."""
+    if model is None:
+        model = settings.get("model", "").lower()
+        if model not in {row[name].lower() for row in csv_rows("models/PARAMETERS.csv") for name in ("slug", "hf_id")}:
+            return None
+    entry = find_model(model)
+    given = {"batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
+    shown = {name: int(text) for name, text in settings.items() if name in given}
+    known = {name: shown.get(name) if value is None else value for name, value in given.items()}
+    return Factors(entry.name, architecture(entry.config), **known)
+
+
+def _of_log(log: logs.Log, factors: Factors | None) -> Report:
+    if not log.failures:
+        return _of_readings(log)
+    failures = (
+        [one for one in log.failures if one.oom.has_figures]
+        or [one for one in log.failures if one.oom.backend != "host"]
+        or log.failures
+    )
+    first = failures[0]
+    phase = phase_of(first.frames)
+    ranks = dict.fromkeys(one.rank for one in failures if one.rank is not None)
+    return Report(
+        kind="log",
+        oom=first.oom,
+        phase=phase,
+        explanation=explain(first.oom, phase),
+        tensors=_tensors(first.oom, factors),
+        ranks=tuple(ranks),
+        progress=log.progress,
+        notes=tuple(_notes(first, failures)),
+        used=log.readings.used,
+    )
+
+
+def _tensors(oom: OutOfMemory, factors: Factors | None) -> tuple[str, ...]:
+    if factors is None or oom.requested is None:
+        return ()
+    return tuple(tensors_of_size(oom.requested, oom.requested_half_unit, factors))
+
+
+def _notes(first: logs.Failure, failures: list[logs.Failure]) -> Iterator[str]:
+    oom = first.oom
+    if oom.has_figures and oom.is_cut:
+        yield "the message is cut: some figures are missing"
+    if not first.frames and oom.backend != "host":
+        yield "there is no traceback before the error: the phase is unknown"
+    if first.is_mixed:
+        yield "several processes' tracebacks are mixed here: the phase may be another rank's"
+    if oom.allocated is not None and oom.total is not None and oom.allocated > oom.total:
+        yield "more is allocated than the GPU has: the driver (Windows, WSL) put a part in the host's memory"
+    phases = {phase_of(one.frames).name for one in failures if one.frames}
+    if len(failures) > 1:
+        places = f", in {', '.join(sorted(phases))}" if len(phases) > 1 else ""
+        yield f"{len(failures)} errors in this log{places}; this is the first"
+
+
+def _of_readings(log: logs.Log) -> Report:
+    readings = log.readings
+    if not readings.used:
+        raise VramprobeError(
+            f"no out-of-memory error and no nvidia-smi table in {log.num_lines:,} lines "
+            f"({format_bytes(log.num_bytes)}): was the end of the log, or stderr, cut off?"
+        )
+    notes = []
+    for gpu, used in sorted(readings.used.items()):
+        total, processes = readings.total.get(gpu), readings.processes.get(gpu, {})
+        of = f" of {format_bytes(total)}" if total else ""
+        by = f", {len(processes)} processes at the last table" if processes else ""
+        notes.append(f"GPU {gpu}: at most {format_bytes(used)}{of} in use{by}")
+    notes.append("nvidia-smi shows reserved memory and CUDA contexts: it cannot tell live tensors from unused memory")
+    return Report(
+        kind="nvidia-smi", oom=None, phase=Phase("unknown"), explanation=None, notes=tuple(notes), used=readings.used
+    )
+
+
+def _of_snapshot(states: list[State], factors: Factors | None) -> Report:
+    state = states[0]
+    phase = phase_of(state.frames)
+    notes = [f"{state.num_blocks:,} live blocks; the largest unused one has {format_bytes(state.largest_unused)}"]
+    if state.releasable:
+        notes.append(f"{format_bytes(state.releasable)} are in unused segments, which torch.cuda.empty_cache() returns")
+    if state.awaiting:
+        notes.append(f"{format_bytes(state.awaiting)} are freed but still in use by another stream")
+    if len(states) > 1:
+        notes.append(f"the snapshot has {len(states)} GPUs; this is GPU {state.oom.device}")
+    return Report(
+        kind="snapshot",
+        oom=state.oom,
+        phase=phase,
+        explanation=explain(state.oom, phase, is_expandable=state.is_expandable),
+        tensors=_tensors(state.oom, factors),
+        lines=state.lines,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,115 @@
+"""A memory snapshot of ``torch.cuda.memory._dump_snapshot`` → what was full on each GPU, and by which lines.
+
+In: the snapshot's dict, of PyTorch 1.13 to 2.13. Out: one State for each GPU with segments. Format:
+torch/cuda/_memory_viz.py and torch/csrc/cuda/Module.cpp.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vramprobe.errors import VramprobeError
+from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.phases import Frame, shown
+
+_MAX_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """One GPU at the snapshot, bytes."""
+
+    oom: OutOfMemory
+    frames: tuple[Frame, ...]  # of the failed request, outermost first
+    releasable: int  # unused segments, which empty_cache() returns
+    largest_unused: int  # the largest free block: a larger request needs a new segment
+    awaiting: int  # freed, but still in use by another stream
+    is_expandable: bool
+    lines: tuple[tuple[str, int], ...]  # what holds the most, by the line that allocated it
+    num_blocks: int
+
+
+def states_of(snapshot: Any) -> list[State]:
+    """One for each GPU, those with a failed request first. Raises VramprobeError for what is no snapshot."""
+    if isinstance(snapshot, list):  # torch.cuda.memory_snapshot(): the segments alone
+        snapshot = {"segments": snapshot}
+    if not isinstance(snapshot, Mapping) or not isinstance(snapshot.get("segments"), list):
+        raise VramprobeError("this pickle is no memory snapshot of PyTorch: it has no segments")
+    traces = snapshot.get("device_traces") or []
+    try:
+        devices = {segment.get("device", 0) for segment in snapshot["segments"]}
+        devices |= {device for device, trace in enumerate(traces) if trace}
+        states = [
+            _state(snapshot, device, traces[device] if device < len(traces) else []) for device in sorted(devices)
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise VramprobeError(f"this snapshot is of an unknown format: {type(error).__name__}: {error}") from error
+    if not states:
+        raise VramprobeError("this snapshot is empty: it has no segment of any GPU")
+    return sorted(states, key=lambda state: state.oom.requested is None)
+
+
+def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str, Any]]) -> State:
+    allocated = awaiting = releasable = largest = pools = reserved = num_blocks = 0
+    lines: Counter[str] = Counter()
+    segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
+    for segment in segments:
+        reserved += segment["total_size"]
+        in_use = 0
+        for block in segment["blocks"]:
+            size, state = block["size"], block["state"]
+            if state == "inactive":
+                largest = max(largest, size)
+                continue
+            in_use += size
+            num_blocks += 1
+            if state != "active_allocated":
+                awaiting += size
+                continue
+            allocated += size
+            lines[_line_of(block)] += size
+        releasable += segment["total_size"] if in_use == 0 else 0
+        if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+            pools += in_use
+    failed = next((entry for entry in reversed(trace) if entry["action"] == "oom"), None)
+    oom = OutOfMemory(
+        backend="CUDA",
+        device=device,
+        requested=failed["size"] if failed else None,
+        free=failed.get("device_free") if failed else None,
+        allocated=allocated,
+        private_pools=pools or None,
+        unused=reserved - allocated,
+    )
+    return State(
+        oom=oom,
+        frames=tuple(reversed(_frames(failed))) if failed else (),
+        releasable=releasable,
+        largest_unused=largest,
+        awaiting=awaiting,
+        is_expandable=any(segment.get("is_expandable") for segment in segments),
+        lines=tuple(lines.most_common(_MAX_LINES)),
+        num_blocks=num_blocks,
+    )
+
+
+def _frames(holder: Mapping[str, Any]) -> list[Frame]:
+    """Python frames, innermost first; PyTorch 1.13 and 2.0 keep those of a block in its history."""
+    found = holder.get("frames")
+    if found is None and holder.get("history"):
+        found = holder["history"][0].get("frames")
+    return [Frame(str(one["filename"]), int(one["line"]), str(one["name"])) for one in found or () if _is_python(one)]
+
+
+def _is_python(frame: Mapping[str, Any]) -> bool:
+    return str(frame["filename"]).endswith(".py")
+
+
+def _line_of(block: Mapping[str, Any]) -> str:
+    """The innermost line outside torch itself."""
+    frames = _frames(block)
+    own = next((frame for frame in frames if "/torch/" not in frame.path.replace("\\", "/")), None)
+    return shown(own or frames[0]) if frames else "no Python line was recorded"

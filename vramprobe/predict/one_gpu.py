@@ -1,0 +1,70 @@
+"""One GPU: a cell -> the moments of its step, and the notes that go with its prediction.
+
+In: a spec, the GPU or none. Out: Counted, which ranks.py, tensor_parallel.py and device_map.py make of several GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vramprobe.architecture import architecture
+from vramprobe.kernels.attention import flash_trains
+from vramprobe.kernels.chip import A100, chip_like
+from vramprobe.predict.prediction import CardPeak, HasKernels
+from vramprobe.spec import CellSpec
+from vramprobe.terms import Moment, moments
+from vramprobe.terms.step.versions import is_fourth, taken_notes, version_notes
+
+
+class Counted(NamedTuple):
+    """The moments of a step; of several GPUs, on the one that holds the most."""
+
+    moments: list[Moment]
+    notes: list[str]
+    at_most: tuple[Moment, ...] | list[Moment] = ()  # up to whose peak the interval reaches
+    host_bytes: int | None = None  # tensors of one rank in host memory, where something is offloaded
+    cards: list[CardPeak] | None = None  # of one process
+
+
+def count_one(spec: CellSpec, gpu: HasKernels | None) -> Counted:
+    """On one GPU. Raises UnsupportedArchitecture for what the formula engine has no arithmetic for."""
+    return Counted(moments(spec, chip_like(gpu)), [*_not_quantized(spec), *without_flash(spec, gpu)])
+
+
+def without_flash(spec: CellSpec, gpu: HasKernels | None) -> list[str]:
+    """What is said where ``gpu`` runs another kernel than most."""
+    if gpu is None or spec.attn != "sdpa" or spec.device != "cuda":
+        return []
+    chip, arch = chip_like(gpu), architecture(spec.architecture)
+    if chip.capability < (8, 0):
+        return [
+            f"{gpu.name} has no flash attention: sdpa takes the memory-efficient kernel, and where that does not run "
+            "(bf16, or query heads that share keys) holds the scores whole"
+        ]
+    heads = arch.head_size, arch.attention_dropout
+    if flash_trains(A100, *heads) and not flash_trains(chip, *heads):
+        return [
+            f"{gpu.name} has no backward of flash attention for heads of {arch.head_size}: sdpa takes the "
+            "memory-efficient kernel, and where query heads share keys holds the scores whole"
+        ]
+    return []
+
+
+def _not_quantized(spec: CellSpec) -> list[str]:
+    """What is said where quantization reaches less than half of the parameters, as of a mixture of experts, or where
+    the cell is predicted under another release."""
+    if is_fourth(spec):
+        return version_notes(spec)
+    taken = taken_notes(spec)
+    if spec.quant == "none":
+        return taken
+    arch = architecture(spec.architecture)
+    reached = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
+    if 2 * reached >= arch.num_params:
+        return taken
+    return [
+        *taken,
+        f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
+        "alone, and neither embeddings nor experts in one tensor",
+        *version_notes(spec),
+    ]

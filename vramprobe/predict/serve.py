@@ -1,0 +1,173 @@
+"""An inference engine alone on a GPU, by arithmetic: what is left for the KV cache, in tokens and requests.
+
+In: a model, a GPU and vLLM's options. Out: a Served. What torch allocates is counted (terms/serving.py); what the
+driver takes besides is learnt from published logs (data/serving_charges.csv), and said to be.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from vramprobe.architecture import architecture
+from vramprobe.catalog import find_model
+from vramprobe.catalog.shipped import csv_rows
+from vramprobe.emulate.cards import CardProperties, card_properties
+from vramprobe.errors import SpecError
+from vramprobe.predict.prediction import Frozen
+from vramprobe.terms import serving
+from vramprobe.units import GIB, MIB
+
+#: The engine whose formulas these are.
+ENGINE = "vllm 0.17 to 0.19"
+_LARGE_GPU_BYTES = 70 * GIB
+_ALL_GRAPHS_SEQS = 256  # vllm/config/vllm.py: sizes up to min(2 × max_num_seqs, 512)
+_DTYPES = ("bf16", "fp16", "fp32")
+
+
+class Served(Frozen):
+    """Bytes on each GPU; ``kv_cache_bytes`` below 0 or too few blocks for one request: the engine does not start."""
+
+    engine: str = ENGINE
+    model: str
+    gpu: str
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    gpu_memory_utilization: float
+    tensor_parallel_size: int
+    requested_bytes: int  # utilization × the GPU's memory
+    weights_bytes: int
+    activation_bytes: int
+    non_torch_bytes: int  # learnt
+    kv_cache_bytes: int
+    kv_cache_bytes_per_token: float  # of a long request
+    kv_cache_tokens: int
+    kv_cache_blocks: int
+    max_concurrency: float  # requests of max_model_len tokens at once
+    longest_request_tokens: int  # whose cache fits, whatever the model's positions
+    graph_bytes: int | None  # learnt, outside the requested memory; null: not known
+    verdict: Literal["fits", "does not fit"]
+    notes: tuple[str, ...] = ()
+
+
+def serve(
+    *,
+    model: str,
+    gpu: str,
+    max_model_len: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
+    gpu_memory_utilization: float = 0.9,
+    tensor_parallel_size: int = 1,
+    dtype: str = "bf16",
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
+    enforce_eager: bool = False,
+) -> Served:
+    """Where vLLM's memory goes on each GPU; defaults are those of ``vllm serve`` (vllm/engine/arg_utils.py).
+
+    Raises VramprobeError for a model without arithmetic, an unknown GPU, and options that vLLM does not have.
+    """
+    card, entry = card_properties(gpu), find_model(model)
+    arch, config = architecture(entry.config), entry.config
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
+    is_large = card.total_bytes >= _LARGE_GPU_BYTES and "A100" not in card.name
+    spec = serving.ServeSpec(
+        max_model_len=(positions or 2048) if max_model_len is None else max_model_len,
+        max_num_batched_tokens=(8192 if is_large else 2048)
+        if max_num_batched_tokens is None
+        else max_num_batched_tokens,
+        max_num_seqs=(1024 if is_large else 256) if max_num_seqs is None else max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    _check(spec, arch, gpu_memory_utilization)
+    non_torch, notes = _non_torch(card, tensor_parallel_size)
+    if arch.experts is not None:
+        notes.append("the activation peak leaves out the experts' workspaces: it is a lower bound")
+    weights = serving.weight_bytes(arch, config, spec)
+    activation = serving.activation_bytes(
+        arch, spec, num_sms=card.sm_count, blas_workspace_bytes=card.gpu.blas_workspace_bytes
+    )
+    requested = math.ceil(card.total_bytes * gpu_memory_utilization)
+    cache, pages = requested - weights - activation - non_torch, serving.pages(arch, config, spec)
+    blocks = max(cache // pages.page_bytes // pages.layers_per_group, 0)
+
+    def needed(length: int) -> int:
+        return pages.num_blocks_of(length, spec.max_num_batched_tokens)
+
+    return Served(
+        model=entry.name,
+        gpu=card.gpu.short_name,
+        max_model_len=spec.max_model_len,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_num_seqs=spec.max_num_seqs,
+        gpu_memory_utilization=gpu_memory_utilization,
+        tensor_parallel_size=tensor_parallel_size,
+        requested_bytes=requested,
+        weights_bytes=weights,
+        activation_bytes=activation,
+        non_torch_bytes=non_torch,
+        kv_cache_bytes=cache,
+        kv_cache_bytes_per_token=pages.block_bytes * pages.windows.count(None) / serving.BLOCK_TOKENS,
+        kv_cache_tokens=blocks // len(pages.windows) * serving.BLOCK_TOKENS,
+        kv_cache_blocks=blocks,
+        max_concurrency=blocks / needed(spec.max_model_len),
+        longest_request_tokens=_longest(blocks, needed),
+        graph_bytes=0 if enforce_eager else _graphs(arch.num_layers, spec),
+        verdict="fits" if blocks >= needed(spec.max_model_len) else "does not fit",
+        notes=tuple(notes),
+    )
+
+
+def _check(spec: serving.ServeSpec, arch: Any, utilization: float) -> None:
+    """Raises SpecError for what vLLM would refuse."""
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size"):
+        if getattr(spec, name) < 1:
+            raise SpecError(f"{name} {getattr(spec, name)}: a whole number of 1 or more")
+    if not 0 < utilization <= 1:
+        raise SpecError(f"gpu_memory_utilization {utilization}: a share of the GPU's memory, above 0 and at most 1")
+    if spec.quantization not in serving.QUANTIZATIONS:
+        raise SpecError(f"quantization {spec.quantization!r}: one of {', '.join(serving.QUANTIZATIONS)}")
+    if spec.dtype not in _DTYPES:
+        raise SpecError(f"dtype {spec.dtype!r}: one of {', '.join(_DTYPES)}")
+    if spec.kv_cache_dtype not in ("auto", "fp8"):
+        raise SpecError(f"kv_cache_dtype {spec.kv_cache_dtype!r}: auto (the model's dtype) or fp8")
+    if arch.num_heads % spec.tensor_parallel_size:
+        raise SpecError(
+            f"tensor_parallel_size {spec.tensor_parallel_size}: vLLM divides the {arch.num_heads} attention heads "
+            "evenly; give a divisor of them"
+        )
+
+
+def _longest(blocks: int, needed: Any) -> int:
+    """The longest request whose blocks are there, tokens; by bisection."""
+    low, high = 0, blocks * serving.BLOCK_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needed(middle) <= blocks else (low, middle - 1)
+    return low
+
+
+def _non_torch(card: CardProperties, tensor_parallel_size: int) -> tuple[int, list[str]]:
+    """(bytes outside torch, what is to be said of them): of this card, else of the only one that logs tell of."""
+    rows = [row for row in csv_rows("serving_charges.csv") if row["charge"] == "non_torch"]
+    several = tensor_parallel_size > 1
+    (row,) = [one for one in rows if (one["tensor_parallel"] != "1") == several]
+    said = f"memory outside torch is learnt from {row['num_rows']} published logs of an {row['gpu']}"
+    if several:
+        said += " ×2"
+    if card.gpu.short_name != row["gpu"] or (several and tensor_parallel_size != 2):
+        said += "; for these GPUs it is assumed to be the same"
+    return round(float(row["mib"]) * MIB), [said]
+
+
+def _graphs(num_layers: int, spec: serving.ServeSpec) -> int | None:
+    """CUDA graphs of vLLM's 51 batch sizes, bytes; None for fewer of them, or on several GPUs."""
+    if spec.max_num_seqs < _ALL_GRAPHS_SEQS or spec.tensor_parallel_size > 1:
+        return None
+    row = next(row for row in csv_rows("serving_charges.csv") if row["charge"] == "graphs")
+    return round((float(row["mib"]) + float(row["mib_per_layer"]) * num_layers) * MIB)

@@ -1,0 +1,121 @@
+"""Verdict: a prediction held against a GPU: fits, tight, or does not fit.
+
+In: a Prediction or a simulated record, and a GPU of the catalog. Out: a Verdict with the bytes that it compares.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from vramprobe.errors import VramprobeError
+from vramprobe.predict.prediction import Frozen, HasMemory, Interval, Prediction
+from vramprobe.predict.uncertainty import ALLOCATED_SPREAD, RESERVED_SPREAD, simulated_interval
+from vramprobe.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.records.record import RunRecord
+
+#: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
+CONTEXT_ALLOWANCE_BYTES = 1 * GIB
+#: NCCL's buffers on each rank of several. Published runs on 2 and 4 A100s leave 1.6 to 2.5 GiB between nvidia-smi and
+#: what torch reserves, the context within (benchmarks/truth/reproduce.md); more ranks have not been seen.
+NCCL_ALLOWANCE_BYTES = 3 * GIB // 2
+#: A prediction above this share of the usable memory is tight: fragmentation and a longer batch need room.
+TIGHT_SHARE = 0.95
+
+
+class Verdict(Frozen):
+    """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``."""
+
+    gpu: str
+    verdict: Literal["fits", "tight", "does not fit"]
+    needed_bytes: Interval
+    usable_bytes: int
+    reason: str
+
+
+def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
+    """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
+    CUDA context. What fits only because cached blocks go back is tight. Raises VramprobeError where the GPU's size is
+    not known.
+    """
+    judged = _judged(
+        gpu,
+        prediction.peak_allocated_bytes,
+        prediction.reserved_bytes,
+        prediction.device_bytes,
+        num_gpus=prediction.num_gpus if prediction.cards is None else 1,  # a single process needs no NCCL
+    )
+    within = prediction.within
+    if judged.verdict != "does not fit" or within is None or within.limit_bytes > judged.usable_bytes:
+        return judged
+    times = "once" if within.num_alloc_retries == 1 else f"{within.num_alloc_retries} times"
+    return judged.model_copy(
+        update={
+            "verdict": "tight",
+            "reason": f"{judged.reason}; it runs all the same, as the allocator gives its cached blocks back {times}, "
+            "which takes time",
+        }
+    )
+
+
+def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
+    """Whether a simulated cell fits on ``gpu``: as :func:`verdict` says of the trace engine's prediction.
+
+    One that ran out of memory there does not. Raises VramprobeError also where the run ended otherwise.
+    """
+    outcome = record.outcome
+    if record.peak is not None and outcome.kind == "ok":
+        reserved = record.peak.reserved_bytes
+        return _judged(
+            gpu,
+            simulated_interval(record.peak.allocated_bytes, ALLOCATED_SPREAD[record.spec.device]),
+            None if reserved is None else simulated_interval(reserved, RESERVED_SPREAD),
+            None,
+        )
+    if outcome.kind != "oom":
+        raise VramprobeError(f"whether it fits on {gpu.name} is not known: the simulation ended as {outcome.kind}")
+    least = (outcome.allocated_bytes or 0) + (outcome.requested_bytes or 0)
+    from vramprobe.records.table import describe_outcome
+
+    return Verdict(
+        gpu=gpu.name,
+        verdict="does not fit",
+        needed_bytes=Interval(value=least, low=least, high=least),
+        usable_bytes=usable_bytes(gpu, device_is_known=False),
+        reason=f"it ran out {describe_outcome(outcome)}",
+    )
+
+
+def _judged(
+    gpu: HasMemory, allocated: Interval, reserved: Interval | None, device: Interval | None, *, num_gpus: int = 1
+) -> Verdict:
+    usable = usable_bytes(gpu, device_is_known=device is not None, num_gpus=num_gpus)
+    if device is not None:
+        needed, basis = device, "predicted device memory"
+    else:
+        needed = reserved or allocated
+        tier = "reserved" if reserved else "allocated"
+        basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
+    if num_gpus > 1:
+        basis += f", {format_bytes(NCCL_ALLOWANCE_BYTES)} for NCCL, on each rank"
+    answer: Literal["fits", "tight", "does not fit"] = "tight"
+    if needed.value > usable:
+        answer = "does not fit"
+    elif needed.high <= TIGHT_SHARE * usable:
+        answer = "fits"
+    up_to = f" (up to {format_bytes(needed.high)})" if needed.high > needed.value else ""
+    reason = f"{basis}: {format_bytes(needed.value)}{up_to} of {format_bytes(usable)}"
+    return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
+
+
+def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) -> int:
+    """What a prediction is held against: the card, less the CUDA context where only torch's memory is known, and less
+    NCCL's buffers where several GPUs talk.
+
+    Raises VramprobeError where the GPU's size is not known.
+    """
+    if gpu.total_bytes is None:
+        raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
+    aside = 0 if device_is_known else CONTEXT_ALLOWANCE_BYTES
+    return gpu.total_bytes - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)

@@ -1,0 +1,203 @@
+"""What fits a GPU: the largest batch, length or model of a cell, and the fewest GPUs, for cells in words.
+
+In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. By arithmetic, or by
+simulation where that is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from vramprobe import catalog, spec
+from vramprobe.choices import Offload, Sharding
+from vramprobe.errors import OutOfRange, SpecError
+from vramprobe.predict.questions import cell, cell_on_ranks, given_fit, predicted, require_engine
+from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.predict.fewest import MinGpus
+    from vramprobe.predict.largest import Judge, Largest
+
+
+def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
+    """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
+
+    Exact, by bisection; on CUDA by the allocator's replay, near what arithmetic alone says. Raises VramprobeError where
+    not even 1 fits. Without arithmetic for the architecture it asks for ``engine="trace"``, which takes about a dozen
+    simulations of some seconds each.
+    """
+    return _largest_count("batch_size", gpu, seq_len=seq_len, batch_size=1, **options)
+
+
+def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
+    """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`."""
+    if (options.get("cp_size") or 1) > 1:
+        raise SpecError(
+            f"cp_size {options['cp_size']}: the longest sequence is not looked for where ranks share each; predict "
+            "lengths one by one"
+        )
+    return _largest_count("seq_len", gpu, seq_len=1, batch_size=batch_size, **options)
+
+
+def largest_model(*, gpu: str, **options: Any) -> Largest:
+    """The largest model of the catalog that fits on ``gpu``; ``options`` are those of :func:`predict` but the model.
+
+    Models without arithmetic are named and not judged.
+    """
+    from vramprobe.predict import largest
+
+    words, judge, *_ = _asked(gpu, options, engine="formula")
+
+    def named(slug: str) -> spec.CellSpec | str:
+        try:
+            one = cell_on_ranks(model=slug, **words)
+        except SpecError as error:
+            return str(error)
+        is_divided = rules_of(one.sharding).module == "tensor_parallel"
+        return (cannot_shard(one) if is_divided else None) or one
+
+    cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
+    if all(isinstance(one, str) for _, one in cells):
+        raise SpecError(str(cells[0][1]))
+    return largest.largest_model(cells, judge, catalog.find_gpu(gpu).name)
+
+
+def min_gpus(
+    *,
+    gpu: str,
+    sharding: Sharding,
+    fit: str | Path | MemoryModel | None = None,
+    offload: Offload | None = None,
+    allow_extrapolation: bool = False,
+    **options: Any,
+) -> MinGpus:
+    """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, by arithmetic, not measured."""
+    from vramprobe.predict import fewest
+
+    if offload not in (None, *get_args(Offload)):
+        raise SpecError(f"offload: {offload!r} given; allowed: {', '.join(get_args(Offload))}")
+    one = cell(device=options.pop("device", None) or "cuda", **options)
+    return fewest.min_gpus(
+        one.model_copy(update={"sharding": sharding, "offload": offload or "none"}),
+        catalog.find_gpu(gpu),
+        given_fit(None if str(fit) == "none" else fit),
+        allow_extrapolation=allow_extrapolation,
+        replays=fit is None,
+    )
+
+
+class Fewest(NamedTuple):
+    """``left_out``: why some kinds of sharding are not answered for -> which."""
+
+    answers: list[MinGpus]
+    left_out: dict[str, list[str]]
+
+
+def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options: Any) -> Fewest:
+    """The fewest of ``gpu`` by every kind of sharding that divides a model, of ranks and of one process.
+
+    ``options`` are those of min_gpus but the sharding. Raises SpecError where no kind does it, UnsupportedArchitecture
+    where ranks cannot be counted, and what min_gpus raises.
+    """
+    from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.predict.fewest import why_not
+
+    if offload not in (None, *get_args(Offload)):
+        raise SpecError(f"offload: {offload!r} given; allowed: {', '.join(get_args(Offload))}")
+    words = {name: it for name, it in options.items() if name not in ("fit", "allow_extrapolation")}
+    one = cell(**{"device": "cuda"} | words)
+    answers: list[MinGpus] = []
+    left_out: dict[str, list[str]] = {}
+    for kind in (name for name, rules in SHARDINGS.items() if rules.answers_min_gpus):
+        reason = why_not(one.model_copy(update={"sharding": kind, "offload": offload or "none"}))
+        if reason is None:
+            try:
+                answers.append(min_gpus(gpu=gpu, sharding=kind, offload=offload, **options))
+                continue
+            except (SpecError, UnsupportedArchitecture) as error:
+                if rules_of(kind).has_ranks:
+                    raise
+                reason = str(error)
+        left_out.setdefault(reason.replace(f" under {kind}", ""), []).append(kind)
+    if not answers:
+        raise SpecError(f"no kind of sharding that divides a model does this: {next(iter(left_out))}")
+    return Fewest(answers, left_out)
+
+
+def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:
+    from vramprobe.architecture import UnsupportedArchitecture, architecture
+    from vramprobe.predict import largest
+
+    allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
+    # An inverse question of the simulation takes a minute, so nobody falls into it by chance.
+    asked = _asked(gpu, options, engine="trace" if engine == "trace" else "formula")
+    one = cell_on_ranks(**asked.words)
+    if engine != "trace":
+        try:
+            architecture(one.architecture)
+        except UnsupportedArchitecture as error:
+            raise UnsupportedArchitecture(
+                f"{error}. The trace engine can answer, by about a dozen simulations of some seconds each: engine trace"
+            ) from None
+    if asked.replay is not None:
+        try:
+            return largest.largest_replayed(
+                question, one, asked.replay, asked.judge, model=asked.replays, allow_extrapolation=allow
+            )
+        except OutOfRange:
+            if options.get("fit") is not None:
+                raise  # the fit that ships does not reach so far, and arithmetic does
+    return largest.largest_count(
+        question,
+        one,
+        asked.judge,
+        model=None if engine == "trace" else asked.model,
+        allow_extrapolation=allow,
+    )
+
+
+class _Asked(NamedTuple):
+    """What an inverse question rests on; ``replay`` is null where nothing is replayed, ``replays`` without a fit."""
+
+    words: dict[str, Any]  # of the cell
+    judge: Judge
+    model: MemoryModel | None
+    replay: Judge | None = None
+    replays: MemoryModel | None = None
+
+
+def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
+    """What judges a cell on ``gpu``, from predict's options."""
+    from vramprobe.model.memory_model import shipped_fit
+    from vramprobe.predict.largest import Judged
+    from vramprobe.predict.verdict import verdict
+
+    words, card = dict(options), catalog.find_gpu(gpu)
+    fit = words.pop("fit", None)
+    model = replays = given_fit(None if str(fit) == "none" else fit)
+    if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
+        model, replays = shipped_fit("cuda", card, of_one_card=True), shipped_fit("cuda", card)
+    words.pop("engine", None)
+    allow = words.pop("allow_extrapolation", False)
+    sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
+    require_engine(engine, sharding)
+
+    def judge_by(model: MemoryModel | None, *, replays: bool) -> Judge:
+        def judge(one: spec.CellSpec) -> Judged:
+            try:
+                asked = {"engine": engine, "gpu": card, "allow_extrapolation": allow}
+                prediction, refusal = predicted(one, model, **asked, replays=replays), None
+            except OutOfRange as error:
+                prediction, refusal = error.prediction, error
+            return Judged(prediction, verdict(prediction, card), refusal)
+
+        return judge
+
+    is_replayed = engine != "trace" and words["device"] != "cpu"
+    by_fit = sharding is None and replays is not None and replays.reserved_over_replayed is not None
+    if not is_replayed or not (by_fit or (sharding is not None and fit is None)):
+        return _Asked(words, judge_by(model, replays=False), model)
+    return _Asked(words, judge_by(model, replays=False), model, judge_by(replays, replays=True), replays)

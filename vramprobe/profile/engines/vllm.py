@@ -1,0 +1,52 @@
+"""vLLM's account of its memory, from the lines that it logs: a row of PATTERNS per line and range of releases.
+
+In: logged lines. Out: an EngineMemory with what they name; what no line names is None. With several workers, the one
+that takes most counts, and the smallest KV cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from vramprobe.records.engine import EngineMemory
+
+_NUMBER = r"(?P<{}>-?[\d.,]*\d)"
+
+
+def _line(text: str) -> re.Pattern[str]:
+    """A pattern in which ``<name>`` stands for a number of that name."""
+    return re.compile(re.sub(r"<(\w+)>", lambda found: _NUMBER.format(found[1]), text))
+
+
+#: (releases that log the line, the line): vllm/worker/worker.py and vllm/executor/ (V0), vllm/v1/worker/gpu_worker.py,
+#: gpu_model_runner.py and vllm/v1/core/kv_cache_utils.py (V1).
+PATTERNS = (
+    ("0.3 to 0.7", _line(r"Loading model weights took <weights_gib> GB")),
+    ("0.7 on", _line(r"Model loading took <weights_gib> Gi?B")),
+    ("0.6.3 to 0.6.5", _line(r"non_torch_memory=<non_torch_gib>GiB kv_cache_size=<kv_cache_gib>GiB")),
+    ("V0, from 0.6.5 on", _line(r"model weights take <weights_gib>GiB; non_torch_memory takes <non_torch_gib>GiB; "
+                                r"PyTorch activation peak memory takes <activation_peak_gib>GiB; the rest of the "
+                                r"memory reserved for KV Cache is <kv_cache_gib>GiB")),
+    ("V0", _line(r"# (?:GPU|cuda|CUDA) blocks: <kv_cache_blocks>")),
+    ("V1, from 0.10 on, DEBUG", _line(r"torch peak memory increase: <activation_peak_gib>GiB; non-torch forward "
+                                      r"increase memory: <non_torch_gib>GiB; weights memory: <weights_gib>GiB")),
+    ("V1, from 0.9 on", _line(r"Available KV cache memory: <kv_cache_gib> GiB")),
+    ("V1", _line(r"GPU KV cache size: <kv_cache_tokens> tokens")),
+    ("0.6.2 on", _line(r"Maximum concurrency for <length_tokens> tokens per request: <max_concurrency>x")),
+    ("0.4 on", _line(r"Graph capturing finished in \d+ secs?, took <graph_gib> Gi?B")),
+    ("0.18 on", _line(r"Estimated CUDA graph memory: <graph_estimated_gib> GiB total")),
+)  # fmt: skip
+
+
+def memory_of(lines: Iterable[str]) -> EngineMemory | None:
+    """What vLLM said of its memory in ``lines``, GiB and tokens as it rounds them; None where it said nothing."""
+    found: dict[str, float] = {}
+    for line in lines:
+        text = " ".join(line.split())
+        for _, pattern in PATTERNS:
+            for name, said in (match.groupdict() if (match := pattern.search(text)) else {}).items():
+                value = float(said.replace(",", ""))
+                worst = min if name.startswith(("kv_", "max_")) else max
+                found[name] = worst(found.get(name, value), value)
+    return EngineMemory(engine="vllm", **found) if found else None

@@ -1,0 +1,185 @@
+"""What a run does after its steps, once each and shortened: evaluation, save, and what its script does then.
+
+In: transformers' Trainer (and so TRL, Axolotl, LLaMA-Factory, ms-swift), by a callback of its own kind. Out: once the
+steps are done the Trainer is told, by its own control flags, to evaluate and to save where its arguments say that it
+would, and to end its training; the script goes on to its end. Evaluation takes the longest rows, a few batches of them.
+"""
+
+import functools
+import os
+import threading
+
+from vramprobe_values.imports import when_imported
+
+from .discard import Discard
+from .journal import complain
+
+_BATCHES = 4  # the last two show what each batch adds
+_ROWS_LOOKED_AT = 100_000
+_ROWS_OPENED = 1_000  # of a data set without columns, row by row
+_LIMIT_SECONDS, _GRACE_SECONDS = 300.0, 60.0
+
+
+class AfterSteps:
+    """One process's. ``watches`` as in scopes.install."""
+
+    def __init__(self, folder, watches):
+        self.is_under_way, self._is_training, self._watches = False, False, watches
+        self._discard = Discard(folder, self._remark, self._would_damage)
+        self._is_late, self._peaks, self._num_batches = False, [], 0
+        self._discard.install(when_imported)
+        when_imported("transformers.trainer", self._install)
+
+    def begin(self):
+        """The steps are done; -> whether a Trainer trains, which ends its loop after this one more step."""
+        if self._is_training and not self.is_under_way:
+            self.is_under_way = True
+            self._discard.begin()
+            limit = threading.Timer(_LIMIT_SECONDS, self._late)
+            limit.daemon = True
+            limit.start()
+        return self.is_under_way and self._is_training
+
+    def check(self):
+        """Leave where this takes too long; called as phases begin."""
+        if self._is_late:
+            self._is_late = False
+            self._remark(
+                f"what follows the steps took more than {_LIMIT_SECONDS:.0f} s and was ended: --whole runs all"
+            )
+            self._watches[-1].leave()
+
+    def _late(self):
+        self._is_late = True
+        end = threading.Timer(_GRACE_SECONDS, self._end_at_once)
+        end.daemon = True
+        end.start()
+
+    def _end_at_once(self):
+        if self._is_late:
+            self._remark(f"what follows the steps was ended after {_LIMIT_SECONDS + _GRACE_SECONDS:.0f} s")
+            self._watches[-1].stop()
+            os._exit(0)
+
+    def _would_damage(self, path):
+        self._remark(f"ended before {path} was overwritten or deleted: the values of an emulated run are not computed")
+        self._watches[-1].leave()
+
+    def _remark(self, said):
+        for watch in self._watches[-1:]:
+            watch.line("warning", message=said)
+
+    def _install(self, module):
+        try:
+            trainer, callback = module.Trainer, self._callback(module.TrainerCallback)
+            trainer.__init__ = _followed(trainer.__init__, lambda one: one.add_callback(callback))
+            trainer.get_eval_dataloader = self._shortened(trainer.get_eval_dataloader)
+        except Exception as error:  # of a release that is made otherwise
+            complain(error)
+
+    def _callback(after, kind):
+        class AfterStepsCallback(kind):
+            def on_step_begin(self, args, state, control, **kwargs):
+                after._is_training = True
+
+            def on_step_end(self, args, state, control, **kwargs):
+                if after.is_under_way:
+                    after._ends_training(args, control)
+
+            def on_train_end(self, args, state, control, **kwargs):
+                after._is_training = False
+                for watch in after._watches[-1:]:
+                    watch.phases.training_ended()
+
+            def on_prediction_step(self, args, state, control, **kwargs):
+                if after.is_under_way and after._watches:
+                    after._evaluated_a_batch(after._watches[-1])
+
+        return AfterStepsCallback()
+
+    def _ends_training(self, args, control):
+        args.output_dir = os.fspath(self._discard.path(args.output_dir))
+        args.push_to_hub = False
+        self._watches[-1].phases.training_ended()
+        os.makedirs(args.output_dir, exist_ok=True)
+        control.should_training_stop = True
+        # "epoch" does both at the epoch's end, which follows; "best" saves where the evaluation was the best
+        control.should_evaluate |= _is(args, ("eval_strategy", "evaluation_strategy"), "steps")
+        control.should_save |= _is(args, ("save_strategy",), "steps")
+
+    def _shortened(self, loader_of):
+        @functools.wraps(loader_of)
+        def get_eval_dataloader(trainer, eval_dataset=None):
+            if not self.is_under_way:
+                return loader_of(trainer, eval_dataset)
+            rows = trainer.eval_dataset if eval_dataset is None else eval_dataset
+            rows = trainer.eval_dataset[rows] if isinstance(rows, str) else rows
+            self._peaks.clear()
+            self._num_batches = 0
+            return loader_of(trainer, self._longest(rows, trainer.args))
+
+        return get_eval_dataloader
+
+    def _longest(self, rows, args):
+        """The longest rows of a data set, as many as some batches on all ranks take; those that cannot be chosen from
+        as they are."""
+        wanted = _BATCHES * args.eval_batch_size * max(args.world_size, 1)
+        try:
+            count = len(rows)
+        except TypeError:
+            return rows.take(wanted) if hasattr(rows, "take") else rows
+        if count <= wanted:
+            return rows
+        lengths = _lengths(rows)
+        chosen = sorted(range(len(lengths)), key=lambda at: -lengths[at])[:wanted]
+        chosen = chosen if len(chosen) == wanted else list(range(wanted))
+        self._num_batches = -(-count // (args.eval_batch_size * max(args.world_size, 1)))
+        self._remark(
+            f"evaluation was shortened to {_BATCHES} of {self._num_batches} batches, those of the longest rows"
+        )
+        if hasattr(rows, "select"):
+            return rows.select(chosen)
+        import torch
+
+        return torch.utils.data.Subset(rows, chosen)
+
+    def _evaluated_a_batch(self, watch):
+        """What each batch adds to the peak, as kept logits do, and so the others would."""
+        self._peaks.append(watch.counters.peak_bytes())
+        num, of = len(self._peaks), self._num_batches
+        if num == _BATCHES and of > num and (grown := self._peaks[-1] - self._peaks[-2]) > 0:
+            watch.line("evaluation", num_batches=num, num_batches_of=of, grown_bytes=grown, peak_bytes=self._peaks[-1])
+
+
+def _followed(run, then):
+    @functools.wraps(run)
+    def followed(self, *args, **kwargs):
+        run(self, *args, **kwargs)
+        then(self)
+
+    return followed
+
+
+def _is(args, names, value):
+    found = next((getattr(args, name) for name in names if hasattr(args, name)), "no")
+    return getattr(found, "value", found) == value
+
+
+def _lengths(rows):
+    """Tokens of each row, by the first columns that tell; of few rows where each must be opened."""
+    if hasattr(rows, "column_names") and hasattr(rows, "with_format"):
+        name = next((one for one in ("input_ids", "prompt_input_ids", "length") if one in rows.column_names), None)
+        if name is None:
+            return []
+        values = rows.select(range(min(len(rows), _ROWS_LOOKED_AT))).with_format("arrow")[:][name]
+        import pyarrow.compute
+
+        return values.to_pylist() if name == "length" else pyarrow.compute.list_value_length(values).to_pylist()
+    found = []
+    for at in range(min(len(rows), _ROWS_OPENED)):
+        row = rows[at]
+        try:
+            found.append(len(row["input_ids"]))
+        except (KeyError, TypeError, IndexError):
+            return []
+    return found

@@ -1,0 +1,117 @@
+"""What one operator did, from its schema and tensors: bytes read and written, class, shapes, direction of a copy.
+
+In: an ATen or custom operator with its arguments and result, and the launches that the driver counted within it. Out:
+the fields of a row, or None for one that did nothing on a card: a view, an allocation.
+"""
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .flops import flops_of
+
+#: These write without a kernel, by the driver's own copy or memset, which is no launch.
+_BY_COPY_ENGINE = ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::zero_", "aten::zeros", "aten::zeros_like",
+                   "aten::new_zeros", "aten::_foreach_copy_", "aten::_foreach_zero_", "aten::fill_")  # fmt: skip
+#: What is overwritten is not read.
+_OVERWRITE = ("copy_", "fill_", "zero_", ".out")
+#: These read as much of their table as they return.
+_GATHERS = ("aten::embedding", "aten::index", "aten::gather", "aten::index_select", "aten::nll_loss_forward")
+_SCATTERS = ("aten::index_put_", "aten::_index_put_impl_", "aten::scatter", "aten::scatter_", "aten::scatter_add",
+             "aten::scatter_add_", "aten::index_add_", "aten::embedding_dense_backward")  # fmt: skip
+#: Their operand gives its shape alone.
+_SHAPE_ONLY = tuple(f"aten::{kind}_like" for kind in ("zeros", "ones", "full", "rand", "randn", "randint"))
+_MAX_SHOWN = 8  # tensors of a signature
+
+
+def size_of(tensor):
+    """Bytes that a tensor spans in memory: an expanded dimension counts once."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or size == 1 else 1
+    return count * tensor.element_size()
+
+
+def tensors_of(value):
+    """All tensors in an argument or a result."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return []
+
+
+def shown(tensors):
+    """``bfloat16[8, 512] float32[512]``; of many tensors only how many there are."""
+    if len(tensors) > _MAX_SHOWN:
+        return f"{len(tensors)} tensors"
+    return " ".join(f"{str(one.dtype)[6:]}{list(one.shape)}" for one in tensors)
+
+
+def row_of(func, args, kwargs, out, num_launches):
+    """The row's fields: what, name, shapes, dtype, flops, read, written, launches; None for no work on a card."""
+    schema, given, inputs, mutated = func._schema, {}, [], []
+    for position, spec in enumerate(schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(spec.name)
+        given[spec.name] = value
+        found = tensors_of(value)
+        inputs += found
+        if spec.alias_info is not None and spec.alias_info.is_write:
+            mutated += found
+    outs = tensors_of(out)
+    on_card = [one for one in inputs if one.is_cuda]
+    if not on_card and not any(one.is_cuda for one in outs):
+        return None
+    name = schema.name
+    row = {"name": name, "shapes": f"{shown(inputs)} -> {shown(outs)}", "launches": num_launches, "flops": 0}
+    direction = _direction(name, inputs, outs, mutated)
+    if direction is not None:
+        moved = sum(map(size_of, mutated or outs))
+        return row | {"what": direction, "dtype": "", "read": moved, "written": moved}
+    computed = flops_of(name, given, outs[0] if outs else None)
+    if not num_launches and computed is None and name not in _BY_COPY_ENGINE:
+        return None
+    read, written = _bytes(name, on_card, [one for one in outs if one.is_cuda], mutated)
+    if computed is None and not num_launches and not written:
+        return None
+    row["what"], row["flops"] = computed or ("other", 0)
+    row["launches"] = max(num_launches, 1)  # cuBLAS's stub launches nothing: a product is one kernel
+    dtypes = [str(one.dtype)[6:] for one in on_card if one.is_floating_point()]
+    if computed is not None:
+        row["width"] = int(on_card[0].shape[-1]) if on_card[0].ndim else 0
+    return row | {"dtype": dtypes[0] if dtypes else "", "read": read, "written": written}
+
+
+def _direction(name, inputs, outs, mutated):
+    """``host_to_device`` or ``device_to_host`` of a copy between both; None of anything else."""
+    if name == "aten::_local_scalar_dense":
+        return "device_to_host"
+    if name not in ("aten::copy_", "aten::_to_copy"):
+        return None
+    target = (mutated or outs)[0]
+    source = inputs[-1] if mutated else inputs[0]
+    if source.is_cuda == target.is_cuda or "meta" in (source.device.type, target.device.type):
+        return None
+    return "host_to_device" if target.is_cuda else "device_to_host"
+
+
+def _bytes(name, on_card, outs, mutated):
+    """(read, written): each operand and each result once; results that share an operand's memory are not new."""
+    overwrites, changed = any(word in name for word in _OVERWRITE), {id(one) for one in mutated}
+    read = sum(size_of(one) for one in on_card if not (overwrites and id(one) in changed))
+    known = {_storage(one) for one in on_card}
+    written = sum(map(size_of, mutated)) + sum(size_of(one) for one in outs if _storage(one) not in known)
+    if name in _SHAPE_ONLY or name.startswith("aten::new_"):
+        return 0, written
+    if name in _GATHERS:
+        return written, written
+    if name in _SCATTERS:
+        values = max((size_of(one) for one in on_card[1:] or on_card), default=0)
+        return (values, written) if name.endswith("backward") else (min(read, 2 * values), min(written, values))
+    return read, written
+
+
+def _storage(tensor):
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse, or without memory
+        return id(tensor)

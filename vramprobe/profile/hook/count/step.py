@@ -1,0 +1,124 @@
+"""The count of one optimizer step: rows by operator and shapes, launches that nobody claims, collectives.
+
+In: the watch over values and the phases of watch.py. Out: one ``count`` line. On between the ends of two steps, the
+first step never (the optimizer makes its state in it). The counters are the process's: operators of two threads at
+once share their launches in whatever order they end.
+"""
+
+import torch
+
+from . import kernels
+from .lines import Lines
+from .operators import row_of
+
+_COUNTED_STEP = 2
+_SUMS = ("flops", "read", "written", "launches")
+
+
+class StepCount:
+    """Counts step 2 of one process. ``write(kind, **fields)`` takes the line."""
+
+    def __init__(self, values, phases, write):
+        self._mode, self._driver, self._phases, self._write = values.mode, values.mode.driver, phases, write
+        self._launches = values.mode.driver.launches
+        self._rows, self._unclaimed, self._lines = {}, {}, None
+        self._claimed = self._depth = self._at = self._start = 0
+        self._moved = {}
+        self.is_on = False
+        kernels.watch(self)
+        phases.on_step.append(self._step_ended)
+
+    def _step_ended(self, step):
+        if step == _COUNTED_STEP - 1:
+            self._lines = Lines()
+            self._moved = self._driver.moved()
+            self._at = self._start = self._launches()
+            self._mode.observer, self.is_on = self.operator, True
+        elif self.is_on:
+            self._mode.observer, self.is_on = None, False
+            self._note_unclaimed("the step's end")
+            self._write("count", **self._found(step))
+
+    def operator(self, run, func, args, kwargs):
+        """Run one operator, and note what it did."""
+        begun = self.begin(func._schema.name)
+        out = None
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            num_launches = self.end(begun)
+        try:
+            row = row_of(func, args, kwargs, out, num_launches)
+        except Exception as error:  # an operator of a kind that nobody thought of: its launches stay known
+            row = {"what": "other", "name": func._schema.name, "shapes": f"not read: {type(error).__name__}: {error}",
+                   "dtype": "", "flops": 0, "read": 0, "written": 0, "launches": num_launches}  # fmt: skip
+            row = row if num_launches else None
+        if row is not None:
+            self.note(row)
+        return out
+
+    @property
+    def is_within(self):
+        """Whether an operator runs now, whose launches are its own."""
+        return self._depth > 0
+
+    def begin(self, name):
+        """Before what may launch; -> what ``end`` needs."""
+        if self._depth == 0:
+            self._note_unclaimed(name)
+        self._depth += 1
+        return self._launches(), self._claimed
+
+    def end(self, begun):
+        """After it; -> its own launches, without those that were claimed within."""
+        before, claimed = begun
+        now = self._launches()
+        own = now - before - (self._claimed - claimed)
+        self._claimed += own
+        self._depth -= 1
+        if self._depth == 0:
+            self._at = now
+        return own
+
+    def note(self, row):
+        """Add one call to the rows."""
+        phase = self.phase()
+        row["line"] = self._lines.here(phase == "backward")
+        key = (phase, row["what"], row["name"], row["shapes"], row["line"])
+        known = self._rows.get(key)
+        if known is None:
+            self._rows[key] = {"phase": phase, "calls": 1, **row}
+            return
+        known["calls"] += 1
+        for one in _SUMS:
+            known[one] += row[one]
+
+    def phase(self):
+        """``recompute`` is a forward that a checkpoint repeats within backward: gradients are on there."""
+        if self._phases.name == "optimizer_step":
+            return "optimizer"
+        if torch._C._current_graph_task_id() != -1:
+            return "recompute" if torch.is_grad_enabled() else "backward"
+        return "forward"
+
+    def _note_unclaimed(self, before):
+        now = self._launches()
+        if now > self._at:
+            key = f"{self.phase()}, before {before}"
+            self._unclaimed[key] = self._unclaimed.get(key, 0) + now - self._at
+        self._at = now
+
+    def _found(self, step):
+        moved = []
+        for kind, (calls, num_bytes) in sorted(self._driver.moved().items()):
+            calls_before, bytes_before = self._moved.get(kind, (0, 0))
+            if calls > calls_before:
+                moved.append([*kind, calls - calls_before, num_bytes - bytes_before])
+        return {
+            "step": step,
+            "num_launches": self._launches() - self._start,
+            "num_claimed": self._claimed,
+            "unclaimed": self._unclaimed,
+            "moved": moved,
+            "rows": list(self._rows.values()),
+        }

@@ -1,0 +1,183 @@
+"""What a run writes after its steps goes to a folder that is thrown away, and large tensors are written as holes.
+
+In: that folder, once the steps are done. Out: ``torch.save``, safetensors' ``save_file`` and each ``save_pretrained``
+write there; ``from_pretrained`` finds what was written there. Nothing is pushed to the hub. ``on_damage(path)`` is
+called before an older file elsewhere is overwritten or deleted: an emulated run computes nothing that is worth it.
+"""
+
+import functools
+import json
+import os
+import stat
+import struct
+import sys
+import time
+
+_LARGE_BYTES = 1 << 20
+_CLOCK_NS = 20_000_000  # a file's time may be that of the kernel's last tick
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+#: (module, class): whose save_pretrained and from_pretrained take a folder first.
+_FOLDERS = (
+    ("transformers.modeling_utils", "PreTrainedModel"),
+    ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
+    ("transformers.processing_utils", "ProcessorMixin"),
+    ("peft.peft_model", "PeftModel"),
+    ("peft.config", "PeftConfigMixin"),
+)
+_PUSHES = (
+    ("transformers.trainer", "Trainer", "push_to_hub"),
+    ("transformers.trainer", "Trainer", "_push_from_checkpoint"),
+    ("transformers.utils.hub", "PushToHubMixin", "push_to_hub"),
+    ("huggingface_hub.hf_api", "HfApi", "create_commit"),
+    ("huggingface_hub.hf_api", "HfApi", "create_repo"),
+    ("huggingface_hub.hf_api", "HfApi", "upload_folder"),
+)
+
+
+class Discard:
+    """``begin``: from now on. ``when_imported`` as in vramprobe_values.imports."""
+
+    def __init__(self, folder, remark, on_damage):
+        self.folder, self._remark, self._on_damage = os.path.join(folder, "discarded"), remark, on_damage
+        self._is_on, self._is_ending, self._since_ns = False, False, time.time_ns() - _CLOCK_NS
+
+    def install(self, when_imported):
+        """Wrap what writes, as soon as its module is there; until ``begin`` all of it is as before."""
+        when_imported("torch", lambda torch: self._wrap(torch, "save", self._torch_save))
+        when_imported("safetensors.torch", lambda module: self._wrap(module, "save_file", self._safetensors_save))
+        for module, kind in _FOLDERS:
+            when_imported(module, functools.partial(self._folders, kind))
+        for module, kind, function in _PUSHES:
+            when_imported(module, functools.partial(self._pushes, kind, function))
+
+    def begin(self):
+        """From now on."""
+        if not self._is_on:
+            self._is_on = True
+            sys.addaudithook(self._heard)
+
+    def path(self, path):
+        """Where what was to go to ``path`` goes."""
+        where = os.path.abspath(os.fspath(path))
+        if not self._is_on or where.startswith(os.path.abspath(self.folder)):
+            return path
+        return os.path.join(self.folder, where.lstrip(os.sep))
+
+    def _wrap(self, owner, function, instead):
+        run = getattr(owner, function)
+
+        @functools.wraps(run)
+        def wrapped(*args, **kwargs):
+            return instead(run, *args, **kwargs) if self._is_on else run(*args, **kwargs)
+
+        setattr(owner, function, wrapped)
+
+    def _folders(self, kind, module):
+        owner = getattr(module, kind, None)
+        if owner is None:
+            return
+        if "save_pretrained" in vars(owner):
+            self._wrap(owner, "save_pretrained", self._save_pretrained)
+        if isinstance(load := vars(owner).get("from_pretrained"), classmethod):
+            owner.from_pretrained = classmethod(self._from_pretrained(load.__func__))
+
+    def _save_pretrained(self, run, owner, save_directory, *args, **kwargs):
+        return run(owner, self.path(save_directory), *args, **kwargs)
+
+    def _from_pretrained(self, load):
+        @functools.wraps(load)
+        def found(cls, *args, **kwargs):
+            words = [self._read(one) for one in args]
+            return load(cls, *words, **{name: self._read(value) for name, value in kwargs.items()})
+
+        return found
+
+    def _read(self, value):
+        if self._is_on and isinstance(value, (str, os.PathLike)) and os.path.exists(self.path(value)):
+            return os.fspath(self.path(value))
+        return value
+
+    def _torch_save(self, run, obj, f, *args, **kwargs):
+        import torch
+
+        if isinstance(f, (str, os.PathLike)):
+            f = self._made(f)
+        skip = getattr(torch.serialization, "skip_data", None)
+        if skip is None or not isinstance(f, str) or _num_bytes(obj) < _LARGE_BYTES:
+            return run(obj, f, *args, **kwargs)
+        with skip():
+            return run(obj, f, *args, **kwargs)
+
+    def _safetensors_save(self, run, tensors, filename, metadata=None):
+        write_holes(tensors, self._made(filename), metadata)
+
+    def _made(self, path):
+        path = os.fspath(self.path(path))
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        return path
+
+    def _pushes(self, kind, function, module):
+        owner = getattr(module, kind, None)
+        if hasattr(owner, function):
+            self._wrap(owner, function, self._push)
+
+    def _push(self, run, *args, **kwargs):
+        self._remark("nothing was pushed to the hub: the values of an emulated run are not computed")
+
+    def _heard(self, event, args):
+        """An audit hook, which stays for the life of the process."""
+        damaged, folder = None, -1
+        if event == "open" and (args[2] or 0) & os.O_TRUNC:
+            damaged = args[0]
+        elif event == "os.remove":
+            damaged, folder = args
+        elif event == "os.rename":
+            damaged, folder = args[1], args[3]
+        if self._is_ending or not isinstance(damaged, (str, bytes)):
+            return
+        path = os.path.join(f"/proc/self/fd/{folder}" if folder >= 0 else "", os.fsdecode(damaged))
+        try:
+            path = os.path.realpath(path)
+            found = os.stat(path)
+        except OSError:
+            return
+        if stat.S_ISREG(found.st_mode) and found.st_mtime_ns < self._since_ns and not self._is_ours(path):
+            self._is_ending = True
+            self._on_damage(path)
+
+    def _is_ours(self, path):
+        home = os.path.realpath(os.path.dirname(self.folder)) + os.sep
+        return path.startswith((home, os.path.realpath(os.path.expanduser("~/.cache")) + os.sep)) or (
+            "__pycache__" in path
+        )
+
+
+def write_holes(tensors, path, metadata=None):
+    """A safetensors file with these names, dtypes and shapes, whose values are holes: zeros that take no disk."""
+    header, at = {} if metadata is None else {"__metadata__": metadata}, 0
+    for name, tensor in tensors.items():
+        size, code = tensor.numel() * tensor.element_size(), _CODES[str(tensor.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        out.truncate(8 + len(text) + at)
+
+
+def _num_bytes(value, seen=None):
+    import torch
+
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(_num_bytes(one, seen) for one in value.values())
+    return sum(_num_bytes(one, seen) for one in value) if isinstance(value, (list, tuple)) else 0

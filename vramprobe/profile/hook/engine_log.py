@@ -1,0 +1,54 @@
+"""What an inference engine logs of its memory, kept beside the profile; what it prints stays as it is.
+
+In: the run's folder. Out: lines of its file ``engine``, of every process, those without a GPU too. An engine's lines
+at DEBUG are kept where its own handler would drop them.
+"""
+
+import json
+import logging
+import os
+import re
+
+from vramprobe_values.imports import when_imported
+
+from .journal import complain
+
+FILE = "engine"
+#: The module that sets up an engine's logging: its logger, and the loggers whose DEBUG lines tell of memory.
+LOGGERS = {"vllm.logger": ("vllm", ("vllm.v1.worker.gpu_worker",))}
+_OF_MEMORY = re.compile(r"\d ?Gi?[Bb]\b|blocks: |tokens per request|cache size")
+
+
+def listen(folder):
+    """Keep what each engine logs of its memory as soon as its logging is set up."""
+    for module, (name, talkative) in LOGGERS.items():
+        when_imported(module, lambda _, name=name, talkative=talkative: _listen(folder, name, talkative))
+
+
+def _listen(folder, name, talkative):
+    engine = logging.getLogger(name)
+    drops_debug = bool(engine.handlers) and all(one.level > logging.DEBUG for one in engine.handlers)
+    engine.addHandler(_Kept(os.path.join(folder, FILE), name))
+    for one in talkative if drops_debug else ():
+        logging.getLogger(one).setLevel(logging.DEBUG)
+
+
+class _Kept(logging.Handler):
+    """A line of the file for each line of the log that tells of memory."""
+
+    def __init__(self, path, engine):
+        super().__init__()
+        self._path, self._engine = path, engine
+
+    def emit(self, record):
+        try:
+            text = record.getMessage()
+            if _OF_MEMORY.search(text):
+                said = {"engine": self._engine, "pid": os.getpid(), "text": text}
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.write(descriptor, (json.dumps(said) + "\n").encode())
+                finally:
+                    os.close(descriptor)
+        except Exception as error:  # the engine goes on without
+            complain(error)

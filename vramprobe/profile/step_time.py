@@ -1,0 +1,96 @@
+"""A run's counted step → its time on a card, as a record: predicted.
+
+In: the raw ``count`` of the rank that takes longest, and a card of the catalog. Out: StepTime; None where nothing was
+counted, as on a real GPU, without a second step or under ``--no-speed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vramprobe.catalog import Gpu, gpu_seen
+from vramprobe.errors import SpecError, StoreError
+from vramprobe.profile.places import Places
+from vramprobe.profile.ranks import homes_of
+from vramprobe.profile.raw import RawRank, RawRun
+from vramprobe.records.step_time import LineSeconds, StepTime, UnclaimedLaunches
+from vramprobe.records.traffic import KINDS, link_bytes
+from vramprobe.speed.counted import Count, Row, time_of
+
+_NUM_UNCLAIMED = 10
+
+
+def step_time(run: RawRun, warn: Callable[[str], None]) -> StepTime | None:
+    """The predicted time of the counted step on the run's own card; of several ranks the slowest's."""
+    counted = [raw for raw in run.ranks if raw.count is not None]
+    gpu = gpu_seen(counted[0].process.device_name or "") if counted else None
+    if gpu is None:
+        return None
+    folder = (run.launcher or {}).get("folder")
+    try:
+        return max((time_on(gpu, raw, folder) for raw in counted), key=lambda one: one.seconds)
+    except SpecError as error:
+        warn(f"no step time: {error}")
+        return None
+
+
+def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:
+    """The time of one rank's step on ``gpu``. Raises SpecError for a card whose peak is not known."""
+    count = count_of(raw.count or {})
+    found = time_of(count, gpu)
+    places = Places((), homes_of(raw.process, folder))
+    lines = []
+    for frame, seconds in found.by_line:
+        place = places.of_stack([frame])
+        lines.append(LineSeconds(line=place.line or "", function=place.module or frame[2], seconds=seconds))
+    per_second = {
+        f"{name}_per_second": None if amount is None else amount / found.seconds
+        for name, amount in (("tokens", found.tokens), ("samples", found.samples))
+    }
+    return StepTime(
+        gpu=gpu.short_name,
+        rank=raw.process.rank,
+        step=count.step,
+        seconds=found.seconds,
+        low_seconds=found.low_seconds,
+        high_seconds=found.high_seconds,
+        condition=found.condition,
+        tokens=found.tokens,
+        samples=found.samples,
+        **per_second,
+        mfu=found.mfu,
+        hfu=found.hfu,
+        by_class=found.by_class,
+        by_line=lines,
+        flops=sum(row.flops for row in count.rows),
+        num_bytes=sum(row.read + row.written for row in count.rows),
+        num_launches=found.num_kernels,
+        unclaimed_share=count.unclaimed_share,
+        unclaimed=[
+            UnclaimedLaunches(where=where, num_launches=number)
+            for where, number in sorted(count.unclaimed, key=lambda pair: -pair[1])[:_NUM_UNCLAIMED]
+        ],
+    )
+
+
+def count_of(content: Mapping[str, Any]) -> Count:
+    """The count as the hook wrote it. Raises StoreError for anything else."""
+    try:
+        return Count(
+            step=int(content["step"]),
+            num_launches=int(content["num_launches"]),
+            num_claimed=int(content["num_claimed"]),
+            unclaimed=tuple((str(where), int(number)) for where, number in content["unclaimed"].items()),
+            link_bytes=tuple(
+                (KINDS[kind], link_bytes(KINDS[kind], ranks, size), ranks) for kind, ranks, _, size in content["moved"]
+            ),
+            rows=tuple(_row(row) for row in content["rows"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise StoreError(f"a count of a step is not whole: {type(error).__name__}: {error}") from None
+
+
+def _row(fields: Mapping[str, Any]) -> Row:
+    line: Sequence[Any] | None = fields.get("line")
+    return Row(**{**fields, "line": None if line is None else (str(line[0]), int(line[1]), str(line[2]))})

@@ -1,0 +1,55 @@
+"""StepTime: how long one optimizer step of a profiled command takes on a card, and where the time goes: predicted.
+
+In: what speed/counted.py finds. Out: frozen fields of a ProfileRecord. Seconds are of one optimizer step with all its
+micro-steps, on one GPU; nothing here was measured.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class LineSeconds(_Frozen):
+    """What one line of Python takes, its backward included; without launches' and the host's time."""
+
+    line: str  # file:line, innermost outside torch
+    function: str
+    seconds: float
+
+
+class UnclaimedLaunches(_Frozen):
+    """Launches between two operators, by no kernel that is known: ``forward, before aten::add``."""
+
+    where: str
+    num_launches: int
+
+
+class StepTime(_Frozen):
+    """``low_seconds`` to ``high_seconds``: where 80 % of the truths should lie. ``by_class`` overlaps, and adds up to
+    more than ``seconds``. ``tokens_per_second`` is of one GPU, null where no embedding says how many tokens there are.
+    """
+
+    gpu: str  # short name
+    rank: int | None = None
+    step: int  # 1-based: the one that was counted
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    condition: str  # of the speed model's interval
+    tokens: int | None = None
+    samples: int | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    mfu: float  # without recomputation, over the card's 16-bit peak
+    hfu: float  # with it
+    by_class: dict[str, float]  # seconds
+    by_line: list[LineSeconds] = []
+    flops: int
+    num_bytes: int  # read and written by kernels
+    num_launches: int  # products by cuBLAS among them
+    unclaimed_share: float  # of the launches that the driver counted
+    unclaimed: list[UnclaimedLaunches] = []

@@ -1,0 +1,5 @@
+"""CUDA's caching allocator without CUDA.
+
+In: requests, settings, the size of a device. Out: blocks, and allocated and reserved bytes. allocator has the rules,
+config the settings, plain/ the same in C for the default settings, replay plays a trace. No torch here.
+"""

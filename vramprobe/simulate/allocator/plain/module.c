@@ -1,0 +1,315 @@
+/* vramprobe.simulate.allocator._plain: blocks.c for Python. PlainAllocator is what compiled.py describes; it stands in for a
+ * CachingAllocator and its Ledger, whose counters it carries itself. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stddef.h>
+
+#include "blocks.h"
+
+static PyObject *usage_type, *out_of_memory; /* ledger.py's Usage and OutOfMemory */
+enum { STREAM_SHIFT = 48 };                   /* request_log.py's STREAM: 2 to the power of this */
+
+struct object {
+  PyObject_HEAD
+  struct allocator allocator;
+  PyObject *live, *awaiting; /* name → block: in callers' hands; freed, perhaps in use on another stream */
+  int32_t *numbered;         /* of play's requests */
+  Py_ssize_t num_numbered;
+};
+
+static PyObject *usage(const struct counters *c) {
+  return PyObject_CallFunction(
+      usage_type, "LLLLL", (long long)c->requested_bytes, (long long)c->allocated_bytes, (long long)c->active_bytes,
+      (long long)c->reserved_bytes, (long long)c->num_segments);
+}
+
+/* cached blocks serve others once other streams are done with them (synchronize_and_free_events) */
+static void complete_all(struct object *self) {
+  PyObject *name, *number;
+  for (Py_ssize_t at = 0; PyDict_Next(self->awaiting, &at, &name, &number);)
+    complete_free(&self->allocator, (int32_t)PyLong_AsLong(number));
+  PyDict_Clear(self->awaiting);
+}
+
+/* What a full card, and who asks for it, make of the cache (release_cached_blocks). */
+static void empty(struct object *self) {
+  complete_all(self);
+  release_cached(&self->allocator);
+}
+
+static void raise_full(struct object *self, int64_t size_bytes) {
+  struct allocator *a = &self->allocator;
+  int64_t block_bytes = rounded_bytes(size_bytes);
+  PyObject *seen = usage(&a->now), *nothing = PyTuple_New(0);
+  PyObject *told = seen ? Py_BuildValue(
+      "{sLsLsLsOsL}", "requested_bytes", (long long)size_bytes, "block_bytes", (long long)block_bytes, "segment_bytes",
+      (long long)segment_bytes(a, block_bytes), "usage", seen, "free_bytes",
+      (long long)(a->limit_bytes - a->now.reserved_bytes)) : NULL;
+  PyObject *error = told && nothing ? PyObject_Call(out_of_memory, nothing, told) : NULL;
+  if (error) PyErr_SetObject(out_of_memory, error);
+  Py_XDECREF(error);
+  Py_XDECREF(told);
+  Py_XDECREF(nothing);
+  Py_XDECREF(seen);
+}
+
+/* A block, or NONE with an exception set (malloc). */
+static int32_t serve(struct object *self, int64_t size_bytes, int64_t stream) {
+  struct allocator *a = &self->allocator;
+  int32_t block = allocate_block(a, size_bytes, stream);
+  if (block == FULL) {
+    empty(self);
+    a->num_alloc_retries++;
+    block = allocate_new(a, size_bytes, stream);
+    if (block == FULL) raise_full(self, size_bytes);
+  }
+  if (block == NO_HOST_MEMORY) PyErr_NoMemory();
+  return block >= 0 ? block : NONE;
+}
+
+/* None, with the block in the dict under this name; or NULL. */
+static PyObject *kept(PyObject *dict, PyObject *name, int32_t block) {
+  PyObject *number = PyLong_FromLong(block);
+  int failed = !number || PyDict_SetItem(dict, name, number);
+  Py_XDECREF(number);
+  if (failed) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *allocate(struct object *self, PyObject *args, PyObject *options) {
+  static char *names[] = {"name", "size_bytes", "stream", NULL};
+  PyObject *name;
+  long long size_bytes, stream = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, options, "OL|L", names, &name, &size_bytes, &stream)) return NULL;
+  int held = PyDict_Contains(self->live, name);
+  if (held < 0) return NULL;
+  if (held) return PyErr_Format(PyExc_AssertionError, "%R is already allocated", name);
+  int32_t block = NONE; /* a request of no bytes, which never gets here in torch */
+  if (size_bytes && (block = serve(self, size_bytes, stream)) == NONE) return NULL;
+  return kept(self->live, name, block);
+}
+
+/* The block of this name, which leaves the dict; FULL with KeyError where there is none. */
+static int32_t popped(PyObject *dict, PyObject *name) {
+  PyObject *number = PyDict_GetItemWithError(dict, name);
+  if (!number) {
+    if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, name);
+    return FULL;
+  }
+  int32_t block = (int32_t)PyLong_AsLong(number);
+  return PyDict_DelItem(dict, name) ? FULL : block;
+}
+
+static PyObject *free_at_once(struct object *self, PyObject *name) {
+  int32_t block = popped(self->live, name);
+  if (block == FULL) return NULL;
+  if (block != NONE) {
+    request_free(&self->allocator, block);
+    complete_free(&self->allocator, block);
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject *free_requested(struct object *self, PyObject *name) {
+  int32_t block = popped(self->live, name);
+  if (block == FULL) return NULL;
+  if (block == NONE) Py_RETURN_NONE;
+  request_free(&self->allocator, block);
+  return kept(self->awaiting, name, block);
+}
+
+static PyObject *free_completed(struct object *self, PyObject *name) {
+  int awaits = PyDict_Contains(self->awaiting, name);
+  if (awaits < 0) return NULL;
+  if (!awaits) Py_RETURN_NONE;
+  int32_t block = popped(self->awaiting, name);
+  if (block == FULL) return NULL;
+  complete_free(&self->allocator, block);
+  Py_RETURN_NONE;
+}
+
+static PyObject *empty_cache(struct object *self, PyObject *unused) {
+  (void)unused;
+  empty(self);
+  Py_RETURN_NONE;
+}
+
+static PyObject *has(struct object *self, PyObject *name) {
+  int held = PyDict_Contains(self->live, name);
+  return held < 0 ? NULL : PyBool_FromLong(held);
+}
+
+static bool play_request(struct object *self, Py_ssize_t number, long long event) {
+  if (number >= self->num_numbered) {
+    Py_ssize_t wanted = 2 * number + 1024;
+    int32_t *grown = PyMem_Realloc(self->numbered, (size_t)wanted * sizeof *grown);
+    if (!grown) return PyErr_NoMemory(), false;
+    for (Py_ssize_t k = self->num_numbered; k < wanted; k++) grown[k] = NONE;
+    self->numbered = grown;
+    self->num_numbered = wanted;
+  }
+  if (self->numbered[number] != NONE)
+    return PyErr_Format(PyExc_AssertionError, "%zd is already allocated", number), false;
+  self->numbered[number] = serve(self, event & ((1LL << STREAM_SHIFT) - 1), event >> STREAM_SHIFT);
+  return self->numbered[number] != NONE;
+}
+
+static bool play_free(struct object *self, long long number) {
+  if (number >= self->num_numbered || self->numbered[number] == NONE)
+    return PyErr_Format(PyExc_KeyError, "%lld", number), false;
+  request_free(&self->allocator, self->numbered[number]);
+  complete_free(&self->allocator, self->numbered[number]);
+  self->numbered[number] = NONE;
+  return true;
+}
+
+static PyObject *play(struct object *self, PyObject *args) {
+  PyObject *events;
+  Py_ssize_t number;
+  long long workspace_bytes;
+  if (!PyArg_ParseTuple(args, "O!nL", &PyList_Type, &events, &number, &workspace_bytes)) return NULL;
+  for (Py_ssize_t at = 0; at < PyList_Size(events); at++) {
+    long long event = PyLong_AsLongLong(PyList_GetItem(events, at));
+    if (event == -1 && PyErr_Occurred()) return NULL;
+    bool done = event > 0   ? play_request(self, number++, event)
+                : event < 0 ? play_free(self, ~event)
+                            : !workspace_bytes || serve(self, workspace_bytes, 0) != NONE;
+    if (!done) return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+static void place(int64_t found[3], const struct block *b) {
+  found[0] = b->order;
+  found[1] = b->offset_bytes;
+  found[2] = b->size_bytes;
+}
+
+/* Where each block in callers' hands lies, and its size: first those with names, then play's. */
+static PyObject *state(struct object *self, PyObject *unused) {
+  (void)unused;
+  const struct allocator *a = &self->allocator;
+  Py_ssize_t num = PyDict_Size(self->live), most = num + self->num_numbered;
+  int64_t(*found)[3] = PyMem_Malloc((size_t)(most ? most : 1) * sizeof *found);
+  if (!found) return PyErr_NoMemory();
+  PyObject *name, *number;
+  num = 0;
+  for (Py_ssize_t at = 0; PyDict_Next(self->live, &at, &name, &number);) {
+    int32_t block = (int32_t)PyLong_AsLong(number);
+    if (block != NONE) place(found[num++], &a->blocks[block]);
+  }
+  for (Py_ssize_t k = 0; k < self->num_numbered; k++) {
+    if (self->numbered[k] != NONE) place(found[num++], &a->blocks[self->numbered[k]]);
+  }
+  PyObject *made = Py_BuildValue(
+      "(y#LL)", (const char *)found, num * (Py_ssize_t)sizeof *found, (long long)a->num_orders,
+      (long long)a->now.num_segments);
+  PyMem_Free(found);
+  return made;
+}
+
+static PyObject *now(struct object *self, PyObject *unused) {
+  (void)unused;
+  return usage(&self->allocator.now);
+}
+
+static PyObject *peak(struct object *self, PyObject *unused) {
+  (void)unused;
+  return usage(&self->allocator.peak);
+}
+
+static PyObject *reset_peaks(struct object *self, PyObject *unused) {
+  (void)unused;
+  self->allocator.peak = self->allocator.now;
+  Py_RETURN_NONE;
+}
+
+static PyObject *ledger(PyObject *self, void *unused) {
+  (void)unused;
+  return Py_NewRef(self);
+}
+
+static int init(struct object *self, PyObject *args, PyObject *options) {
+  static char *names[] = {"limit_bytes", "large_segment_bytes", NULL};
+  PyObject *limit;
+  long long limit_bytes = NONE, large_segment_bytes;
+  if (!PyArg_ParseTupleAndKeywords(args, options, "OL", names, &limit, &large_segment_bytes)) return -1;
+  if (limit != Py_None && (limit_bytes = PyLong_AsLongLong(limit)) == -1 && PyErr_Occurred()) return -1;
+  allocator_clear(&self->allocator);
+  allocator_init(&self->allocator, limit_bytes, large_segment_bytes);
+  PyMem_Free(self->numbered);
+  self->numbered = NULL;
+  self->num_numbered = 0;
+  Py_XDECREF(self->live);
+  Py_XDECREF(self->awaiting);
+  self->live = PyDict_New();
+  self->awaiting = PyDict_New();
+  return self->live && self->awaiting ? 0 : -1;
+}
+
+static void dealloc(struct object *self) {
+  PyTypeObject *type = Py_TYPE((PyObject *)self);
+  allocator_clear(&self->allocator);
+  PyMem_Free(self->numbered);
+  Py_XDECREF(self->live);
+  Py_XDECREF(self->awaiting);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+#define COUNTER(name, field) {name, T_LONGLONG, offsetof(struct object, allocator.field), READONLY, NULL}
+static PyMemberDef members[] = {
+    COUNTER("requested", now.requested_bytes), COUNTER("requested_peak", peak.requested_bytes),
+    COUNTER("allocated", now.allocated_bytes), COUNTER("allocated_peak", peak.allocated_bytes),
+    COUNTER("active", now.active_bytes), COUNTER("active_peak", peak.active_bytes),
+    COUNTER("reserved", now.reserved_bytes), COUNTER("reserved_peak", peak.reserved_bytes),
+    COUNTER("num_segments", now.num_segments), COUNTER("num_segments_peak", peak.num_segments),
+    COUNTER("num_alloc_retries", num_alloc_retries), {NULL}};
+static PyGetSetDef properties[] = {{"ledger", ledger, NULL, "Its counters: itself.", NULL}, {NULL}};
+
+#define METHOD(name, function, flags, text) {name, (PyCFunction)(void (*)(void))function, flags, text}
+static PyMethodDef methods[] = {
+    METHOD("allocate", allocate, METH_VARARGS | METH_KEYWORDS, "Serve a request. Raises OutOfMemory."),
+    METHOD("free", free_at_once, METH_O, "Take a block back at once."),
+    METHOD("request_free", free_requested, METH_O, "The caller's half of a free."),
+    METHOD("complete_free", free_completed, METH_O, "The other half, once other streams are done."),
+    METHOD("empty_cache", empty_cache, METH_NOARGS, "Give back every segment without a live block."),
+    METHOD("has", has, METH_O, "Whether the caller holds this allocation."),
+    METHOD("play", play, METH_VARARGS, "Ask for what a log says: events, number, workspace_bytes."),
+    METHOD("state", state, METH_NOARGS, "Equal to what it was before, where nothing came or went that stays."),
+    METHOD("now", now, METH_NOARGS, "The counters as they stand."),
+    METHOD("peak", peak, METH_NOARGS, "Each counter's highest value since the peaks were reset."),
+    METHOD("reset_peaks", reset_peaks, METH_NOARGS, "reset_peak_memory_stats."),
+    {NULL}};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "A CachingAllocator under torch's default settings, with its Ledger."},
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_init, init}, {Py_tp_dealloc, dealloc},
+    {Py_tp_methods, methods}, {Py_tp_members, members}, {Py_tp_getset, properties}, {0, NULL}};
+static PyType_Spec spec = {
+    .name = "vramprobe.simulate.allocator._plain.PlainAllocator", .basicsize = sizeof(struct object),
+    .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
+static PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "_plain", .m_doc = "CUDA's caching allocator under its default settings.",
+    .m_size = -1};
+
+static PyObject *attribute(const char *of_module, const char *name) {
+  PyObject *from = PyImport_ImportModule(of_module), *found = from ? PyObject_GetAttrString(from, name) : NULL;
+  Py_XDECREF(from);
+  return found;
+}
+
+PyMODINIT_FUNC PyInit__plain(void) {
+  usage_type = attribute("vramprobe.simulate.allocator.ledger", "Usage");
+  out_of_memory = attribute("vramprobe.simulate.allocator.ledger", "OutOfMemory");
+  if (!usage_type || !out_of_memory) return NULL;
+  PyObject *made = PyModule_Create(&module), *type = made ? PyType_FromSpec(&spec) : NULL;
+  if (!type || PyModule_AddObjectRef(made, "PlainAllocator", type)) {
+    Py_XDECREF(type);
+    Py_XDECREF(made);
+    return NULL;
+  }
+  Py_DECREF(type);
+  return made;
+}

@@ -1,0 +1,167 @@
+"""What vLLM puts on each GPU, by arithmetic alone: weights by quantization, the activation peak, KV cache per block.
+
+In: an Architecture, its config and a ServeSpec. Out: bytes per GPU. The formulas are those of vLLM 0.19.0 (V1 engine);
+each function names the file. Never imports torch or vLLM.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from vramprobe.architecture import Architecture, Parameter
+from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
+from vramprobe.units import MIB
+
+VOCAB_MULTIPLE = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
+BLOCK_TOKENS = 16  # vllm/config/cache.py: the block size of every attention backend that was seen
+
+
+#: Projections that vLLM keeps in one tensor (QKVParallelLinear, MergedColumnParallelLinear).
+_FUSED_AS = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
+_FUSED_AS |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+_FUSED = re.compile("|".join(rf"\b{name}\b" for name in _FUSED_AS))
+
+
+class Format(NamedTuple):
+    """A quantized weight: bits per element, and bits of scales (and zeros) per group of elements."""
+
+    bits: int
+    group_bits: int = 0
+    group_size: int = 1
+    roles: tuple[str, ...] = ("linear", "experts")
+
+
+#: vLLM's ``--quantization``, or the checkpoint's own → how its linear weights lie on the GPU
+#: (vllm/model_executor/layers/quantization/). Scales per tensor or per output channel are below 0.1 % and not counted.
+QUANTIZATIONS = {
+    "none": Format(0),
+    "fp8": Format(8),
+    "w8a8": Format(8),
+    "awq": Format(4, 16 + 4, 128),
+    "gptq": Format(4, 16 + 4, 128),
+    "bitsandbytes": Format(4, 32, 64),
+    "mxfp4": Format(4, 8, 32, ("experts",)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSpec:
+    """What decides an engine's memory, in vLLM's words; ``dtype`` in ours."""
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    tensor_parallel_size: int = 1
+    dtype: str = "bf16"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an activation's element."""
+        return ITEMSIZE_BYTES[self.dtype]
+
+
+class Pages(NamedTuple):
+    """How the KV cache is divided: ``num_groups`` groups of ``layers_per_group`` layers share blocks."""
+
+    page_bytes: int  # of a block in one layer
+    layers_per_group: int
+    windows: tuple[int | None, ...]  # of each group; None: full attention
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all the layers that it serves."""
+        return self.page_bytes * self.layers_per_group
+
+    def num_blocks_of(self, length: int, max_num_batched_tokens: int) -> int:
+        """Blocks of one request of ``length`` tokens (vllm/v1/kv_cache_interface.py: max_memory_usage_bytes)."""
+        total = 0
+        for window in self.windows:
+            if window is None:
+                total += math.ceil(length / BLOCK_TOKENS)
+            else:
+                total += math.ceil(min(window - 1 + max_num_batched_tokens, length) / BLOCK_TOKENS) + 1
+        return total
+
+
+def weight_bytes(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> int:
+    """Weights on each GPU as torch's allocator counts them, with the table of rotary angles (RotaryEmbeddingBase)."""
+    tensors: dict[tuple[str, int], float] = {}  # by name and number of copies
+    for one in arch.parameters:
+        at = _FUSED.sub(lambda found: _FUSED_AS[found[0]], one.name), arch.num_copies(one)
+        tensors[at] = tensors.get(at, 0) + _parameter_bytes(one, arch, spec)
+    positions = int(config.get("max_position_embeddings") or 0) if arch.rotary_size else 0
+    tables = positions * arch.rotary_size * spec.item_bytes * arch.num_rotary_tables
+    return sum(_allocated(round(size)) * copies for (_, copies), size in tensors.items()) + tables
+
+
+def _allocated(num_bytes: int) -> int:
+    """A block above 10 MiB has a segment of its own, whole 2 MiB, and keeps a rest of up to 1 MiB
+    (c10/cuda/CUDACachingAllocator.cpp: get_allocation_size, should_split)."""
+    rest = -num_bytes % (2 * MIB)
+    return num_bytes + rest if num_bytes >= 10 * MIB and rest <= MIB else num_bytes
+
+
+def _parameter_bytes(one: Parameter, arch: Architecture, spec: ServeSpec) -> float:
+    form = QUANTIZATIONS[spec.quantization]
+    shares = 1 if one.role in ("norm", "router") else spec.tensor_parallel_size
+    if one.module in ("k_proj", "v_proj"):
+        shares = min(shares, arch.num_kv_heads)  # a head is not divided, but repeated
+    numel: float = one.numel
+    if one.role in ("embedding", "head") and one.shape[0] == arch.vocab_size:
+        numel = padded_vocab(arch) * math.prod(one.shape[1:])
+    bits: float = 8 * spec.item_bytes
+    if form.bits and one.role in form.roles and len(one.shape) > 1:
+        bits = form.bits + form.group_bits / form.group_size
+    return numel * bits / 8 / shares
+
+
+def padded_vocab(arch: Architecture) -> int:
+    """Rows of embedding and head."""
+    return math.ceil(arch.vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def activation_bytes(arch: Architecture, spec: ServeSpec, *, num_sms: int, blas_workspace_bytes: int) -> int:
+    """Torch's peak above the weights in ``profile_run``: the sampler on ``max_num_seqs`` rows, or a layer's MLP.
+
+    vllm/v1/worker/gpu_model_runner.py (_dummy_sampler_run), vllm/v1/sample/sampler.py and ops/: logits in the model's
+    dtype and in fp32, probabilities, exponential noise, and one row per SM for Triton's top-k and top-p (0.17 on).
+    Releases before sort instead and take more; experts are not counted.
+    """
+    rows = min(spec.max_num_seqs, spec.max_num_batched_tokens)
+    hidden, vocab, item = arch.head_width, arch.vocab_size, spec.item_bytes
+    copies_logits = 4 if spec.dtype != "fp32" else 0  # else they are fp32 already
+    sampler = rows * padded_vocab(arch) * item + rows * vocab * (copies_logits + 4 + 4)
+    programs = min(num_sms, rows)
+    sampler += min(1 << (programs - 1).bit_length(), num_sms) * vocab * 4
+    sampler += 2 * rows * hidden * item  # the hidden states of those rows, and random ones in their place
+    mlp = 0
+    widths = [one.num_out for one in arch.linears if one.name.endswith(("gate_proj", "up_proj", "gate_up_proj"))]
+    if widths and arch.experts is None:
+        inner = sum(widths) // spec.tensor_parallel_size
+        mlp = spec.max_num_batched_tokens * (inner + inner // 2) * item
+    return max(sampler, mlp) + spec.max_num_batched_tokens * hidden * item + blas_workspace_bytes
+
+
+def pages(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> Pages:
+    """How the cache is divided (vllm/v1/core/kv_cache_utils.py: get_kv_cache_groups)."""
+    item = 1 if spec.kv_cache_dtype.startswith("fp8") else spec.item_bytes
+    if latent := config.get("kv_lora_rank"):  # MLA: one latent and one rotary key per token, on every GPU
+        elements = int(latent) + arch.rotary_size
+    else:
+        heads = max(arch.num_kv_heads // spec.tensor_parallel_size, 1)
+        elements = heads * (arch.head_size + (arch.value_size or arch.head_size))
+    page_bytes = BLOCK_TOKENS * elements * item
+    window = arch.sliding_window or config.get("sliding_window")
+    sliding = sum(arch.slides(layer) for layer in range(arch.num_layers)) if window else 0
+    kinds = [(sliding, window), (arch.num_layers - sliding, None)]
+    kinds = [(count, kind) for count, kind in kinds if count]
+    least, most = min(count for count, _ in kinds), max(count for count, _ in kinds)
+    size = most if most < 1.5 * least else least  # _get_kv_cache_groups_uniform_page_size
+    groups = tuple(kind for count, kind in kinds for _ in range(math.ceil(count / size)))
+    return Pages(page_bytes, size, groups)

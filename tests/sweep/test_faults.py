@@ -30,7 +30,7 @@ from vramprobe.measure import environment, launcher
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import runner
+from vramprobe.sweep import here, runner
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.limits import Limits
 from vramprobe.sweep.plan import Policy
@@ -51,7 +51,7 @@ def _instant_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     (tmp_path / "rescued").mkdir()
     monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path / "rescued"))
-    monkeypatch.setattr(runner, "run_isolated", attempt)
+    monkeypatch.setattr(here, "run_isolated", attempt)
     monkeypatch.setattr(launcher.Server, "start", lambda self, timeout_seconds=0.0: None)
     monkeypatch.setattr(environment, "capture", lambda *words, **more: HERE)
 

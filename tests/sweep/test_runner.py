@@ -20,12 +20,12 @@ from grids import exhaustive, grid
 from processes import children, is_alive
 
 from vramprobe.errors import MissingDependency, StoreError
-from vramprobe.measure import forkserver, isolation, launcher
+from vramprobe.measure import environment, forkserver, isolation, launcher
 from vramprobe.records import store
 from vramprobe.records.record import Ok, RunRecord, Timeout
 from vramprobe.spec import CellSpec
+from vramprobe.sweep import here, runner
 from vramprobe.sweep import limits as limits_module
-from vramprobe.sweep import runner
 from vramprobe.sweep.card import Card
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.limits import Limits
@@ -135,17 +135,17 @@ def test_time_out_ends_the_cell_not_the_sweep(tmp_path: Path) -> None:
 def instant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Cells that take as long as told, in seconds by their length, and end by themselves or when their time is up."""
 
-    def set_up(seconds_of: Callable[[CellSpec], float], outcome: Any = None, here: Any = None) -> None:
+    def set_up(seconds_of: Callable[[CellSpec], float], outcome: Any = None, known: Any = None) -> None:
         def attempt(spec: CellSpec, launcher: object, ticket: Any, log: Path, timeout_seconds: float) -> RunRecord:
             time.sleep(min(seconds_of(spec), timeout_seconds))
             late = seconds_of(spec) > timeout_seconds
             found = Timeout(limit_seconds=timeout_seconds) if late else outcome(spec) if outcome else Ok()
             return make_record(spec, attempt_id=ticket.attempt_id, outcome=found, environment=machine)
 
-        machine = here or make_environment()
+        machine = known or make_environment()
         monkeypatch.setattr(launcher.Server, "start", lambda self, timeout_seconds=0.0: None)
-        monkeypatch.setattr(runner.environment, "capture", lambda *words, **more: machine)
-        monkeypatch.setattr(runner, "run_isolated", attempt)
+        monkeypatch.setattr(environment, "capture", lambda *words, **more: machine)
+        monkeypatch.setattr(here, "run_isolated", attempt)
 
     return set_up
 
@@ -196,9 +196,9 @@ def test_an_oom_skips_the_larger_cells_behind_it(
 ) -> None:
     """On a card of 24 GiB, planned without knowing this family: the second length runs out, the third is not run."""
     specs = [make_spec(model="t5-large", method="lora", device="cuda", seq_len=length) for length in (512, 1024, 2048)]
-    here = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
-    monkeypatch.setattr(runner, "require_packages", lambda specs: None)
-    instant(lambda spec: 0.0, lambda spec: make_oom(spec).outcome if spec.seq_len >= 1024 else Ok(), here)
+    seen = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
+    monkeypatch.setattr(here, "require_packages", lambda specs: None)
+    instant(lambda spec: 0.0, lambda spec: make_oom(spec).outcome if spec.seq_len >= 1024 else Ok(), seen)
     options = {
         "card": Card(name="Test GPU", total_bytes=24 * 2**30, gpu=None),
         "policy": Policy(audit_share=0.0),
@@ -438,7 +438,7 @@ def test_a_record_that_was_there_when_the_signal_came_is_kept(
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal raises")
 
-    monkeypatch.setattr(runner, "run_isolated", end_and_be_interrupted)
+    monkeypatch.setattr(here, "run_isolated", end_and_be_interrupted)
     summary = runner.run(sweep_of(make_spec()), tmp_path)
     assert summary.stopped_by == "SIGTERM"
     assert [record.outcome.kind for record in summary.records] == ["ok"]

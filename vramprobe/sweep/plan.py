@@ -93,6 +93,7 @@ class Plan:
     rate: Rate | None
     fit: MemoryModel | None
     ooms: tuple[RunRecord, ...] = ()  # of this very card, which the verdicts rest on
+    num_slots: int = 1  # cells that run at once
 
     @property
     def to_run(self) -> list[Row]:
@@ -102,7 +103,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Expected for everything that is run, loading the libraries once included."""
-        return sum(row.seconds for row in self.rows) + (START_SECONDS if self.to_run else 0.0)
+        return sum(row.seconds for row in self.rows) / self.num_slots + (START_SECONDS if self.to_run else 0.0)
 
     @property
     def dollars(self) -> float | None:
@@ -129,6 +130,7 @@ def plan_sweep(
     rate: Rate | None = None,
     trace: TraceEngine | None = None,
     stop: Callable[[], bool] = lambda: False,
+    num_slots: int = 1,
 ) -> Plan:
     """What running ``sweep`` into ``journal`` would do now.
 
@@ -149,6 +151,7 @@ def plan_sweep(
         rate=rate,
         trace=trace,
         stop=stop,
+        num_slots=num_slots,
     )
 
 
@@ -183,13 +186,15 @@ def make_plan(
     rate: Rate | None = None,
     trace: TraceEngine | None = None,
     stop: Callable[[], bool] = lambda: False,
+    num_slots: int = 1,
 ) -> Plan:
     """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
     policy, ooms, pace = policy or Policy(), tuple(ooms), pace or Pace()
     predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], card, fit, trace, stop)
     rows = [_row(cell, predicted, card, pace, ooms, policy) for cell in cells]
     rows = _in_order(rows)
-    return Plan(rows=(*rows, *_second_attempts(rows, policy)), card=card, rate=rate, fit=fit, ooms=ooms)
+    every = (*rows, *_second_attempts(rows, policy))
+    return Plan(rows=every, card=card, rate=rate, fit=fit, ooms=ooms, num_slots=num_slots)
 
 
 def _second_attempts(rows: list[Row], policy: Policy) -> list[Row]:

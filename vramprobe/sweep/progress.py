@@ -39,6 +39,7 @@ class Progress:
     left_seconds: float | None = None  # expected for the rest, this cell included where it has just started
     seconds: float = 0.0  # used since the sweep began
     limits: Limits = field(default_factory=Limits)
+    node: str | None = None  # that runs the cell, where it is not this machine
 
     @property
     def total(self) -> int:

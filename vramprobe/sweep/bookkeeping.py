@@ -1,0 +1,157 @@
+"""Bookkeeping: what every executor shares: which cell is due, what the limits allow, the journal, progress.
+
+In: a plan's rows in their order, attempts that began and ended. Out: lines of the journal, each synced, events for
+whoever shows them, a RunSummary. Starts no process and knows no executor but by its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vramprobe.measure.isolation import Ticket
+from vramprobe.records import store
+from vramprobe.records.record import Instrument, Outcome, RunRecord, Started, attempt_fields
+from vramprobe.spec import CellSpec
+from vramprobe.sweep.definition import Sweep
+from vramprobe.sweep.duration import Pace
+from vramprobe.sweep.limits import Clock, Limits
+from vramprobe.sweep.plan import START_SECONDS, Plan, Policy, Row, with_evidence
+from vramprobe.sweep.progress import Progress, RunSummary, log_path
+from vramprobe.sweep.signals import Signals
+
+
+@dataclass
+class Bookkeeping:
+    """A sweep under way. ``describe`` writes the record of a cell that no worker described, as the executor knows it.
+
+    The order of calls for one cell: :meth:`due`, :meth:`announce`, :meth:`journal_start`, :meth:`finish`.
+    """
+
+    sweep: Sweep
+    summary: RunSummary
+    policy: Policy
+    limits: Limits
+    clock: Clock
+    signals: Signals
+    instrument_of: Callable[[CellSpec], Instrument]
+    logs: Path
+    on_event: Callable[[Progress], None]
+    ooms: list[RunRecord]  # of this card, those of this run too
+    pace: Pace = field(default_factory=Pace)
+    describe: Callable[[CellSpec, Outcome], RunRecord] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.summary.plan
+
+    def due(self, index: int, row: Row) -> Progress | None:
+        """The event of a cell that is to be started now; None where it is not run, which is then told and recorded."""
+        if row.is_run or row.action == "skip":
+            row = with_evidence(row, self.ooms, self.plan.card, self.policy)
+            self.summary.kept += row.action == "kept"  # skipped before, and certain again
+        event = Progress(row.action, self.plan, index, row, row.reason, limits=self.limits)
+        if row.action in ("kept", "quarantined"):
+            self.tell(event)
+        elif row.replicates and not self._was(row, "ok"):
+            failed = self._was(row)
+            self.summary.kept += failed
+            reason = "no replicate: the first attempt did not end well" if failed else "its first attempt is left, too"
+            self.tell(replace(event, kind="kept" if failed else "left", reason=reason))
+        elif row.action == "skip":
+            record = self.keep(self.describe(row.spec, row.skipped))
+            self.tell(replace(event, kind="skipped", record=record, attempt_id=record.attempt_id))
+        elif self.signals.stopped_by is None and (why := self.forbidden(row)) is not None:
+            self.leave(event, why)
+        elif self.signals.stopped_by is None:
+            return event
+        return None
+
+    def leave(self, event: Progress, why: str) -> None:
+        """The limit ``why`` keeps a cell from being started."""
+        self.summary.stopped_by = why
+        self.tell(replace(event, kind="left", reason=why))
+
+    def announce(self, event: Progress, ticket: Ticket, node: str | None = None) -> Progress:
+        """Tell that a cell is being started; the event, complete."""
+        row = event.row
+        event = replace(
+            event,
+            kind="started",
+            log=log_path(self.logs, row.spec),
+            status=ticket.status,
+            attempt_id=ticket.attempt_id,
+            expected_seconds=self.pace.correct(row.num_params, row.seconds) + self._start_seconds,
+            node=node,
+        )
+        self.tell(replace(event, left_seconds=self._left_seconds(event.index)))
+        return event
+
+    def journal_start(self, event: Progress, ticket: Ticket) -> None:
+        """The line that goes before a record."""
+        spec = event.row.spec
+        fields = attempt_fields(spec, ticket.attempt_id, ticket.started_at, self.instrument_of(spec))
+        self._append(Started(**fields, sweep=self.sweep.name))
+
+    def finish(self, event: Progress, ticket: Ticket, record: RunRecord, seconds: float) -> None:
+        """Keep the record of a cell that took so long, learn from it, and tell."""
+        row, record = event.row, self.keep(record)
+        ticket.tear()
+        if record.outcome.kind == "ok":
+            event.log.unlink(missing_ok=True)
+            self.pace.learn(row.num_params, row.seconds, seconds)
+        elif record.outcome.kind == "oom":
+            self.ooms.append(record)
+        self.tell(replace(event, kind="finished", record=record, left_seconds=self._left_seconds(event.index + 1)))
+
+    def keep(self, record: RunRecord) -> RunRecord:
+        """The record with its sweep's name, once it is in the journal."""
+        held_out = record.fingerprint in self.sweep.held_out
+        record = record.model_copy(update={"sweep": self.sweep.name, "held_out": held_out})
+        self._append(record)
+        self.summary.records.append(record)
+        return record
+
+    def tell(self, event: Progress) -> None:
+        self.on_event(replace(event, seconds=self.clock.elapsed_seconds))
+
+    def forbidden(self, row: Row, *, is_loaded: bool = False) -> str | None:
+        """The limit that keeps this cell from being started."""
+        if self.limits.max_cells is not None and self.clock.num_cells >= self.limits.max_cells:
+            return "limit"
+        seconds = self.pace.correct(row.num_params, row.seconds)
+        return None if self.clock.allows(seconds, is_loaded=is_loaded) else self.limits.limited_by
+
+    def upcoming(self, index: int) -> CellSpec | None:
+        """The cell after row ``index`` that will be run, as far as is known now."""
+        return next((row.spec for row in self.plan.rows[index:] if row.is_run), None)
+
+    def note(self, text: str) -> None:
+        """Something to be known at the end, once."""
+        if text not in self.summary.notes:
+            self.summary.notes.append(text)
+
+    def _was(self, row: Row, outcome: str | None = None) -> bool:
+        """Whether an attempt at the row's cell has ended, with this outcome if one is given."""
+        records = [*self.summary.records, *([row.record] if row.record else [])]
+        return any(
+            record.fingerprint == row.spec.fingerprint and outcome in (None, record.outcome.kind) for record in records
+        )
+
+    def _append(self, entry: RunRecord | Started) -> None:
+        warning = store.append(self.summary.journal, entry)
+        self.summary.notes += [warning] if warning else []
+
+    def _left_seconds(self, index: int) -> float:
+        """Expected from row ``index`` (1-based) on, at the pace so far, for as many cells as may still be started."""
+        rest = [row for row in self.plan.rows[index - 1 :] if row.is_run]
+        if self.limits.max_cells is not None:
+            rest = rest[: max(self.limits.max_cells - self.clock.num_cells, 0)]
+        seconds = sum(self.pace.correct(row.num_params, row.seconds) for row in rest)
+        return seconds / self.plan.num_slots + self._start_seconds
+
+    @property
+    def _start_seconds(self) -> float:
+        """The first cell waits for the libraries, too."""
+        return 0.0 if self.clock.num_cells else START_SECONDS

@@ -45,6 +45,11 @@ def format_bytes(num_bytes: int | None) -> str:
     return f"{num_bytes} B"
 
 
+def signed_bytes(num_bytes: int | None) -> str:
+    """A change with its sign, e.g. ``+512.00 MiB``; ``-`` where it is unknown."""
+    return f"{'+' if num_bytes is not None and num_bytes > 0 else ''}{format_bytes(num_bytes)}"
+
+
 def unit_of(num_bytes: int) -> tuple[str, int]:
     """The unit in which to write amounts up to ``num_bytes``, for instance along an axis: its name and its bytes."""
     return next(((name, size) for name, size in (("GiB", GIB), ("MiB", MIB)) if num_bytes >= size), ("KiB", KIB))

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_step_time import print_step_time
-from vramprobe.units import format_bytes, short_seconds, word_for
+from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff import Change, Difference
@@ -79,7 +79,7 @@ def print_difference(difference: Difference) -> None:
     if difference.lines:
         console.print("\nby line:")
         for one in difference.lines[:_NUM_PLACES]:
-            _print_place(console, _signed(one.grown_bytes), one.what)
+            _print_place(console, signed_bytes(one.grown_bytes), one.what)
         if (more := len(difference.lines) - _NUM_PLACES) > 0:
             console.print(f"  and {more} more; --json lists all")
     for warning in difference.warnings:
@@ -296,13 +296,7 @@ def _print_changes(console: Console, changes: Sequence[Change]) -> None:
     width = max((len(one.what) for one in changes), default=0)
     for one in changes:
         before, after = format_bytes(one.before_bytes), format_bytes(one.after_bytes)
-        console.print(f"  {one.what:<{width}}  {before:>11} → {after:>11}  {_signed(one.grown_bytes):>12}")
-
-
-def _signed(num_bytes: int | None) -> str:
-    if num_bytes is None:
-        return "-"
-    return f"{'+' if num_bytes > 0 else ''}{format_bytes(num_bytes)}"
+        console.print(f"  {one.what:<{width}}  {before:>11} → {after:>11}  {signed_bytes(one.grown_bytes):>12}")
 
 
 def _print_place(console: Console, amount: str, text: str) -> None:

@@ -1,7 +1,7 @@
-"""``vramprobe profile -- COMMAND`` and ``vramprobe diff A B``: where a command's memory goes, and what has grown.
+"""``vramprobe profile -- COMMAND``: where a command's memory goes.
 
 In: a command's words. Out: the command's own output, then the profile on stdout, or JSON. The exit status is the
-command's own; 1 where it is too large for ``--max-allocated``.
+command's own; 1 where it is over a limit (``--max-allocated``, ``--max-growth``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vramprobe.cli.diff import Limits, MaxGrowth, Summary
 from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Json
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.units import parse_bytes
 
 if TYPE_CHECKING:
     from vramprobe.records.profile import ProfileRecord
@@ -90,6 +90,11 @@ def profile(
     max_allocated: Annotated[
         str | None, typer.Option(help="Exit with 1 if a GPU allocates more than this, for example 22GiB.")
     ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Compare with the last profile of this .jsonl file (--save).")
+    ] = None,
+    max_growth: MaxGrowth = None,
+    summary: Summary = None,
     save: Annotated[Path | None, typer.Option(help="Append the profile to this .jsonl file.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep the raw files of all processes in this new folder.")] = None,
     from_folder: Annotated[
@@ -112,7 +117,7 @@ def profile(
         raise SpecError(
             f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this"
         )
-    limit_bytes = None if max_allocated is None else parse_bytes(max_allocated)
+    limits = Limits(max_allocated, max_growth, baseline)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(
             "--verify runs more steps of the command under other values: give --emulate GPU, and no --whole"
@@ -146,28 +151,8 @@ def profile(
     status = status or int(bool(failed))
     if emulate is not None and not empty_weights and _misses_something(record):
         say("it seems to miss a model or a dataset: with --empty-weights an emulated card needs neither")
-    highest = max((rank.peak.allocated_bytes for rank in record.ranks if rank.peak), default=0)
-    if limit_bytes is not None and highest > limit_bytes:
-        say(f"--max-allocated {max_allocated}: {highest:,} bytes were allocated, {highest - limit_bytes:,} too many")
-        status = status or 1
-    raise typer.Exit(status)
-
-
-def diff(
-    before: Annotated[Path, typer.Argument(help="A .jsonl file of profiles; its last profile is compared.")],
-    after: Annotated[Path, typer.Argument(help="The .jsonl file to compare with.")],
-    json_output: Json = False,
-) -> None:
-    """Compare two profiles: which causes and which lines of the program grew."""
-    from vramprobe.cli import display_profile
-    from vramprobe.profile.diff import compare
-    from vramprobe.records.profile import last_profile
-
-    difference = compare(last_profile(before), last_profile(after))
-    if json_output:
-        print(difference.model_dump_json())
-    else:
-        display_profile.print_difference(difference)
+    exceeded = limits.exceeded_by(record, summary)
+    raise typer.Exit(status or int(exceeded))
 
 
 def analysed(

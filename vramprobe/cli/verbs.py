@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 import vramprobe
+from vramprobe.cli import diff as diff_verb
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import explain as explain_verb
 from vramprobe.cli import predict as predict_verb
@@ -52,7 +53,7 @@ app = typer.Typer(
 
 app.add_typer(emulate_verbs.app)
 app.command()(profile_verbs.profile)
-app.command()(profile_verbs.diff)
+app.command()(diff_verb.diff)
 app.command()(explain_verb.explain)
 
 

@@ -7,15 +7,18 @@ the two peaks are compared, which need not be in one phase: both phases are name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
 from vramprobe.records.profile import ProfileRecord, RankProfile
 from vramprobe.records.record import Composition
+from vramprobe.units import format_bytes, parse_bytes, parse_share
 
 Place = tuple[str, str]  # "file:line function", cause
 _LINE = re.compile(r":(\d+) ")
+#: The peaks that a limit of growth is about; the device tier has the context in it, which is assumed.
+_LIMITED = ("allocated", "reserved")
 
 
 class _Frozen(BaseModel):
@@ -72,6 +75,32 @@ def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
         after_seconds=after.step_time and after.step_time.seconds,
         warnings=tuple(_warnings(before, after)),
     )
+
+
+def parse_limit(text: str) -> Callable[[int], int]:
+    """The most bytes that may be added to a baseline's, from ``2%``, ``0`` or ``200MiB``. Raises SpecError."""
+    if re.fullmatch(r"\s*[0-9.]+\s*%?\s*", text):
+        share = parse_share(text)
+        return lambda before_bytes: int(before_bytes * share)
+    limit_bytes = parse_bytes(text)
+    return lambda before_bytes: limit_bytes
+
+
+def too_much(difference: Difference, limit: Callable[[int], int]) -> list[str]:
+    """A sentence for each peak, allocated and reserved, that grew by more than ``limit`` allows; and one where that
+    cannot be told."""
+    found = []
+    known = [one for one in difference.tiers if one.what in _LIMITED and one.grown_bytes is not None]
+    if len(known) < len(_LIMITED):
+        found.append("one of the two profiles has no peak, so that its growth is not known")
+    for one in known:
+        assert one.before_bytes is not None
+        assert one.grown_bytes is not None
+        if one.grown_bytes > (allowed := limit(one.before_bytes)):
+            share = f" ({one.grown_bytes / one.before_bytes:.1%})" if one.before_bytes else ""
+            over = format_bytes(one.grown_bytes - allowed)
+            found.append(f"{one.what} grew by {format_bytes(one.grown_bytes)}{share}, {over} too many")
+    return found
 
 
 def _tiers(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vramprobe.architecture import families, mixtures, relatives
 from vramprobe.architecture.config import Config
-from vramprobe.architecture.families import LLAMA_LIKE
+from vramprobe.architecture.families import LLAMA_LIKE, OLDER, llama_like
+from vramprobe.architecture.mixtures import MIXTURES
 from vramprobe.architecture.parts import (
     Architecture,
     Experts,
@@ -23,6 +23,7 @@ from vramprobe.architecture.parts import (
     UnsupportedArchitecture,
     Wrapped,
 )
+from vramprobe.architecture.relatives import RELATIVES
 from vramprobe.architecture.releases import habits
 from vramprobe.architecture.variants import VARIANTS, variant
 
@@ -42,10 +43,15 @@ __all__ = [
     "architecture",
 ]
 
-#: Dense families whose inventories are in relatives.py.
-RELATIVES = ("gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "falcon", "bloom")
-MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2")
-SUPPORTED_MODEL_TYPES = (*LLAMA_LIKE, *VARIANTS, "gpt_neox", "gpt2", "opt", *RELATIVES, *MIXTURES)
+#: Model type → the function that counts its parameters.
+_INVENTORIES = {
+    **dict.fromkeys(LLAMA_LIKE, llama_like),
+    **dict.fromkeys(VARIANTS, variant),
+    **OLDER,
+    **RELATIVES,
+    **MIXTURES,
+}
+SUPPORTED_MODEL_TYPES = tuple(_INVENTORIES)
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -54,28 +60,11 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     Raises UnsupportedArchitecture (a VramprobeError) for a model type without arithmetic here, and VramprobeError for a
     key that is missing or has a value no such model can have.
     """
-    return replace(_architecture(config), habits=habits(config))
-
-
-def _architecture(config: Mapping[str, Any]) -> Architecture:
     model_type = config.get("model_type")
-    checked = Config(config)
-    if model_type in LLAMA_LIKE:
-        return families.llama_like(checked)
-    if model_type in VARIANTS:
-        return variant(checked)
-    if model_type in MIXTURES:
-        return mixtures.mixture(checked)
-    if model_type in RELATIVES:
-        return relatives.of_family(checked)
-    match model_type:
-        case "gpt_neox":
-            return families.gpt_neox(checked)
-        case "gpt2":
-            return families.gpt2(checked)
-        case "opt":
-            return families.opt(checked)
-    raise UnsupportedArchitecture(
-        f"model type {model_type!r} cannot be predicted by this version, which has arithmetic for "
-        f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
-    )
+    if model_type not in SUPPORTED_MODEL_TYPES:  # a tuple: the key may be anything, a list, too
+        raise UnsupportedArchitecture(
+            f"model type {model_type!r} cannot be predicted by this version, which has arithmetic for "
+            f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
+        )
+    inventory = _INVENTORIES[model_type]
+    return replace(inventory(Config(config)), habits=habits(config))

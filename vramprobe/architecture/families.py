@@ -91,7 +91,7 @@ def _window(config: Config, model_type: str) -> tuple[int | None, tuple[bool, ..
     return (window, sliding) if any(sliding) else (None, ())
 
 
-def gpt_neox(config: Config) -> Architecture:
+def _gpt_neox(config: Config) -> Architecture:
     hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
     num_heads = config.size("num_attention_heads")
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
@@ -130,7 +130,7 @@ def _partial_rotary(config: Config) -> float:
     return config.part("rope_parameters").rate("partial_rotary_factor", config.rate("rotary_pct", 0.25))
 
 
-def gpt2(config: Config) -> Architecture:
+def _gpt2(config: Config) -> Architecture:
     hidden, num_heads = config.size("n_embd"), config.size("n_head")
     config.require_multiple("n_embd", "n_head", hidden, num_heads)
     for key in ("add_cross_attention", "reorder_and_upcast_attn"):
@@ -165,7 +165,7 @@ def gpt2(config: Config) -> Architecture:
     )
 
 
-def opt(config: Config) -> Architecture:
+def _opt(config: Config) -> Architecture:
     hidden, mlp, num_heads = config.size("hidden_size"), config.size("ffn_dim"), config.size("num_attention_heads")
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     config.require_flag("layer_norm_elementwise_affine", True)
@@ -207,3 +207,7 @@ def opt(config: Config) -> Architecture:
         residual_dropout=dropout,
         parameters=tuple(inventory.parameters),
     )
+
+
+#: Model type → its inventory.
+OLDER = {"gpt_neox": _gpt_neox, "gpt2": _gpt2, "opt": _opt}

@@ -23,23 +23,6 @@ _MIXTRAL_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("w1", "w3"), "dow
 _QWEN_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-def mixture(config: Config) -> Architecture:
-    """The Architecture of a config.json of a mixture.
-
-    Raises UnsupportedArchitecture for what of these families has no arithmetic, VramprobeError for a wrong value.
-    """
-    match config.model_type:
-        case "mixtral":
-            return _mixtral(config)
-        case "qwen3_moe":
-            return _qwen3_moe(config)
-        case "gpt_oss":
-            return _gpt_oss(config)
-        case "deepseek_v2":
-            return _deepseek_v2(config)
-    raise AssertionError(f"architecture() sends {config.model_type} here, and nothing reads it")
-
-
 def _mixtral(config: Config) -> Architecture:
     if config.rate("router_jitter_noise", 0.0):
         raise UnsupportedArchitecture("the formula engine has no arithmetic for router_jitter_noise; set it to 0")
@@ -325,3 +308,7 @@ def _finish(
         wrapped=wrapped,
         parameters=tuple(inventory.parameters),
     )
+
+
+#: Model type → its inventory.
+MIXTURES = {"mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "gpt_oss": _gpt_oss, "deepseek_v2": _deepseek_v2}

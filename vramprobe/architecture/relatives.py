@@ -15,23 +15,6 @@ _GEMMA3_PERIOD = 6
 _OLMO3_PERIOD = 4
 
 
-def of_family(config: Config) -> Architecture:
-    """Of one of them. Raises as architecture.architecture does."""
-    inventory = Inventory()
-    match config.values["model_type"]:
-        case "gemma2" | "gemma3_text":
-            return _gemma(config, inventory)
-        case "phi3":
-            return _phi3(config, inventory)
-        case "olmo2" | "olmo3":
-            return _olmo(config, inventory)
-        case "falcon":
-            return _falcon(config, inventory)
-        case "bloom":
-            return _bloom(config, inventory)
-    raise AssertionError(f"{config.model_type} is one of these families but has no inventory")
-
-
 def sliding_layers(config: Config, period: int, num_layers: int) -> tuple[bool, ...]:
     """Which layers look through the window: as layer_types says, else all but each last of a period."""
     kinds = config.values.get("layer_types")
@@ -53,7 +36,7 @@ def window_of(config: Config, sliding: tuple[bool, ...], default: int) -> int | 
     return window if any(sliding) else None
 
 
-def _gemma(config: Config, inventory: Inventory) -> Architecture:
+def _gemma(config: Config) -> Architecture:
     model_type = config.values["model_type"]
     is_third = model_type == "gemma3_text"
     hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
@@ -64,7 +47,7 @@ def _gemma(config: Config, inventory: Inventory) -> Architecture:
     tied, bias = config.flag("tie_word_embeddings", True), config.flag("attention_bias", False)
     config.require_flag("use_bidirectional_attention", False, ", being no causal model")
     queries, keys = num_heads * head_size, num_kv_heads * head_size
-    layer = "model.layers.{layer}"
+    inventory, layer = Inventory(), "model.layers.{layer}"
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
     inventory.linear(f"{layer}.self_attn.q_proj", hidden, queries, bias)
     inventory.linear(f"{layer}.self_attn.k_proj", hidden, keys, bias)
@@ -101,7 +84,7 @@ def _gemma(config: Config, inventory: Inventory) -> Architecture:
     )
 
 
-def _phi3(config: Config, inventory: Inventory) -> Architecture:
+def _phi3(config: Config) -> Architecture:
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     num_kv_heads = config.size("num_key_value_heads", num_heads)
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -110,7 +93,7 @@ def _phi3(config: Config, inventory: Inventory) -> Architecture:
     head_size, vocab_size = config.size("head_dim", hidden // num_heads), config.size("vocab_size")
     tied = config.flag("tie_word_embeddings", False)
     queries, keys = num_heads * head_size, num_kv_heads * head_size
-    layer = "model.layers.{layer}"
+    inventory, layer = Inventory(), "model.layers.{layer}"
     inventory.embedding("model.embed_tokens", vocab_size, hidden)
     inventory.linear(f"{layer}.self_attn.o_proj", queries, hidden, False)
     inventory.linear(f"{layer}.self_attn.qkv_proj", hidden, queries + 2 * keys, False)
@@ -138,7 +121,7 @@ def _phi3(config: Config, inventory: Inventory) -> Architecture:
     )
 
 
-def _olmo(config: Config, inventory: Inventory) -> Architecture:
+def _olmo(config: Config) -> Architecture:
     """OLMo 2, and OLMo 3, of whose layers all but every fourth look through a window."""
     model_type, num_layers = config.values["model_type"], config.size("num_hidden_layers")
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
@@ -148,7 +131,7 @@ def _olmo(config: Config, inventory: Inventory) -> Architecture:
     head_size = config.size("head_dim", hidden // num_heads)
     tied, bias = config.flag("tie_word_embeddings", False), config.flag("attention_bias", False)
     queries, keys = num_heads * head_size, num_kv_heads * head_size
-    layer = "model.layers.{layer}"
+    inventory, layer = Inventory(), "model.layers.{layer}"
     inventory.embedding("model.embed_tokens", vocab_size, hidden)
     for name, num_in, num_out in (
         ("q_proj", hidden, queries),
@@ -184,7 +167,7 @@ def _olmo(config: Config, inventory: Inventory) -> Architecture:
     )
 
 
-def _falcon(config: Config, inventory: Inventory) -> Architecture:
+def _falcon(config: Config) -> Architecture:
     """Falcon 7B's: one key and value head for all, attention beside the MLP, rotated heads."""
     for key, allowed in (
         ("alibi", False),
@@ -201,7 +184,7 @@ def _falcon(config: Config, inventory: Inventory) -> Architecture:
     head_size, vocab_size = hidden // num_heads, config.size("vocab_size")
     mlp, bias = config.size("ffn_hidden_size", 4 * hidden), config.flag("bias", False)
     tied, dropout = config.flag("tie_word_embeddings", True), config.rate("hidden_dropout", 0.0)
-    layer = "transformer.h.{layer}"
+    inventory, layer = Inventory(), "transformer.h.{layer}"
     inventory.embedding("transformer.word_embeddings", vocab_size, hidden)
     inventory.linear(f"{layer}.self_attention.query_key_value", hidden, hidden + 2 * head_size, bias)
     inventory.linear(f"{layer}.self_attention.dense", hidden, hidden, bias)
@@ -226,13 +209,13 @@ def _falcon(config: Config, inventory: Inventory) -> Architecture:
     )
 
 
-def _bloom(config: Config, inventory: Inventory) -> Architecture:
+def _bloom(config: Config) -> Architecture:
     hidden, num_heads = config.size("hidden_size"), config.size("n_head")
     config.require_multiple("hidden_size", "n_head", hidden, num_heads)
     vocab_size, tied = config.size("vocab_size"), config.flag("tie_word_embeddings", True)
     if config.size("pretraining_tp", 1) > 1 and config.flag("slow_but_exact", False):
         raise config.no_arithmetic("slow_but_exact true and pretraining_tp above 1 has no arithmetic")
-    layer = "transformer.h.{layer}"
+    inventory, layer = Inventory(), "transformer.h.{layer}"
     inventory.embedding("transformer.word_embeddings", vocab_size, hidden)
     inventory.layer_norm("transformer.word_embeddings_layernorm", hidden)
     inventory.layer_norm(f"{layer}.input_layernorm", hidden)
@@ -258,3 +241,15 @@ def _bloom(config: Config, inventory: Inventory) -> Architecture:
         residual_dropout=config.rate("hidden_dropout", 0.0),
         parameters=tuple(inventory.parameters),
     )
+
+
+#: Model type → its inventory.
+RELATIVES = {
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "phi3": _phi3,
+    "olmo2": _olmo,
+    "olmo3": _olmo,
+    "falcon": _falcon,
+    "bloom": _bloom,
+}

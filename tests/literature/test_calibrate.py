@@ -367,7 +367,7 @@ def test_the_page_has_every_formula_score_and_constant(quickstart: Calibration) 
     assert silent[1:] == ["0", *["–"] * (len(silent) - 2)]
     measured = [table for table in others if table.title.startswith("Measured ")]
     assert sum(len(table.rows) for table in measured) == len(quickstart.constants)
-    assert list(document.data.rows) == quickstart.scores
+    assert list(document.data.rows) == [score.model_dump() for score in quickstart.scores]
 
 
 def test_what_formulas_say_is_grouped_by_value() -> None:

@@ -258,7 +258,7 @@ def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) ->
     if as_json:
         print(claims.as_json(judged))
         return
-    _print_tables([claims.for_terminal(judged)], [claims.in_words(judged)])
+    _print_tables([claims.for_terminal(judged)], [claims.in_words(one.verdict for one in judged)])
     if out is not None:
         Console(highlight=False).print(f"written to {escape(str(out))}", soft_wrap=True)
 

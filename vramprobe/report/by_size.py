@@ -6,18 +6,19 @@ and what the fit predicts where nobody measured, marked as that. Never prints wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from vramprobe.errors import VramprobeError
 from vramprobe.records.record import RunRecord
 from vramprobe.report.cells import Cell
-from vramprobe.report.columns import Unit, method_in_words, precision_in_words, unit_for
-from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.columns import method_in_words, precision_in_words, unit_for
+from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.spec import CellSpec, Method, resolve
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from vramprobe.model.memory_model import MemoryModel
 
 #: The sizes that guides print; a fit's table goes on with them behind the measured models, as far as the fit reaches.
@@ -59,29 +60,11 @@ class Conditions(NamedTuple):
 _Way = tuple[Any, ...]  # the values of the method's fields
 
 
-@dataclass(frozen=True, kw_only=True)
-class Amount:
-    """One cell's allocated peak; ``low`` to ``high`` is a prediction's interval."""
-
-    conditions: Conditions
-    model: str
-    num_params: int
-    spec: CellSpec
-    num_bytes: int
-    low_bytes: int | None = None
-    high_bytes: int | None = None
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether it comes from a record."""
-        return self.low_bytes is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    model: str
-    num_params: int
-    amounts: dict[_Way, Amount]
+#: The columns of by_size.csv: a row per amount.
+_DATA = (
+    *("model", "num_params", "method", "method_details", "batch_size", "seq_len", "grad_accum"),
+    *("gradient_checkpointing", "is_measured", "peak_allocated_bytes", "low_bytes", "high_bytes", "cell_id"),
+)
 
 
 def by_size(cells: Sequence[Cell], model: MemoryModel | None, origin: Sequence[str], command: str) -> Document:
@@ -93,7 +76,7 @@ def by_size(cells: Sequence[Cell], model: MemoryModel | None, origin: Sequence[s
     settings = [_Setting(conditions, records, model) for conditions, records in groups.items()]
     shown = [one for one in settings if one.compares] or settings
     shown.sort(key=lambda one: (-one.num_measured, one.conditions))
-    amounts = [amount for one in shown for row in one.rows for amount in row.amounts.values()]
+    amounts = [row for one in shown for row in rows_of(one.amounts)]
     about = "Peak memory allocated by tensors over the training steps. " + (
         f"A number after {_MARK.strip()} was not measured: the fit predicts it. A dash: neither measured nor predicted."
         if model
@@ -104,14 +87,14 @@ def by_size(cells: Sequence[Cell], model: MemoryModel | None, origin: Sequence[s
         title="Memory by model size and method",
         about=[about],
         tables=[one.table() for one in shown],
-        data=Table(title="Memory by model size and method", columns=_DATA_COLUMNS, rows=amounts),
+        data=Table(title="Memory by model size and method", columns=[Column(name) for name in _DATA], rows=amounts),
         origin=origin,
         command=command,
     )
 
 
 class _Setting:
-    """The cells of one table: ``ways``, the methods in columns, and ``rows`` of models, small first."""
+    """The cells of one table: ``amounts`` has a row per model, small ones first, and method."""
 
     def __init__(self, conditions: Conditions, records: Sequence[RunRecord], model: MemoryModel | None) -> None:
         self.conditions = conditions
@@ -122,86 +105,88 @@ class _Setting:
         self._records_of = common or by_way
         self.num_measured = sum(map(len, self._records_of.values()))
         self.compares = len(common) > 1
-        self.rows = self._rows(model)
+        self._specs = {way: found[0].spec for way, found in self._records_of.items()}
+        self._headings = _headings(self._specs)
+        self.amounts = self._amounts(model)
 
     def table(self) -> Table:
         """Headings are as short as they can be told apart; the caption says the rest."""
-        specs = {way: found[0].spec for way, found in self._records_of.items()}
-        headings = _headings(specs)
-        unit = unit_for([max(amount.num_bytes for row in self.rows for amount in row.amounts.values())])
-        columns = [
-            Column("model", "model", lambda row: row.model),
-            Column("num_params", "parameters", lambda row: row.num_params, params_in_words, is_number=True),
-            *(_column(way, headings[way], unit) for way in specs),
+        found, headings = self.amounts, self._headings.values()
+        unit = unit_for([found.peak_allocated_bytes.max()])
+        texts = [
+            f"{'' if is_measured else _MARK}{unit.text(size)}"
+            for is_measured, size in zip(found.is_measured, found.peak_allocated_bytes, strict=True)
         ]
-        details = "; ".join(f"{headings[way]}: {details_in_words(spec)}" for way, spec in specs.items())
-        return Table(title=self.conditions.in_words(), columns=columns, rows=self.rows, note=f"{details}.")
+        rows = found.assign(text=texts).pivot(index=["num_params", "model"], columns="heading", values="text")
+        columns = [
+            Column("model", "model"),
+            Column("num_params", "parameters", text=params_in_words, is_number=True),
+            *(Column(heading, f"{heading}, {unit.name}", is_number=True) for heading in headings),
+        ]
+        details = "; ".join(f"{self._headings[way]}: {details_in_words(spec)}" for way, spec in self._specs.items())
+        rows = rows_of(rows.reset_index())
+        return Table(title=self.conditions.in_words(), columns=columns, rows=rows, note=f"{details}.")
 
-    def _rows(self, model: MemoryModel | None) -> list[_Row]:
+    def _amounts(self, model: MemoryModel | None) -> pd.DataFrame:
+        """Of the measured models, then of those of the ladder that are larger."""
+        import pandas as pd
+
         named: dict[str, RunRecord] = {}
         for found in self._records_of.values():
             named |= {record.spec.model_label: record for record in found}
-        rows = [self._row(record, model) for record in named.values()]
-        rows.sort(key=lambda row: (row.num_params, row.model))
+        rows = [row for record in named.values() for row in self._measured(record, model)]
         if model is not None:
-            rows += [
-                row
-                for name in LADDER
-                if name not in named
-                and (row := self._ladder_row(name, model)).amounts
-                and row.num_params > max(one.num_params for one in rows)
-            ]
-        return rows
+            largest = max(row["num_params"] for row in rows)
+            ladder = [row for name in LADDER if name not in named for row in self._predicted_of(name, model)]
+            rows += [row for row in ladder if row["num_params"] > largest]
+        frame = pd.DataFrame(rows).convert_dtypes()
+        return frame.sort_values(["num_params", "model"], kind="stable")
 
-    def _row(self, one: RunRecord, model: MemoryModel | None) -> _Row:
+    def _measured(self, one: RunRecord, model: MemoryModel | None) -> Iterator[dict[str, Any]]:
         """A measured model: its records, and predictions for the methods that it was not measured with."""
         label, num_params = one.spec.model_label, one.facts.num_params if one.facts else 0
         own = {name: getattr(one.spec, name) for name in ("model", "architecture", "num_layers")}
-        amounts = {}
         for way, records in self._records_of.items():
             record = next((each for each in records if each.spec.model_label == label), None)
             if record is not None and record.peak is not None:
-                amounts[way] = Amount(
-                    conditions=self.conditions,
-                    model=label,
-                    num_params=num_params,
-                    spec=record.spec,
-                    num_bytes=record.peak.allocated_bytes,
-                )
-            elif model is not None and (found := self._predicted(records[0].spec.model_copy(update=own), model)):
-                amounts[way] = found
-        return _Row(model=label, num_params=num_params, amounts=amounts)
+                yield self._amount(way, record.spec, num_params, record.peak.allocated_bytes)
+            elif model is not None:
+                yield from self._predicted(way, records[0].spec.model_copy(update=own), num_params, model)
 
-    def _ladder_row(self, name: str, model: MemoryModel) -> _Row:
+    def _predicted_of(self, name: str, model: MemoryModel) -> Iterator[dict[str, Any]]:
+        """A model of the ladder."""
         from vramprobe.architecture import architecture
 
-        amounts, num_params = {}, 0
-        for way, records in self._records_of.items():
-            words = records[0].spec.model_dump(exclude={"model", "architecture", "num_layers"})
-            spec = resolve(model=name, **words)
-            num_params = architecture(spec.architecture).num_params
-            if found := self._predicted(spec, model):
-                amounts[way] = found
-        return _Row(model=name, num_params=num_params, amounts=amounts)
+        for way, one in self._specs.items():
+            spec = resolve(model=name, **one.model_dump(exclude={"model", "architecture", "num_layers"}))
+            yield from self._predicted(way, spec, architecture(spec.architecture).num_params, model)
 
-    def _predicted(self, spec: CellSpec, model: MemoryModel) -> Amount | None:
-        """None where the fit has no arithmetic for it, or would refuse."""
-        from vramprobe.architecture import architecture
+    def _predicted(self, way: _Way, spec: CellSpec, num_params: int, model: MemoryModel) -> Iterator[dict[str, Any]]:
+        """Nothing where the fit has no arithmetic for it, or would refuse."""
         from vramprobe.predict.predict import predict
 
         try:
             peak = predict(spec, model).peak_allocated_bytes
         except VramprobeError:
-            return None
-        return Amount(
-            conditions=self.conditions,
-            model=spec.model_label,
-            num_params=architecture(spec.architecture).num_params,
-            spec=spec,
-            num_bytes=peak.value,
-            low_bytes=peak.low,
-            high_bytes=peak.high,
-        )
+            return
+        yield self._amount(way, spec, num_params, peak.value, peak.low, peak.high)
+
+    def _amount(
+        self, way: _Way, spec: CellSpec, num_params: int, size: int, low: int | None = None, high: int | None = None
+    ) -> dict[str, Any]:
+        """One cell's allocated peak; of a prediction, from ``low`` to ``high``."""
+        return self.conditions._asdict() | {
+            "model": spec.model_label,
+            "num_params": num_params,
+            "method": spec.method,
+            "method_details": details_in_words(spec),
+            "is_measured": low is None,
+            "peak_allocated_bytes": size,
+            "low_bytes": low,
+            "high_bytes": high,
+            "cell_id": spec.cell_id,
+            "heading": self._headings[way],
+        }
 
 
 def params_in_words(count: int) -> str:
@@ -210,13 +195,6 @@ def params_in_words(count: int) -> str:
         ((size, letter) for size, letter in ((1e9, "B"), (1e6, "M")) if count >= 0.9995 * size), (1e3, "K")
     )
     return f"{count / size:.3g}{letter}"
-
-
-def _column(way: _Way, heading: str, unit: Unit) -> Column:
-    def text(amount: Amount) -> str:
-        return f"{'' if amount.is_measured else _MARK}{unit.text(amount.num_bytes)}"
-
-    return Column(heading, f"{heading}, {unit.name}", lambda row: row.amounts.get(way), text, is_number=True)
 
 
 def _headings(specs: dict[_Way, CellSpec]) -> dict[_Way, str]:
@@ -259,20 +237,3 @@ def _way(spec: CellSpec) -> _Way:
 
 def _models(records: Sequence[RunRecord]) -> set[str]:
     return {record.spec.model_label for record in records}
-
-
-_DATA_COLUMNS = [
-    Column("model", None, lambda amount: amount.model),
-    Column("num_params", None, lambda amount: amount.num_params),
-    Column("method", None, lambda amount: amount.spec.method),
-    Column("method_details", None, lambda amount: details_in_words(amount.spec)),
-    *(
-        Column(name, None, lambda amount, name=name: getattr(amount.conditions, name))
-        for name in ("batch_size", "seq_len", "grad_accum", "gradient_checkpointing")
-    ),
-    Column("is_measured", None, lambda amount: amount.is_measured),
-    Column("peak_allocated_bytes", None, lambda amount: amount.num_bytes),
-    Column("low_bytes", None, lambda amount: amount.low_bytes),
-    Column("high_bytes", None, lambda amount: amount.high_bytes),
-    Column("cell_id", None, lambda amount: amount.spec.cell_id),
-]

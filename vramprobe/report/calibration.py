@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from vramprobe.literature.calibrate import Calibration, Constant, Quantity, Score
-from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.spec import Method
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Beyond this mean error a formula is near in no recipe.
 NEAR_SHARE = 0.10
@@ -26,15 +29,23 @@ _MORE = (
     "vramprobe calibrate --json has each formula's source, the recipe it stands for, what it leaves out, more groups."
 )
 
-_Groups = Mapping[str, Score]  # of one formula: group → score
-
 
 def calibration_document(calibration: Calibration, origin: Sequence[str] = (), command: str = "") -> Document:
     """formulas: a table of scores for each quantity, then one for each constant; the CSV has every score."""
-    scored = {score.quantity for score in calibration.scores}
-    tables = [_scores(calibration, quantity, title) for quantity, title in _QUANTITIES.items() if quantity in scored]
-    names = dict.fromkeys(constant.name for constant in calibration.constants)
-    tables += [_constants([one for one in calibration.constants if one.name == name]) for name in names]
+    import pandas as pd
+
+    names = list(Score.model_fields)
+    scores = pd.DataFrame([score.model_dump() for score in calibration.scores], columns=names)
+    by_quantity = dict(list(scores.groupby("quantity")))
+    tables = []
+    for quantity, title in _QUANTITIES.items():
+        if quantity in by_quantity:
+            found = by_quantity[quantity]
+            said_nothing = [one.name for one in calibration.formulas if one.name not in set(scores.formula)]
+            formulas = [*found.formula.unique(), *(said_nothing if quantity == "peak" else [])]
+            tables.append(_scores(found, formulas, title))
+    constants = dict.fromkeys(constant.name for constant in calibration.constants)
+    tables += [_constants([one for one in calibration.constants if one.name == name]) for name in constants]
     about = (
         f"Published formulas and ours on the same {calibration.num_rows} measured cells. A formula is scored where it "
         "says something of the cell; ours stands beside it on those alone."
@@ -44,7 +55,7 @@ def calibration_document(calibration: Calibration, origin: Sequence[str] = (), c
         title="Formulas that everybody quotes, scored",
         about=[about],
         tables=tables,
-        data=Table(title="Scores", columns=_SCORE_COLUMNS, rows=calibration.scores),
+        data=Table(title="Scores", columns=[Column(name) for name in names], rows=rows_of(scores)),
         origin=origin,
         command=command,
         remarks=[*(f"Left out: {count}, {reason}." for reason, count in calibration.left_out.items()), _MORE],
@@ -52,47 +63,53 @@ def calibration_document(calibration: Calibration, origin: Sequence[str] = (), c
     return document.of(calibration.instrument)
 
 
-def _scores(calibration: Calibration, quantity: Quantity, title: str) -> Table:
+def _scores(found: pd.DataFrame, formulas: Sequence[str], title: str) -> Table:
     """One row per formula, ours first: errors by method, ours on the same rows, and the recipe where it is nearest.
 
     A formula that says nothing of any cell has a row of dashes among the peaks, so that none is missing.
     """
-    found: dict[str, dict[str, Score]] = defaultdict(dict)
-    for score in calibration.scores:
-        if score.quantity == quantity:
-            found[score.formula][score.group] = score
-    methods = [name for name in get_args(Method) if any(f"method {name}" in groups for groups in found.values())]
-    if quantity == "peak":
-        spoken = {score.formula for score in calibration.scores}
-        found |= {one.name: {} for one in calibration.formulas if one.name not in spoken}
+    errors = found.mean_signed.map(percent) + ", " + found.worst_signed.map(percent)
+    by_group = found.assign(errors=errors).pivot(index="formula", columns="group", values="errors")
+    by_method = by_group.rename(columns=lambda group: group.removeprefix("method ")).filter(get_args(Method))
+    everything = found[found.group == "all"].set_index("formula")
+    rows = by_method.assign(
+        cells=everything.num_rows, ours=everything.ours_mean_absolute, nearest=_nearest(found)
+    ).reindex(formulas)
+    rows["cells"] = rows.cells.fillna(0).astype(int)
     columns = [
-        Column("formula", "formula", lambda row: row[0]),
-        Column("cells", "cells", lambda row: row[1]["all"].num_rows if row[1] else 0, is_number=True),
-        *(
-            Column(method, method, lambda row, name=f"method {method}": row[1].get(name), _errors, is_number=True)
-            for method in methods
-        ),
-        Column("ours", "ours on these", _ours, lambda share: percent(share, signed=False), is_number=True),
-        Column("nearest", "nearest in", lambda row: _nearest(row[1])),
+        Column("formula", "formula"),
+        Column("cells", "cells", is_number=True),
+        *(Column(method, method, is_number=True) for method in by_method),
+        Column("ours", "ours on these", text=lambda share: percent(share, signed=False), is_number=True),
+        Column("nearest", "nearest in"),
     ]
-    return Table(title=title, columns=columns, rows=list(found.items()), note=_ERRORS)
+    return Table(title=title, columns=columns, rows=rows_of(rows.rename_axis("formula").reset_index()), note=_ERRORS)
+
+
+def _nearest(found: pd.DataFrame) -> pd.Series:
+    """Of each formula the recipe with the smallest mean error, where that is small."""
+    recipes = found[found.group.str.startswith("recipe ")].sort_values("mean_absolute", kind="stable")
+    near = recipes[recipes.mean_absolute <= NEAR_SHARE].drop_duplicates("formula").set_index("formula")
+    errors = near.mean_absolute.map(lambda share: percent(share, signed=False)).astype(str)
+    return near.group.str.removeprefix("recipe ") + " (" + errors + ")"
 
 
 def _constants(found: list[Constant]) -> Table:
-    says: dict[str, tuple[float, float]] = {}
-    for constant in found:
-        for formula, (low, high) in constant.says.items():
-            lowest, highest = says.get(formula, (low, high))
-            says[formula] = min(low, lowest), max(high, highest)
+    import pandas as pd
+
+    frame = pd.DataFrame([one.model_dump() for one in found])
+    ends = [(formula, low, high) for one in found for formula, (low, high) in one.says.items()]
+    by_formula = pd.DataFrame(ends, columns=["formula", "low", "high"]).groupby("formula", sort=False)
+    says = {one.Index: (one.low, one.high) for one in by_formula.agg({"low": "min", "high": "max"}).itertuples()}
     columns = [
-        Column("group", "in", lambda one: one.group),
-        Column("num_rows", "rows", lambda one: one.num_rows, is_number=True),
-        Column("measured", "measured", lambda one: one.measured, "{:.4f}".format, is_number=True),
-        Column("standard_error", "standard error", lambda one: one.standard_error, "± {:.4f}".format, is_number=True),
-        Column("problem", "remark", lambda one: one.problem),
+        Column("group", "in"),
+        Column("num_rows", "rows", is_number=True),
+        Column("measured", "measured", text="{:.4f}".format, is_number=True),
+        Column("standard_error", "standard error", text="± {:.4f}".format, is_number=True),
+        Column("problem", "remark"),
     ]
     title = f"Measured {found[0].name.replace('_', ' ')}: {found[0].unit}"
-    return Table(title=title, columns=columns, rows=found, note=f"Formulas say {said(says) or 'nothing'}.")
+    return Table(title=title, columns=columns, rows=rows_of(frame), note=f"Formulas say {said(says) or 'nothing'}.")
 
 
 def percent(share: float, *, signed: bool = True) -> str:
@@ -112,27 +129,3 @@ def said(says: Mapping[str, tuple[float, float]]) -> str:
         f"{f'{low:g}' if low == high else f'{low:g} to {high:g}'}: {', '.join(names)}"
         for (low, high), names in sorted(by_value.items())
     )
-
-
-def _ours(row: tuple[str, _Groups]) -> float | None:
-    return row[1]["all"].ours_mean_absolute if row[1] else None
-
-
-def _errors(score: Score) -> str:
-    return f"{percent(score.mean_signed)}, {percent(score.worst_signed)}"
-
-
-def _nearest(found: _Groups) -> str | None:
-    """The recipe with the smallest mean error, where that is small."""
-    recipes = [score for group, score in found.items() if group.startswith("recipe ")]
-    best = min(recipes, key=lambda score: score.mean_absolute, default=None)
-    if best is None or best.mean_absolute > NEAR_SHARE:
-        return None
-    return f"{best.group.removeprefix('recipe ')} ({percent(best.mean_absolute, signed=False)})"
-
-
-def _of(name: str) -> Any:
-    return lambda score: getattr(score, name)
-
-
-_SCORE_COLUMNS = [Column(name, None, _of(name)) for name in Score.model_fields]

@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vramprobe.catalog import Claim
 from vramprobe.literature.claims import VERDICTS, Judgement
 from vramprobe.literature.claims.judge import TOLERANCE, Case, amount, text_of
-from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.report.formats import files_of, markdown
+from vramprobe.units import published
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ABOUT = (
     "Each figure that guides print, with a verdict that is worked out anew whenever this page is made.",
@@ -39,27 +43,19 @@ _MEANINGS = {
 
 def claims_document(judgements: Sequence[Judgement], command: str = "") -> Document:
     """claims: how many got each verdict, then a table per source."""
-    counts = Counter(one.verdict for one in judgements)
-    verdicts = Table(
-        title="Verdicts",
-        columns=[
-            Column("verdict", "verdict", lambda verdict: verdict),
-            Column("num_claims", "claims", lambda verdict: counts[verdict], is_number=True),
-            Column("means", "means: the claim holds", lambda verdict: _MEANINGS[verdict], is_prose=True),
-        ],
-        rows=VERDICTS,
-    )
-    tables = [verdicts]
-    for source in dict.fromkeys(one.claim.source for one in judgements):
-        rows = [one for one in judgements if one.claim.source == source]
-        tables.append(Table(title=source, columns=COLUMNS, rows=rows))
+    frame = _frame(judgements)
+    verdicts = frame.verdict.value_counts().reindex(VERDICTS, fill_value=0).rename("num_claims").reset_index()
+    verdicts["means"] = verdicts.verdict.map(_MEANINGS)
+    tables = [Table(title="Verdicts", columns=_VERDICT_COLUMNS, rows=rows_of(verdicts))]
+    for source, found in frame.groupby("source", sort=False):
+        tables.append(Table(title=str(source), columns=COLUMNS, rows=rows_of(found)))
     emulated = any(one.figure is not None and one.figure.engine.startswith("emulated") for one in judgements)
     return Document(
         name="claims",
         title="Published claims, checked",
         tables=tables,
-        about=[*_ABOUT, *([EMULATED_FIGURES] if emulated else []), f"{in_words(judgements)}."],
-        data=Table(title="Claims", columns=COLUMNS, rows=judgements),
+        about=[*_ABOUT, *([EMULATED_FIGURES] if emulated else []), f"{in_words(frame.verdict)}."],
+        data=Table(title="Claims", columns=COLUMNS, rows=rows_of(frame)),
         command=command,
     )
 
@@ -77,27 +73,28 @@ def text_files(judgements: Sequence[Judgement], command: str) -> dict[str, bytes
 def for_terminal(judgements: Sequence[Judgement]) -> Table:
     """One table of all: what is said, the verdict, our figure and the sentence why."""
     names = ("id", "statement", "claimed", "verdict_in_words", "ours_in_words", "reason")
-    return Table(title="Claims", columns=[_COLUMN[name] for name in names], rows=judgements)
+    columns = [column for column in COLUMNS if column.name in names]
+    return Table(title="Claims", columns=columns, rows=rows_of(_frame(judgements)))
 
 
 def as_json(judgements: Sequence[Judgement]) -> str:
     """One object per claim; a number beyond all bounds is null."""
     objects = [
-        {column.name: value for column in COLUMNS if (value := column.published(one)) is not None}
+        {name: published(value) for name, value in row.items() if value is not None}
         | {
             "depends_on": list(one.depends_on),
             "sources": [{"command": s.command, "reads": s.reads, "value": s.value} for s in one.sources],
         }
-        for one in judgements
+        for one, row in zip(judgements, rows_of(_frame(judgements)), strict=True)
     ]
     return json.dumps(objects, indent=1, ensure_ascii=False)
 
 
-def in_words(judgements: Sequence[Judgement]) -> str:
+def in_words(verdicts: Iterable[str]) -> str:
     """How many claims got each verdict."""
-    counts = Counter(one.verdict for one in judgements)
+    counts = Counter(verdicts)
     kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    return f"{len(judgements)} claim{'s' if len(judgements) != 1 else ''}: {kinds or 'none'}"
+    return f"{counts.total()} claim{'s' if counts.total() != 1 else ''}: {kinds or 'none'}"
 
 
 def says(claim: Claim) -> str:
@@ -173,54 +170,46 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _of_claim(name: str) -> Any:
-    return lambda one: getattr(one.claim, name)
+def _frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
+    """A row per claim."""
+    import pandas as pd
+
+    return pd.DataFrame([_row(one) for one in judgements], columns=[column.name for column in COLUMNS])
 
 
-def _of_figure(name: str, *, number: bool = False) -> Any:
-    def value(one: Judgement) -> Any:
-        found = None if one.figure is None else getattr(one.figure, name)
-        return _finite(found) if number else found
+def _row(one: Judgement) -> dict[str, Any]:
+    claim, figure = one.claim, one.figure
+    row = {name: getattr(claim, name) for name in ("id", "source", "topic", "statement", "quantity")}
+    row |= {name: getattr(one, name) for name in ("verdict", "holds_under", "reason", "note")}
+    row |= {
+        "claimed": says(claim),
+        "depends_on": ", ".join(one.depends_on) or None,
+        "verdict_in_words": _verdict(one),
+        "agreement": _agreement(one),
+        "ours_in_words": _ours(one),
+        "conditions": ", ".join(one.conditions.values()) or None,
+        "commands": " && ".join(source.command for source in one.sources) or None,
+    }
+    if figure is not None:
+        row |= {"figure": _finite(figure.value), "figure_low": _finite(figure.low), "figure_high": _finite(figure.high)}
+        row |= {name: getattr(figure, name) for name in ("unit", "engine", "arithmetic")}
+    for end in ("least", "most"):
+        if case := getattr(one, end):
+            row |= {end: _finite(case.figure.value), f"{end}_conditions": _words(case)}
+    return row
 
-    return value
 
-
-def _end(which: str, *, words: bool = False) -> Any:
-    def value(one: Judgement) -> Any:
-        case = getattr(one, which)
-        if case is None:
-            return None
-        return _words(case) if words else _finite(case.figure.value)
-
-    return value
-
-
-COLUMNS = [
-    Column("id", "id", _of_claim("id")),
-    Column("source", None, _of_claim("source")),
-    Column("topic", None, _of_claim("topic")),
-    Column("statement", "claim", _of_claim("statement"), is_prose=True),
-    Column("quantity", None, _of_claim("quantity")),
-    Column("claimed", "says", lambda one: says(one.claim)),
-    Column("verdict", None, lambda one: one.verdict),
-    Column("depends_on", None, lambda one: ", ".join(one.depends_on) or None),
-    Column("verdict_in_words", "verdict", _verdict),
-    Column("agreement", "usual conditions", _agreement),
-    Column("ours_in_words", "ours", _ours),
-    Column("figure", None, _of_figure("value", number=True)),
-    Column("figure_low", None, _of_figure("low", number=True)),
-    Column("figure_high", None, _of_figure("high", number=True)),
-    Column("unit", None, _of_figure("unit")),
-    Column("conditions", None, lambda one: ", ".join(one.conditions.values()) or None),
-    Column("least", None, _end("least")),
-    Column("least_conditions", None, _end("least", words=True)),
-    Column("most", None, _end("most")),
-    Column("most_conditions", None, _end("most", words=True)),
-    Column("engine", "from", _of_figure("engine")),
-    Column("holds_under", None, lambda one: one.holds_under),
-    Column("reason", "why", lambda one: one.reason, is_prose=True),
-    Column("note", None, lambda one: one.note),
-    Column("arithmetic", None, _of_figure("arithmetic")),
-    Column("commands", None, lambda one: " && ".join(source.command for source in one.sources) or None),
+_VERDICT_COLUMNS = [
+    Column("verdict", "verdict"),
+    Column("num_claims", "claims", is_number=True),
+    Column("means", "means: the claim holds", is_prose=True),
 ]
-_COLUMN = {column.name: column for column in COLUMNS}
+#: Name → heading; without one, of the CSV and the JSON alone.
+_HEADINGS = {
+    "id": "id", "source": None, "topic": None, "statement": "claim", "quantity": None, "claimed": "says",
+    "verdict": None, "depends_on": None, "verdict_in_words": "verdict", "agreement": "usual conditions",
+    "ours_in_words": "ours", "figure": None, "figure_low": None, "figure_high": None, "unit": None, "conditions": None,
+    "least": None, "least_conditions": None, "most": None, "most_conditions": None, "engine": "from",
+    "holds_under": None, "reason": "why", "note": None, "arithmetic": None, "commands": None,
+}  # fmt: skip
+COLUMNS = [Column(name, heading, is_prose=name in ("statement", "reason")) for name, heading in _HEADINGS.items()]

@@ -5,15 +5,18 @@ In: an Evaluation. Out: a Document, or file name → content. Never evaluates an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from vramprobe.predict.evaluate import CardScore, Evaluation, Score
 from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.columns import provenance
-from vramprobe.report.definition import Column, Document, Table
+from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.report.formats import files_of
 from vramprobe.report.plots import PICTURES, predicted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SMALLEST_PERCENT = 0.0001  # the CSV has it
 
@@ -31,10 +34,13 @@ def evaluation_page(found: Evaluation, command: str) -> dict[str, bytes]:
 
 def evaluation_document(found: Evaluation, command: str = "") -> Document:
     """Errors by group first, every record last."""
-    wrong = [card for card in found.cards if _is_wrong(card)]
-    records = Table(title="Records", columns=_SCORE_COLUMNS, rows=found.scores)
-    tables = [Table(title="Errors by group", columns=SUMMARY_COLUMNS, rows=found.summaries)]
-    tables += [Table(title="Verdicts by GPU", columns=CARD_COLUMNS, rows=wrong)] if wrong else []
+    import pandas as pd
+
+    wrong = pd.DataFrame([vars(card) for card in found.cards if _is_wrong(card)])
+    records = Table(title="Records", columns=_SCORE_COLUMNS, rows=rows_of(_scores(found.scores)))
+    summaries = pd.DataFrame([vars(one) for one in found.summaries])
+    tables = [Table(title="Errors by group", columns=_SUMMARY_COLUMNS, rows=rows_of(summaries))]
+    tables += [Table(title="Verdicts by GPU", columns=_CARD_COLUMNS, rows=rows_of(wrong))] if len(wrong) else []
     about = (
         f"{len(found.folds)} fold{'s' if len(found.folds) > 1 else ''}: {'; '.join(found.folds)}. Error is predicted "
         "less measured, of the measured; coverage is the share of measured values inside their interval."
@@ -76,25 +82,35 @@ def as_json(found: Evaluation) -> dict[str, Any]:
         "folds": list(found.folds),
         "summaries": [vars(one) for one in found.summaries],
         "gpus": [vars(one) for one in found.cards],
-        "records": [
-            {
-                "fingerprint": score.record.fingerprint,
-                "cell_id": score.record.cell_id,
-                "fold": score.fold,
-                "tier": score.tier,
-                "measured_bytes": score.measured_bytes,
-                "predicted_bytes": score.predicted.value,
-                "low_bytes": score.predicted.low,
-                "high_bytes": score.predicted.high,
-                "error": score.error,
-                "is_extrapolated": score.is_extrapolated,
-            }
-            for score in found.scores
-        ],
+        "records": rows_of(_scores(found.scores).drop(columns=["measured_phase", "predicted_phase"])),
         "num_lower_bounds": found.num_lower_bounds,
         "num_below_bound": found.num_below_bound,
         "left_out": found.left_out,
     }
+
+
+def _scores(scores: Sequence[Score]) -> pd.DataFrame:
+    """A row per held-out record and tier."""
+    import pandas as pd
+
+    rows = [
+        {
+            "fingerprint": score.record.fingerprint,
+            "cell_id": score.record.cell_id,
+            "fold": score.fold,
+            "tier": score.tier,
+            "measured_phase": score.record.peak.phase,
+            "predicted_phase": score.predicted_phase,
+            "measured_bytes": score.measured_bytes,
+            "predicted_bytes": score.predicted.value,
+            "low_bytes": score.predicted.low,
+            "high_bytes": score.predicted.high,
+            "error": score.error,
+            "is_extrapolated": score.is_extrapolated,
+        }
+        for score in scores
+    ]
+    return pd.DataFrame(rows, columns=[column.name for column in _SCORE_COLUMNS])
 
 
 def _is_wrong(card: CardScore) -> bool:
@@ -119,47 +135,38 @@ def percent(share: float, *, signed: bool = True) -> str:
     return f"≤ {_SMALLEST_PERCENT}" if abs(value) < _SMALLEST_PERCENT else f"{value:{'+' if signed else ''}.4f}"
 
 
-def _of(name: str) -> Callable[[Any], Any]:
-    return lambda row: getattr(row, name)
-
-
 def _unsigned(share: float) -> str:
     return percent(share, signed=False)
 
 
-SUMMARY_COLUMNS = [
-    Column("group", "records", _of("group")),
-    Column("tier", "tier", _of("tier")),
-    Column("num_records", "n", _of("num_records"), str, is_number=True),
-    Column("mean_absolute", "mean error, %", _of("mean_absolute"), _unsigned, is_number=True),
-    Column("worst_absolute", "worst, %", _of("worst_absolute"), _unsigned, is_number=True),
-    Column("mean_signed", "mean signed, %", _of("mean_signed"), percent, is_number=True),
-    Column("worst_under_prediction", "worst under, %", _of("worst_under_prediction"), percent, is_number=True),
-    Column("coverage", "coverage, %", _of("coverage"), lambda value: f"{100 * value:.0f}", is_number=True),
+_SUMMARY_COLUMNS = [
+    Column("group", "records"),
+    Column("tier", "tier"),
+    Column("num_records", "n", is_number=True),
+    Column("mean_absolute", "mean error, %", text=_unsigned, is_number=True),
+    Column("worst_absolute", "worst, %", text=_unsigned, is_number=True),
+    Column("mean_signed", "mean signed, %", text=percent, is_number=True),
+    Column("worst_under_prediction", "worst under, %", text=percent, is_number=True),
+    Column("coverage", "coverage, %", text=lambda value: f"{100 * value:.0f}", is_number=True),
 ]
-CARD_COLUMNS = [
-    Column("gpu", "GPU", _of("gpu")),
-    *[
-        Column(name, heading, _of(name), str, is_number=True)
-        for name, heading in (
-            ("num_right", "right"),
-            ("num_tight", "tight"),
-            ("num_false_fits", "false fits"),
-            ("num_false_refusals", "false refusals"),
-        )
-    ],
+_CARD_COLUMNS = [
+    Column("gpu", "GPU"),
+    Column("num_right", "right", is_number=True),
+    Column("num_tight", "tight", is_number=True),
+    Column("num_false_fits", "false fits", is_number=True),
+    Column("num_false_refusals", "false refusals", is_number=True),
 ]
 _SCORE_COLUMNS = [
-    Column("fingerprint", None, lambda score: score.record.fingerprint),
-    Column("cell_id", "cell", lambda score: score.record.cell_id),
-    Column("fold", None, _of("fold")),
-    Column("tier", "tier", _of("tier")),
-    Column("measured_phase", "peak phase", lambda score: score.record.peak.phase),
-    Column("predicted_phase", None, _of("predicted_phase")),
-    Column("measured_bytes", "measured, B", _of("measured_bytes"), "{:,}".format, is_number=True),
-    Column("predicted_bytes", "predicted, B", lambda score: score.predicted.value, "{:,}".format, is_number=True),
-    Column("low_bytes", None, lambda score: score.predicted.low),
-    Column("high_bytes", None, lambda score: score.predicted.high),
-    Column("error", "error, %", _of("error"), percent, is_number=True),
-    Column("is_extrapolated", None, _of("is_extrapolated")),
+    Column("fingerprint"),
+    Column("cell_id", "cell"),
+    Column("fold"),
+    Column("tier", "tier"),
+    Column("measured_phase", "peak phase"),
+    Column("predicted_phase"),
+    Column("measured_bytes", "measured, B", text="{:,}".format, is_number=True),
+    Column("predicted_bytes", "predicted, B", text="{:,}".format, is_number=True),
+    Column("low_bytes"),
+    Column("high_bytes"),
+    Column("error", "error, %", text=percent, is_number=True),
+    Column("is_extrapolated"),
 ]

@@ -6,17 +6,14 @@ In: what the report's other files show, and a claims.csv. Out: a Content. Never 
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import StoreError
-from vramprobe.literature.claims import VERDICTS
 from vramprobe.report import claims
-from vramprobe.report.definition import Column, Document, Table, worded
+from vramprobe.report.definition import Document, Table, worded
 from vramprobe.report.page import Content, Plot
 from vramprobe.report.page.tables import Chapter
 from vramprobe.report.plots import PICTURES
@@ -84,23 +81,15 @@ def read_claims(path: Path) -> list[ClaimRow]:
 
 def claims_chapter(rows: Sequence[ClaimRow]) -> Chapter:
     """A row per claim."""
-    counts = Counter(row["verdict"] for row in rows)
-    kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     title = "Published claims, checked"
     about = (
         "What guides print, each with a verdict worked out from this project's own figures. Nothing here was measured "
-        f"unless the column from says cuda. {len(rows)} claims: {kinds}."
+        f"unless the column from says cuda. {claims.in_words(row['verdict'] for row in rows)}."
     )
     if any(row["engine"].startswith("emulated") for row in rows):
         about += f" {claims.EMULATED_FIGURES}"
-    columns = [_read(column) for column in claims.COLUMNS if column.name != "source"]
-    columns += [  # last: the same long texts in many rows
-        replace(_read(column), heading="source", is_prose=True) for column in claims.COLUMNS if column.name == "source"
+    sources = [  # last: the same long texts in many rows
+        replace(column, heading="source", is_prose=True) for column in claims.COLUMNS if column.name == "source"
     ]
+    columns = [*(column for column in claims.COLUMNS if column.name != "source"), *sources]
     return Chapter(title=title, about=about, tables=[Table(title=title, columns=columns, rows=rows)])
-
-
-def _read(column: Column) -> Column:
-    """The same column of a row that was read from the CSV, where all values are texts."""
-    value: Any = itemgetter(column.name)
-    return replace(column, value=value, text=str)

@@ -92,10 +92,22 @@ def format_seconds(seconds: float) -> str:
 
 def short_seconds(seconds: float) -> str:
     """Three digits with the unit that suits: ``1.23 s``, ``45.6 ms``, ``789 µs``."""
-    value, unit = (
-        (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms") if seconds >= 1e-3 else (seconds * 1e6, "µs")
-    )
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+    unit, size = _unit_of_seconds(seconds)
+    return f"{_three_digits(seconds / size)} {unit}"
+
+
+def spread_of_seconds(seconds: float, low: float, high: float) -> str:
+    """The same with an interval in its unit: ``420 ms (307 to 576)``."""
+    unit, size = _unit_of_seconds(seconds)
+    return f"{_three_digits(seconds / size)} {unit} ({_three_digits(low / size)} to {_three_digits(high / size)})"
+
+
+def _unit_of_seconds(seconds: float) -> tuple[str, float]:
+    return ("s", 1) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def parse_duration(text: str) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from vramprobe.cli.display_cards import print_cards
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_step_time import print_step_time
 from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from vramprobe.records.engine import EngineMemory
     from vramprobe.records.profile import (
         BlocksAlike,
-        CardVerdict,
         PhaseHighest,
         PlaceBytes,
         ProfileOutcome,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     )
 
 _NUM_PLACES = 10
-_VERDICT_STYLES = {"fits": "green", "does not fit": "red", "unknown": "yellow"}
 
 
 def print_profile(record: ProfileRecord) -> None:
@@ -53,7 +52,7 @@ def print_profile(record: ProfileRecord) -> None:
         print_values(console, record.emulation)
     if record.step_time is not None:
         print_step_time(console, record.step_time)
-    _print_cards(console, record.cards)
+    print_cards(console, record.cards)
     for warning in record.warnings:
         console.print(f"[yellow]note[/]: {escape(_line(warning))}")
 
@@ -277,19 +276,6 @@ def _print_blocks(console: Console, one: BlocksAlike) -> None:
 
 def _blocks_said(one: PlaceBytes) -> str:
     return f"{one.place}, {one.num_blocks} {'block' if one.num_blocks == 1 else 'blocks'}"
-
-
-def _print_cards(console: Console, cards: Sequence[CardVerdict]) -> None:
-    if not cards:
-        return
-    console.print("\non other GPUs, by replaying these allocations:" if len(cards) > 1 else "")
-    width = max(len(card.gpu) for card in cards)
-    for card in cards:
-        room = f", {format_bytes(card.headroom_bytes)} free" if card.headroom_bytes is not None else ""
-        style = _VERDICT_STYLES[card.verdict]
-        head = f"  {card.gpu:<{width}}  [{style}]{card.verdict}[/]"
-        indent = width + 4
-        _print_folded(console, head, f": {card.why}{room}", indent + len(card.verdict), indent)
 
 
 def _print_changes(console: Console, changes: Sequence[Change]) -> None:

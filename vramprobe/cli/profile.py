@@ -84,7 +84,7 @@ def profile(
     only_rank: Annotated[int | None, typer.Option(help="Emulated only: run this one rank of --world-size.")] = None,
     world_size: Annotated[int | None, typer.Option(help="Number of ranks, with --only-rank.")] = None,
     gpus: Annotated[
-        str | None, typer.Option(help="Would it fit on these GPUs? all, or names separated by commas.")
+        str | None, typer.Option(help="Memory, time and cost on these GPUs: all, or names separated by commas.")
     ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Draw live memory by cause: FILE.html.")] = None,
     max_allocated: Annotated[

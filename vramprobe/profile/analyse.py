@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from vramprobe.catalog import gpu_seen
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks
+from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
 from vramprobe.profile.engines import vllm
 from vramprobe.profile.from_outside import CardSeen
@@ -26,6 +27,7 @@ from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
 from vramprobe.profile.step_time import step_time
+from vramprobe.recommend.prices import chosen, shipped_offers
 from vramprobe.records.engine import EngineMemory
 from vramprobe.records.profile import (
     ProfileEnvironment,
@@ -56,7 +58,9 @@ def analyse(folder: Path, *, gpus: Sequence[str] | str | None = None) -> Profile
     record = _record(run)
     if gpus is None:
         return record
-    return record.model_copy(update={"cards": cards.verdicts(run, record, gpus)})
+    found = cards.verdicts(run, record, gpus)
+    timed = with_times(run, found, chosen(shipped_offers()), date.today())
+    return record.model_copy(update={"cards": timed})
 
 
 def _record(run: RawRun) -> ProfileRecord:

@@ -23,7 +23,7 @@ _NUM_UNCLAIMED = 10
 
 def step_time(run: RawRun, warn: Callable[[str], None]) -> StepTime | None:
     """The predicted time of the counted step on the run's own card; of several ranks the slowest's."""
-    counted = [raw for raw in run.ranks if raw.count is not None]
+    counted = counted_ranks(run)
     gpu = gpu_seen(counted[0].process.device_name or "") if counted else None
     if gpu is None:
         return None
@@ -33,6 +33,11 @@ def step_time(run: RawRun, warn: Callable[[str], None]) -> StepTime | None:
     except SpecError as error:
         warn(f"no step time: {error}")
         return None
+
+
+def counted_ranks(run: RawRun) -> list[RawRank]:
+    """Those whose step was counted."""
+    return [raw for raw in run.ranks if raw.count is not None]
 
 
 def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:

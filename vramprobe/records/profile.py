@@ -16,7 +16,7 @@ from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.engine import EngineMemory
 from vramprobe.records.record import Amount, Composition, Emulation, Moved
-from vramprobe.records.step_time import StepTime
+from vramprobe.records.step_time import CardTime, StepTime
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
@@ -181,7 +181,7 @@ class ProfileEnvironment(_Frozen):
 
 
 class CardVerdict(_Frozen):
-    """Whether the run fits on a card of the catalog, by its own sequence of allocations."""
+    """Whether the run fits on a card of the catalog, by its own sequence of allocations; how fast, and for how much."""
 
     gpu: str  # short name
     verdict: Literal["fits", "does not fit", "unknown"]
@@ -189,6 +189,8 @@ class CardVerdict(_Frozen):
     usable_bytes: int | None = None  # what torch reports of the card, less the context
     reserved_bytes: int | None = None  # peak there
     headroom_bytes: int | None = None  # usable less reserved
+    time: CardTime | None = None  # predicted; null where no step was counted
+    why_no_time: str | None = None
 
 
 class Replaced(_Frozen):

@@ -1,7 +1,7 @@
 """StepTime: how long one optimizer step of a profiled command takes on a card, and where the time goes: predicted.
 
-In: what speed/counted.py finds. Out: frozen fields of a ProfileRecord. Seconds are of one optimizer step with all its
-micro-steps, on one GPU; nothing here was measured.
+In: what speed/counted.py finds, and a price. Out: frozen fields of a ProfileRecord. Seconds are of one
+optimizer step with all its micro-steps, on one GPU; nothing here was measured.
 """
 
 from __future__ import annotations
@@ -53,3 +53,26 @@ class StepTime(_Frozen):
     num_launches: int  # products by cuBLAS among them
     unclaimed_share: float  # of the launches that the driver counted
     unclaimed: list[UnclaimedLaunches] = []
+
+
+class CardTime(_Frozen):
+    """What the same step takes on another card, and what it costs there by one offer: predicted.
+
+    ``tokens_per_second`` is of one GPU; dollars are of the whole machines that ``provider`` rents
+    out with the run's number of ranks, null where none is known.
+    """
+
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    condition: str  # of the speed model's interval
+    tokens_per_second: float | None = None
+    num_gpus: int
+    usd_per_1000_steps: float | None = None
+    low_usd_per_1000_steps: float | None = None
+    high_usd_per_1000_steps: float | None = None
+    usd_per_hour: float | None = None  # of the machines
+    rented_gpus: int | None = None  # of the machines, which are rented whole: at least num_gpus
+    provider: str | None = None
+    price_date: str | None = None
+    price_is_old: bool | None = None  # when the profile was made

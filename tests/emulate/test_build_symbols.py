@@ -34,6 +34,17 @@ def test_a_file_for_another_cuda_wants_nothing(installation, tmp_path):
     assert "libcudart.so.12" not in wanted(installation)
 
 
+def test_a_copy_of_a_library_that_a_wheel_brings_under_a_name_of_its_own_is_replaced(installation, tmp_path):
+    site = installation.site_packages[0]
+    for bundled, name in (("vision.libs", "libcudart.faf08d9a.so.13"), ("codec.libs", "libcudart-c64a25f3.so.12.3.101")):
+        compile_library(site / bundled / name, fake_installation.CUDART, soname=name)
+        code = "int cudaDeviceSynchronize(void);\nint wait_for_it(void) { return cudaDeviceSynchronize(); }"
+        compile_library(site / bundled.split(".")[0] / "_C.so", code, str(site / bundled / name))
+    needs = wanted(installation)
+    assert needs["libcudart.faf08d9a.so.13"].versions == {"cudaDeviceSynchronize": None}
+    assert "libcudart-c64a25f3.so.12.3.101" not in needs  # of another CUDA
+
+
 def test_an_extension_without_a_needed_entry_is_placed_by_its_names(installation):
     site = installation.site_packages[0]
     code = "int torch_wait(void); int cudaFree(void *); int f(void) { return torch_wait() + cudaFree(0); }"
@@ -85,4 +96,6 @@ def test_a_function_belongs_to_the_library_of_its_longest_prefix():
         assert library_of_symbol(name) == library
     assert library_of_symbol("malloc") is None
     assert library_of_symbol("curl_easy_init") is None
-    assert library_of("libcudart.so.13") == "libcudart"
+    for name in ("libcudart.so.13", "libcudart.faf08d9a.so.13", "libcudart-c64a25f3.so.12.3.101"):
+        assert library_of(name) == "libcudart"
+    assert library_of("libnvidia-ml.so.1") == "libnvidia-ml"

@@ -43,7 +43,8 @@ PREFIXES = (
 LIBRARIES = tuple(dict.fromkeys(library for _, library in PREFIXES))
 CUDA_VERSIONED = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcupti", "libnvJitLink")
 ALWAYS = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}  # opened by name, never linked with
-_CACHE_FORMAT = 1
+_BUNDLED = re.compile(r"[.-][0-9a-f]{8}$")
+_CACHE_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,8 @@ class Wanted:
 
 
 def library_of(soname: str) -> str:
-    """``libcudart.so.13`` → ``libcudart``."""
-    return soname.split(".so")[0]
+    """``libcudart.so.13`` → ``libcudart``; so is ``libcudart.faf08d9a.so.13``, as auditwheel names a bundled copy."""
+    return _BUNDLED.sub("", soname.split(".so")[0])
 
 
 def library_of_symbol(name: str) -> str | None:
@@ -179,8 +180,8 @@ def _version_needs(elf) -> dict[int, tuple[str, str]]:
 
 def _of_this_cuda(sonames: tuple[str, ...], major: int) -> bool:
     """Whether a file that wants these is built for this CUDA; libraries with numbers of their own say nothing."""
-    ours = {f"{library}.so.{major}" for library in CUDA_VERSIONED}
-    return all(soname in ours for soname in sonames if library_of(soname) in CUDA_VERSIONED)
+    versioned = (soname for soname in sonames if library_of(soname) in CUDA_VERSIONED)
+    return all(re.search(rf"\.so\.{major}(\.|$)", soname) for soname in versioned)
 
 
 def _place(unplaced: list[tuple[str, bool, str]], by_soname: dict[str, Wanted]) -> None:

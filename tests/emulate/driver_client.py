@@ -42,7 +42,14 @@ class Driver:
 
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
-        for name in ("device_used_bytes", "device_peak_bytes", "process_used_bytes", "uncomputed_reads", "launches"):
+        for name in (
+            "device_used_bytes",
+            "device_peak_bytes",
+            "process_used_bytes",
+            "uncomputed_reads",
+            "launches",
+            "take_device_peak_bytes",
+        ):
             getattr(self.library, f"emu_control_{name}").restype = c_uint64
         for name in ("cudaGetErrorName", "cudaGetErrorString", "nvmlErrorString"):
             getattr(self.library, f"emu_{name}").restype = c_char_p

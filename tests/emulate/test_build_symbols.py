@@ -36,7 +36,10 @@ def test_a_file_for_another_cuda_wants_nothing(installation, tmp_path):
 
 def test_a_copy_of_a_library_that_a_wheel_brings_under_a_name_of_its_own_is_replaced(installation, tmp_path):
     site = installation.site_packages[0]
-    for bundled, name in (("vision.libs", "libcudart.faf08d9a.so.13"), ("codec.libs", "libcudart-c64a25f3.so.12.3.101")):
+    for bundled, name in (
+        ("vision.libs", "libcudart.faf08d9a.so.13"),
+        ("codec.libs", "libcudart-c64a25f3.so.12.3.101"),
+    ):
         compile_library(site / bundled / name, fake_installation.CUDART, soname=name)
         code = "int cudaDeviceSynchronize(void);\nint wait_for_it(void) { return cudaDeviceSynchronize(); }"
         compile_library(site / bundled.split(".")[0] / "_C.so", code, str(site / bundled / name))

@@ -330,3 +330,19 @@ def test_reset_gives_everything_back(make_machine, in_process) -> None:
         return driver.call("control_process_used_bytes", 0)
 
     assert in_process(run, make_machine()) == 0
+
+
+def test_the_peak_of_a_stretch_begins_anew_with_each_look(make_machine, in_process) -> None:
+    def run(driver: Driver) -> list[int]:
+        def peak() -> int:
+            return driver.call("control_take_device_peak_bytes", 0)
+
+        driver.free(0)  # the context
+        base = driver.used()
+        block = driver.malloc(64 << 20)
+        driver.free(block)
+        found = [peak() - base, peak() - base]
+        block = driver.malloc(32 << 20)
+        return [*found, peak() - base, peak() - base]
+
+    assert in_process(run, make_machine()) == [64 << 20, 0, 32 << 20, 32 << 20]

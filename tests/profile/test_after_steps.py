@@ -66,6 +66,21 @@ def test_what_happens_in_a_scope_is_one_phase_of_no_step(phases: tuple[Phases, C
     assert [one[1] for one in said] == ["load", "forward", "backward", "other", "evaluation", "other"]
 
 
+def test_a_rollout_is_of_the_step_that_it_begins(phases: tuple[Phases, Cards, Lines]) -> None:
+    watched, cards, said = phases
+    for _ in range(2):
+        with watched.scope("generation", is_of_step=True):
+            cards.peak = 7
+            watched.mark("evaluation")  # of its model
+        for name in ("forward", "backward", "optimizer_step"):
+            watched.mark(name)
+        watched.stepped()
+        watched.mark("other")
+    watched.close()
+    assert [one[1:3] for one in said if one[1] == "generation"] == [("generation", None), ("generation", 2)]
+    assert [one[2] for one in said if one[0] == "step"] == [1, 2]
+
+
 def test_after_the_steps_none_is_counted(phases: tuple[Phases, Cards, Lines]) -> None:
     watched, _, said = phases
     for _ in range(2):

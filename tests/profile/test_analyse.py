@@ -23,6 +23,8 @@ AT_PEAK = {
     "saved_activations_bytes": SAVED,
     "temporaries_bytes": 4 * TEMPORARY,
     "other_bytes": BATCH + WORKSPACE,
+    "engine_weights_bytes": 0,
+    "kv_cache_bytes": 0,
 }
 
 

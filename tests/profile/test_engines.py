@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,6 +20,13 @@ Available KV cache memory: 58.11 GiB
 GPU KV cache size: 476,016 tokens
 Maximum concurrency for 8,192 tokens per request: 58.11x
 Graph capturing finished in 21 secs, took 0.91 GiB"""
+V1_OF_2026 = """Model loading took 0.93 GiB memory and 6.869864 seconds
+Available KV cache memory: 21.78 GiB
+GPU KV cache size: 1,903,200 tokens, Maximum concurrency for 2,048 tokens per request: 929.30x
+CUDA graph pool memory: 0.21 GiB (actual), 0.25 GiB (estimated), difference: 0.04 GiB (19.0%).
+Free memory on device (78.68/79.19 GiB) on startup. Desired GPU memory utilization is (0.3, 23.76 GiB). Actual usage \
+is 1.65 GiB for consumed memory (weights + non-torch), 0.33 GiB for peak activation, and 0.0 GiB for CUDAGraph memory. \
+Replace gpu_memory_utilization config with `--kv-cache-memory=23229268276` (21.63 GiB) to fit into requested memory"""
 V0 = """Loading model weights took 2.8884 GB
 the current vLLM instance can use total_gpu_memory (14.56GiB) x gpu_memory_utilization (0.50) = 7.28GiB
 model weights take 2.89GiB; non_torch_memory takes 0.01GiB; PyTorch activation peak memory takes 2.02GiB; the rest of \
@@ -37,6 +45,9 @@ non_torch_memory=0.15GiB kv_cache_size=6.27GiB gpu_memory_utilization=0.90
         (V1, {"weights_gib": 14.99, "non_torch_gib": 0.25, "activation_peak_gib": 1.89, "graph_gib": 0.91,
               "graph_estimated_gib": 0.84, "kv_cache_gib": 58.11, "kv_cache_tokens": 476016, "length_tokens": 8192,
               "max_concurrency": 58.11}),
+        (V1_OF_2026, {"weights_gib": 0.93, "activation_peak_gib": 0.33, "graph_gib": 0.21, "graph_estimated_gib": 0.25,
+                      "kv_cache_gib": 21.78, "kv_cache_tokens": 1903200, "length_tokens": 2048,
+                      "max_concurrency": 929.3}),
         (V0, {"weights_gib": 2.89, "non_torch_gib": 0.01, "activation_peak_gib": 2.02, "kv_cache_gib": 2.36,
               "kv_cache_blocks": 5517, "length_tokens": 32768, "max_concurrency": 2.69}),
         (EARLY_V0, {"non_torch_gib": 0.15, "kv_cache_gib": 6.27, "kv_cache_blocks": 11422}),
@@ -59,7 +70,7 @@ def test_what_an_engine_logs_is_kept_whatever_its_own_handler_drops(tmp_path: Pa
     monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
     from vramprobe.profile.hook import engine_log
 
-    monkeypatch.setitem(engine_log.LOGGERS, "logging", ("an_engine", ("an_engine.worker",)))
+    monkeypatch.setitem(engine_log.LOGGERS, "logging", ("an_engine", ("an_engine.worker",), "basicConfig"))
     engine = logging.getLogger("an_engine")
     monkeypatch.setattr(engine, "handlers", [printer := logging.StreamHandler()])
     printer.setLevel(logging.INFO)
@@ -72,3 +83,20 @@ def test_what_an_engine_logs_is_kept_whatever_its_own_handler_drops(tmp_path: Pa
     assert lines == ["torch peak memory increase: 1.89GiB", "Available KV cache memory: 2.00 GiB"]
     assert capsys.readouterr().err == "Available KV cache memory: 2.00 GiB\nStarting to load model\n"
     assert read_run(tmp_path).engine_lines == tuple(lines)
+
+
+def test_an_engine_that_sets_up_its_logging_anew_is_kept_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "vramprobe_values", values)
+    from vramprobe.profile.hook import engine_log
+
+    engine, module = logging.getLogger("an_engine"), ModuleType("an_engine.logger")
+    monkeypatch.setattr(engine, "handlers", [])
+    module.configure_logging = lambda: engine.handlers.clear()  # as dictConfig does
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(engine_log, "LOGGERS", {module.__name__: ("an_engine", (), "configure_logging")})
+    engine.setLevel(logging.INFO)
+    engine_log.listen(str(tmp_path))
+    module.configure_logging()
+    module.configure_logging()
+    engine.info("Available KV cache memory: 2.00 GiB")
+    assert len((tmp_path / engine_log.FILE).read_text().splitlines()) == 1

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from vramprobe.cli.display_cards import print_cards
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
+from vramprobe.cli.display_rollout import print_rollout
 from vramprobe.cli.display_step_time import print_step_time
 from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 _NUM_PLACES = 10
+_RARE = ("batch", "engine_weights", "kv_cache")
 
 
 def print_profile(record: ProfileRecord) -> None:
@@ -204,6 +206,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
         console.print("\npeak by phase:")
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
     _print_run_phases(console, rank.run_phases)
+    print_rollout(console, rank.rollout)
     if rank.traffic:
         print_traffic(console, _name(rank), rank.traffic)
     if rank.largest:
@@ -259,9 +262,9 @@ def _repeats(rank: RankProfile) -> str:
 
 
 def _known(parts: dict[str, int]) -> dict[str, int]:
-    """Causes without their unit; a profile knows no batch, so that it is shown only where there is one."""
+    """Causes without their unit; those that few commands have (a batch, an engine) only where there is one."""
     named = {name.removesuffix("_bytes"): size for name, size in parts.items()}
-    return {name: size for name, size in named.items() if size or name != "batch"}
+    return {name: size for name, size in named.items() if size or name not in _RARE}
 
 
 def _print_blocks(console: Console, one: BlocksAlike) -> None:

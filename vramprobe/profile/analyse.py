@@ -17,7 +17,7 @@ import numpy as np
 
 from vramprobe.catalog import gpu_seen
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
-from vramprobe.profile import cards, ranks
+from vramprobe.profile import cards, ranks, rollout
 from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
 from vramprobe.profile.engines import vllm
@@ -30,6 +30,7 @@ from vramprobe.profile.step_time import step_time
 from vramprobe.recommend.prices import chosen, shipped_offers
 from vramprobe.records.engine import EngineMemory
 from vramprobe.records.profile import (
+    Live,
     ProfileEnvironment,
     ProfileError,
     ProfileInterrupted,
@@ -40,7 +41,7 @@ from vramprobe.records.profile import (
     ProfileRecord,
     Replaced,
 )
-from vramprobe.records.record import MAX_READS, Composition, Emulation, ValueRead, Verification, new_attempt_id
+from vramprobe.records.record import MAX_READS, Emulation, ValueRead, Verification, new_attempt_id
 from vramprobe.units import format_bytes
 
 _MAX_TAIL = 40  # last lines of stderr
@@ -71,7 +72,13 @@ def _record(run: RawRun) -> ProfileRecord:
     for raw in run.ranks:
         remarks = ranks.Remarks(name_of(raw))
         seen = ranks.see(raw, launcher.get("folder"))
-        found.append(ranks.rank_profile(raw, seen, remarks, seen_cards))
+        profile = ranks.rank_profile(raw, seen, remarks, seen_cards)
+        found.append(profile.model_copy(update={"rollout": rollout.stages(raw, seen)}))
+        if unmapped := rollout.unmapped_bytes(raw):
+            remarks.add(
+                f"torch counts what vLLM's sleep mode unmaps, up to {format_bytes(unmapped)}, as allocated and "
+                "reserved; the device tier has what the GPU holds"
+            )
         seen_by_rank.append(seen)
         if raw.end is None and run.launcher is not None:
             remarks.add("it was killed, or ended without a word; what it did until then is shown")
@@ -268,7 +275,7 @@ def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> 
     )
 
 
-def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Composition | None:
+def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Live | None:
     """What was alive at the last OOM of the history, by cause; None where it has none.
 
     Its phase did not end: of a forward, what it made and still held counts as saved.

@@ -1,7 +1,7 @@
 """Whose each block is: weights, gradients, optimizer state by what was held; the rest by when it was made and freed.
 
 In: Lives, the spans of the phases and what the hook saw held. Out: a cause for each block, as seen from one phase, and
-a Composition that adds up to the byte. The causes are those of a cell's record (measure/trace.py).
+a Live that adds up to the byte. The causes are those of a cell's record (measure/trace.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ import numpy as np
 
 from vramprobe.profile.lifetimes import Lives, Span
 from vramprobe.profile.raw import RawHeld
-from vramprobe.records.record import Composition
-from vramprobe.simulate.history import CAUSES
+from vramprobe.records.profile import Live
+from vramprobe.simulate import history
 
-_HELD = ("weights", "gradients", "optimizer_state")
+#: Those of a cell, and an inference engine's.
+CAUSES = (*history.CAUSES, "engine_weights", "kv_cache")
+_HELD = (
+    "engine_weights",
+    "kv_cache",
+    "weights",
+    "gradients",
+    "optimizer_state",
+)  # the engine's model runs forwards too
 _NONE = -1
 
 
@@ -31,7 +39,7 @@ class Owners:
 
 
 def owners_of(lives: Lives, spans: Sequence[Span], held: Sequence[RawHeld]) -> Owners:
-    """A block is a holding's if one of the holding's storages lies in it while both are alive; weights come first."""
+    """A block is a holding's if one of the holding's storages lies in it while both are alive; the first of _HELD."""
     causes = np.full(len(lives.addresses), _NONE, dtype=np.int8)
     names: dict[int, str] = {}
     steps = set()
@@ -95,7 +103,7 @@ def causes_seen_from(lives: Lives, spans: Sequence[Span], owners: Owners, span: 
     return np.where(owners.causes == _NONE, causes, owners.causes)
 
 
-def composition(lives: Lives, causes: np.ndarray, alive: np.ndarray) -> Composition:
+def composition(lives: Lives, causes: np.ndarray, alive: np.ndarray) -> Live:
     """The bytes of these blocks by cause."""
     parts = {f"{cause}_bytes": int(lives.sizes[alive & (causes == at)].sum()) for at, cause in enumerate(CAUSES)}
-    return Composition(total_bytes=sum(parts.values()), **parts)
+    return Live(total_bytes=sum(parts.values()), **parts)

@@ -17,10 +17,9 @@ from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
 from vramprobe.profile.places import Place, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
-from vramprobe.records.profile import BlocksAlike, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile, StepPeaks
-from vramprobe.records.record import Composition, Moved
+from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile, StepPeaks
+from vramprobe.records.record import Moved
 from vramprobe.records.traffic import added_up, moved_since
-from vramprobe.simulate.history import CAUSES
 from vramprobe.units import MIB, format_bytes
 
 _NUM_LARGEST = 10
@@ -40,7 +39,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is alive once ``num_events`` have happened, each block with its cause (a position in CAUSES)."""
+    """What is alive once ``num_events`` have happened, each block with its cause (a position in causes.CAUSES)."""
 
     span: Span
     num_events: int
@@ -177,7 +176,7 @@ def _highest_by(named: Sequence[tuple[str, RawPhase]]) -> list[PhaseHighest]:
                 num_phases=len(own),
                 allocated_bytes=max(one.allocated_peak_bytes for one in own),
                 reserved_bytes=_highest(one.reserved_peak_bytes for one in own),
-                device_bytes=_highest(one.device_used_bytes for one in own),
+                device_bytes=_highest(size for one in own for size in (one.device_used_bytes, one.device_peak_bytes)),
             )
         )
     return found
@@ -194,7 +193,7 @@ def peak_of(phases: Sequence[RawPhase]) -> ProfilePeak | None:
         allocated_bytes=top.allocated_peak_bytes,
         requested_bytes=top.requested_peak_bytes,
         reserved_bytes=_highest(one.reserved_peak_bytes for one in phases),
-        device_bytes=_highest(one.device_used_bytes for one in phases),
+        device_bytes=_highest(size for one in phases for size in (one.device_used_bytes, one.device_peak_bytes)),
     )
 
 
@@ -258,9 +257,7 @@ def moment_after(seen: Seen, span: Span, num_events: int) -> Moment:
     )
 
 
-def _hold_against_counters(
-    seen: Seen, moment: Moment, at_peak: Composition, peak: ProfilePeak, remarks: Remarks
-) -> None:
+def _hold_against_counters(seen: Seen, moment: Moment, at_peak: Live, peak: ProfilePeak, remarks: Remarks) -> None:
     phase = moment.span.phase
     if phase.allocated_peak_bytes != peak.allocated_bytes:
         remarks.add(
@@ -284,7 +281,7 @@ def _by_place(seen: Seen, moment: Moment) -> tuple[list[BlocksAlike], list[Place
         name = names.get(block)
         kind = (
             int(lives.sizes[block]),
-            CAUSES[moment.causes[block]],
+            causes_of.CAUSES[moment.causes[block]],
             seen.places.of(int(lives.stacks[block])),
             pattern(name) if name else None,
         )

@@ -60,7 +60,8 @@ class RawPhase:
     reserved_peak_bytes: int | None = None
     requested_end_bytes: int | None = None
     requested_peak_bytes: int | None = None
-    device_used_bytes: int | None = None
+    device_used_bytes: int | None = None  # at its end, by all processes, as the driver says
+    device_peak_bytes: int | None = None  # within it; an emulated driver counts this, a real one does not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,14 @@ class RawMoved:
     phase: str
     step: int | None = None
     counts: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawAsleep:
+    """Which memory is unmapped from ``time_ns`` on, although torch counts it as allocated: (address, bytes) each."""
+
+    time_ns: int
+    ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +143,7 @@ class RawRank:
     process: RawProcess
     phases: tuple[RawPhase, ...] = ()
     moved: tuple[RawMoved, ...] = ()
+    asleep: tuple[RawAsleep, ...] = ()
     num_steps: int = 0
     ooms: tuple[RawOom, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -230,7 +240,7 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{where} is no line of a profiled process: {line[:60]!r}") from None
     if kind == "process":
-        lists = {"phases": [], "moved": [], "ooms": [], "warnings": []}
+        lists = {"phases": [], "moved": [], "asleep": [], "ooms": [], "warnings": []}
         found.append({"process": _made(RawProcess, content, where), **lists})
         return
     if not found:
@@ -241,6 +251,8 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["phases"].append(_made(RawPhase, content, where))
         case "moved":
             into["moved"].append(_moved(content, where))
+        case "asleep":
+            into["asleep"].append(_made(RawAsleep, content, where))
         case "step":
             into["num_steps"] = max(into.get("num_steps", 0), int(content.get("step") or 0))
         case "oom":
@@ -263,7 +275,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         highest = max(phases, key=lambda one: one.allocated_peak_bytes).device
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
-    lists = {name: tuple(found[name]) for name in ("moved", "ooms", "warnings")}
+    lists = {name: tuple(found[name]) for name in ("moved", "asleep", "ooms", "warnings")}
     names = ("num_steps", "values", "verification", "evaluation", "count", "end")
     others = {name: found[name] for name in names if name in found}
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)

@@ -11,14 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from vramprobe.errors import VramprobeError
+from vramprobe.profile.causes import CAUSES
 from vramprobe.profile.ranks import Moment, Seen, moment_of_peak, see
 from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.report import timeline_file
 from vramprobe.report.timeline import Subject, Timeline, timeline_over
+from vramprobe.simulate.history import CAUSES as CELL_CAUSES
 from vramprobe.simulate.history import History
 from vramprobe.simulate.instrument import PhaseMark
 from vramprobe.units import word_for
+
+#: The position of each cause of a profile in those of a cell, which know no engine.
+_OF_A_CELL = np.array(
+    [CELL_CAUSES.index({"engine_weights": "weights", "kv_cache": "other"}.get(cause, cause)) for cause in CAUSES]
+)
 
 
 def write(folder: Path, record: ProfileRecord, path: str | Path) -> None:
@@ -49,7 +56,7 @@ def _timeline(record: ProfileRecord, raw: RawRank, seen: Seen, moment: Moment) -
         size_bytes=seen.lives.events,
         blocks=seen.lives.blocks,
         marks=tuple(marks),
-        causes=moment.causes[seen.lives.blocks].astype(np.int8),
+        causes=_OF_A_CELL[moment.causes[seen.lives.blocks]].astype(np.int8),
     )
     versions = {"vramprobe": environment.versions.get("vramprobe"), "torch": environment.torch}
     made_by = [f"{name} {version}" for name, version in versions.items() if version]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vramprobe.options import OPTIONS, Option
+from vramprobe.records.profile import Live
 from vramprobe.records.record import Composition
 from vramprobe.spec import CellSpec
 
@@ -67,12 +68,13 @@ _LEDGER = {
     "saved_activations_bytes": _integer("allocated at the end of forward minus at its start"),
     "unaccounted_bytes": _integer("idle allocated memory that none of the parts above explains"),
 }
-_AT_PEAK = {
+_AT_PEAK_OF_A_COMMAND = {
     f"at_peak_{name}": _integer(
         f"live at the peak: {name.removesuffix('_bytes').replace('_', ' ')} (requested bytes on cuda); NA if untraced"
     )
-    for name in Composition.model_fields
+    for name in Live.model_fields
 }
+_AT_PEAK = {name: _AT_PEAK_OF_A_COMMAND[name] for name in (f"at_peak_{part}" for part in Composition.model_fields)}
 
 RECORDS = {
     "cell_id": _CELL_ID,
@@ -121,7 +123,7 @@ _OF_RUN = {
 RANKS = _OF_RUN | {
     **_PEAK,
     **_LEDGER,
-    **_AT_PEAK,
+    **_AT_PEAK_OF_A_COMMAND,
     "num_steps": _integer("steps seen in a profiled command; NA of a cell"),
     "fragmentation_bytes": _integer("reserved minus allocated in the phase with the reserved peak; NA of a cell"),
     "context_bytes": _CONTEXT_BYTES,

@@ -26,6 +26,22 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
+class Live(Composition):
+    """What is alive at one moment of any command; its parts add up to ``total_bytes`` exactly."""
+
+    engine_weights_bytes: Amount = 0  # those of an inference engine within the process
+    kv_cache_bytes: Amount = 0
+
+
+class RolloutStage(_Frozen):
+    """One stage of a step of reinforcement learning beside an engine: its fullest moment."""
+
+    name: str  # weight_sync, generation, forward, backward, …
+    device_bytes: int | None = None  # used by all processes, as the emulated driver counts
+    live: Live  # what is mapped then
+    asleep_bytes: Amount = 0  # allocated in torch's eyes, and unmapped
+
+
 class PhaseHighest(_Frozen):
     """All phases of one name: the highest of each tier, which need not be of one moment."""
 
@@ -33,7 +49,7 @@ class PhaseHighest(_Frozen):
     num_phases: Amount
     allocated_bytes: Amount
     reserved_bytes: Amount | None = None
-    device_bytes: int | None = None  # used on the device at a phase's end, by all processes, as the driver says
+    device_bytes: int | None = None  # used on the device by all processes: at a phase's end; emulated, within it
 
 
 class ProfilePeak(_Frozen):
@@ -44,7 +60,7 @@ class ProfilePeak(_Frozen):
     allocated_bytes: Amount
     requested_bytes: Amount | None = None  # the highest in that phase: without what the allocator rounds up
     reserved_bytes: Amount | None = None
-    device_bytes: int | None = None  # at phases' ends, and NVML's highest over the run on a real GPU
+    device_bytes: int | None = None  # over the run: NVML's highest on a real GPU, the driver's on an emulated one
 
 
 class BlocksAlike(_Frozen):
@@ -98,11 +114,12 @@ class RankProfile(_Frozen):
     num_steps: Amount
     repeats: bool | None = None  # the last two whole steps from the second on, to the byte; null with fewer
     step_peaks: StepPeaks | None = None  # null with fewer than two whole steps after the first
-    at_peak: Composition | None = None
+    at_peak: Live | None = None
     at_peak_of: str | None = None  # the moment: "backward of step 2"
     largest: list[BlocksAlike] = []
     by_module: list[PlaceBytes] = []
     by_line: list[PlaceBytes] = []
+    rollout: list[RolloutStage] = []  # of the last whole step; empty without an engine in the process
     fragmentation_bytes: int | None = None  # reserved − allocated peak, of the phase with the highest reserved
     num_alloc_retries: int | None = None
     num_ooms: int | None = None
@@ -129,7 +146,7 @@ class ProfileOom(_Frozen):
     line: str | None = None  # that asked for it
     function: str | None = None
     module: str | None = None
-    alive: Composition | None = None  # then; null without a history
+    alive: Live | None = None  # then; null without a history
     exit_status: int | None = None
     last_lines: list[str] = []
 

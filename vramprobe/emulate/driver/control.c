@@ -33,6 +33,9 @@ API uint64_t emu_control_device_used_bytes(int device) {
 API uint64_t emu_control_device_peak_bytes(int device) {
   return known(device) ? shared_peak_bytes(devices[device].index) : 0;
 }
+API uint64_t emu_control_take_device_peak_bytes(int device) {
+  return known(device) ? shared_take_peak_bytes(devices[device].index) : 0;
+}
 API uint64_t emu_control_process_used_bytes(int device) {
   return known(device) ? shared_process_used_bytes(devices[device].index) : 0;
 }

@@ -161,6 +161,7 @@ bool shared_charge(int index, uint64_t bytes); /* false: the card has no room, e
 void shared_release(int index, uint64_t bytes);
 uint64_t shared_used_bytes(int index); /* by everybody alive */
 uint64_t shared_peak_bytes(int index);
+uint64_t shared_take_peak_bytes(int index); /* the card's highest use since the last call, at this process's charges */
 uint64_t shared_process_used_bytes(int index);
 uint64_t shared_process_peak_bytes(int index);
 int shared_usages(int index, struct shared_usage *usages, int max); /* processes that hold memory; how many there are */

@@ -45,6 +45,7 @@ static const char MAGIC[8] = {'V', 'P', 'E', 'M', 'U', 'G', 'P', 'U'};
 
 static struct state *state;
 static struct process_state *self;
+static uint64_t highest_bytes[MAX_DEVICES]; /* of the card, at this process's charges since shared_take_peak_bytes */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t start_ticks(uint32_t pid) { /* 0: there is no such process, or it has ended and waits for its parent */
@@ -169,6 +170,7 @@ bool shared_charge(int index, uint64_t bytes) {
     uint64_t mine = self->used_bytes[index] += bytes, all = state->card[index].used_bytes += bytes;
     if (mine > self->peak_bytes[index]) self->peak_bytes[index] = mine;
     if (all > state->card[index].peak_bytes) state->card[index].peak_bytes = all;
+    if (all > highest_bytes[index]) highest_bytes[index] = all;
   }
   unlock();
   return ok;
@@ -197,6 +199,11 @@ uint64_t shared_peak_bytes(int index) {
   return __atomic_load_n(&state->card[index].peak_bytes, __ATOMIC_RELAXED);
 }
 
+uint64_t shared_take_peak_bytes(int index) {
+  uint64_t now = shared_used_bytes(index), highest = __atomic_exchange_n(&highest_bytes[index], now, __ATOMIC_RELAXED);
+  return highest > now ? highest : now;
+}
+
 uint64_t shared_process_used_bytes(int index) { return self ? self->used_bytes[index] : 0; }
 uint64_t shared_process_peak_bytes(int index) { return self ? self->peak_bytes[index] : 0; }
 
@@ -217,5 +224,6 @@ int shared_usages(int index, struct shared_usage *usages, int max) {
 
 void shared_after_fork(void) { /* the child holds nothing: what its parent holds stays the parent's */
   self = NULL;
+  memset(highest_bytes, 0, sizeof highest_bytes);
   pthread_mutex_init(&opening, NULL);
 }

@@ -68,6 +68,7 @@ class Driver:
         self.clear_counts = function("clear_counts", None)
         self.uncomputed_reads = function("uncomputed_reads", ctypes.c_uint64)
         self.launches = function("launches", ctypes.c_uint64)
+        self.take_device_peak_bytes = function("take_device_peak_bytes", ctypes.c_uint64, ctypes.c_int)
         self.trains = function("trains", None)
         self._moved = function("moved", ctypes.c_int, ctypes.POINTER(_Moved), ctypes.c_int)
         self._on_read = function("on_uncomputed_read", None, ctypes.c_void_p)

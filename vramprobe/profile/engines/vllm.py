@@ -33,6 +33,8 @@ PATTERNS = (
                                       r"increase memory: <non_torch_gib>GiB; weights memory: <weights_gib>GiB")),
     ("V1, from 0.9 on", _line(r"Available KV cache memory: <kv_cache_gib> GiB")),
     ("V1", _line(r"GPU KV cache size: <kv_cache_tokens> tokens")),
+    ("0.32", _line(r"<activation_peak_gib> GiB for peak activation, and")),
+    ("0.32, DEBUG", _line(r"CUDA graph pool memory: <graph_gib> GiB \(actual\), <graph_estimated_gib> GiB")),
     ("0.6.2 on", _line(r"Maximum concurrency for <length_tokens> tokens per request: <max_concurrency>x")),
     ("0.4 on", _line(r"Graph capturing finished in \d+ secs?, took <graph_gib> Gi?B")),
     ("0.18 on", _line(r"Estimated CUDA graph memory: <graph_estimated_gib> GiB total")),

@@ -4,6 +4,7 @@ In: the run's folder. Out: lines of its file ``engine``, of every process, those
 at DEBUG are kept where its own handler would drop them.
 """
 
+import functools
 import json
 import logging
 import os
@@ -14,19 +15,36 @@ from vramprobe_values.imports import when_imported
 from .journal import complain
 
 FILE = "engine"
-#: The module that sets up an engine's logging: its logger, and the loggers whose DEBUG lines tell of memory.
-LOGGERS = {"vllm.logger": ("vllm", ("vllm.v1.worker.gpu_worker",))}
+#: The module that sets up an engine's logging: its logger, the loggers whose DEBUG lines tell of memory, and the
+#: function that sets it up anew (vLLM 0.32, once its options are known).
+LOGGERS = {"vllm.logger": ("vllm", ("vllm.v1.worker.gpu_worker",), "configure_logging")}
 _OF_MEMORY = re.compile(r"\d ?Gi?[Bb]\b|blocks: |tokens per request|cache size")
 
 
 def listen(folder):
     """Keep what each engine logs of its memory as soon as its logging is set up."""
-    for module, (name, talkative) in LOGGERS.items():
-        when_imported(module, lambda _, name=name, talkative=talkative: _listen(folder, name, talkative))
+    for module, (name, talkative, sets_up) in LOGGERS.items():
+        when_imported(
+            module, functools.partial(_listen_after, sets_up, functools.partial(_listen, folder, name, talkative))
+        )
+
+
+def _listen_after(sets_up, listen, module):
+    run = getattr(module, sets_up, None)
+    if run is not None:
+
+        def set_up(*args, **kwargs):
+            run(*args, **kwargs)
+            listen()
+
+        setattr(module, sets_up, functools.wraps(run)(set_up))
+    listen()
 
 
 def _listen(folder, name, talkative):
     engine = logging.getLogger(name)
+    if any(isinstance(one, _Kept) for one in engine.handlers):
+        return
     drops_debug = bool(engine.handlers) and all(one.level > logging.DEBUG for one in engine.handlers)
     engine.addHandler(_Kept(os.path.join(folder, FILE), name))
     for one in talkative if drops_debug else ():

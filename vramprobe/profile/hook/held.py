@@ -41,6 +41,11 @@ def optimizer_state(optimizers):
     )
 
 
+def named(cause, tensors):
+    """These (name, tensor) pairs as one cause."""
+    return _holding(cause, tensors)
+
+
 def _holding(cause, named):
     storages, names = {}, {}
     for name, tensor in named:

@@ -16,8 +16,9 @@ import torch
 class Phases:
     """The phases of one process, from its first CUDA call on. ``steps`` counts the optimizer's whole steps."""
 
-    def __init__(self, journal, counters, used_bytes, moved=None):
+    def __init__(self, journal, counters, used_bytes, moved=None, used_peak=None):
         self._journal, self._counters, self._used_bytes = journal, counters, used_bytes
+        self._used_peak = used_peak  # Driver.take_device_peak_bytes: the card's highest use since the last call
         self._count_moved, self._moved = moved, {}  # Driver.moved, and what it said last
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
@@ -32,7 +33,8 @@ class Phases:
         self.retries = {}
         self._writes, self._counts = True, True
         self.is_outside = False  # training has ended, and no forward of another one has begun
-        self._scope = None  # the phase of the run that all marks belong to now
+        self._scope = None  # the phase that all marks belong to now
+        self._scope_is_of_step = False
         self.on_mark = []  # called as a phase is to begin
         self.on_step = []  # called with the number of a step that is whole, before the next begins
 
@@ -65,8 +67,9 @@ class Phases:
                 self._micro_step += 1
 
     @contextmanager
-    def scope(self, name):
-        """All that happens within is one phase of the run, of no step; the outermost names it."""
+    def scope(self, name, *, is_of_step=False):
+        """All that happens within is one phase: of the run, or of the step that is under way or begins with it, as
+        the rollout of a reinforcement learning step does; the outermost names it."""
         if self._scope is not None or threading.get_ident() != self._thread:
             yield
             return
@@ -75,7 +78,10 @@ class Phases:
         with self._lock:
             outer = self.name
             self._close(outer)
+            if is_of_step and self._stepped:
+                self._end_step()
             self.name = self._scope = name
+            self._scope_is_of_step = is_of_step
         try:
             yield
         finally:
@@ -86,7 +92,7 @@ class Phases:
     @property
     def step(self):
         """The step under way, 1-based; None outside the steps."""
-        is_within = self.started and not self.is_outside and self._scope is None
+        is_within = self.started and not self.is_outside and (self._scope is None or self._scope_is_of_step)
         return self.steps + 1 if is_within and self.name != "load" else None
 
     def stepped(self):
@@ -140,9 +146,10 @@ class Phases:
                 start_ns=self._start_ns,
                 end_ns=now_ns,
                 device_used_bytes=self._used_bytes(device),
+                device_peak_bytes=None if self._used_peak is None else self._used_peak(device),
                 **found,
             )
-            if self._scope is not None:
+            if self._scope is not None and not self._scope_is_of_step:
                 continue
             highest, _ = self._highest.get(device, (0, 0))
             self._highest[device] = (max(highest, found["allocated_peak_bytes"]), found["allocated_end_bytes"])

@@ -1,11 +1,12 @@
-"""Phases of a run outside its steps: evaluation, save, load_best, resume, merge, and generation after training.
+"""Phases of a run outside its steps (evaluation, save, an engine's start), and those of a rollout within them.
 
-In: the modules of transformers, peft, safetensors and torch as they are imported. Out: each function's work is one
-phase of this process, whatever forwards run within; nothing where the process has no watch.
+In: the modules of transformers, peft, safetensors, torch, vLLM and TRL as they are imported. Out: each function's work
+is one phase of this process, whatever forwards run within; nothing where the process has no watch.
 """
 
 import contextlib
 import functools
+import sys
 
 from vramprobe_values.imports import when_imported
 
@@ -24,33 +25,50 @@ _NAMED = (
     ("transformers.generation.utils", "GenerationMixin", "generate", "generation"),
     ("safetensors.torch", None, "save_file", "save"),
     ("torch", None, "save", "save"),
+    ("vllm.v1.worker.gpu_worker", "Worker", "load_model", "engine_load"),
+    ("vllm.v1.worker.gpu_worker", "Worker", "determine_available_memory", "engine_profiling"),
+    ("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model", "engine_warmup"),
+)
+#: The same of a step of reinforcement learning: it belongs to the step whose rollout it makes.
+_OF_A_ROLLOUT = (
+    ("vllm.entrypoints.llm", "LLM", "generate", "generation"),
+    ("vllm.entrypoints.llm", "LLM", "chat", "generation"),
+    ("vllm.entrypoints.llm", "LLM", "sleep", "sleep"),
+    ("vllm.entrypoints.llm", "LLM", "wake_up", "wake_up"),
+    ("trl.generation.vllm_generation", "VLLMGeneration", "sync_weights", "weight_sync"),
+    ("trl.trainer.grpo_trainer", "GRPOTrainer", "_move_model_to_vllm", "weight_sync"),
+    ("trl.trainer.grpo_trainer", "GRPOTrainer", "_get_per_token_logps", "log_probs"),
+    ("trl.trainer.grpo_trainer", "GRPOTrainer", "_get_per_token_logps_and_entropies", "log_probs"),
 )
 _ONLY_WITH_AN_ARGUMENT = ("_load_optimizer_and_scheduler",)  # called with None where nothing is resumed
 
 
 def install(watches):
     """``watches``: the list of this process's own, which may be empty still."""
-    for module in dict.fromkeys(row[0] for row in _NAMED):
-        when_imported(module, functools.partial(_name, watches, [row[1:] for row in _NAMED if row[0] == module]))
+    for module in dict.fromkeys(row[0] for row in (*_NAMED, *_OF_A_ROLLOUT)):
+        when_imported(module, functools.partial(_name, watches))
 
 
-def _name(watches, rows, module):
-    for kind, function, phase in rows:
+def _name(watches, module):
+    for row in (*_NAMED, *_OF_A_ROLLOUT):
+        of, kind, function, phase = row
         owner = module if kind is None else getattr(module, kind, None)
-        run = getattr(owner, function, None)
+        run = getattr(owner, function, None) if of == module.__name__ else None
         if run is not None:
-            setattr(owner, function, _within(watches, phase, run))
+            setattr(owner, function, _within(watches, phase, run, is_of_step=row in _OF_A_ROLLOUT))
 
 
-def _within(watches, phase, run):
+def _within(watches, phase, run, is_of_step):
     @functools.wraps(run)
     def within(*args, **kwargs):
         phases = watches[-1].phases if watches else None
         if run.__name__ in _ONLY_WITH_AN_ARGUMENT and all(one is None for one in (*args[1:], *kwargs.values())):
             phases = None
-        if phase == "generation" and phases is not None and not phases.is_outside:
+        if phase == "generation" and not is_of_step and phases is not None and not phases.is_outside:
             phases = None  # of a step, as GRPO's: its forwards say so
-        with contextlib.nullcontext() if phases is None else phases.scope(phase):
+        if phase == "log_probs" and sys.modules["torch"].is_grad_enabled():
+            phases = None  # those of the loss are a forward
+        with contextlib.nullcontext() if phases is None else phases.scope(phase, is_of_step=is_of_step):
             return run(*args, **kwargs)
 
     return within

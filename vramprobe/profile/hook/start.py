@@ -44,13 +44,14 @@ def _start(folder, torch):
 
 def _name_phases(folder, asked):
     global _after_steps
-    from . import scopes
+    from . import engine, scopes
 
     if asked.get("phases") and asked.get("steps"):
         from .after_steps import AfterSteps
 
         _after_steps = AfterSteps(folder, _watches)
     scopes.install(_watches)  # around what it wraps
+    engine.install(_watches)
 
 
 def _watch(folder, asked):

@@ -35,8 +35,9 @@ class Watch:
         self._modules, self._why, self._report = {}, "exit", None
         self.counters = Counters()
         self._values = _values_watch()
-        moved = self._values.mode.driver.moved if self._values is not None else None
-        self.phases = Phases(journal, self.counters, used_bytes, moved)
+        driver = self._values.mode.driver if self._values is not None else None
+        counted = (driver.moved, driver.take_device_peak_bytes) if driver is not None else ()
+        self.phases = Phases(journal, self.counters, used_bytes, *counted)
         self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         journal.write("process", **_process(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
@@ -151,6 +152,11 @@ class Watch:
     def _optimizer_stepped(self, optimizer):
         if self._trace.is_on():
             self._trace.hold(held.optimizer_state([optimizer]))
+
+    def hold_engine(self, cause, tensors):
+        """An inference engine's (name, tensor) pairs, standing now."""
+        if self._trace.is_on():
+            self._trace.hold(held.named(cause, tensors))
 
     def _hold_what_was_loaded(self):
         """In loading no forward has shown a module: the weights are those of every module there is."""

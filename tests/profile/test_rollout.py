@@ -1,0 +1,154 @@
+"""A step of reinforcement learning beside an engine: its stages, what sleeps, and how vLLM's calls reach a profile."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from profile_factory import Script, write_launcher
+
+from vramprobe.emulate.values import imports
+from vramprobe.profile.analyse import analyse
+
+MIB = 2**20
+WEIGHTS, ENGINE, CACHE, SEGMENT, ACTIVATION = 0x1000000, 0x2000000, 0x10000000, 0x1F000000, 0x20000000
+
+
+def rollout(*, asleep: bool) -> Script:
+    """A trainer of 4 MiB beside an engine of 4 MiB and a cache of 64, which sleep while it trains."""
+    script = Script()
+    with script.phase("load"):
+        script.alloc(WEIGHTS, 4 * MIB)
+        script.alloc(ENGINE, 4 * MIB)
+        script.alloc(CACHE, 64 * MIB)
+        script.holds("engine_weights", ENGINE)
+        script.holds("kv_cache", CACHE)
+    with script.phase("forward", 1, 1):
+        script.holds("weights", WEIGHTS, ENGINE)  # vLLM's model runs forwards, too
+    with script.phase("generation", 2):
+        script.alloc(ACTIVATION, MIB)
+        script.free(ACTIVATION)
+    with script.phase("sleep", 2):
+        if asleep:
+            script.now_ns += 1_000_000
+            ranges = [[ENGINE, 4 * MIB], [CACHE - MIB, 66 * MIB]]  # a segment is larger than what lies in it
+            script.say("asleep", time_ns=script.now_ns, ranges=ranges)
+            script.now_ns += 1_000_000
+    with script.phase("forward", 2, 1):
+        script.alloc(ACTIVATION, 2 * MIB)
+    with script.phase("weight_sync", 2):
+        script.free(ACTIVATION)
+        if asleep:
+            script.now_ns += 1_000_000
+            script.say("asleep", time_ns=script.now_ns, ranges=[[CACHE - MIB, 66 * MIB]])
+            script.now_ns += 1_000_000
+    script.say("step", step=2)
+    script.say("end", why="exit", num_alloc_retries=0, num_ooms=0)
+    return script
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+def test_each_stage_has_what_is_mapped_then(tmp_path: Path, asleep: bool) -> None:
+    rollout(asleep=asleep).write(tmp_path)
+    write_launcher(tmp_path)
+    record = analyse(tmp_path)
+    stages = {one.name: one for one in record.ranks[0].rollout}
+    assert list(stages) == ["generation", "forward", "weight_sync"]
+    held = {
+        name: [one.live.weights_bytes // MIB, one.live.engine_weights_bytes // MIB, one.live.kv_cache_bytes // MIB]
+        for name, one in stages.items()
+    }
+    assert held["generation"] == [4, 4, 64]
+    assert held["forward"] == ([4, 0, 0] if asleep else [4, 4, 64])
+    # its fullest moment is once the engine's weights are back; the activation that it frees is there before
+    assert held["weight_sync"] == ([4, 4, 0] if asleep else [4, 4, 64])
+    assert stages["forward"].asleep_bytes == (68 * MIB if asleep else 0)
+    assert stages["forward"].live.saved_activations_bytes == 2 * MIB
+    assert any("sleep mode" in one for one in record.warnings) == asleep
+
+
+def test_a_process_without_an_engine_has_no_rollout(tmp_path: Path) -> None:
+    script = Script()
+    with script.phase("generation", 2):
+        script.alloc(WEIGHTS, MIB)
+    script.say("end", why="exit")
+    script.write(tmp_path)
+    write_launcher(tmp_path)
+    assert analyse(tmp_path).ranks[0].rollout == []
+
+
+class Watched:
+    """What the hook tells a watch."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[str, list[str]]] = []
+        self.asleep: list[list[tuple[int, int]]] = []
+
+    def hold_engine(self, cause: str, tensors) -> None:
+        self.held.append((cause, [tensor for _, tensor in tensors]))
+
+    def line(self, kind: str, *, time_ns: int, ranges: list[tuple[int, int]]) -> None:
+        assert (kind, time_ns > 0) == ("asleep", True)
+        self.asleep.append(ranges)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
+    """Installs the hook into modules with these classes."""
+    monkeypatch.setitem(sys.modules, "vramprobe_values.imports", imports)  # its name in a profiled process
+    from vramprobe.profile.hook import engine as hook
+
+    def installed(**modules: SimpleNamespace) -> Watched:
+        for name, made in modules.items():
+            monkeypatch.setitem(sys.modules, {"worker": "vllm.v1.worker.gpu_worker"}.get(name, name), made)
+        watch = Watched()
+        hook.install([watch])
+        return watch
+
+    return installed
+
+
+def test_an_engines_weights_and_cache_are_held_once_they_are_there(engine, monkeypatch) -> None:
+    class Worker:
+        model_runner = SimpleNamespace(
+            model=SimpleNamespace(named_parameters=lambda: [("up", "weight")]), kv_caches=["one", ["two", "three"]]
+        )
+
+        def load_model(self) -> str:
+            return "loaded"
+
+        def initialize_from_config(self, config: int) -> int:
+            return config
+
+    watch = engine(worker=SimpleNamespace(Worker=Worker))
+    assert Worker().load_model() == "loaded"
+    assert Worker().initialize_from_config(3) == 3
+    assert watch.held == [("engine_weights", ["weight"]), ("kv_cache", ["one", "two", "three"])]
+
+
+def test_what_the_allocator_unmaps_is_told_by_tag(engine, monkeypatch) -> None:
+    class CuMemAllocator:
+        def __init__(self) -> None:
+            self.pointer_to_data = {
+                address: SimpleNamespace(handle=(0, size, address, 0), tag=tag)
+                for address, size, tag in ((256, 10, "weights"), (512, 20, "kv_cache"))
+            }
+
+        def sleep(self, offload_tags=None) -> None: ...
+
+        def wake_up(self, tags=None) -> None: ...
+
+    module = ModuleType("vllm.device_allocator.cumem")
+    module.CuMemAllocator = CuMemAllocator
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    watch, allocator = engine(), CuMemAllocator()
+    allocator.sleep(offload_tags=("weights",))
+    allocator.wake_up(["weights"])
+    allocator.wake_up(tags=["kv_cache"])
+    allocator.sleep()
+    del allocator.pointer_to_data[256]  # freed while it sleeps
+    allocator.wake_up(tags=["weights"])
+    allocator.wake_up()
+    everything = [(256, 10), (512, 20)]
+    assert watch.asleep == [everything, [(512, 20)], [], everything, [(512, 20)], []]

@@ -1,0 +1,67 @@
+"""An inference engine within a process: its weights, its KV cache, and which of its memory sleeps.
+
+In: vLLM's modules as they are imported. Out: holdings of the causes ``engine_weights`` and ``kv_cache``, and a line
+``asleep`` with every unmapped range whenever vLLM's allocator has unmapped or mapped memory: torch goes on counting it
+as allocated. Nothing where the process has no watch.
+"""
+
+import functools
+import time
+
+from vramprobe_values.imports import when_imported
+
+
+def install(watches):
+    """``watches``: the list of this process's own, which may be empty still."""
+
+    def weights(worker, watch):
+        watch.hold_engine("engine_weights", worker.model_runner.model.named_parameters())
+
+    def cache(worker, watch):
+        watch.hold_engine("kv_cache", (("", tensor) for tensor in _tensors(worker.model_runner.kv_caches)))
+
+    def worker(module):
+        _after(watches, module.Worker, "load_model", weights)
+        _after(watches, module.Worker, "initialize_from_config", cache)
+
+    def allocator(module):
+        asleep = {}
+        for name in ("sleep", "discard", "wake_up"):
+            if hasattr(module.CuMemAllocator, name):
+                _after(watches, module.CuMemAllocator, name, functools.partial(_mapped, asleep, name))
+
+    when_imported("vllm.v1.worker.gpu_worker", worker)
+    when_imported("vllm.device_allocator.cumem", allocator)
+
+
+def _after(watches, owner, name, act):
+    """``act(self, watch, …)`` once the method has come back."""
+    run = getattr(owner, name)
+
+    @functools.wraps(run)
+    def then(self, *args, **kwargs):
+        result = run(self, *args, **kwargs)
+        if watches:
+            act(self, watches[-1], *(args if name in ("discard", "wake_up") else ()), **kwargs)
+        return result
+
+    setattr(owner, name, then)
+
+
+def _mapped(asleep, name, allocator, watch, tags=None, **_):
+    """The unmapped ranges after a call: ``asleep`` has their bytes by address, as sleep, discard and wake_up say."""
+    blocks = {address: (data.handle[1], data.tag) for address, data in allocator.pointer_to_data.items()}
+    for address, (size, tag) in blocks.items():
+        if name == "sleep" or (name == "discard" and tag in tags):
+            asleep[address] = size
+        elif name == "wake_up" and (tags is None or tag in tags):
+            asleep.pop(address, None)
+    for address in asleep.keys() - blocks.keys():
+        del asleep[address]
+    watch.line("asleep", time_ns=time.time_ns(), ranges=sorted(asleep.items()))
+
+
+def _tensors(caches):
+    """The tensors of ``kv_caches``: one by layer, or several (a state space model's)."""
+    for one in caches:
+        yield from one if isinstance(one, (list, tuple)) else (one,)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vramprobe.cli.display_cards import print_cards
+from vramprobe.cli.display_growth import print_growth
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_rollout import print_rollout
 from vramprobe.cli.display_step_time import print_step_time
@@ -207,6 +208,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
     _print_run_phases(console, rank.run_phases)
     print_rollout(console, rank.rollout)
+    print_growth(console, rank.growth)
     if rank.traffic:
         print_traffic(console, _name(rank), rank.traffic)
     if rank.largest:

@@ -22,6 +22,7 @@ from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
 from vramprobe.profile.engines import vllm
 from vramprobe.profile.from_outside import CardSeen
+from vramprobe.profile.growth import growth_of
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.places import Places
@@ -73,7 +74,10 @@ def _record(run: RawRun) -> ProfileRecord:
         remarks = ranks.Remarks(name_of(raw))
         seen = ranks.see(raw, launcher.get("folder"))
         profile = ranks.rank_profile(raw, seen, remarks, seen_cards)
-        found.append(profile.model_copy(update={"rollout": rollout.stages(raw, seen)}))
+        context_bytes = (launcher.get("emulator") or {}).get("context_bytes")
+        homes = ranks.homes_of(raw.process, launcher.get("folder"))
+        more = {"rollout": rollout.stages(raw, seen), "growth": growth_of(raw, seen, context_bytes, homes)}
+        found.append(profile.model_copy(update=more))
         if unmapped := rollout.unmapped_bytes(raw):
             remarks.add(
                 f"torch counts what vLLM's sleep mode unmaps, up to {format_bytes(unmapped)}, as allocated and "

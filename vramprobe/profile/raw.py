@@ -151,6 +151,7 @@ class RawRank:
     verification: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None  # of how many batches, and what the last of them added to the peak
     count: Mapping[str, Any] | None = None  # of one step (hook/count)
+    kept: tuple[Mapping[str, Any], ...] = ()  # collections with tensors of many steps (hook/kept_lists.py)
     end: RawEnd | None = None
     history: RawHistory | None = None
 
@@ -259,6 +260,8 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["ooms"].append(_made(RawOom, content, where))
         case "warning":
             into["warnings"].append(str(content.get("message")))
+        case "kept":
+            into["kept"] = tuple(content.get("lists") or ())
         case "values" | "verification" | "evaluation" | "count":
             into[kind] = content
         case "end":
@@ -276,7 +279,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
     lists = {name: tuple(found[name]) for name in ("moved", "asleep", "ooms", "warnings")}
-    names = ("num_steps", "values", "verification", "evaluation", "count", "end")
+    names = ("num_steps", "values", "verification", "evaluation", "count", "kept", "end")
     others = {name: found[name] for name in names if name in found}
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
 

@@ -96,6 +96,35 @@ class StepPeaks(_Frozen):
     highest_bytes: Amount
 
 
+class LineGrowth(_Frozen):
+    """What one line's blocks add with each step."""
+
+    place: str  # "file:line function"
+    bytes_per_step: Amount
+
+
+class KeptList(_Frozen):
+    """A collection of the program's that holds tensors of many steps."""
+
+    name: str  # losses, self.losses
+    file: str
+    function: str
+    num_tensors: Amount
+    num_with_graph: Amount  # whose graph, and what that saved, they keep alive
+    added_at: list[str] = []  # file:line
+
+
+class MemoryGrowth(_Frozen):
+    """Requested bytes that each step from ``first_step`` to ``last_step`` left alive."""
+
+    bytes_per_step: Amount
+    first_step: int
+    last_step: int
+    full_at_step: int | None = None  # at the latest, if every step adds as much; null where the card is not known
+    by_line: list[LineGrowth]  # of the allocations, the largest first
+    kept: list[KeptList] = []
+
+
 class RankProfile(_Frozen):
     """One process that used a card. ``at_peak``, ``largest``, ``by_*`` are null or empty without a history.
 
@@ -123,6 +152,7 @@ class RankProfile(_Frozen):
     fragmentation_bytes: int | None = None  # reserved − allocated peak, of the phase with the highest reserved
     num_alloc_retries: int | None = None
     num_ooms: int | None = None
+    growth: MemoryGrowth | None = None  # null where steps leave nothing behind, and without their history
     traffic: list[Moved] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 
@@ -129,6 +130,13 @@ class Phases:
     def repeats(self):
         """Whether the last two whole steps were alike to the byte: peak, and what they left."""
         return len(self._step_peaks) > 1 and self._step_peaks[-1] == self._step_peaks[-2]
+
+    def grows(self):
+        """Whether each of the last three whole steps left more allocated than the one before, on some card."""
+        ends = [{device: end for device, (_, end) in one.items()} for one in self._step_peaks[-4:]]
+        return len(ends) == 4 and any(
+            all(one.get(device, 0) < other.get(device, 0) for one, other in pairwise(ends)) for device in ends[0]
+        )
 
     def _close(self, name):
         now_ns = time.time_ns()

@@ -16,6 +16,7 @@ from vramprobe_values import one_rank
 from . import held
 from .counters import Counters
 from .journal import complain, hook_folders
+from .kept_lists import kept_lists
 from .marks import Marks
 from .phases import Phases, rank, used_bytes
 from .stop import Stop
@@ -25,6 +26,7 @@ from .verify import Verification
 _LIBRARIES = ("transformers", "peft", "trl", "accelerate", "bitsandbytes", "deepspeed", "unsloth", "axolotl",
               "llamafactory", "torchtune", "litgpt", "lightning", "torchao", "liger-kernel", "flash-attn",
               "vllm")  # fmt: skip
+_GROWTH_IS_SOUGHT_AT = (5, 9)  # steps
 
 
 class Watch:
@@ -43,6 +45,7 @@ class Watch:
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
         self.phases.on_step.append(self._trace.step_ended)
+        self.phases.on_step.append(self._look_for_growth)
         if self._values is not None and asked.get("speed"):
             from .count.step import StepCount
 
@@ -157,6 +160,10 @@ class Watch:
         """An inference engine's (name, tensor) pairs, standing now."""
         if self._trace.is_on():
             self._trace.hold(held.named(cause, tensors))
+
+    def _look_for_growth(self, step):
+        if step in _GROWTH_IS_SOUGHT_AT and self.phases.grows() and (lists := kept_lists(step - 2)):
+            self.line("kept", step=step, lists=lists)
 
     def _hold_what_was_loaded(self):
         """In loading no forward has shown a module: the weights are those of every module there is."""

@@ -62,6 +62,7 @@ def card(total_bytes: int = 1024 * MIB, **changed: object) -> types.SimpleNamesp
         "memory_bus_bits": 5120,
         "clock_khz": 1410000,
         "memory_clock_khz": 1215000,
+        "integrated": 0,
     }
     return types.SimpleNamespace(**(properties | changed))
 

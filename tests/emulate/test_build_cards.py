@@ -60,6 +60,15 @@ def test_each_has_its_source_and_what_is_estimated_says_so():
     }
 
 
+def test_a_memory_that_the_cpu_shares_is_cuda_s_alone():
+    """deviceQuery of a GB10: 122,570 MBytes, 48 SMs, 24 MB of L2; nvidia-smi prints [N/A] for its memory."""
+    card = card_properties("DGX Spark")
+    assert (card.gpu.short_name, card.name, card.compute_capability) == ("GB10", "NVIDIA GB10", (12, 1))
+    assert (card.total_bytes, card.nvml_total_bytes, card.integrated) == (122570 * MIB, 122570 * MIB, 1)
+    assert (card.sm_count, card.l2_bytes) == (48, 24 * MIB)
+    assert [other.gpu.short_name for other in list_cards() if other.integrated] == ["GB10"]
+
+
 @pytest.mark.parametrize(
     ("text", "short_name", "num_cards"),
     [

@@ -1,5 +1,7 @@
 """Which folder another interpreter is told to import this package from, and what somebody else's command is given."""
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 import vramprobe
 from vramprobe.emulate import build, enter, installation
+from vramprobe.emulate.activate import plain_environment
 from vramprobe.emulate.enter import package_home
 from vramprobe.emulate.machine import read_machine
 
@@ -40,3 +43,7 @@ def test_a_command_keeps_what_it_imports_from_behind_the_hook(built, tmp_path, m
     assert way.environment["VRAMPROBE_EMULATED_MACHINE"] == str(way.machine)
     assert way.environment["VRAMPROBE_VALUES_POLICY"] == '{"contents": "ones"}'
     assert read_machine(way.machine)[0] == 2
+    assert shutil.which("nvidia-smi", path=way.environment["PATH"]) == str(way.machine / "bin" / "nvidia-smi")
+    outside = plain_environment(way.environment)
+    assert str(way.machine) not in outside["PATH"]
+    assert outside["PATH"] == os.environ["PATH"]

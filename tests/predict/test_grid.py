@@ -38,6 +38,7 @@ SETUPS: list[dict[str, Any]] = [
 class Card:
     name: str
     total_bytes: int | None
+    shares_host_memory: bool = False
 
 
 @pytest.fixture(scope="module")

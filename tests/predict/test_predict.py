@@ -18,7 +18,7 @@ from vramprobe.model.memory_model import MemoryModel, Spread, is_same_gpu
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.trace_engine import prediction_of
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict, verdict_on_simulated
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, usable_bytes, verdict, verdict_on_simulated
 from vramprobe.records.record import Invalid, Peak
 from vramprobe.spec import resolve
 from vramprobe.units import GIB
@@ -28,6 +28,7 @@ from vramprobe.units import GIB
 class Card:
     name: str
     total_bytes: int | None
+    shares_host_memory: bool = False
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +226,11 @@ def test_a_gpus_fit_is_for_that_gpu_alone(model: MemoryModel) -> None:
     assert is_same_gpu(h100, find_gpu("H100-SXM"))
     assert not is_same_gpu(h100, find_gpu("A100-80GB"))
     assert not is_same_gpu(h100.model_copy(update={"device_name": "Some Card"}), find_gpu("H100-SXM"))
+
+
+def test_a_gpu_that_shares_the_cpu_s_memory_leaves_it_a_part() -> None:
+    spark = find_gpu("GB10")
+    assert spark.total_bytes == 122570 * 2**20
+    assert usable_bytes(spark, device_is_known=False) == spark.total_bytes - 17 * GIB  # 1 GiB is the context's
+    told = verdict_on_simulated(make_record(instrument="simulated"), spark).reason
+    assert "16.00 GiB for the CPU, which shares this memory" in told

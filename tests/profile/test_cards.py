@@ -51,6 +51,18 @@ def test_one_that_fits_has_its_headroom(tmp_path: Path) -> None:
     assert found.headroom_bytes == USABLE_3090 - 4 * GIB
 
 
+def test_where_the_cpu_shares_the_memory_its_part_is_not_for_tensors(tmp_path: Path) -> None:
+    """DGX Spark: 122,570 MiB, of which the context and 16 GiB for the CPU are set aside, even where it ran there."""
+    usable = card_properties("GB10").total_bytes - CONTEXT - 16 * GIB
+    for name in ("few", "many"):
+        (tmp_path / name).mkdir()
+    few = verdict(run(tmp_path / "few", 3 * GIB, GIB), "GB10")
+    assert (few.verdict, few.usable_bytes) == ("fits", usable)
+    on_it = {"device_name": "NVIDIA GB10", "capability": [12, 1], "device_total_bytes": 122570 * MIB}
+    many = verdict(run(tmp_path / "many", 100 * GIB, 8 * GIB, **on_it), "GB10")
+    assert (many.verdict, many.headroom_bytes) == ("does not fit", None)
+
+
 def test_more_tensors_than_memory_do_not_fit(tmp_path: Path) -> None:
     found = verdict(run(tmp_path, 30 * GIB, GIB, device_name="NVIDIA H100 80GB HBM3", capability=[9, 0]), "RTX-3090")
     assert found.verdict == "does not fit"

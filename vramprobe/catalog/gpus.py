@@ -19,7 +19,9 @@ from vramprobe.units import KIB, MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. ``total_bytes`` is what nvidia-smi reports, below the nominal (decimal) size; null where not known."""
+    """One GPU. ``total_bytes`` is what nvidia-smi reports (CUDA, where that reports nothing), below the nominal
+    (decimal) size; null where not known.
+    """
 
     name: str
     short_name: str  # as prices and claims write it, e.g. H100-SXM
@@ -36,6 +38,7 @@ class Gpu:
     nvlink_gb_s: float | None  # both directions together, as data sheets count; 0: none
     nvlink_joins: Literal["all", "pairs", ""]  # all GPUs of a machine (switch), or two by a bridge that few have
     pcie_gb_s: float  # both directions together
+    shares_host_memory: bool  # one memory for CPU and GPU, as on DGX Spark; nvidia-smi then reports none
     num_sms: int | None  # streaming multiprocessors; null: not NVIDIA's
     source: str
 
@@ -133,6 +136,7 @@ def _gpu(row: dict[str, str], names: dict[str, str], num_sms: int | None) -> Gpu
         nvlink_gb_s=number(row["nvlink_gb_s"], float),
         nvlink_joins=_joins(row["nvlink_joins"]),
         pcie_gb_s=float(row["pcie_gb_s"]),
+        shares_host_memory=row["memory_type"].startswith("LPDDR"),
         num_sms=num_sms,
         source=row["source"],
     )

@@ -34,6 +34,7 @@ def emulated_environment(build: Build, machine: Path, base: Mapping[str, str] | 
         MACHINE_VARIABLE: str(machine),
         "LD_PRELOAD": _joined(*preloaded(build), plain.get("LD_PRELOAD", "")),
         "LD_LIBRARY_PATH": _joined(str(build.folder), plain.get("LD_LIBRARY_PATH", "")),
+        "PATH": _joined(str(programs_folder(machine)), plain.get("PATH", os.defpath)),
         "TRITON_LIBCUDA_PATH": str(build.folder),
         "PYTHONFAULTHANDLER": "1",  # an unknown function aborts: say which Python line called it
     }
@@ -47,8 +48,11 @@ def plain_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """``base`` without an emulated GPU; unchanged where there is none."""
     base = os.environ if base is None else base
     environment = dict(base)
-    if environment.pop(MACHINE_VARIABLE, None) is None:
+    machine = environment.pop(MACHINE_VARIABLE, None)
+    if machine is None:
         return environment
+    programs = str(programs_folder(Path(machine)))
+    environment["PATH"] = _joined(*(part for part in environment.get("PATH", "").split(":") if part != programs))
     folder = environment.pop("TRITON_LIBCUDA_PATH", "")
     environment.pop("PYTHONFAULTHANDLER", None)
     if environment.get("CC") == str(Path(folder, "cc")):
@@ -60,6 +64,11 @@ def plain_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         if not kept:
             del environment[name]
     return environment
+
+
+def programs_folder(machine: Path) -> Path:
+    """Where programs of the emulated machine are, as ``nvidia-smi``: first on PATH."""
+    return machine / "bin"
 
 
 def preloaded(build: Build) -> list[str]:

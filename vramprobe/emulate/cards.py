@@ -48,6 +48,7 @@ _SM_LIMITS = {
         ((10, 0), 228, 227, 2048, 32),
         ((10, 3), 228, 227, 2048, 32),
         ((12, 0), 100, 99, 1536, 24),
+        ((12, 1), 100, 99, 1536, 24),
     )
 }
 
@@ -72,6 +73,7 @@ class CardProperties:
     memory_bus_bits: int
     clock_khz: int
     memory_clock_khz: int  # such that two transfers a clock over the bus give the card's bandwidth
+    integrated: int  # 1: memory is the machine's, and NVML reports none
     source: str
 
 
@@ -139,5 +141,6 @@ def _properties(gpu: Gpu) -> CardProperties:
         memory_bus_bits=bus_bits,
         clock_khz=int(row["clock_mhz"]) * 1000,
         memory_clock_khz=round(gpu.bandwidth_gb_s * 8e6 / (2 * bus_bits)),
+        integrated=int(gpu.shares_host_memory),
         source=f"total: {row['total_source']}; {row['source']}",
     )

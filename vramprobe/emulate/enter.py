@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -105,6 +106,7 @@ def _new_machine(
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")
     machine = write_machine(folder, [card] * count, Policy(late_completion=int(is_busy)))
+    _write_programs(machine, installation.python)
     return (
         installation.python,
         machine,
@@ -115,6 +117,18 @@ def _new_machine(
             VALUES_VARIABLE: json.dumps(dict(policy or {})),
         },
     )
+
+
+def _write_programs(machine: Path, python: Path) -> None:
+    """``nvidia-smi`` (nvidia_smi.py, under ``python``), in the folder that processes of the machine find first."""
+    from vramprobe.emulate.activate import programs_folder
+
+    folder = programs_folder(machine)
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    words = shlex.join([str(python), "-I", "-S", str(Path(__file__).with_name("nvidia_smi.py"))])
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
 
 
 def package_home(machine: Path, package: Path = Path(__file__).parents[1]) -> Path:

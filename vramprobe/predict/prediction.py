@@ -95,6 +95,9 @@ class HasMemory(Protocol):
     @property
     def total_bytes(self) -> int | None: ...
 
+    @property
+    def shares_host_memory(self) -> bool: ...
+
 
 class HasKernels(DecidesMemory, HasMemory, Protocol):
     """A GPU, as far as attention's kernels depend on it, its name and its size."""

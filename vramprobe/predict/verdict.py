@@ -20,6 +20,9 @@ CONTEXT_ALLOWANCE_BYTES = 1 * GIB
 #: NCCL's buffers on each rank of several. Published runs on 2 and 4 A100s leave 1.6 to 2.5 GiB between nvidia-smi and
 #: what torch reserves, the context within (benchmarks/truth/reproduce.md); more ranks have not been seen.
 NCCL_ALLOWANCE_BYTES = 3 * GIB // 2
+#: What the CPU keeps of a memory that it shares with the GPU (DGX Spark): the operating system, the page cache and the
+#: command's own host memory. Public logs show 102 to 109 GiB of 121 available to CUDA.
+HOST_ALLOWANCE_BYTES = 16 * GIB
 #: A prediction above this share of the usable memory is tight: fragmentation and a longer batch need room.
 TIGHT_SHARE = 0.95
 
@@ -99,6 +102,8 @@ def _judged(
         basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
     if num_gpus > 1:
         basis += f", {format_bytes(NCCL_ALLOWANCE_BYTES)} for NCCL, on each rank"
+    if gpu.shares_host_memory:
+        basis += f", {format_bytes(HOST_ALLOWANCE_BYTES)} for the CPU, which shares this memory"
     answer: Literal["fits", "tight", "does not fit"] = "tight"
     if needed.value > usable:
         answer = "does not fit"
@@ -111,11 +116,12 @@ def _judged(
 
 def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) -> int:
     """What a prediction is held against: the card, less the CUDA context where only torch's memory is known, and less
-    NCCL's buffers where several GPUs talk.
+    NCCL's buffers where several GPUs talk, and less the host's part of a memory that it shares.
 
     Raises VramprobeError where the GPU's size is not known.
     """
     if gpu.total_bytes is None:
         raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
     aside = 0 if device_is_known else CONTEXT_ALLOWANCE_BYTES
+    aside += HOST_ALLOWANCE_BYTES if gpu.shares_host_memory else 0
     return gpu.total_bytes - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)

@@ -16,6 +16,7 @@ from vramprobe.catalog.gpus import Gpu, find_gpu
 from vramprobe.emulate.cards import card_properties
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.errors import SpecError
+from vramprobe.predict.verdict import HOST_ALLOWANCE_BYTES
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.records.profile import CardVerdict, ProfileRecord
@@ -217,7 +218,8 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
     if sequence.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
     usable = card.total_bytes - (record.context_bytes or ASSUMED_CONTEXT_BYTES)
-    if is_own and record.outcome.kind == "ok":
+    usable -= HOST_ALLOWANCE_BYTES if gpu.shares_host_memory else 0
+    if is_own and record.outcome.kind == "ok" and not (gpu.shares_host_memory and sequence.reserved_bytes > usable):
         return CardVerdict(
             gpu=gpu.short_name,
             verdict="fits",

@@ -126,6 +126,7 @@ def _environment(
         searched = [values_hook.site_folder(str(folder), also=[HOOK]), os.environ.get("PYTHONPATH")]
         yield {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))}, None
         return
+    from vramprobe.emulate.activate import programs_folder
     from vramprobe.emulate.build import emulator_version
     from vramprobe.emulate.enter import entrance_for_command
     from vramprobe.emulate.machine import read_machine
@@ -142,6 +143,7 @@ def _environment(
             "is_busy": way.is_busy,
             "policy": dict(policy or {}),
         }
+        path = os.pathsep.join([str(programs_folder(way.machine)), path])
         yield way.environment | {"PATH": path} | (one_rank.environment(*alone, num_cards) if alone else {}), about
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)

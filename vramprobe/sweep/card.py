@@ -21,6 +21,11 @@ class Card:
     gpu: catalog.Gpu | None
     is_emulated: bool = False
 
+    @property
+    def shares_host_memory(self) -> bool:
+        """Whether its memory is the CPU's, too."""
+        return self.gpu is not None and self.gpu.shares_host_memory
+
 
 @dataclass(frozen=True)
 class Rate:

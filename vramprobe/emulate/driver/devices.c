@@ -24,6 +24,7 @@ static int64_t attribute(int ordinal, int which) { /* cudaDeviceAttr and CUdevic
     case 14: return 512;
     case 15: return 1;
     case 16: return c->sm_count;
+    case 18: return c->integrated;
     case 19: return 1;
     case 21: return 131072;
     case 22: return 131072;
@@ -192,7 +193,7 @@ static void describe(struct cuda_device_properties *p, int ordinal) {
   p->major = c->capability_major, p->minor = c->capability_minor;
   p->textureAlignment = 512, p->texturePitchAlignment = 32;
   p->multiProcessorCount = (int)c->sm_count;
-  p->canMapHostMemory = 1;
+  p->integrated = (int)c->integrated, p->canMapHostMemory = 1;
   p->maxTexture1D = 131072, p->maxTexture1DMipmap = 32768;
   p->maxTexture2D[0] = 131072, p->maxTexture2D[1] = 65536;
   p->maxTexture3D[0] = p->maxTexture3D[1] = p->maxTexture3D[2] = 16384;

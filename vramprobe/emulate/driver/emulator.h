@@ -66,7 +66,7 @@ struct card {
   int64_t sm_count, threads_per_sm, blocks_per_sm, registers_per_sm, registers_per_block;
   int64_t shared_memory_per_block_bytes, shared_memory_per_block_optin_bytes, shared_memory_per_sm_bytes;
   int64_t reserved_shared_memory_per_block_bytes, l2_bytes, persisting_l2_bytes, memory_bus_bits, clock_khz;
-  int64_t memory_clock_khz, async_engines, ecc, single_to_double_ratio, power_limit_milliwatts;
+  int64_t memory_clock_khz, async_engines, ecc, integrated, single_to_double_ratio, power_limit_milliwatts;
 };
 
 struct machine {

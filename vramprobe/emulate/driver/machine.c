@@ -49,6 +49,7 @@ static const struct key CARD_KEYS[] = {
     CARD(memory_clock_khz, true, 1, 100000000),
     CARD(async_engines, false, 0, 16),           /* else 3 */
     CARD(ecc, false, 0, 1),                      /* else 0 */
+    CARD(integrated, false, 0, 1),               /* else 0 */
     CARD(single_to_double_ratio, false, 1, 128), /* else 2 for the 8.0, 9.0 and 10.0 families, 64, or 32 before */
     CARD(power_limit_milliwatts, false, 0, 10000000),
 };

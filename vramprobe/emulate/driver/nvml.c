@@ -164,6 +164,7 @@ API int emu_nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *mi
 /* ---- memory and processes ------------------------------------------------------------------------------------------------ */
 API int emu_nvmlDeviceGetMemoryInfo(void *device, uint64_t *total_free_used) {
   CARD_OR_RETURN(device);
+  if (c->integrated) return NO_SUPPORT; /* as GB10: its memory is the machine's */
   uint64_t used_bytes = shared_used_bytes(index_of(c)) + (c->nvml_total_bytes - c->total_bytes);
   total_free_used[0] = c->nvml_total_bytes;
   total_free_used[1] = c->nvml_total_bytes - used_bytes;
@@ -176,6 +177,7 @@ struct memory_v2 {
 };
 API int emu_nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
   CARD_OR_RETURN(device);
+  if (c->integrated) return NO_SUPPORT;
   if (memory->version != (sizeof *memory | 2u << 24)) return 25; /* argument version mismatch */
   memory->used_bytes = shared_used_bytes(index_of(c));
   memory->total_bytes = c->nvml_total_bytes;

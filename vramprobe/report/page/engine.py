@@ -111,8 +111,8 @@ _MODULES: dict[str, set[str] | None] = {
         "provenance",
     },
     "predict.verdict": {
-        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "TIGHT_SHARE", "Verdict", "verdict", "_judged",
-        "usable_bytes",
+        "CONTEXT_ALLOWANCE_BYTES", "NCCL_ALLOWANCE_BYTES", "HOST_ALLOWANCE_BYTES", "TIGHT_SHARE", "Verdict", "verdict",
+        "_judged", "usable_bytes",
     },
     "predict.replay": None,
     "predict.one_gpu": None,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vramprobe.recommend.questions import recommend
     from vramprobe.records.record import RunRecord
     from vramprobe.simulate.run import Simulation
+    from vramprobe.sweep.fleet import Fleet
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
 
@@ -238,6 +239,10 @@ def run(
     shard: str | None = None,
     engine: PlanEngine = "formula",
     policy: Policy | None = None,
+    on: str = "here",
+    jobs: int | None = None,
+    gpu: str | None = None,
+    emulate: str | None = None,
     timeout_seconds: float | None = None,
     max_seconds: float = math.inf,
     max_dollars: float | None = None,
@@ -249,13 +254,22 @@ def run(
 
     Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
     simulate cells without arithmetic, unless ``engine`` is auto.
+
+    ``on``: where cells run: here, or on the nodes of ``ray`` or ``ray://HOST:PORT``. Of these ``gpu`` names the GPU
+    whose nodes are used, and ``emulate`` the GPUs that are emulated on each.
     """
-    if policy is not None and policy.verify:
+    if policy is not None and policy.verify and emulate is None:
         _require_emulated()
     from vramprobe.sweep import runner
     from vramprobe.sweep.limits import limits
 
-    job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides)
+    fleet = _fleet_on(on, jobs, gpu, emulate)
+    if fleet is not None and device == "auto":
+        device = fleet.device
+    card_of = fleet and fleet.card_of
+    job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, card_of=card_of)
+    if fleet is not None:
+        job = job._replace(rate=fleet.of_all_gpus(job.rate))
     summary = runner.run(
         job.sweep,
         job.folder,
@@ -265,6 +279,7 @@ def run(
         policy=policy,
         on_event=on_event,
         trace=job.trace(engine),
+        executor=fleet,
         limits=limits(
             job.rate,
             timeout_seconds=timeout_seconds,
@@ -275,6 +290,18 @@ def run(
     )
     summary.notes[:0] = job.sweep.notes
     return summary
+
+
+def _fleet_on(on: str, jobs: int | None, gpu: str | None, emulate: str | None) -> Fleet | None:
+    """The nodes that ``on`` names; None for this machine, for which the others mean nothing."""
+    if on != "here":
+        from vramprobe.sweep.fleet import fleet_on
+
+        return fleet_on(on, cards=emulate, gpu=gpu, jobs=jobs)
+    for name, given in (("jobs", jobs), ("gpu", gpu), ("emulate", emulate)):
+        if given is not None:
+            raise SpecError(f"{name} {given} is for the nodes of a fleet; name one with --on, or drop it")
+    return None
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:

@@ -82,7 +82,7 @@ def every_kind(plan: Plan) -> list[Progress]:
         event(plan, "skipped", 2, SKIPPED, attempt_id="attempt-2"),
         event(plan, "started", 3, left_seconds=20.0, seconds=1.0),
         event(plan, "finished", 3, left_seconds=10.0, seconds=12.0),
-        event(plan, "finished", 3, OOM),
+        event(plan, "finished", 3, OOM, node="host-2"),
         event(plan, "finished", 3, ERROR),
         event(plan, "left", 4, reason="budget"),
     ]
@@ -123,6 +123,16 @@ def busy(tmp_path: Path) -> tuple[Tally, Clock]:
 
 
 @pytest.mark.parametrize("width", [100, 80, 50, 30])
+def test_of_several_cells_that_run_at_once_the_table_says_how_many() -> None:
+    plan, tally = make_plan(), Tally()
+    for index in (1, 3):
+        tally.add(event(plan, "started", index))
+    assert tally.num_running == 2
+    assert "and 1 more at once" in rendered(tally, 80)
+    tally.add(event(plan, "finished", 3, node="host-2"))
+    assert tally.num_running == 1
+
+
 def test_the_table_says_it_all_at_any_width(busy: tuple[Tally, Clock], width: int) -> None:
     shown = rendered(busy[0], width)
     for text in (

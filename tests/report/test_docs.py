@@ -81,6 +81,15 @@ HOW = {
         instead="vramprobe run configs/sweeps/quickstart.yaml --budget 1.60 --price 2 --dry-run --device cpu",
         why="it is about a GPU",
     ),
+    "vramprobe run configs/sweeps/80gb.yaml": Way(
+        instead="vramprobe run configs/sweeps/quickstart.yaml --dry-run --device cpu", why="it is about a GPU"
+    ),
+    "vramprobe run configs/sweeps/80gb.yaml --on ray": Way(
+        elsewhere="tests/sweep/test_on_ray.py", why="a cluster takes minutes"
+    ),
+    "vramprobe run configs/sweeps/80gb.yaml --on ray://head-node:10001": Way(
+        elsewhere="tests/sweep/test_on_ray.py", why="it needs a cluster"
+    ),
     "vramprobe check results/h100-sxm/80gb": AS_IT_IS,  # the workshop has the committed records there, too
     "vramprobe fit results/cpu/quickstart --out out/fit.json": AS_IT_IS,
     f"vramprobe predict {HELD_OUT} --fit out/fit.json": AS_IT_IS,

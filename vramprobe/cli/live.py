@@ -86,6 +86,7 @@ def event_as_json(event: Progress) -> dict[str, Any]:
     - ``seconds``, ``dollars``: used by the sweep so far
     - ``left_seconds``: expected until the end, this cell included where it has just started
     - ``log``: the file that the cell's process writes to; gone, and null, after a good one
+    - ``node``: the machine of a fleet that ran the cell (``--on``); null on this machine
     """
     record, row, rate = event.record, event.row, event.plan.rate
     is_gone = event.log is None or (record is not None and record.outcome.kind == "ok")
@@ -108,6 +109,7 @@ def event_as_json(event: Progress) -> dict[str, Any]:
         "dollars": rate and _rounded(rate.dollars(event.seconds), 4),
         "left_seconds": _rounded(event.left_seconds, 1),
         "log": None if is_gone else str(event.log),
+        "node": event.node,
     }
 
 
@@ -184,6 +186,8 @@ def _running_in_words(tally: Tally, event: Progress) -> str:
     seconds = tally.cell_seconds
     if seconds is None:
         return ""
+    if tally.num_running > 1:
+        return f"and {tally.num_running - 1} more at once"
     text = format_seconds(seconds)
     if event.expected_seconds:
         text += f" of about {format_seconds(event.expected_seconds)}"
@@ -249,6 +253,7 @@ def _event_text(event: Progress) -> str:
         parts.append(f"{format_bytes(peak.allocated_bytes)} in {peak.phase}{predicted}")
     if record.timing is not None:
         parts.append(format_seconds(record.timing.total_seconds))
+    parts += [f"on {event.node}"] if event.node else []
     if outcome.kind != "ok":
         detail = describe_outcome(outcome)
         parts += [detail if len(detail) <= _MAX_DETAIL else f"{detail[:_MAX_DETAIL]}…", f"log: {event.log}"]

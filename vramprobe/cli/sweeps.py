@@ -60,6 +60,11 @@ def run(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Run at most this many cells.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan, as `vramprobe plan` does.")] = False,
+    on: Annotated[
+        str,
+        typer.Option(help="Where cells run: here | ray (this machine's cluster, or a new one) | ray://HOST:PORT."),
+    ] = "here",
+    gpu: Annotated[str | None, typer.Option(help="With --on: use the nodes with this GPU of `vramprobe gpus`.")] = None,
     emulate: Emulate = None,
     json_output: Json = False,
 ) -> None:
@@ -67,7 +72,11 @@ def run(
     from vramprobe import api
     from vramprobe.cli import live
 
-    enter_emulated(emulate, job["device"])
+    where: dict[str, Any] = {"on": on, "gpu": gpu}
+    if on == "here":
+        enter_emulated(emulate, job["device"])
+    else:
+        where["emulate"] = emulate
     from vramprobe.sweep.limits import limits as check_limits
 
     limits = {
@@ -77,12 +86,16 @@ def run(
         "max_cells": limit,
     }
     if dry_run:
+        if on != "here":
+            raise SpecError(
+                f"--dry-run plans for this machine, and --on {on} was given; use `vramprobe plan --gpu GPU`"
+            )
         planned = api.plan(sweep, **job)
         check_limits(planned.rate, **limits)
         _show_plan(planned, as_json=json_output)
         return
     with live.sweep_progress(as_json=json_output) as on_event:
-        summary = api.run(sweep, **job, **limits, on_event=on_event)
+        summary = api.run(sweep, **job, **where, **limits, on_event=on_event)
     live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])

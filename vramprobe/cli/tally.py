@@ -28,6 +28,7 @@ class Tally:
         self._now = now
         self._latest: tuple[Progress, float] | None = None  # and when it came
         self._left_seconds: float | None = None
+        self._running: frozenset[int] = frozenset()  # rows
 
     def add(self, event: Progress) -> None:
         """Take note of what happened."""
@@ -39,6 +40,8 @@ class Tally:
             self.worst = _farthest(error for error in (self.worst, found) if error is not None)
         if event.left_seconds is not None:
             self._left_seconds = event.left_seconds
+        if event.row is not None:
+            self._running = self._running - {event.index} | ({event.index} if event.kind == "started" else set())
         self._latest = (event, self._now())
 
     @property
@@ -50,6 +53,11 @@ class Tally:
     def num_left(self) -> int:
         """Cells that nothing has become of yet, the running one included."""
         return self.event.total - sum(self.counts.values()) if self.event else 0
+
+    @property
+    def num_running(self) -> int:
+        """Cells that were started and have not ended; several at once on a fleet."""
+        return len(self._running)
 
     @property
     def seconds(self) -> float:

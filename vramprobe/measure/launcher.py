@@ -196,6 +196,29 @@ class Server:
             self._instead.close()
 
 
+class Launchers:
+    """How each cell is started: from a fork server of its device and allocator setting, started with its first cell."""
+
+    def __init__(self, model_types: list[str], log: Path) -> None:
+        self._model_types, self._log = model_types, log
+        self._open: dict[tuple[str, str | None], Server] = {}
+
+    def __enter__(self) -> Launchers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for server in self._open.values():
+            server.close()
+
+    def launcher_of(self, spec: CellSpec) -> Launcher:
+        """The launcher of cells like ``spec``."""
+        key = (spec.device, spec.alloc_conf)
+        if key not in self._open:
+            server = Server(spec.device, spec.alloc_conf, worker_environment(), self._model_types, self._log)
+            self._open[key] = server
+        return self._open[key]
+
+
 def worker_environment() -> dict[str, str]:
     """The variables a worker starts with; set before any library is imported."""
     quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}

@@ -19,11 +19,10 @@ from vramprobe.measure.isolation import (
     run_isolated,
     scratch_folder,
 )
-from vramprobe.measure.launcher import Launcher, Server, worker_environment
+from vramprobe.measure.launcher import Launcher, Launchers
 from vramprobe.records.record import Environment, Instrument, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.bookkeeping import Bookkeeping
-from vramprobe.sweep.plan import Plan
 from vramprobe.sweep.progress import Progress
 from vramprobe.sweep.signals import Stopped
 
@@ -47,7 +46,8 @@ class Here:
 
     def run(self, books: Bookkeeping) -> None:
         """Take the rows one by one, until the end or a signal."""
-        with _Launchers(books.plan, books.logs) as launchers, scratch_folder() as scratch:
+        model_types = [row.spec.model_type for row in books.plan.rows]
+        with Launchers(model_types, books.logs / "forkserver.log") as launchers, scratch_folder() as scratch:
             running = _Running(books, launchers, scratch)
             books.describe = lambda spec, outcome: describe_death(
                 spec, launchers.launcher_of(spec), new_ticket(scratch), outcome
@@ -63,7 +63,7 @@ class Here:
 class _Running:
     """Runs one due cell to its end."""
 
-    def __init__(self, books: Bookkeeping, launchers: _Launchers, scratch: Path) -> None:
+    def __init__(self, books: Bookkeeping, launchers: Launchers, scratch: Path) -> None:
         self._books, self._launchers, self._scratch = books, launchers, scratch
 
     def start(self, event: Progress) -> None:
@@ -108,27 +108,3 @@ class _Running:
         if record.outcome.kind == "timeout" and limit_seconds < books.limits.timeout_seconds:
             return interrupted(spec, launcher, ticket, books.limits.limited_by, by_limit=True)
         return record
-
-
-class _Launchers:
-    """How each cell is started: from a fork server of its device and allocator setting, started with its first cell."""
-
-    def __init__(self, plan: Plan, logs: Path) -> None:
-        self._model_types = [row.spec.model_type for row in plan.rows]
-        self._logs = logs
-        self._open: dict[tuple[str, str | None], Server] = {}
-
-    def __enter__(self) -> _Launchers:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for server in self._open.values():
-            server.close()
-
-    def launcher_of(self, spec: CellSpec) -> Launcher:
-        """The launcher of cells like ``spec``."""
-        key = (spec.device, spec.alloc_conf)
-        if key not in self._open:
-            log = self._logs / "forkserver.log"
-            self._open[key] = Server(spec.device, spec.alloc_conf, worker_environment(), self._model_types, log)
-        return self._open[key]

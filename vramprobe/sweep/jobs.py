@@ -6,7 +6,7 @@ In: the words of api.plan and api.run. Out: a Job. Plans nothing and runs nothin
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -57,8 +57,13 @@ def job_of(
     skip: str | Sequence[str],
     shard: str | None,
     overrides: dict[str, Any],
+    *,
+    card_of: Callable[[definition.Sweep], Card | None] | None = None,
 ) -> Job:
-    """The sweep of a file as it is to be planned or run; the arguments are those of api.plan."""
+    """The sweep of a file as it is to be planned or run; the arguments are those of api.plan.
+
+    ``card_of`` finds the GPU that the sweep will use; this machine's by default.
+    """
     from vramprobe.measure.environment import device_to_use
     from vramprobe.sweep import definition
     from vramprobe.sweep.card import card_named, hourly_rate
@@ -69,7 +74,7 @@ def job_of(
     chosen = definition.select(
         definition.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard
     )
-    card = card_named(gpu) if gpu is not None else _card_here(chosen)
+    card = card_named(gpu) if gpu is not None else (card_of or _card_here)(chosen)
     folder = Path(out) if out is not None else default_results(chosen.name, device, card)
     return Job(chosen, folder, card, _fit_of(fit, folder, card), hourly_rate(card, usd_per_hour, provider))
 

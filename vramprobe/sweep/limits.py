@@ -81,10 +81,14 @@ class Clock:
         needed = _TIME_MARGIN * seconds + (0 if self.num_cells or is_loaded else START_SECONDS)
         return self.left_seconds > needed
 
+    def begin(self) -> float:
+        """Count a cell that begins now; the seconds it may take."""
+        self.num_cells += 1
+        return min(self._timeout_seconds, self.left_seconds)
+
     @contextlib.contextmanager
     def timing(self) -> Iterator[float]:
         """Around one cell: gives the seconds it may take, and notes those it took."""
         began = time.monotonic()
-        yield max(min(self._timeout_seconds, self._deadline - began), 0.0)
+        yield self.begin()
         self.last_seconds = time.monotonic() - began
-        self.num_cells += 1

@@ -1,0 +1,65 @@
+"""Ray itself: a cluster of local nodes, one of them killed mid-way; skipped where Ray is not installed."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_spec
+
+from vramprobe.errors import MissingDependency
+from vramprobe.records import store
+from vramprobe.sweep import runner
+from vramprobe.sweep.definition import Sweep
+from vramprobe.sweep.fleet import Fleet, fleet_on
+from vramprobe.sweep.on_ray import RayPool
+from vramprobe.sweep.progress import Progress
+from vramprobe.units import GIB
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'vramprobe[ray]'")
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head without cores; nodes are added by the test."""
+    with warnings.catch_warnings(action="ignore"):
+        from ray.cluster_utils import Cluster
+
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+def test_a_killed_node_costs_its_running_cells_which_are_tried_again_elsewhere(cluster: Any, tmp_path: Path) -> None:
+    added = [cluster.add_node(num_cpus=1, include_dashboard=False, memory=4 * GIB) for _ in range(2)]
+    ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+    cells = tuple(make_spec(seq_len=16 * number, timing_steps=0) for number in range(1, 13))
+    sweep = Sweep(name="ray", description="", cells=cells, held_out=frozenset(), notes=())
+    fleet, events = Fleet(RayPool()), []
+    assert (fleet.device, fleet.card_of(sweep), fleet.num_slots) == ("cpu", None, 2)
+
+    def on_event(event: Progress) -> None:
+        events.append(event)
+        if len([one for one in events if one.kind == "finished"]) == 4 and event.kind == "finished":
+            cluster.remove_node(added[0], allow_graceful=False)
+
+    summary = runner.run(sweep, tmp_path, executor=fleet, on_event=on_event)
+    contents = store.read(tmp_path)
+    assert (summary.counts(), summary.left) == ({"ok": 12}, 0)
+    assert Counter(one.fingerprint for one in contents.records) == Counter(one.fingerprint for one in cells)
+    assert {event.node for event in events if event.kind == "finished"} == {node.name for node in fleet.series}
+    assert len(contents.unfinished) == 1  # the cell that the killed node was running
+    assert {record.environment.num_threads for record in contents.records} == {1}
+
+
+def test_a_cluster_that_does_not_answer_is_an_error_in_one_line() -> None:
+    with pytest.raises(MissingDependency, match=r"no Ray cluster answers at ray://127.0.0.1:9"):
+        fleet_on("ray://127.0.0.1:9")

@@ -82,7 +82,9 @@ def _output(words: list[str]) -> str:
 
 def is_measured(source: str) -> bool:
     """Whether a block differs each time it is made, or is a picture that lies beside the page."""
-    return source.startswith(("vramprobe measure ", "vramprobe run ", "vramprobe profile ")) or "--timeline" in source
+    is_command = source.startswith("vramprobe recommend ") and " -- " in source  # it is run on an emulated GPU
+    runs = source.startswith(("vramprobe measure ", "vramprobe run ", "vramprobe profile "))
+    return runs or is_command or "--timeline" in source
 
 
 def rebuilt(page: Path, *, measure_too: bool) -> Iterator[tuple[str, str, str]]:

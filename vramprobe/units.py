@@ -137,7 +137,7 @@ def short_count(count: float) -> str:
 
 
 def format_hours(hours: float) -> str:
-    """Human text for hours of rent: ``12 min``, ``3.4 h``, ``41 h``, ``6.2 days``."""
+    """Human text for hours of rent: ``40 s``, ``12 min``, ``3.4 h``, ``41 h``, ``6.2 days``."""
     unit, size = _unit_of_hours(hours)
     return f"{few_digits(hours / size)} {unit}"
 
@@ -149,6 +149,8 @@ def spread_of_hours(hours: float, low: float, high: float) -> str:
 
 
 def _unit_of_hours(hours: float) -> tuple[str, float]:
+    if hours < 1 / 60:
+        return "s", 1 / 3600
     return ("min", 1 / 60) if hours < 1.5 else ("h", 1) if hours < 72 else ("days", 24)
 
 
@@ -158,5 +160,7 @@ def few_digits(value: float) -> str:
 
 
 def format_usd(usd: float) -> str:
-    """Human text for US dollars: ``$0.42``, ``$17.30``, ``$1,240``."""
+    """Human text for US dollars: ``$0.0031``, ``$0.42``, ``$17.30``, ``$1,240``."""
+    if 0 < usd < 0.01:
+        return f"${usd:.4f}"
     return f"${usd:,.2f}" if usd < 100 else f"${usd:,.0f}"

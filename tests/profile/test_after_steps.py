@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from profile_factory import training, write_launcher
@@ -15,6 +16,8 @@ from run_command import lines, told
 from run_verb import Verb
 
 from vramprobe.cli import display_profile
+from vramprobe.emulate import values
+from vramprobe.emulate.values import imports
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.hook import discard
 from vramprobe.profile.hook.phases import Phases
@@ -172,6 +175,23 @@ def test_a_run_that_goes_on_after_its_steps_was_stopped_unless_one_ran_out(ends:
     assert _was_stopped(ends) is stopped
 
 
+def test_a_trainer_says_once_how_long_its_training_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
+    monkeypatch.setitem(sys.modules, "vramprobe_values.imports", imports)
+    from vramprobe.profile.hook.after_steps import AfterSteps
+
+    said: list[tuple[str, dict]] = []
+    after = AfterSteps.__new__(AfterSteps)
+    after._watches = [SimpleNamespace(line=lambda kind, **fields: said.append((kind, fields)))]
+    args = SimpleNamespace(max_steps=-1, num_train_epochs=3.0, gradient_accumulation_steps=4, world_size=2)
+    for step in (1, 2):
+        after._say_how_long(args, SimpleNamespace(global_step=step, max_steps=300), range(400))
+    expected = {"num_steps": 300, "are_given": False, "num_epochs": 3.0, "num_batches": 400, "grad_accum": 4}
+    assert said == [("trainer", expected | {"world_size": 2})]
+    after._say_how_long(args, SimpleNamespace(global_step=1, max_steps=300), iter(()))
+    assert said[-1][1]["num_batches"] is None  # a stream
+
+
 def test_a_file_of_holes_is_read_as_zeros_and_takes_no_disk(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     tensors = {"a": torch.ones(1024, 1024, dtype=torch.bfloat16), "b": torch.ones(3, dtype=torch.int64)}
@@ -299,5 +319,7 @@ def test_a_trainer_goes_through_its_phases_and_writes_nothing(steps_only: bool, 
     assert any("shortened to 4 of 13 batches" in one for one in record["warnings"])
     assert any("ended before" in one and "mine/config.json was overwritten" in one for one in record["warnings"])
     assert told(tmp_path)["stopped"]
+    (trainer,) = lines(tmp_path, "trainer")
+    assert (trainer["num_steps"], trainer["are_given"], trainer["num_batches"]) == (900, True, 2000)
     assert not (tmp_path / "run" / "discarded").exists()
     assert {one["phase"] if one["line"] == "oom" else None for one in lines(tmp_path)} == {None}

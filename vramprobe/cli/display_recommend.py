@@ -17,9 +17,10 @@ from vramprobe.recommend import words
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
 from vramprobe.recommend.options import Option, nearest
+from vramprobe.recommend.recipes import Setting
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import terminal
-from vramprobe.units import format_bytes, format_hours, format_usd, short_count
+from vramprobe.units import format_bytes, format_hours, format_usd, short_count, short_seconds
 
 _MOST_CHANGES = 8
 #: Differences below this share of the option's own are not written.
@@ -37,32 +38,44 @@ class _Line:
 def print_recommendation(found: Recommendation, *, every: bool) -> None:
     """The answers and their doubts, the cards, what does not fit, what would change, what all of it rests on."""
     console = Console(highlight=False)
-    console.print(
-        f"[bold]{escape(found.model)}[/], {short_count(found.tokens)} tokens in sequences of {found.seq_len:,}: "
-        f"predicted, not measured{_old_prices(found)}",
-    )
+    console.print(f"[bold]{escape(found.model)}[/], {_length(found)}: predicted, not measured{_old_prices(found)}")
+    if found.num_steps is not None and found.options:
+        needed = max(one.setting.verdict.needed_bytes.value for one in found.options)
+        console.print(f"memory: {format_bytes(needed)} reserved by one GPU at its peak, emulated")
     lines = _answer_lines(found)
-    terminal.show([Table(title="", columns=_answer_columns(), rows=lines)], [], console)
+    terminal.show([Table(title="", columns=_answer_columns(found), rows=lines)], [], console)
     for answer in found.answers:
         if answer.doubt:
             console.print(f"[yellow]{answer.question}[/]: {escape(answer.doubt)}")
     for line in lines:
-        host = line.option.host
-        console.print(
-            f"{line.answers}: {format_bytes(host.memory_bytes)} of the machine's memory while loading, "
-            f"{format_bytes(host.disk_bytes)} of disk"
-        )
+        if (host := line.option.host) is not None:
+            console.print(
+                f"{line.answers}: {format_bytes(host.memory_bytes)} of the machine's memory while loading, "
+                f"{format_bytes(host.disk_bytes)} of disk"
+            )
     shown = found.options if every else _best_of_each(found)
     able = [one for one in shown if one.hours is not None]
     console.print()
-    terminal.show([Table(title="", columns=_option_columns(), rows=able)], [], console)
+    terminal.show([Table(title="", columns=_option_columns(found), rows=able)], [], console)
     if not every and len(shown) < len(found.options):
-        console.print(f"each card and method at its cheapest number; --all shows {len(found.options)}")
+        of_each = "each card and method" if found.num_steps is None else "each card"
+        console.print(f"{of_each} at its cheapest number; --all shows {len(found.options)}")
     _print_what_does_not_fit(console, [one for one in shown if one.hours is None])
     _print_changes(console, found)
     console.print()
     for note in found.notes:
         console.print(f"[yellow]note[/]: {escape(note)}")
+
+
+def _length(found: Recommendation) -> str:
+    """How long the run is: in tokens, of a command in steps too."""
+    tokens = "" if found.tokens is None else f"{short_count(found.tokens)} tokens"
+    if found.num_steps is None:
+        return f"{tokens} in sequences of {found.seq_len:,}"
+    num_steps = {one.setting.num_steps for one in found.options}
+    if tokens and len(num_steps) > 1:
+        return tokens
+    return f"{found.num_steps:,} steps" + (f" of {tokens} together" if tokens else "")
 
 
 def _old_prices(found: Recommendation) -> str:
@@ -77,7 +90,9 @@ def print_most(found: Most) -> None:
     value = f"{found.value:,}" if isinstance(found.value, int) else found.value
     said = f"predicted, not measured{_old_prices(found.recommendation)}"
     console.print(f"the most: [bold]{name} {escape(value)}[/], {said}")
-    terminal.show([Table(title="", columns=_answer_columns(), rows=[_Line(found.option, "on")])], [], console)
+    terminal.show(
+        [Table(title="", columns=_answer_columns(found.recommendation), rows=[_Line(found.option, "on")])], [], console
+    )
     if found.not_judged:
         console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why")
     for note in found.recommendation.notes:
@@ -105,27 +120,35 @@ def _best_of_each(found: Recommendation) -> list[Option]:
     return [one for one in found.options if id(one) in (*best, *answers)]
 
 
-def _answer_columns() -> list[Column]:
+def _answer_columns(found: Recommendation) -> list[Column]:
     return [
         Column("question", "", lambda line: line.answers),
         *(
             Column(one.name, one.heading, lambda line, one=one: one.value(line.option), one.text, one.is_number)
-            for one in _common_columns()
+            for one in _common_columns(found)
         ),
         Column("provider", "price", lambda line: words.price_of(line.option)),
     ]
 
 
-def _option_columns() -> list[Column]:
-    return [*_common_columns(), Column("limits", "but", words.limits_of)]
+def _option_columns(found: Recommendation) -> list[Column]:
+    return [*_common_columns(found), Column("limits", "but", words.limits_of)]
 
 
-def _common_columns() -> list[Column]:
+def _common_columns(found: Recommendation) -> list[Column]:
+    if found.num_steps is None:
+        how = [Column("method", "method", lambda one: one.method), Column("setting", "batch", words.setting_of)]
+        rate = words.rate_of
+    else:
+        how = [
+            Column("num_steps", "steps", lambda one: f"{one.setting.num_steps:,}", is_number=True),
+            Column("seconds", "step", lambda one: short_seconds(one.setting.step_seconds.value), is_number=True),
+        ]
+        rate = words.rate_of_command
     return [
         Column("cards", "cards", words.cards_of),
-        Column("method", "method", lambda one: one.method),
-        Column("setting", "batch", words.setting_of),
-        Column("tokens_per_s", "tokens/s", words.rate_of, is_number=True),
+        *how,
+        Column("tokens_per_s", "tokens/s", rate, is_number=True),
         Column("hours", "time", words.time_of, is_number=True),
         Column("usd", "cost", words.cost_of, is_number=True),
     ]
@@ -135,9 +158,13 @@ def _print_what_does_not_fit(console: Console, options: Sequence[Option]) -> Non
     for one in options:
         judged = one.setting.verdict
         console.print(
-            f"does not fit: {words.cards_of(one)}, {one.method} ({words.setting_of(one)}): "
+            f"does not fit: {words.cards_of(one)}{_setting(one)}: "
             f"{format_bytes(judged.needed_bytes.value)} of {format_bytes(judged.usable_bytes)}"
         )
+
+
+def _setting(one: Option) -> str:
+    return f", {one.method} ({words.setting_of(one)})" if isinstance(one.setting, Setting) else ""
 
 
 def _print_changes(console: Console, found: Recommendation) -> None:

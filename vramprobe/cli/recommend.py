@@ -1,24 +1,47 @@
 """``vramprobe recommend``: which GPU, how many, how long, how much; or the most that a budget or a deadline pays for.
 
-In: a cell's options, tokens, limits. Out: the answers, the cards and what would change, as text or JSON.
+In: a cell's options or a command, tokens, limits. Out: the answers, the cards and what would change, as text or JSON.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vramprobe.cli.options import Json, takes_a_cell
+from vramprobe.cli.recommend_command import Asked, of_command
+from vramprobe.errors import SpecError
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.rules.sharding import ONE_GROUP
 
+if TYPE_CHECKING:
+    from vramprobe.recommend.answer import Recommendation
+    from vramprobe.recommend.inverse import Most
 
-@takes_a_cell(optional=("model", "method", "batch_size", "seq_len"), without=RANK_OPTIONS)
+
+@takes_a_cell(optional=("model", "method", "batch_size", "seq_len"), without=(*RANK_OPTIONS, "steps"))
 def recommend(
     cell: dict[str, Any],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="In place of a model, your training command, after --.", metavar="-- COMMAND"),
+    ] = None,
     tokens: Annotated[str | None, typer.Option(help="Training tokens, all epochs together: 50M, 1.5B.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a command: optimizer steps of the run (default: by its Trainer's arguments)."),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(min=0.001, help="Of a command: epochs over its dataset, in place of its own.")
+    ] = None,
+    emulate: Annotated[
+        str | None, typer.Option(metavar="GPU", help="Of a command: the GPU to emulate it on (default H200).")
+    ] = None,
+    from_folder: Annotated[
+        Path | None, typer.Option("--from", help="Of a command: run nothing; read what profile left in its --folder.")
+    ] = None,
     deadline: Annotated[str | None, typer.Option(help="Time limit: 12h, 90m, 2d.")] = None,
     budget: Annotated[float | None, typer.Option(help="Budget in US dollars.")] = None,
     gpu: Annotated[
@@ -50,8 +73,38 @@ def recommend(
 ) -> None:
     """Say which GPU to rent, how many, for how long and for how much; or how many tokens the limits allow."""
     from vramprobe import api
-    from vramprobe.recommend.inverse import Most
 
+    if command or from_folder is not None:
+        found = of_command(
+            command or [],
+            cell,
+            Asked(
+                steps=steps,
+                tokens=tokens,
+                epochs=epochs,
+                emulate=emulate,
+                from_folder=from_folder,
+                deadline=deadline,
+                budget=budget,
+                gpus=tuple(gpu or ()),
+                max_gpus=max_gpus,
+                provider=provider,
+                region=region,
+                terms=terms,
+                prices=prices,
+                not_of_a_command={
+                    "--sharding": sharding is not None,
+                    "--records": records is not None,
+                    "--longest": longest,
+                    "--largest-model": largest_model,
+                },
+            ),
+        )
+        _print(found, every=every, json_output=json_output)
+        return
+    for name, value in (("--steps", steps), ("--epochs", epochs), ("--emulate", emulate)):
+        if value is not None:
+            raise SpecError(f"{name} is for a command, which comes after --; for a model give --tokens")
     if longest and largest_model:
         raise typer.BadParameter("--longest and --largest-model are different questions; ask one at a time.")
     most = "seq_len" if longest else "model" if largest_model else "tokens" if tokens is None else None
@@ -73,12 +126,16 @@ def recommend(
         most=most,
         **cell,
     )
+    _print(found, every=every, json_output=json_output)
+
+
+def _print(found: Recommendation | Most, *, every: bool, json_output: bool) -> None:
+    from vramprobe.cli import display_recommend
+    from vramprobe.recommend.inverse import Most
+
     if json_output:
         print(found.model_dump_json(indent=2))
-        return
-    from vramprobe.cli import display_recommend
-
-    if isinstance(found, Most):
+    elif isinstance(found, Most):
         display_recommend.print_most(found)
     else:
         display_recommend.print_recommendation(found, every=every)

@@ -137,6 +137,18 @@ class RawHistory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RawTrainer:
+    """How long transformers' Trainer says its training is; ``are_given``: by max_steps, not by epochs."""
+
+    num_steps: int
+    are_given: bool
+    num_epochs: float
+    num_batches: int | None = None  # of an epoch, on one rank
+    grad_accum: int = 1
+    world_size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class RawRank:
     """One process; ``end`` is None where it was killed, ``history`` where it left none."""
 
@@ -152,6 +164,7 @@ class RawRank:
     evaluation: Mapping[str, Any] | None = None  # of how many batches, and what the last of them added to the peak
     count: Mapping[str, Any] | None = None  # of one step (hook/count)
     kept: tuple[Mapping[str, Any], ...] = ()  # collections with tensors of many steps (hook/kept_lists.py)
+    trainer: RawTrainer | None = None
     end: RawEnd | None = None
     history: RawHistory | None = None
 
@@ -264,6 +277,8 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["kept"] = tuple(content.get("lists") or ())
         case "values" | "verification" | "evaluation" | "count":
             into[kind] = content
+        case "trainer":
+            into["trainer"] = _made(RawTrainer, content, where)
         case "end":
             into["end"] = _made(RawEnd, content, where)
         case _:
@@ -279,7 +294,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
     lists = {name: tuple(found[name]) for name in ("moved", "asleep", "ooms", "warnings")}
-    names = ("num_steps", "values", "verification", "evaluation", "count", "kept", "end")
+    names = ("num_steps", "values", "verification", "evaluation", "count", "kept", "trainer", "end")
     others = {name: found[name] for name in names if name in found}
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from vramprobe.catalog import find_gpu, list_gpus
 from vramprobe.predict.verdict import Verdict
-from vramprobe.recommend.options import Option, Question, counts_of, nearest, option_of, words_of
+from vramprobe.recommend.options import Limits, Option, Question, counts_of, nearest, option_of, words_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.recipes import Kitchen
 from vramprobe.speed.measured import Measured
@@ -58,15 +58,16 @@ class Effect(_Frozen):
 class Recommendation(_Frozen):
     """Every option, the cheapest first, and the answers; ``changes`` are about the first, or about what lacks least."""
 
-    model: str
-    tokens: int
-    seq_len: int
+    model: str  # of a command its words
+    tokens: int | None  # null of a command whose steps have no known number of them
+    seq_len: int | None  # null of a command
     answers: list[Answer]
     options: list[Option]
     notes: list[str]
     by_method: dict[str, str | None]  # method → what keeps it from an answer; null where it has one
     changes_of: Option | None = None
     changes: list[Effect] = []
+    num_steps: int | None = None  # of a command's run, on the number of GPUs that was emulated
     old_prices: list[str] = []  # dates of the answers' prices that are more than three months old
 
 
@@ -118,7 +119,7 @@ def recommended(
         answers=answers,
         options=judged(question, options, answers),
         by_method={method: what_it_lacks([one for one in options if one.method == method]) for method in kitchens},
-        old_prices=_old([one.option.offer for one in answers if one.option and one.option.offer], today),
+        old_prices=old_dates([one.option.offer for one in answers if one.option and one.option.offer], today),
         notes=[*_notes(question, options, offers, today, fit), *([_REPLAYED] if replays else []), *_doubts(answers)],
     )
 
@@ -155,26 +156,26 @@ def what_it_lacks(options: Sequence[Option]) -> str | None:
     return f"nothing fits; nearest {near.num_gpus} × {near.gpu}, {verdict.verdict}: {verdict.reason}"
 
 
-def answers_of(question: Question, options: Sequence[Option]) -> list[Answer]:
+def answers_of(limits: Question | Limits, options: Sequence[Option]) -> list[Answer]:
     """The answers people ask for: of what fits, else of what is tight."""
     possible = [one for one in options if one.fits] or [one for one in options if one.hours is not None]
     cheapest = min([one for one in possible if one.usd is not None], key=_cost, default=None)
     fastest = min(possible, key=_time, default=None)
     answers = [
-        Answer(question="cheapest", option=cheapest, doubt=_doubt(question, cheapest)),
-        Answer(question="fastest", option=fastest, doubt=_doubt(question, fastest)),
+        Answer(question="cheapest", option=cheapest, doubt=_doubt(limits, cheapest)),
+        Answer(question="fastest", option=fastest, doubt=_doubt(limits, fastest)),
     ]
-    if question.deadline_seconds is not None:
-        answers.append(_in_time(question, possible))
+    if limits.deadline_seconds is not None:
+        answers.append(_in_time(limits, possible))
     return answers
 
 
-def judged(question: Question, options: Sequence[Option], answers: Sequence[Answer]) -> list[Option]:
+def judged(limits: Question | Limits, options: Sequence[Option], answers: Sequence[Answer]) -> list[Option]:
     """Every option with what it has against it: the cheapest first, then those without a price, those not fitting."""
     found = [
         one
         if one.why_not or any(one is answer.option for answer in answers)
-        else one.model_copy(update={"why_not": _why_not(question, one, answers)})
+        else one.model_copy(update={"why_not": _why_not(limits, one, answers)})
         for one in options
     ]
     return sorted(
@@ -193,14 +194,14 @@ def _time(one: Option) -> float:
     return one.hours.value
 
 
-def _in_time(question: Question, possible: list[Option]) -> Answer:
+def _in_time(limits: Question | Limits, possible: list[Option]) -> Answer:
     """The cheapest that ends in time even at the slow end of its interval; else by its best value, with a doubt."""
-    limit = (question.deadline_seconds or 0.0) / 3600
+    limit = (limits.deadline_seconds or 0.0) / 3600
     priced = [one for one in possible if one.usd is not None]
     sure = [one for one in priced if one.hours is not None and one.hours.high <= limit]
     likely = [one for one in priced if one.hours is not None and one.hours.value <= limit]
     found = min(sure or likely, key=_cost, default=None)
-    doubt = _doubt(question, found)
+    doubt = _doubt(limits, found)
     if found is None:
         soonest = min(possible, key=_time, default=None)
         doubt = (
@@ -211,11 +212,11 @@ def _in_time(question: Question, possible: list[Option]) -> Answer:
     return Answer(question="within the deadline", option=found, doubt=doubt)
 
 
-def _doubt(question: Question, one: Option | None) -> str:
+def _doubt(limits: Question | Limits, one: Option | None) -> str:
     if one is None:
         return "nothing fits"
     said = [] if one.fits else [f"memory is tight ({one.setting.verdict.reason})"]
-    limit, budget = question.deadline_seconds, question.budget_usd
+    limit, budget = limits.deadline_seconds, limits.budget_usd
     assert one.hours is not None
     if limit is not None and one.hours.high * 3600 > limit:
         word = "may take longer than" if one.hours.value * 3600 <= limit else "takes longer than"
@@ -226,12 +227,12 @@ def _doubt(question: Question, one: Option | None) -> str:
     return "; ".join(said)
 
 
-def _why_not(question: Question, one: Option, answers: list[Answer]) -> str:
+def _why_not(limits: Question | Limits, one: Option, answers: list[Answer]) -> str:
     """What an option that can run has against it, beside the answers."""
     said = []
     if not one.fits:
         said.append(f"tight: {one.setting.verdict.reason}")
-    if doubt := _doubt(question, one) if one.fits else "":
+    if doubt := _doubt(limits, one) if one.fits else "":
         said.append(doubt)
     cheapest, fastest = (answer.option for answer in answers[:2])
     if one.usd is None:
@@ -263,19 +264,23 @@ def _notes(question: Question, options: list[Option], offers: list[Offer], today
     if unseen:
         notes.append(f"no published step of {', '.join(unseen)} was at hand: by the data sheet, and a wide interval")
     used = [one.offer for one in options if one.offer is not None]
-    if used:
-        dates = sorted({offer.date for offer in used})
-        old = _old(used, today)
-        when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        text = f"prices {used[0].terms}, of {when}, from {', '.join(sorted({offer.source for offer in used}))}"
-        if old:
-            text += f"; those of {', '.join(old)} are more than 3 months old: "
-            text += "give --prices FILE.csv or --prices skypilot"
-        notes.append(text)
-    return [*notes, _not_counted(used)]
+    return [*notes, *price_notes(used, today), _not_counted(used)]
 
 
-def _old(offers: Sequence[Offer], today: date) -> list[str]:
+def price_notes(used: Sequence[Offer], today: date) -> list[str]:
+    """Of when and from whom the prices are, and which are old; nothing without any."""
+    if not used:
+        return []
+    dates = sorted({offer.date for offer in used})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    text = f"prices {used[0].terms}, of {when}, from {', '.join(sorted({offer.source for offer in used}))}"
+    if old := old_dates(used, today):
+        text += f"; those of {', '.join(old)} are more than 3 months old: "
+        text += "give --prices FILE.csv or --prices skypilot"
+    return [text]
+
+
+def old_dates(offers: Sequence[Offer], today: date) -> list[str]:
     """The dates of the offers that are old."""
     return sorted({offer.date for offer in offers if offer.is_old(today)})
 

@@ -16,6 +16,7 @@ from vramprobe.architecture import architecture
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
 from vramprobe.options import ADAPTER_OPTIONS
+from vramprobe.predict.verdict import Verdict
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.recipes import Kitchen, Setting, Words
 from vramprobe.spec import CellSpec
@@ -35,6 +36,13 @@ _HOURS_PER_MONTH = 730
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limits(_Frozen):
+    """What an answer for a command has to keep to; of a cell the question says it."""
+
+    deadline_seconds: float | None = None
+    budget_usd: float | None = None
 
 
 class Question(_Frozen):
@@ -59,17 +67,29 @@ class Host(_Frozen):
     checkpoint_bytes: int
 
 
-class Option(_Frozen):
-    """A method on so many of a card at its best setting; without an offer there is no cost."""
+class CommandSetting(_Frozen):
+    """How a command runs on ``num_gpus``, each with a replica: its step is predicted from a count."""
 
-    method: str
+    num_gpus: int
+    num_steps: int  # of the run
+    step_seconds: Figure
+    tokens_per_second: Figure | None  # of all GPUs; null where no embedding says how many tokens a step has
+    verdict: Verdict
+    condition: str  # of the speed model's interval
+    warnings: list[str] = []
+
+
+class Option(_Frozen):
+    """A method on so many of a card at its best setting, or a command; without an offer there is no cost."""
+
+    method: str  # of a command its program
     gpu: str
     num_gpus: int
-    setting: Setting
+    setting: Setting | CommandSetting
     hours: Figure | None  # null where it does not fit
     usd: Figure | None
     offer: Offer | None
-    host: Host
+    host: Host | None  # null of a command
     why_not: str = ""  # empty for the answers
 
     @property
@@ -151,11 +171,11 @@ def host_of(spec: CellSpec) -> Host:
     return Host(memory_bytes=weights, disk_bytes=weights + _KEPT_CHECKPOINTS * checkpoint, checkpoint_bytes=checkpoint)
 
 
-def usd_of(hours: Figure, offer: Offer, num_gpus: int, host: Host) -> Figure:
-    """The cards by the hour, and storage and the last checkpoint's egress where the offer has their price."""
-    gb = host.disk_bytes / 1e9
-    hourly = offer.hourly(num_gpus) + gb * (offer.usd_per_gb_month or 0.0) / _HOURS_PER_MONTH
-    once = host.checkpoint_bytes / 1e9 * (offer.usd_per_gb_egress or 0.0)
+def usd_of(hours: Figure, offer: Offer, num_gpus: int, host: Host | None) -> Figure:
+    """The cards by the hour, and storage and the last checkpoint's egress where both are known and have a price."""
+    disk_bytes, sent_bytes = (0, 0) if host is None else (host.disk_bytes, host.checkpoint_bytes)
+    hourly = offer.hourly(num_gpus) + disk_bytes / 1e9 * (offer.usd_per_gb_month or 0.0) / _HOURS_PER_MONTH
+    once = sent_bytes / 1e9 * (offer.usd_per_gb_egress or 0.0)
     return Figure(value=hours.value * hourly + once, low=hours.low * hourly + once, high=hours.high * hourly + once)
 
 

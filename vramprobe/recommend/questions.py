@@ -65,7 +65,7 @@ def recommend(
             raise SpecError(f"the most {name} is asked for, so do not give it")
     if unknown := [name for name in _NOT_ASKED if options.get(name) is not None]:
         raise SpecError(f"{', '.join(unknown)}: a recommendation is about CUDA cards as they are; leave it out")
-    offers = chosen(_offers(prices), terms=terms, provider=provider, region=region)
+    offers = chosen(offers_from(prices), terms=terms, provider=provider, region=region)
     question = Question(
         words={name: value for name, value in options.items() if value is not None},
         methods=_methods(method),
@@ -93,7 +93,8 @@ def recommend(
     return found.model_copy(update={"changes": changes, "changes_of": option})
 
 
-def _offers(prices: str | Path | None) -> list[Offer]:
+def offers_from(prices: str | Path | None) -> list[Offer]:
+    """Those that ship, those of a CSV file, or SkyPilot's."""
     if prices is None:
         return shipped_offers()
     return offers_from_skypilot() if str(prices) == SKYPILOT else read_offers(Path(prices))

@@ -38,6 +38,12 @@ def rate_of(one: Option) -> str:
     return f"{one.setting.estimate.tokens_per_second.value:,.0f}"
 
 
+def rate_of_command(one: Option) -> str | None:
+    """The same of a command; null where its tokens are not known."""
+    rate = one.setting.tokens_per_second
+    return None if rate is None else f"{rate.value:,.0f}"
+
+
 def time_of(one: Option) -> str | None:
     """Hours with their interval; null where it does not fit."""
     hours = one.hours

@@ -83,6 +83,7 @@ class AfterSteps:
                 after._is_training = True
 
             def on_step_end(self, args, state, control, **kwargs):
+                after._say_how_long(args, state, kwargs.get("train_dataloader"))
                 if after.is_under_way:
                     after._ends_training(args, control)
 
@@ -96,6 +97,19 @@ class AfterSteps:
                     after._evaluated_a_batch(after._watches[-1])
 
         return AfterStepsCallback()
+
+    def _say_how_long(self, args, state, loader):
+        """By the Trainer's own arithmetic: the steps of its whole training, before anything shortens it."""
+        if state.global_step == 1 and self._watches:
+            self._watches[-1].line(
+                "trainer",
+                num_steps=state.max_steps,
+                are_given=args.max_steps > 0,
+                num_epochs=args.num_train_epochs,
+                num_batches=_length(loader),
+                grad_accum=args.gradient_accumulation_steps,
+                world_size=args.world_size,
+            )
 
     def _ends_training(self, args, control):
         args.output_dir = os.fspath(self._discard.path(args.output_dir))
@@ -163,6 +177,13 @@ def _followed(run, then):
 def _is(args, names, value):
     found = next((getattr(args, name) for name in names if hasattr(args, name)), "no")
     return getattr(found, "value", found) == value
+
+
+def _length(loader):
+    try:
+        return len(loader)
+    except TypeError:  # a stream, or none
+        return None
 
 
 def _lengths(rows):

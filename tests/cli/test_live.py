@@ -122,7 +122,6 @@ def busy(tmp_path: Path) -> tuple[Tally, Clock]:
     return tally, clock
 
 
-@pytest.mark.parametrize("width", [100, 80, 50, 30])
 def test_of_several_cells_that_run_at_once_the_table_says_how_many() -> None:
     plan, tally = make_plan(), Tally()
     for index in (1, 3):
@@ -133,6 +132,7 @@ def test_of_several_cells_that_run_at_once_the_table_says_how_many() -> None:
     assert tally.num_running == 1
 
 
+@pytest.mark.parametrize("width", [100, 80, 50, 30])
 def test_the_table_says_it_all_at_any_width(busy: tuple[Tally, Clock], width: int) -> None:
     shown = rendered(busy[0], width)
     for text in (

@@ -7,6 +7,7 @@ facts, which no license covers. ``derived_non_torch_gib`` was worked out by hand
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,7 +243,7 @@ def test_published_figures_agree_with_what_was_derived_by_hand(row: dict[str, st
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("Lightning-AI/litgpt#459", "fragmentation"),  # 1.04 GiB unused, 86 MiB requested
+        ("Lightning-AI/litgpt#459", "size"),  # 1.04 GiB of 23.26 unused: a smaller micro batch was the cure
         ("Lightning-AI/lit-llama#402", "neighbor"),  # another process holds about 10 GiB
         ("tatsu-lab/stanford_alpaca#189", "neighbor"),  # 7 GiB outside
         ("unslothai/unsloth#1144 (a)", "size"),  # 11.89 GiB requested, 3.38 free
@@ -272,10 +273,27 @@ def test_size_says_what_is_missing_and_expandable_segments_are_no_cure() -> None
     found = explain(oom, UNKNOWN)
     assert found.cause == "size"
     assert "1.00 GiB" in found.why
-    enough = OutOfMemory(backend="CUDA", requested=gib(1), free=mib(1), total=gib(80), allocated=gib(77), unused=gib(2))
+    enough = OutOfMemory(
+        backend="CUDA", requested=gib(1), free=mib(1), total=gib(80), allocated=gib(67), unused=gib(12)
+    )
     assert explain(enough, UNKNOWN).cause == "fragmentation"
-    assert explain(enough, UNKNOWN).changes[0].num_bytes == gib(2)
+    assert explain(enough, UNKNOWN).changes[0].num_bytes == gib(12)
+    little = replace(enough, allocated=gib(77), unused=gib(2))  # enough for this request, but for few after it
+    assert (explain(little, UNKNOWN).cause, explain(little, UNKNOWN).changes[1].num_bytes) == ("size", gib(2))
+    assert "97 % of the reserved memory is allocated" in explain(little, UNKNOWN).why
     assert explain(enough, UNKNOWN, is_expandable=True).cause != "fragmentation"
+
+
+def test_in_a_container_this_process_may_have_no_bytes() -> None:
+    text = (  # mistralai/mistral-finetune#69
+        "CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of 21.99 GiB of which 759.38 MiB "
+        "is free. Including non-PyTorch memory, this process has 0 bytes memory in use. Of the allocated memory 20.52 "
+        "GiB is allocated by PyTorch, and 102.08 MiB is reserved by PyTorch but unallocated."
+    )
+    found = parse(text)
+    assert (found.process, found.neighbors) == (None, None)
+    assert found.outside == pytest.approx(0.63 * GIB, abs=0.02 * GIB)
+    assert explain(found, UNKNOWN).cause == "size"
 
 
 def test_in_a_container_this_process_stands_among_the_others_under_another_number() -> None:

@@ -19,6 +19,8 @@ def frames(*places: str) -> list[Frame]:
 @pytest.mark.parametrize(
     ("places", "name", "detail"),
     [
+        (("bitsandbytes/nn/modules.py:to", "torch/nn/modules/module.py:convert"), "to_device", ""),
+        (("torch/nn/modules/module.py:convert", "bitsandbytes/nn/modules.py:to"), "load", ""),
         (
             (
                 *TRAINING,

@@ -18,6 +18,8 @@ Cause = Literal["size", "fragmentation", "neighbor", "ranks on one GPU", "limit"
 #: Of a process outside the allocator, without that another process is suspected: CUDA context, cuBLAS, NCCL.
 _MUCH_OUTSIDE = 3 * GIB
 _NEIGHBOR = 300 * MIB  # of other processes: a desktop takes less
+#: Below this share of the reserved memory, unused bytes would only delay the end: benchmarks/truth/oom.md.
+_FRAGMENTED = 0.1
 _EXPANDABLE = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF since PyTorch 2.9)"
 
 
@@ -58,8 +60,9 @@ def explain(oom: OutOfMemory, phase: Phase, *, is_expandable: bool = False) -> E
         changes.insert(0, _of_neighbors(oom, cause))
     elif cause == "limit":
         changes.insert(0, Change("raise or remove set_per_process_memory_fraction"))
-    if cause == "size" and oom.unused is not None and oom.unused >= _NEIGHBOR and not is_expandable:
-        changes.append(Change(f"{_EXPANDABLE}; alone it is not enough", oom.unused))
+    if cause == "size" and not is_expandable and (_fits_in_unused(oom) or (oom.unused or 0) >= _NEIGHBOR):
+        at = 1 if _fits_in_unused(oom) else len(changes)
+        changes.insert(at, Change(f"{_EXPANDABLE}; alone it is hardly enough", oom.unused))
     return Explanation(cause, why, tuple(changes[:3]))
 
 
@@ -85,13 +88,15 @@ def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
     if oom.process is None and not oom.others and (oom.outside or 0) >= _MUCH_OUTSIDE:
         size = format_bytes(oom.outside)
         return "neighbor", f"about {size} are in use outside this process's PyTorch: probably another process, or NCCL"
-    if unused is not None and unused >= asked and not is_expandable:
-        return "fragmentation", (
-            f"{format_bytes(unused)} are reserved but unused, enough for the request, but in pieces that are too small"
-        )
-    if unused is not None and free is not None and free + unused >= asked and not is_expandable:
-        return "fragmentation", (
-            f"the free {format_bytes(free)} and the {format_bytes(unused)} reserved but unused are enough together"
+    if (fits := _fits_in_unused(oom)) and not is_expandable:
+        assert unused is not None
+        assert oom.reserved is not None
+        if unused >= _FRAGMENTED * oom.reserved:
+            return "fragmentation", fits
+        share = 100 * (1 - unused / oom.reserved)
+        return (
+            "size",
+            f"{share:.0f} % of the reserved memory is allocated, so that defragmenting would gain little; {fits}",
         )
     if free is not None and free >= asked:
         return "unknown", "the free memory would hold the request: other processes or ranks changed it meanwhile"
@@ -103,6 +108,20 @@ def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
         if free is not None
         else ("the message has no figure of the free memory"),
     )
+
+
+def _fits_in_unused(oom: OutOfMemory) -> str:
+    """How unused memory would serve the request, were it in one piece; empty if it would not."""
+    asked, free, unused = oom.requested, oom.free, oom.unused
+    if asked is None or unused is None or not oom.reserved:
+        return ""
+    if unused >= asked:
+        return (
+            f"{format_bytes(unused)} are reserved but unused, enough for the request, but in pieces that are too small"
+        )
+    if free is not None and free < asked <= free + unused:
+        return f"the free {format_bytes(free)} and the {format_bytes(unused)} reserved but unused are enough together"
+    return ""
 
 
 def _of_neighbors(oom: OutOfMemory, cause: Cause) -> Change:

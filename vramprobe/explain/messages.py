@@ -133,7 +133,7 @@ def parse(text: str) -> OutOfMemory:
     device = _DEVICE.search(text)
     backend = ((begin and begin["backend"]) or "CUDA").removesuffix(" backend")
     others = tuple(size for match in _OTHER.finditer(text) if (size := _bytes(match)) is not None)
-    if found["process"] is None:
+    if not found["process"]:  # 0 bytes in a container, where the driver does not find this process
         found["process"], others = _in_a_container(others, found)
     return OutOfMemory(
         backend=backend,

@@ -72,7 +72,8 @@ _STEP: tuple[tuple[str, str, str], ...] = (
         r"accelerate/|deepspeed/__init__|deepspeed/runtime/engine|torch/distributed/fsdp|lightning",
         r"prepare|_prepare_\w+|prepare_model|initialize|_configure_\w+|__init__|fully_shard",
     ),
-    ("to_device", r"torch/nn/modules/module\.py", r"to|cuda|_apply|half|float|bfloat16"),
+    ("load", r"bitsandbytes/nn/modules\.py", r"to|cuda|_quantize"),
+    ("to_device", r"torch/nn/modules/module\.py", r"to|cuda|_apply|convert|half|float|bfloat16"),
 )
 _LOSS = r"cross_entropy|fixed_cross_entropy|ForCausalLMLoss|ForCausalLM_loss|compute_loss_func"
 #: Only where nothing above is found: backward recomputes checkpointed layers by their forward.

@@ -1,0 +1,270 @@
+"""Out-of-memory errors of public issues, explained and repeated: ``python benchmarks/truth/oom.py`` writes oom.md.
+
+``explain`` reads each report of oom/reports.toml. Its run, where the thread tells it, is repeated without a GPU: a
+cell of one GPU by simulation (*simulated*), one of several or of an old transformers by arithmetic (*predicted*). Both
+go through the allocator's replay on a card that has exactly what the message leaves to PyTorch: reserved and free.
+Nothing is fitted. It needs torch and takes about a minute; ``--check`` writes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import tomllib
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv, as_markdown, write_or_check
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.report import report_of
+from vramprobe.kernels.chip import A100
+from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
+from vramprobe.predict.predict import predict
+from vramprobe.predict.stack import on_stack
+from vramprobe.simulate.allocator.compiled import counting_allocator
+from vramprobe.simulate.allocator.ledger import Device
+from vramprobe.simulate.allocator.ledger import OutOfMemory as Full
+from vramprobe.simulate.reserved import reserve
+from vramprobe.simulate.run import simulate
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms.sharding.ranks import run_of
+from vramprobe.terms.step.requests import Run
+from vramprobe.units import GIB, format_bytes
+
+FOLDER = Path(__file__).with_suffix("")
+TABLE = Path(__file__).with_suffix(".csv")
+#: Phases that a repetition does not tell apart.
+_ALIKE = ({"load", "to_device", "prepare"}, {"forward", "backward", "forward or backward"})
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """How the repeated run ends, bytes; ``requested``: None where it fits; ``peak``: allocated on an endless card."""
+
+    engine: str
+    phase: str
+    requested: int | None
+    allocated: int
+    reserved: int | None
+    peak: int
+
+
+def reports() -> list[dict[str, Any]]:
+    """The reports, as they were collected."""
+    return tomllib.loads((FOLDER / "reports.toml").read_text(encoding="utf-8"))["report"]
+
+
+def spec_of(report: Mapping[str, Any]) -> CellSpec:
+    """The run as a cell."""
+    cell = dict(report["cell"])
+    if cell["model"].endswith(".json"):
+        cell["model"] = str(FOLDER / cell["model"])
+    spec = resolve(device="cuda", **cell)
+    return on_stack(spec, report["stack"]) if "stack" in report else spec
+
+
+def room_of(oom: OutOfMemory) -> int | None:
+    """What PyTorch had and could still get, bytes; null where the message does not tell."""
+    if oom.reserved is None or oom.free is None:
+        return None
+    return oom.reserved + oom.free
+
+
+def repeated(report: Mapping[str, Any], room: int) -> Repeated:
+    """The report's run where PyTorch's segments may take ``room`` bytes."""
+    spec, device = spec_of(report), Device(segment_bytes=room)
+    if spec.num_gpus == 1 and "stack" not in report:
+        return _by_simulation(spec, device)
+    try:
+        peak = _played(spec, Device())[2]
+    except UnsupportedArchitecture:  # whose order of requests is not known
+        peak = predict(spec).peak_allocated_bytes.value
+        return Repeated("predicted", "fits" if peak <= room else "does not fit", None, peak, None, peak)
+    return Repeated("predicted", *_played(spec, device), peak)
+
+
+def _by_simulation(spec: CellSpec, device: Device) -> Repeated:
+    found = simulate(spec)
+    assert found.history is not None
+    ended = reserve(found.record.phases, found.history, None, device)
+    peak = max(phase.allocated_peak_bytes for phase in found.record.phases)
+    if ended.oom is None:
+        return Repeated("simulated", "fits", None, peak, max(one.reserved_peak_bytes for one in ended.phases), peak)
+    oom = ended.oom
+    return Repeated("simulated", oom.phase, oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes, peak)
+
+
+def _played(spec: CellSpec, device: Device) -> tuple[str, int | None, int, int]:
+    """Phase, request, allocated and reserved where it ends; where it fits, its peaks."""
+    allocator = counting_allocator(None, device)
+    kind = Run if spec.num_gpus == 1 else run_of
+    run = kind(spec, allocator, workspace_bytes=BLAS_WORKSPACE_BYTES, chip=A100)
+    loaded = 0
+    try:
+        run.load()
+        loaded = allocator.ledger.peak().allocated_bytes
+        allocator.empty_cache()
+        for _ in range(2):
+            run.step()
+    except Full as full:
+        inside = {frame.name for frame in traceback.extract_tb(full.__traceback__)}
+        phase = "load" if "load" in inside else "optimizer_step" if "_optimize" in inside else "forward or backward"
+        return phase, full.segment_bytes, full.usage.allocated_bytes, full.usage.reserved_bytes
+    peak = allocator.ledger.peak()
+    return "fits", None, max(peak.allocated_bytes, loaded), peak.reserved_bytes
+
+
+def compared(report: Mapping[str, Any]) -> Row:
+    """One report: its figures, what ``explain`` says of it, and its repetition."""
+    said = report_of(io.BytesIO(report["text"].encode()))
+    assert said.oom is not None
+    assert said.explanation is not None
+    oom, room = said.oom, room_of(said.oom)
+    row: Row = {
+        **{name: report.get(name, "") for name in ("source", "gpu", "phase", "cause", "told")},
+        "explained_phase": said.phase.name,
+        "explained_cause": said.explanation.cause,
+        "requested_bytes": oom.requested,
+        "allocated_bytes": oom.allocated,
+        "reserved_bytes": oom.reserved,
+        "room_bytes": room,
+    }
+    if "cell" in report and room is not None:
+        again = repeated(report, room)
+        row |= {"run": _in_words(spec_of(report)), "engine": again.engine, "repeated_phase": again.phase}
+        row |= {
+            f"repeated_{name}_bytes": getattr(again, name) for name in ("requested", "allocated", "reserved", "peak")
+        }
+        row["predicted_peak_bytes"] = predict(spec_of(report)).peak_allocated_bytes.value
+        half_unit = max(oom.requested_half_unit, 1)
+        row["is_same_request"] = again.requested is not None and abs(again.requested - oom.requested) <= half_unit
+    return row | {name: report.get(name, "") for name in ("tensor", "assumed", "why")}
+
+
+def _in_words(spec: CellSpec) -> str:
+    ranks = f", {spec.sharding} × {spec.num_gpus}" if spec.num_gpus > 1 else ""
+    return f"{spec.model_label} {spec.method}, {spec.batch_size} × {spec.seq_len}{ranks}"
+
+
+def same_phase(row: Row) -> bool | None:
+    """Whether the repetition ends in the phase that the report tells; null where either is not known."""
+    told, found = row["phase"], row.get("repeated_phase")
+    if not told or not found or told in ("evaluation", "save"):
+        return None
+    return told == found or any({told, found} <= alike for alike in _ALIKE)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Counts, the table of repetitions, what explain says, and what was assumed."""
+    again = [row for row in rows if "engine" in row]
+    ended = [row for row in again if row["repeated_phase"] != "fits"]
+    judged = [row for row in rows if row["cause"]]
+    phases = [row for row in again if same_phase(row) is not None]
+    near = [row for row in ended if _gap(row) <= 5]
+    too_large = [row for row in again if row["predicted_peak_bytes"] > row["room_bytes"]]
+    right = [row for row in judged if row["cause"] == row["explained_cause"]]
+    lines = [
+        "# Out-of-memory errors of public issues, explained and repeated\n",
+        "`python benchmarks/truth/oom.py` rebuilds this page from [the reports](oom/reports.toml); "
+        "[oom.csv](oom.csv) has every figure in bytes.\n",
+        f"- {len(rows)} reports; the runs of {len(again)} are told well enough to be repeated, with the assumptions "
+        "below.",
+        f"- {len(ended)} of these {len(again)} end out of memory again; "
+        f"{sum(bool(row['is_same_request']) for row in again)} at a request of the same size, {len(near)} with "
+        "allocated memory within 5 %.",
+        f"- `predict`, which knows nothing of the message, needs more allocated memory than the card left in "
+        f"{len(too_large)} of the {len(again)}.",
+        f"- {sum(bool(same_phase(row)) for row in phases)} of {len(phases)} whose phase is told end in it "
+        "(forward and backward count as one, and so do load and preparation).",
+        f"- `explain` names the cause that the thread, or the weights' bytes, show in {len(right)} of {len(judged)} "
+        f"reports; of the other {len(rows) - len(judged)} it is not known. Its threshold for fragmentation (10 % of "
+        "the reserved memory unused) was chosen on these reports, so that the count is no test of it.\n",
+        "A repetition is *simulated* (one GPU) or *predicted* (arithmetic: several GPUs), under PyTorch 2.13, "
+        "transformers 5.23 and peft 0.21, not under the report's releases; the card is an A100 that leaves PyTorch as "
+        "much as the message says (reserved and free). Allocated memory that is near the message's therefore shows "
+        "little by itself: the phase and the request do.\n",
+        "## Repeated\n",
+        *_repeated_table(again),
+        "\n## What explain says\n",
+        *as_markdown(
+            ("report", "the thread tells", "cause shown", "by explain", "right"),
+            "lllll",
+            [(row["source"], row["told"], row["cause"] or "–", row["explained_cause"], _verdict(row)) for row in rows],
+        ),
+        "\n## The request's tensor, and what was assumed\n",
+        *as_markdown(
+            ("report", "request", "the tensor of this size (by hand)", "assumed"),
+            "lrll",
+            [
+                (
+                    row["source"],
+                    _shown(row["requested_bytes"]),
+                    row["tensor"] or "unknown",
+                    row["assumed"] or row["why"],
+                )
+                for row in rows
+            ],
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _repeated_table(rows: Sequence[Row]) -> list[str]:
+    head = ("report", "run", "phase: told, here", "requested: message, here", "allocated, GiB", "reserved, GiB")
+    return as_markdown(
+        (*head, "engine", "difference"),
+        "lllrrrll",
+        [
+            (
+                row["source"],
+                row["run"],
+                f"{row['phase'] or '–'}, {row['repeated_phase']}",
+                f"{_shown(row['requested_bytes'])}, {_shown(row['repeated_requested_bytes'])}",
+                _pair(row, "allocated"),
+                _pair(row, "reserved"),
+                row["engine"],
+                row["why"] or "none",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _gap(row: Row) -> float:
+    return 100 * abs(row["repeated_allocated_bytes"] / row["allocated_bytes"] - 1)
+
+
+def _verdict(row: Row) -> str:
+    if not row["cause"]:
+        return "–"
+    return "yes" if row["cause"] == row["explained_cause"] else "no"
+
+
+def _shown(size: int | None) -> str:
+    return "–" if size is None else format_bytes(size)
+
+
+def _pair(row: Row, tier: str) -> str:
+    here = row[f"repeated_{tier}_bytes"]
+    return f"{row[f'{tier}_bytes'] / GIB:.2f}, {'–' if here is None else f'{here / GIB:.2f}'}"
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    rows = [compared(report) for report in reports()]
+    made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows)}
+    write_or_check(made, "truth/oom.py", check="--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

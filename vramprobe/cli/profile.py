@@ -86,7 +86,12 @@ def profile(
     gpus: Annotated[
         str | None, typer.Option(help="Memory, time and cost on these GPUs: all, or names separated by commas.")
     ] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Draw live memory by cause: FILE.html.")] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="FILE.html: live memory by cause; FILE.json: the counted step as a Chrome trace, for ui.perfetto.dev."
+        ),
+    ] = None,
     max_allocated: Annotated[
         str | None, typer.Option(help="Exit with 1 if a GPU allocates more than this, for example 22GiB.")
     ] = None,

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vramprobe.errors import VramprobeError
+from vramprobe.profile import chrome_trace
 from vramprobe.profile.causes import CAUSES
 from vramprobe.profile.ranks import Moment, Seen, moment_of_peak, see
 from vramprobe.profile.raw import RawRank, read_run
@@ -29,7 +30,13 @@ _OF_A_CELL = np.array(
 
 
 def write(folder: Path, record: ProfileRecord, path: str | Path) -> None:
-    """Write the timeline to ``path`` (.html, .png, .svg). Raises VramprobeError where no history was taken."""
+    """Write the timeline to ``path``: memory (.html, .png, .svg), or the counted step as a trace (.json).
+
+    Raises VramprobeError where no history was taken, or no step was counted.
+    """
+    if Path(path).suffix.lower() == ".json":
+        chrome_trace.write(folder, record, Path(path))
+        return
     timeline_file.write(timeline_of_profile(folder, record), path)
 
 

@@ -138,6 +138,12 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     )
 
 
+def row_seconds(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> list[float]:
+    """What each row's calls take on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
+    seconds_of = _Roofline(gpu, fit or shipped_speed())
+    return [seconds_of.row(row) for row in count.rows]
+
+
 def _together(by_class: dict[str, float]) -> float:
     """Kernels or the host's launches, collectives half beside them, then what nothing hides (as step.py's Parts)."""
     gpu = sum(by_class[name] for name in ("products", "attention", "memory-bound", "dequantize"))

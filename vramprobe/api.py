@@ -25,6 +25,8 @@ from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
     from vramprobe.check import CheckReport
+    from vramprobe.check.contribute import Contribution
+    from vramprobe.check.merge import Merged
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
     from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
-    "calibrate", "cell", "changes", "check", "claims", "dataset", "default_results", "doctor", "evaluate", "fit",
-    "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "min_gpus", "min_gpus_by_sharding",
-    "models", "plan", "predict", "recommend", "report", "run", "serve", "simulate",
+    "calibrate", "cell", "changes", "check", "claims", "contribute", "dataset", "default_results", "doctor", "evaluate",
+    "fit", "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
+    "min_gpus_by_sharding", "models", "plan", "predict", "recommend", "report", "run", "serve", "simulate",
 ]  # fmt: skip
 
 
@@ -309,6 +311,23 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
     from vramprobe.check import check as check_records
 
     return check_records(results, strict=strict)
+
+
+def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
+    """Join the journals ``sources`` into the new file ``out``, each attempt once.
+
+    Raises IncomparableRecords, having written nothing, for a record that breaks a rule of :func:`check`.
+    """
+    from vramprobe.check.merge import merge as merge_records
+
+    return merge_records(sources, out)
+
+
+def contribute(results: str | Path, out: str | Path | None = None, *, strip: Sequence[str] = ()) -> Contribution:
+    """Write checked records to one new file without what identifies a machine or a person; ``strip``: further words."""
+    from vramprobe.check.contribute import contribute as contribute_records
+
+    return contribute_records(results, out, strip=strip)
 
 
 def fit(results: str | Path) -> MemoryModel:

@@ -90,6 +90,17 @@ HOW = {
     "vramprobe run configs/sweeps/80gb.yaml --on ray://head-node:10001": Way(
         elsewhere="tests/sweep/test_on_ray.py", why="it needs a cluster"
     ),
+    "vramprobe run configs/sweeps/80gb.yaml --shard 1/2 --out out/one": Way(
+        instead="vramprobe run configs/sweeps/quickstart.yaml --shard 1/2 --dry-run --device cpu",
+        why="it takes minutes",
+    ),
+    "vramprobe run configs/sweeps/80gb.yaml --shard 2/2 --out out/two": Way(
+        instead="vramprobe run configs/sweeps/quickstart.yaml --shard 2/2 --dry-run --device cpu",
+        why="it takes minutes",
+    ),
+    "vramprobe merge out/one out/two -o out/all.jsonl": Way(
+        instead="vramprobe merge results/cpu/quickstart -o out/all.jsonl", why="the shards above are not run"
+    ),
     "vramprobe check results/h100-sxm/80gb": AS_IT_IS,  # the workshop has the committed records there, too
     "vramprobe fit results/cpu/quickstart --out out/fit.json": AS_IT_IS,
     f"vramprobe predict {HELD_OUT} --fit out/fit.json": AS_IT_IS,

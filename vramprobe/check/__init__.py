@@ -64,14 +64,8 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
         records, doubts = readable(file)
         lines += [Entry(file, record) for record in records]
         findings += [_finding(readable, severity, str(file), message) for severity, message in doubts]
-    findings += [_finding(duplicates, *doubt) for doubt in duplicates(lines)]
-    by_attempt: dict[str, Entry] = {}
-    for entry in lines:
-        by_attempt.setdefault(entry.record.attempt_id, entry)
-    entries = list(by_attempt.values())
-    for entry in entries:
-        findings += _findings_of(entry)
-    findings += [_finding(rule, *doubt) for rule in RULES_OF_SEVERAL for doubt in rule(entries)]
+    entries, found = judged(lines)
+    findings += found
     groups = attempts_by_context(entries)
     return CheckReport(
         findings=findings,
@@ -84,6 +78,19 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
         strict=strict,
         ok=not any(strict or finding.severity == "error" for finding in findings),
     )
+
+
+def judged(lines: Sequence[Entry]) -> tuple[list[Entry], list[Finding]]:
+    """Each attempt once, and what the rules have against them."""
+    findings = [_finding(duplicates, *doubt) for doubt in duplicates(lines)]
+    by_attempt: dict[str, Entry] = {}
+    for entry in lines:
+        by_attempt.setdefault(entry.record.attempt_id, entry)
+    entries = list(by_attempt.values())
+    for entry in entries:
+        findings += _findings_of(entry)
+    findings += [_finding(rule, *doubt) for rule in RULES_OF_SEVERAL for doubt in rule(entries)]
+    return entries, findings
 
 
 def _findings_of(entry: Entry) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 import vramprobe
+from vramprobe.cli import contribute as contribute_verbs
 from vramprobe.cli import diff as diff_verb
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import explain as explain_verb
@@ -175,6 +176,8 @@ for verb in (
     sweeps.plan,
     sweeps.run,
     results.check,
+    contribute_verbs.merge,
+    contribute_verbs.contribute,
     results.fit,
     predict_verb.predict,
     recommend_verb.recommend,

@@ -1,0 +1,79 @@
+"""``vramprobe merge`` and ``vramprobe contribute``: records of several machines or people in one file.
+
+In: journals. Out: a new one, and who gave what, or what was stripped, as text or JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vramprobe.cli.options import Json, print_json
+
+if TYPE_CHECKING:
+    from vramprobe.check.contribute import Contribution
+    from vramprobe.check.merge import Merged
+
+
+def merge(
+    sources: Annotated[list[Path], typer.Argument(help="Results folders or .jsonl files, of shards or contributors.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The new .jsonl file.")],
+    json_output: Json = False,
+) -> None:
+    """Join journals into a new one, each attempt once; refuse records that contradict themselves or each other."""
+    from vramprobe import api
+
+    merged = api.merge(sources, out)
+    if json_output:
+        shares = [share._asdict() for share in merged.shares]
+        warnings = [finding.model_dump(mode="json") for finding in merged.warnings]
+        print_json(merged._asdict() | {"journal": str(merged.journal), "shares": shares, "warnings": warnings})
+    else:
+        _print_merged(merged)
+
+
+def contribute(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The new file (default contribution-<hash>.jsonl).")
+    ] = None,
+    strip: Annotated[list[str] | None, typer.Option(help="Also strip this word, such as a project's name.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Write checked records to one file to send, without what identifies a machine or a person."""
+    from vramprobe import api
+
+    made = api.contribute(results, out, strip=strip or ())
+    if json_output:
+        print_json(made._asdict() | {"file": str(made.file), "report": made.report.model_dump(mode="json")})
+    else:
+        _print_contribution(made)
+
+
+def _print_merged(merged: Merged) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("source", "instrument", "device", "torch", "vramprobe", "records", "cells"):
+        table.add_column(title, justify="right" if title in ("records", "cells") else "left")
+    for share in merged.shares:
+        table.add_row(*("?" if value is None else str(value) for value in share))
+    Console(highlight=False, width=10_000).print(table)
+    repeated = f"; {merged.num_repeated} stood in several files, kept once" if merged.num_repeated else ""
+    print(f"{merged.num_records} records → {merged.journal}{repeated}")
+    if merged.warnings:
+        print(f"{len(merged.warnings)} warnings; `vramprobe check {merged.journal}` lists them")
+
+
+def _print_contribution(made: Contribution) -> None:
+    kinds = ", ".join(f"{count} {name}" for name, count in sorted(made.report.instruments.items()))
+    print(f"{made.num_records} records ({kinds}) → {made.file}")
+    for field, count in sorted(made.stripped.items()):
+        print(f"  stripped in {count}: {field}")
+    warnings = len(made.report.findings)
+    if warnings:
+        print(f"{warnings} warnings of `vramprobe check`: a reader should know them")
+    print("read the file before you send it: what it does not strip is public then")

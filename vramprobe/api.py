@@ -257,8 +257,8 @@ def run(
     Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
     simulate cells without arithmetic, unless ``engine`` is auto.
 
-    ``on``: where cells run: here, or on the nodes of ``ray`` or ``ray://HOST:PORT``. Of these ``gpu`` names the GPU
-    whose nodes are used, and ``emulate`` the GPUs that are emulated on each.
+    ``on``: where cells run: here, or on the nodes of ``ray``, ``ray://HOST:PORT`` or ``slurm`` (``jobs`` at once). Of
+    these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each.
     """
     if policy is not None and policy.verify and emulate is None:
         _require_emulated()

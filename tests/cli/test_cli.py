@@ -68,7 +68,15 @@ def test_verbs_with_a_cell_take_every_cell_option(verb: str) -> None:
 def test_what_is_planned_can_be_run_with_the_same_words() -> None:
     options = {verb: {o for parameter in VERBS[verb].params for o in parameter.opts} for verb in ("plan", "run")}
     assert options["plan"] <= options["run"]
-    assert options["run"] - options["plan"] == {"--timeout", "--max-time", "--budget", "--limit", "--dry-run", "--on"}
+    assert options["run"] - options["plan"] == {
+        "--timeout",
+        "--max-time",
+        "--budget",
+        "--limit",
+        "--dry-run",
+        "--on",
+        "--jobs",
+    }
 
 
 def test_the_words_name_every_verb() -> None:

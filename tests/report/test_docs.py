@@ -90,6 +90,9 @@ HOW = {
     "vramprobe run configs/sweeps/80gb.yaml --on ray://head-node:10001": Way(
         elsewhere="tests/sweep/test_on_ray.py", why="it needs a cluster"
     ),
+    "vramprobe run configs/sweeps/80gb.yaml --on slurm": Way(
+        elsewhere="tests/sweep/test_on_slurm.py", why="it needs a cluster"
+    ),
     "vramprobe run configs/sweeps/80gb.yaml --shard 1/2 --out out/one": Way(
         instead="vramprobe run configs/sweeps/quickstart.yaml --shard 1/2 --dry-run --device cpu",
         why="it takes minutes",

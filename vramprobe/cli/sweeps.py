@@ -62,8 +62,11 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan, as `vramprobe plan` does.")] = False,
     on: Annotated[
         str,
-        typer.Option(help="Where cells run: here | ray (this machine's cluster, or a new one) | ray://HOST:PORT."),
+        typer.Option(
+            help="Where cells run: here | ray (this machine's cluster, or a new one) | ray://HOST:PORT | slurm."
+        ),
     ] = "here",
+    jobs: Annotated[int | None, typer.Option(help="Cells at once with --on slurm (default 16).")] = None,
     gpu: Annotated[str | None, typer.Option(help="With --on: use the nodes with this GPU of `vramprobe gpus`.")] = None,
     emulate: Emulate = None,
     json_output: Json = False,
@@ -72,7 +75,7 @@ def run(
     from vramprobe import api
     from vramprobe.cli import live
 
-    where: dict[str, Any] = {"on": on, "gpu": gpu}
+    where: dict[str, Any] = {"on": on, "jobs": jobs, "gpu": gpu}
     if on == "here":
         enter_emulated(emulate, job["device"])
     else:

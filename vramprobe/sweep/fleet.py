@@ -36,6 +36,8 @@ from vramprobe.sweep.resume import MAX_RETRIES, differing
 
 #: How long to wait for one event, between two looks at the nodes, and for a node where none is left.
 _POLL_SECONDS, _LOOK_SECONDS, _PATIENCE_SECONDS = 0.2, 2.0, 120.0
+#: Slurm jobs at once, unless --jobs says otherwise.
+_JOBS = 16
 #: An attempt that is so much later than its limit (a node loads its libraries first) is given up.
 _SILENCE_SECONDS = 420.0
 
@@ -51,7 +53,11 @@ def fleet_on(on: str, *, cards: str | None = None, gpu: str | None = None, jobs:
         if jobs is not None:
             raise SpecError(f"--jobs {jobs} is for --on slurm: Ray knows how many cells its nodes take; drop it")
         return Fleet(RayPool(on, cards), cards=cards, gpu=gpu)
-    raise SpecError(f"--on {on!r} given; allowed: here, ray (the cluster of this machine), ray://HOST:PORT")
+    if on == "slurm":
+        from vramprobe.sweep.on_slurm import SlurmPool
+
+        return Fleet(SlurmPool(jobs or _JOBS, cards), cards=cards, gpu=gpu)
+    raise SpecError(f"--on {on!r} given; allowed: here, ray (the cluster of this machine), ray://HOST:PORT, slurm")
 
 
 @dataclass
@@ -177,6 +183,15 @@ class _Run:
         self._model_types = sorted({row.spec.model_type for row in books.plan.to_run})
 
     def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            for attempt_id in self._running:  # only where something failed here, such as a full disk
+                self._pool.cancel(attempt_id)
+            for note in self._fleet.notes:
+                self._books.note(note)
+
+    def _run(self) -> None:
         stopped_by = None
         while (self._waiting or self._running) and stopped_by is None:
             self._look()
@@ -191,8 +206,6 @@ class _Run:
             for attempt_id, attempt in list(self._running.items()):
                 self._pool.cancel(attempt_id)
                 self._finish(attempt, self._fleet.interrupted(attempt, stopped_by), 0.0)
-        for note in self._fleet.notes:
-            self._books.note(note)
 
     def _look(self) -> None:
         """Which nodes there are; give up attempts that say nothing any more, and the sweep where no node is left."""
@@ -224,6 +237,11 @@ class _Run:
                 self._start(event, needs)
 
     def _has_room(self, needs: Needs) -> bool:
+        if not self._running:
+            return bool(self._nodes)  # the engine waits until one of them has as much
+        slots = [node.max_slots for node in self._nodes if node.max_slots is not None]
+        if slots:
+            return len(self._running) < sum(slots)
         used = [attempt.needs for attempt in self._running.values()]
         cpus = sum(node.num_cpus for node in self._nodes) - sum(one.cpus for one in used)
         gpus = sum(node.num_gpus for node in self._nodes) - sum(one.gpus for one in used)

@@ -41,9 +41,12 @@ class Node:
     memory_bytes: float = math.inf
     environments: tuple[Environment, ...] = ()
     why: str = ""
+    max_slots: int | None = None  # of an engine that hides its machines: how many cells run at once
 
     def num_slots(self, needs: Needs) -> int:
         """Cells with such needs that run at once."""
+        if self.max_slots is not None:
+            return self.max_slots
         free = (self.num_cpus / needs.cpus, self.memory_bytes / needs.memory_bytes)
         return int(min(*free, self.num_gpus / needs.gpus if needs.gpus else math.inf))
 

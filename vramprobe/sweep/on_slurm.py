@@ -147,7 +147,7 @@ def _reason(error: Exception) -> str:
 
 
 class OnNode:
-    """What a job does: one request, by a station of its own. submitit requeues a preempted one as ``checkpoint`` says."""
+    """What a job does: one request, by a station of its own; submitit requeues it as ``checkpoint`` says."""
 
     def __call__(self, request: dict[str, Any], cards: str | None, model_types: list[str]) -> dict[str, Any]:
         node = {"node": os.uname().nodename}

@@ -15,8 +15,8 @@ from vramprobe.cli.display_cards import print_cards
 from vramprobe.cli.display_growth import print_growth
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_rollout import print_rollout
-from vramprobe.cli.display_step_time import print_step_time
-from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
+from vramprobe.cli.display_step_time import print_step_time, print_time_difference
+from vramprobe.units import format_bytes, signed_bytes, word_for
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff import Change, Difference
@@ -71,9 +71,8 @@ def print_difference(difference: Difference) -> None:
         console.print(f"{side:<6}  {escape(_line(name))}{escape(at)}")
     console.print()
     _print_changes(console, difference.tiers)
-    if difference.before_seconds and difference.after_seconds:
-        one, other = difference.before_seconds, difference.after_seconds
-        console.print(f"  step time, predicted  {short_seconds(one)} → {short_seconds(other)}  {other / one - 1:+.1%}")
+    if difference.time is not None:
+        print_time_difference(console, difference.time)
     changed = [one for one in difference.causes if one.grown_bytes]
     if difference.causes:
         console.print("\nby cause, at the peak:" if changed else "\nby cause: no change")

@@ -13,6 +13,7 @@ from rich.markup import escape
 from vramprobe.units import short_count, short_seconds
 
 if TYPE_CHECKING:
+    from vramprobe.profile.diff_time import TimeDifference
     from vramprobe.records.step_time import StepTime
 
 _BAR_WIDTH = 24
@@ -45,6 +46,20 @@ def print_step_time(console: Console, time: StepTime) -> None:
         console.print("\npredicted kernel time by line, forward and backward:")
         for one in time.by_line:
             console.print(f"  {short_seconds(one.seconds):>9}  {escape(f'{one.line} {one.function}')}", soft_wrap=True)
+
+
+def print_time_difference(console: Console, time: TimeDifference) -> None:
+    """Two predicted step times, the classes that changed, and whether the change pays."""
+    rows = [("step", time.before_seconds, time.after_seconds)]
+    rows += [(f"  {one.what}", one.before_seconds, one.after_seconds) for one in time.by_class]
+    width = max(len(name) for name, _, _ in rows)
+    console.print("\ntime, predicted, by class, which overlap:" if time.by_class else "\ntime, predicted:")
+    for name, before, after in rows:
+        share = f"  {after / before - 1:+.1%}" if before else ""
+        console.print(f"  {name:<{width}}  {short_seconds(before):>9} → {short_seconds(after):>9}{share}")
+    if time.per == "token":
+        console.print(f"  a token takes {time.ratio - 1:+.1%}: the two steps have different numbers of them")
+    console.print(f"{time.verdict}, predicted from {time.compared}")
 
 
 def print_unclaimed(console: Console, time: StepTime) -> None:

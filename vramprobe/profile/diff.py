@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
+from vramprobe.profile.diff_time import TimeDifference, time_difference
 from vramprobe.records.profile import ProfileRecord, RankProfile
 from vramprobe.records.record import Composition
 from vramprobe.units import format_bytes, parse_bytes, parse_share
@@ -44,7 +45,7 @@ class Change(_Frozen):
 class Difference(_Frozen):
     """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
     largest change first; a line that moved within its function is the same one.
-    ``before_seconds``, ``after_seconds``: of a step, predicted; null where a side has none.
+    ``time``: of a step, predicted; null where a side has none.
     ``warnings``: what makes the two hard to compare.
     """
 
@@ -55,8 +56,7 @@ class Difference(_Frozen):
     tiers: tuple[Change, ...]
     causes: tuple[Change, ...]
     lines: tuple[Change, ...]
-    before_seconds: float | None = None
-    after_seconds: float | None = None
+    time: TimeDifference | None = None
     warnings: tuple[str, ...]
 
 
@@ -71,8 +71,7 @@ def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
         tiers=tuple(_tiers(one, other)),
         causes=tuple(_causes(one, other)),
         lines=tuple(_lines(one, other)),
-        before_seconds=before.step_time and before.step_time.seconds,
-        after_seconds=after.step_time and after.step_time.seconds,
+        time=time_difference(before, after),
         warnings=tuple(_warnings(before, after)),
     )
 

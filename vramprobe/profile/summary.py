@@ -87,11 +87,15 @@ def _alone(record: ProfileRecord, rank: RankProfile) -> Iterator[str]:
 
 def _compared(difference: Difference) -> Iterator[str]:
     rows = [_change(one, one.what) for one in difference.tiers]
-    if difference.before_seconds and difference.after_seconds:
-        one, other = difference.before_seconds, difference.after_seconds
-        rows.append(("step time, predicted", short_seconds(one), short_seconds(other), f"{other / one - 1:+.1%}"))
+    if (time := difference.time) is not None:
+        seconds = short_seconds(time.before_seconds), short_seconds(time.after_seconds)
+        share = time.after_seconds / time.before_seconds - 1
+        rows.append(("step time, predicted", *seconds, f"{share:+.1%}"))
     yield from _grid(("peak", "baseline", "this run", "change"), rows)
     yield ""
+    if difference.time is not None:
+        yield f"Time, predicted: {escape(difference.time.verdict)} ({escape(difference.time.compared)})."
+        yield ""
     changed = [one for one in difference.causes if one.grown_bytes]
     if changed:
         at = "live at the peak" + (f", {difference.after_phase}" if difference.after_phase else "")

@@ -140,6 +140,26 @@ def test_the_phases_of_a_run_and_its_peak_are_shown(tmp_path: Path, capsys: pyte
     assert "above training's" in shown
 
 
+def test_the_rank_that_has_the_most_in_a_phase_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, (saved, loads) in enumerate([(200, True), (300, False)]):
+        script = training(pid=100 + rank, rank=rank, world_size=2)
+        with script.phase("save"):
+            script.alloc(0xF000000, saved * MIB)
+            script.free(0xF000000)
+        if loads:
+            with script.phase("load_best"):
+                pass
+        script.write(tmp_path)
+    write_launcher(tmp_path)
+    display_profile.print_profile(analyse(tmp_path))
+    out = capsys.readouterr().out
+    shown = {line.split()[0]: line.split() for line in out[out.index("phases of the run") :].splitlines()[1:5]}
+    assert shown["save"][5:] == ["rank", "1;", "rank", "0", shown["save"][-2], "MiB"]
+    assert float(shown["save"][1]) - float(shown["save"][-2]) == pytest.approx(100, abs=0.01)
+    assert " ".join(shown["load_best"][5:]) == "rank 0; 1 of 2 had no such phase"
+    assert shown["training"][5:] == []
+
+
 def test_what_outlives_the_phase_that_ran_out_is_not_the_peak(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +236,31 @@ def test_what_is_saved_after_the_steps_goes_elsewhere(tmp_path: Path, monkeypatc
     kept = Path(after.path(tmp_path / "model.pt"))
     assert torch.load(kept)["state"].shape == (1 << 20,)
     assert kept.stat().st_blocks * 512 < 64 * 1024
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_is_of_holes_and_goes_elsewhere(tmp_path: Path, monkeypatch) -> None:
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    monkeypatch.setattr(sys, "addaudithook", lambda heard: None)
+    for owner, name in (
+        (torch, "save"),
+        (checkpoint.filesystem._FileSystemWriter, "__init__"),
+        (checkpoint.FileSystemReader, "__init__"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
+    after = discard.Discard(str(tmp_path / "run"), print, print)
+    modules = {"torch": torch, "torch.distributed.checkpoint.filesystem": checkpoint.filesystem}
+    after.install(lambda name, act: act(modules[name]) if name in modules else None)
+    after.begin()
+    state = {"large": torch.ones(1 << 20), "small": torch.arange(3)}
+    checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(tmp_path / "mine"), no_dist=True)
+    assert not (tmp_path / "mine").exists()
+    files = list(Path(after.path(tmp_path / "mine")).glob("*.distcp"))
+    assert sum(one.stat().st_size for one in files) > 4 << 20
+    assert sum(one.stat().st_blocks * 512 for one in files) < 64 * 1024
+    checkpoint.load(state, storage_reader=checkpoint.FileSystemReader(tmp_path / "mine"), no_dist=True)
+    assert not state["large"].any()
+    assert state["small"].tolist() == [0, 1, 2]
 
 
 #: What a program does to files that were there: is it heard before?

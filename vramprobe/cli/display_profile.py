@@ -15,6 +15,7 @@ from vramprobe.cli.display_cards import print_cards
 from vramprobe.cli.display_growth import print_growth
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_rollout import print_rollout
+from vramprobe.cli.display_run_phases import print_run_phases, rank_name
 from vramprobe.cli.display_step_time import print_step_time, print_time_difference
 from vramprobe.units import format_bytes, signed_bytes, word_for
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from vramprobe.records.engine import EngineMemory
     from vramprobe.records.profile import (
         BlocksAlike,
-        PhaseHighest,
         PlaceBytes,
         ProfileOutcome,
         ProfileRecord,
@@ -174,14 +174,14 @@ def _print_ranks(console: Console, record: ProfileRecord) -> None:
             )
         )
         highest = ", the highest" if rank is top else ""
-        _print_folded(console, "", f"  {_name(rank)}{highest}: {said}", 0, 4)
+        _print_folded(console, "", f"  {rank_name(rank)}{highest}: {said}", 0, 4)
     if record.allocated_spread_bytes is not None:
         console.print(f"  spread: {format_bytes(record.allocated_spread_bytes)} between the lowest and the highest")
 
 
 def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> None:
     peak = rank.peak
-    of = f" of {_name(rank)}" if len(record.ranks) > 1 else ""
+    of = f" of {rank_name(rank)}" if len(record.ranks) > 1 else ""
     most = "highest so far" if record.may_grow(rank) else "peak"
     console.print(f"\n{most}{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(_phase(peak))}")
     if record.may_grow(rank):
@@ -205,11 +205,11 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
     if rank.phases:
         console.print("\npeak by phase:")
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
-    _print_run_phases(console, rank.run_phases)
+    print_run_phases(console, record)
     print_rollout(console, rank.rollout)
     print_growth(console, rank.growth)
     if rank.traffic:
-        print_traffic(console, _name(rank), rank.traffic)
+        print_traffic(console, rank_name(rank), rank.traffic)
     if rank.largest:
         console.print("\nlargest blocks at the peak:")
         for one in rank.largest:
@@ -227,28 +227,6 @@ def _print_steps_that_differ(console: Console, rank: RankProfile) -> None:
         f"from {lowest} to {highest}), as with batches of several lengths. A later step may need more: run all steps "
         "with --whole, or find the worst batch with vramprobe predict --lengths"
     )
-
-
-def _print_run_phases(console: Console, phases: Sequence[PhaseHighest]) -> None:
-    """A row for each phase of the run, the steps as one, and which one is the peak of all."""
-    if not phases:
-        return
-    console.print("\nphases of the run:     allocated      reserved")
-    for one in phases:
-        reserved = "-" if one.reserved_bytes is None else format_bytes(one.reserved_bytes)
-        console.print(f"  {one.name:<16}  {format_bytes(one.allocated_bytes):>12}  {reserved:>12}")
-    # what ran out in a phase stays alive after it, held by the error: the phase is named
-    top = max(phases, key=lambda one: (one.allocated_bytes, one.name != "after_training"))
-    training = next((one for one in phases if one.name == "training"), None)
-    second = max((one for one in phases if one is not top), key=lambda one: one.allocated_bytes, default=None)
-    than = second if top is training else training
-    more = (
-        f", {format_bytes(top.allocated_bytes - than.allocated_bytes)} above {than.name}'s "
-        f"{format_bytes(than.allocated_bytes)}"
-        if than is not None
-        else ""
-    )
-    console.print(f"peak of the run: {top.name}, {format_bytes(top.allocated_bytes)}{more}")
 
 
 def _at(phase: str | None) -> str:
@@ -315,10 +293,6 @@ def _print_lines(console: Console, lines: Sequence[str]) -> None:
 def _line(text: str) -> str:
     """Others' text on one line: what moves the cursor or starts a line of its own is shown by its code."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _name(rank: RankProfile) -> str:
-    return f"process {rank.pid}" if rank.rank is None else f"rank {rank.rank}"
 
 
 def _phase(peak) -> str:

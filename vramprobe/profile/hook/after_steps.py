@@ -1,8 +1,9 @@
 """What a run does after its steps, once each and shortened: evaluation, save, and what its script does then.
 
-In: transformers' Trainer (and so TRL, Axolotl, LLaMA-Factory, ms-swift), by a callback of its own kind. Out: once the
-steps are done the Trainer is told, by its own control flags, to evaluate and to save where its arguments say that it
-would, and to end its training; the script goes on to its end. Evaluation takes the longest rows, a few batches of them.
+In: transformers' Trainer (and so TRL, Axolotl, LLaMA-Factory, ms-swift), by a callback of its own kind; the DataLoader
+that feeds any other loop (loaders.py). Out: once the steps are done the Trainer is told, by its own control flags, to
+evaluate and to save where its arguments say that it would, and to end its training; another loop's data end. The script
+goes on to its end. Evaluation takes the longest rows, a few batches of them.
 """
 
 import functools
@@ -13,6 +14,8 @@ from vramprobe_values.imports import when_imported
 
 from .discard import Discard
 from .journal import complain
+from .loaders import Loaders
+from .phases import rank
 
 _BATCHES = 4  # the last two show what each batch adds
 _ROWS_LOOKED_AT = 100_000
@@ -27,18 +30,25 @@ class AfterSteps:
         self.is_under_way, self._is_training, self._watches = False, False, watches
         self._discard = Discard(folder, self._remark, self._would_damage)
         self._is_late, self._peaks, self._num_batches = False, [], 0
+        self._loaders = Loaders(_BATCHES, self._shortened_loader, self._loop_ends, self._endless)
+        self._loaders.install(when_imported)
         self._discard.install(when_imported)
         when_imported("transformers.trainer", self._install)
 
     def begin(self):
-        """The steps are done; -> whether a Trainer trains, which ends its loop after this one more step."""
-        if self._is_training and not self.is_under_way:
+        """The steps are done; -> whether the loop can be ended after this one more step: a Trainer's, or one whose data
+        come from a DataLoader."""
+        if not self.is_under_way and (self._is_training or self._loaders.end()):
             self.is_under_way = True
             self._discard.begin()
             limit = threading.Timer(_LIMIT_SECONDS, self._late)
             limit.daemon = True
             limit.start()
-        return self.is_under_way and self._is_training
+        return self.is_under_way
+
+    def step_ended(self, step):
+        """Called as each whole step ends, after all that may call ``begin``."""
+        self._loaders.step_ended()
 
     def check(self):
         """Leave where this takes too long; called as phases begin."""
@@ -69,6 +79,17 @@ class AfterSteps:
         for watch in self._watches[-1:]:
             watch.line("warning", message=said)
 
+    def _loop_ends(self):
+        for watch in self._watches[-1:]:
+            watch.phases.training_ended()
+
+    def _endless(self, times):
+        self._remark(
+            f"ended after the loop had asked for its training data {times} times more: it counts steps, and would not "
+            "have ended without data; what follows it is unseen, which --whole shows"
+        )
+        self._watches[-1].leave()
+
     def _install(self, module):
         try:
             trainer, callback = module.Trainer, self._callback(module.TrainerCallback)
@@ -85,10 +106,12 @@ class AfterSteps:
             def on_step_end(self, args, state, control, **kwargs):
                 after._say_how_long(args, state, kwargs.get("train_dataloader"))
                 if after.is_under_way:
-                    after._ends_training(args, control)
+                    after._ends_training(args, state, control)
 
             def on_train_end(self, args, state, control, **kwargs):
                 after._is_training = False
+                if after.is_under_way:
+                    after._loaders.shorten()
                 for watch in after._watches[-1:]:
                     watch.phases.training_ended()
 
@@ -111,11 +134,12 @@ class AfterSteps:
                 world_size=args.world_size,
             )
 
-    def _ends_training(self, args, control):
+    def _ends_training(self, args, state, control):
         args.output_dir = os.fspath(self._discard.path(args.output_dir))
         args.push_to_hub = False
         self._watches[-1].phases.training_ended()
-        os.makedirs(args.output_dir, exist_ok=True)
+        # a rank that does not find the checkpoint's folder when it looks leaves out load_best; the others wait for it
+        os.makedirs(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"), exist_ok=True)
         control.should_training_stop = True
         # "epoch" does both at the epoch's end, which follows; "best" saves where the evaluation was the best
         control.should_evaluate |= _is(args, ("eval_strategy", "evaluation_strategy"), "steps")
@@ -129,28 +153,39 @@ class AfterSteps:
             rows = trainer.eval_dataset if eval_dataset is None else eval_dataset
             rows = trainer.eval_dataset[rows] if isinstance(rows, str) else rows
             self._peaks.clear()
-            self._num_batches = 0
-            return loader_of(trainer, self._longest(rows, trainer.args))
+            size = trainer.args.eval_batch_size * max(trainer.args.world_size, 1)
+            return loader_of(trainer, self._longest(rows, size) or rows)
 
         return get_eval_dataloader
 
-    def _longest(self, rows, args):
-        """The longest rows of a data set, as many as some batches on all ranks take; those that cannot be chosen from
-        as they are."""
-        wanted = _BATCHES * args.eval_batch_size * max(args.world_size, 1)
+    def _shortened_loader(self, loader):
+        """A loader like this one over its longest rows; None where it must stay as it is, and is cut short."""
+        import torch
+
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        if type(loader) is not torch.utils.data.DataLoader or size is None:
+            return None
+        rows = self._longest(loader.dataset, size * (rank()["world_size"] or 1))
+        if rows is None:
+            return None
+        return torch.utils.data.DataLoader(rows, size, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory)
+
+    def _longest(self, rows, size):
+        """The longest rows of a data set, as many as some batches of ``size`` take; None: all of them, as they are."""
+        wanted = _BATCHES * size
+        self._num_batches = 0
         try:
             count = len(rows)
         except TypeError:
-            return rows.take(wanted) if hasattr(rows, "take") else rows
+            return rows.take(wanted) if hasattr(rows, "take") else None
         if count <= wanted:
-            return rows
+            return None
         lengths = _lengths(rows)
         chosen = sorted(range(len(lengths)), key=lambda at: -lengths[at])[:wanted]
+        which = "those of the longest rows" if len(chosen) == wanted else "the first ones: lengths are unknown"
         chosen = chosen if len(chosen) == wanted else list(range(wanted))
-        self._num_batches = -(-count // (args.eval_batch_size * max(args.world_size, 1)))
-        self._remark(
-            f"evaluation was shortened to {_BATCHES} of {self._num_batches} batches, those of the longest rows"
-        )
+        self._num_batches = -(-count // size)
+        self._remark(f"evaluation was shortened to {_BATCHES} of {self._num_batches} batches, {which}")
         if hasattr(rows, "select"):
             return rows.select(chosen)
         import torch

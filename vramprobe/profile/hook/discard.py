@@ -1,11 +1,13 @@
 """What a run writes after its steps goes to a folder that is thrown away, and large tensors are written as holes.
 
-In: that folder, once the steps are done. Out: ``torch.save``, safetensors' ``save_file`` and each ``save_pretrained``
-write there; ``from_pretrained`` finds what was written there. Nothing is pushed to the hub. ``on_damage(path)`` is
-called before an older file elsewhere is overwritten or deleted: an emulated run computes nothing that is worth it.
+In: that folder, once the steps are done. Out: ``torch.save``, safetensors' ``save_file``, each ``save_pretrained`` and
+the checkpoints of accelerate, DeepSpeed and torch.distributed are written there, and found there. Nothing is pushed to
+the hub. ``on_damage(path)`` is called before an older file elsewhere is overwritten or deleted: an emulated run
+computes nothing that is worth it.
 """
 
 import functools
+import io
 import json
 import os
 import stat
@@ -19,14 +21,19 @@ _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-#: (module, class): whose save_pretrained and from_pretrained take a folder first.
+#: (module, class, its functions that write to the folder or file that they take first, those that read from it).
 _FOLDERS = (
-    ("transformers.modeling_utils", "PreTrainedModel"),
-    ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
-    ("transformers.processing_utils", "ProcessorMixin"),
-    ("peft.peft_model", "PeftModel"),
-    ("peft.config", "PeftConfigMixin"),
+    ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",), ("from_pretrained",)),
+    ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase", ("save_pretrained",), ("from_pretrained",)),
+    ("transformers.processing_utils", "ProcessorMixin", ("save_pretrained",), ("from_pretrained",)),
+    ("peft.peft_model", "PeftModel", ("save_pretrained",), ("from_pretrained",)),
+    ("peft.config", "PeftConfigMixin", ("save_pretrained",), ("from_pretrained",)),
+    ("accelerate.accelerator", "Accelerator", ("save_state",), ("load_state",)),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", ("save_checkpoint", "save_16bit_model"), ("load_checkpoint",)),
+    ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter", ("__init__",), ()),
+    ("torch.distributed.checkpoint.filesystem", "FileSystemReader", (), ("__init__",)),
 )
+_FOLDER_WORDS = ("save_directory", "output_dir", "save_dir", "path")
 _PUSHES = (
     ("transformers.trainer", "Trainer", "push_to_hub"),
     ("transformers.trainer", "Trainer", "_push_from_checkpoint"),
@@ -48,8 +55,8 @@ class Discard:
         """Wrap what writes, as soon as its module is there; until ``begin`` all of it is as before."""
         when_imported("torch", lambda torch: self._wrap(torch, "save", self._torch_save))
         when_imported("safetensors.torch", lambda module: self._wrap(module, "save_file", self._safetensors_save))
-        for module, kind in _FOLDERS:
-            when_imported(module, functools.partial(self._folders, kind))
+        for module, *what in _FOLDERS:
+            when_imported(module, functools.partial(self._folders, *what))
         for module, kind, function in _PUSHES:
             when_imported(module, functools.partial(self._pushes, kind, function))
 
@@ -75,19 +82,33 @@ class Discard:
 
         setattr(owner, function, wrapped)
 
-    def _folders(self, kind, module):
+    def _folders(self, kind, writers, readers, module):
         owner = getattr(module, kind, None)
-        if owner is None:
-            return
-        if "save_pretrained" in vars(owner):
-            self._wrap(owner, "save_pretrained", self._save_pretrained)
-        if isinstance(load := vars(owner).get("from_pretrained"), classmethod):
-            owner.from_pretrained = classmethod(self._from_pretrained(load.__func__))
+        for names, make in ((writers, self._written_elsewhere), (readers, self._found_elsewhere)):
+            for name in names:
+                run = vars(owner).get(name) if owner is not None else None
+                if isinstance(run, classmethod):
+                    setattr(owner, name, classmethod(make(run.__func__)))
+                elif run is not None:
+                    setattr(owner, name, make(run))
 
-    def _save_pretrained(self, run, owner, save_directory, *args, **kwargs):
-        return run(owner, self.path(save_directory), *args, **kwargs)
+    def _written_elsewhere(self, run):
+        @functools.wraps(run)
+        def written(owner, *args, **kwargs):
+            if not self._is_on:
+                return run(owner, *args, **kwargs)
+            words = [self._moved(args[0]), *args[1:]] if args else []
+            return run(owner, *words, **{name: self._moved_if(name, value) for name, value in kwargs.items()})
 
-    def _from_pretrained(self, load):
+        return written
+
+    def _moved_if(self, name, value):
+        return self._moved(value) if name in _FOLDER_WORDS else value
+
+    def _moved(self, value):
+        return type(value)(self.path(value)) if isinstance(value, (str, os.PathLike)) else value
+
+    def _found_elsewhere(self, load):
         @functools.wraps(load)
         def found(cls, *args, **kwargs):
             words = [self._read(one) for one in args]
@@ -106,10 +127,10 @@ class Discard:
         if isinstance(f, (str, os.PathLike)):
             f = self._made(f)
         skip = getattr(torch.serialization, "skip_data", None)
-        if skip is None or not isinstance(f, str) or _num_bytes(obj) < _LARGE_BYTES:
+        if skip is None or isinstance(f, io.BytesIO) or _num_bytes(obj) < _LARGE_BYTES:
             return run(obj, f, *args, **kwargs)
         with skip():
-            return run(obj, f, *args, **kwargs)
+            return run(obj, f if isinstance(f, str) else _Skipping(f), *args, **kwargs)
 
     def _safetensors_save(self, run, tensors, filename, metadata=None):
         write_holes(tensors, self._made(filename), metadata)
@@ -153,6 +174,27 @@ class Discard:
         return path.startswith((home, os.path.realpath(os.path.expanduser("~/.cache")) + os.sep)) or (
             "__pycache__" in path
         )
+
+
+class _Skipping:
+    """A stream to write to, as torch's distributed checkpoints hand it over, in which torch.save may leave holes."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def seek(self, num_bytes, whence):
+        """``num_bytes`` of the data follow, which nobody needs."""
+        under = self._stream
+        while not under.seekable() and hasattr(under, "raw"):
+            under = under.raw
+        if under.seekable():
+            return under.seek(num_bytes, whence)
+        for at in range(0, num_bytes, _LARGE_BYTES):
+            self.write(bytes(min(_LARGE_BYTES, num_bytes - at)))
+        return num_bytes
 
 
 def write_holes(tensors, path, metadata=None):

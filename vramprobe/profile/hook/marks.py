@@ -76,7 +76,7 @@ class Marks:
         self._depth["forward"] += 1
 
     def _forward_begins(self, module):
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (module.training or not self._phases.is_outside):
             self._phases.mark("forward")
             self._on_forward(module)
         else:
@@ -89,7 +89,7 @@ class Marks:
         self._depth["forward"] -= 1
         if self._depth["forward"] == 0 and self._depth["backward"] == 0:
             self._discover()
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() or self._phases.is_outside:
                 self._phases.mark("other")
 
     def _watched_engine(self, run):

@@ -13,6 +13,8 @@ from itertools import pairwise
 
 import torch
 
+_NOT_TRAINING = ("evaluation", "generation")
+
 
 class Phases:
     """The phases of one process, from its first CUDA call on. ``steps`` counts the optimizer's whole steps."""
@@ -34,6 +36,7 @@ class Phases:
         self.retries = {}
         self._writes, self._counts = True, True
         self.is_outside = False  # training has ended, and no forward of another one has begun
+        self._has_ended = False  # training has, but for a batch that was fetched before its end
         self._scope = None  # the phase that all marks belong to now
         self._scope_is_of_step = False
         self.on_mark = []  # called as a phase is to begin
@@ -63,7 +66,8 @@ class Phases:
             if begins_step:
                 self._end_step()
             self.name, self.started = name, True
-            self.is_outside = self.is_outside and name not in ("forward", "backward")
+            is_of_training = name in ("forward", "backward")
+            self.is_outside = not is_of_training and (self.is_outside or (self._has_ended and name in _NOT_TRAINING))
             if name == "backward":
                 self._micro_step += 1
 
@@ -121,7 +125,7 @@ class Phases:
         if self.started and self._scope is None:
             with self._lock:
                 self._close(self.name)
-                self.name, self.is_outside = "other", True
+                self.name, self.is_outside, self._has_ended = "other", True, True
 
     def count_no_more(self):
         """The step under way stays the last: what follows is written and counts as no step."""

@@ -1,7 +1,7 @@
 """Phases of a run outside its steps (evaluation, save, an engine's start), and those of a rollout within them.
 
-In: the modules of transformers, peft, safetensors, torch, vLLM and TRL as they are imported. Out: each function's work
-is one phase of this process, whatever forwards run within; nothing where the process has no watch.
+In: modules of transformers, accelerate, DeepSpeed, peft, safetensors, torch, vLLM and TRL as they are imported. Out:
+each function's work is one phase of this process, whatever forwards run in it; nothing where the process has no watch.
 """
 
 import contextlib
@@ -21,6 +21,18 @@ _NAMED = (
     ("transformers.trainer", "Trainer", "_load_optimizer_and_scheduler", "resume"),
     ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained", "save"),
     ("peft.peft_model", "PeftModel", "save_pretrained", "save"),
+    ("accelerate.accelerator", "Accelerator", "save_state", "save"),
+    ("accelerate.accelerator", "Accelerator", "save_model", "save"),
+    ("accelerate.accelerator", "Accelerator", "get_state_dict", "save"),
+    ("accelerate.accelerator", "Accelerator", "load_state", "resume"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "save"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_16bit_model", "save"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "load_checkpoint", "resume"),
+    ("torch.distributed.checkpoint.state_dict", None, "get_state_dict", "save"),
+    ("torch.distributed.checkpoint.state_dict", None, "get_model_state_dict", "save"),
+    ("torch.distributed.checkpoint.state_dict", None, "get_optimizer_state_dict", "save"),
+    ("torch.distributed.checkpoint.state_dict_saver", None, "save", "save"),
+    ("torch.distributed.checkpoint.state_dict_loader", None, "load", "resume"),
     ("peft.tuners.tuners_utils", "BaseTuner", "merge_and_unload", "merge"),
     ("transformers.generation.utils", "GenerationMixin", "generate", "generation"),
     ("safetensors.torch", None, "save_file", "save"),

@@ -21,6 +21,8 @@ class Stop:
         self._watch, self._steps, self._verification, self._after = watch, steps, verification, after
         if self._steps:
             watch.phases.on_step.append(self._step_ended)
+        if after is not None:
+            watch.phases.on_step.append(after.step_ended)
 
     def _step_ended(self, step):
         if self._watch.is_ending:  # its last step is known to be whole only now: nothing is left to stop

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from profile_factory import training, write_launcher
 from rich.console import Console
 
 from vramprobe.cli.display_step_time import print_time_difference
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.diff import Difference, compare
+from vramprobe.profile.diff import compare
 from vramprobe.profile.summary import markdown
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.records.step_time import StepTime
@@ -73,10 +75,8 @@ def test_steps_of_different_numbers_of_tokens_are_compared_by_the_token(record: 
 
 
 def test_classes_that_changed_come_by_how_much(record: ProfileRecord) -> None:
-    before, after = (
-        {"products": 0.5, "attention": 0.1, "copies": 0.2},
-        {"products": 0.5, "attention": 0.4, "copies": 0.1},
-    )
+    before = {"products": 0.5, "attention": 0.1, "copies": 0.2}
+    after = {"products": 0.5, "attention": 0.4, "copies": 0.1}
     found = compare(at(record, timed(1.0, **before)), at(record, timed(1.0, **after))).time
     assert [one.what for one in found.by_class] == ["attention", "copies"]
 
@@ -84,14 +84,14 @@ def test_classes_that_changed_come_by_how_much(record: ProfileRecord) -> None:
 def test_it_is_shown_as_predicted_and_in_the_summary(record: ProfileRecord) -> None:
     before, after = at(record, timed(1.0, products=0.9)), at(record, timed(0.8, products=0.7, attention=0.2))
     difference = compare(before, after)
-    assert Difference.model_validate_json(difference.model_dump_json()) == difference
+    assert json.loads(difference.model_dump_json())["time"]["verdict"] == "worth it: 20.0% faster"
     console = Console(width=80, highlight=False)
     with console.capture() as capture:
         print_time_difference(console, difference.time)
     lines = [" ".join(line.split()) for line in capture.get().splitlines()]
     assert "time, predicted, by class, which overlap:" in lines
     assert "step 1.00 s → 800 ms -20.0%" in lines
-    assert "attention 0.00 µs → 200 ms" in lines
+    assert "attention - → 200 ms" in lines
     assert any(line.startswith("worth it: 20.0% faster, predicted from") for line in lines)
     assert "Time, predicted: worth it: 20.0% faster" in markdown(after, difference)
 

@@ -56,7 +56,8 @@ def print_time_difference(console: Console, time: TimeDifference) -> None:
     console.print("\ntime, predicted, by class, which overlap:" if time.by_class else "\ntime, predicted:")
     for name, before, after in rows:
         share = f"  {after / before - 1:+.1%}" if before else ""
-        console.print(f"  {name:<{width}}  {short_seconds(before):>9} → {short_seconds(after):>9}{share}")
+        spans = [short_seconds(one) if one else "-" for one in (before, after)]
+        console.print(f"  {name:<{width}}  {spans[0]:>9} → {spans[1]:>9}{share}")
     if time.per == "token":
         console.print(f"  a token takes {time.ratio - 1:+.1%}: the two steps have different numbers of them")
     console.print(f"{time.verdict}, predicted from {time.compared}")

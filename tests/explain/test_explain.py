@@ -132,6 +132,58 @@ def test_a_snapshot_names_its_lines_and_what_is_unused() -> None:
     ]
 
 
+def entry(action: str, address: int, size: int, line: int = 1) -> dict[str, Any]:
+    frames = [{"filename": "/home/joe/model.py", "line": line, "name": "forward"}]
+    return {"action": action, "addr": address, "size": size, "frames": frames}
+
+
+def test_a_snapshot_without_an_error_shows_the_highest_moment_of_its_history() -> None:
+    trace = [
+        entry("free_requested", 1, 2 * MIB),  # allocated before the history begins
+        entry("alloc", 2, 9 * MIB, 4),
+        entry("segment_alloc", 2, 20 * MIB),
+        entry("alloc", 3, 1 * MIB, 5),
+        entry("free_requested", 2, 9 * MIB),
+        entry("free_completed", 2, 9 * MIB),
+        entry("alloc", 4, 3 * MIB, 6),
+    ]
+    blocks = [
+        block(1 * MIB, "active_allocated", 5) | {"address": 3},
+        block(3 * MIB, "active_allocated", 6) | {"address": 4},
+        block(5 * MIB, "active_allocated", 7) | {"address": 5},  # since before the history
+        block(2 * MIB, "inactive", 8) | {"address": 6},
+    ]
+    segment = {"device": 0, "address": 3, "total_size": 11 * MIB, "stream": 0, "segment_type": "large"}
+    idle = {"device": 0, "address": 90, "total_size": 4 * MIB, "stream": 0, "segment_type": "large"}
+    segments = [segment | {"blocks": blocks}, idle | {"blocks": [block(4 * MIB, "inactive", 9)]}]
+    lines = explained(pickle.dumps(snapshot(segments=segments, device_traces=[trace])))
+    assert lines == [
+        "GPU 0 at the snapshot, which records no out-of-memory error",
+        "      9.00 MiB  allocated by PyTorch",
+        "      6.00 MiB  reserved but unused",
+        "cause: unknown: no failed request is recorded",
+        "      9.00 MiB  model.py:4 in forward",
+        "      5.00 MiB  model.py:7 in forward",
+        "      1.00 MiB  model.py:5 in forward",
+        "note: the lines are those of the history's highest moment, 15.00 MiB requested after 4 of 7 entries",
+        "note: 3 live blocks; the largest unused one has 4.00 MiB",
+        "note: 4.00 MiB are in unused segments, which torch.cuda.empty_cache() returns",
+        "note: 2.00 MiB are unused pieces of segments in use: fragmentation",
+    ]
+    before = explained(pickle.dumps(snapshot(segments=segments, device_traces=[trace[:1]])))
+    assert "      2.00 MiB  allocated before the history begins" in before
+    assert any("11.00 MiB requested after 0 of 1 entries" in line for line in before)
+
+
+def test_a_block_of_autograds_thread_is_named() -> None:
+    of_backward = block(5 * MIB, "active_allocated", 3) | {
+        "frames": [{"filename": "??", "line": 0, "name": "torch::autograd::Engine::evaluate_function"}]
+    }
+    given = snapshot(device_traces=[])
+    given["segments"][0]["blocks"][0] = of_backward
+    assert "      5.00 MiB  autograd's thread, in backward" in explained(pickle.dumps(given))
+
+
 def test_snapshots_of_other_releases() -> None:
     old = snapshot()
     for one in old["segments"]:

@@ -77,7 +77,9 @@ def in_words(report: Report) -> list[str]:
     said = []
     if report.oom is not None and report.explanation is not None:
         said += [_headline(report, report.oom), *_budget(report.oom)]
-        said += [f"phase: {_in_words(report.phase)}", f"cause: {report.explanation.cause}: {report.explanation.why}"]
+        if report.oom.requested is not None or report.phase.at:
+            said.append(f"phase: {_in_words(report.phase)}")
+        said.append(f"cause: {report.explanation.cause}: {report.explanation.why}")
         if report.tensors:
             said.append(f"the request has the size of {'; or '.join(report.tensors)}")
         said += [f"  {format_bytes(size):>12}  {line}" for line, size in report.lines]

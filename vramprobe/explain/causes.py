@@ -52,6 +52,8 @@ def explain(oom: OutOfMemory, phase: Phase, *, is_expandable: bool = False) -> E
         return Explanation(
             "unknown", why, (Change("leave memory to libraries: a smaller batch, or fewer bytes reserved"), *_of(phase))
         )
+    if oom.requested is None and oom.free is None:  # a snapshot of a run that has not failed
+        return Explanation("unknown", "no failed request is recorded", ())
     cause, why = _cause(oom, is_expandable)
     changes = list(_of(phase))
     if cause == "fragmentation":

@@ -171,11 +171,21 @@ def _of_readings(log: logs.Log) -> Report:
 def _of_snapshot(states: list[State], factors: Factors | None) -> Report:
     state = states[0]
     phase = phase_of(state.frames)
+    lines = state.lines
     notes = [f"{state.num_blocks:,} live blocks; the largest unused one has {format_bytes(state.largest_unused)}"]
     if state.releasable:
         notes.append(f"{format_bytes(state.releasable)} are in unused segments, which torch.cuda.empty_cache() returns")
+    if (pieces := (state.oom.unused or 0) - state.releasable) and state.oom.requested is None:
+        notes.append(f"{format_bytes(pieces)} are unused pieces of segments in use: fragmentation")
     if state.awaiting:
         notes.append(f"{format_bytes(state.awaiting)} are freed but still in use by another stream")
+    if state.peak is not None and state.oom.requested is None:
+        peak, lines = state.peak, state.peak.lines
+        notes.insert(
+            0,
+            f"the lines are those of the history's highest moment, {format_bytes(peak.requested)} requested after "
+            f"{peak.position:,} of {peak.num_entries:,} entries",
+        )
     if len(states) > 1:
         notes.append(f"the snapshot has {len(states)} GPUs; this is GPU {state.oom.device}")
     return Report(
@@ -184,6 +194,6 @@ def _of_snapshot(states: list[State], factors: Factors | None) -> Report:
         phase=phase,
         explanation=explain(state.oom, phase, is_expandable=state.is_expandable),
         tensors=_tensors(state.oom, factors),
-        lines=state.lines,
+        lines=lines,
         notes=tuple(notes),
     )

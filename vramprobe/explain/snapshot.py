@@ -14,6 +14,7 @@ from typing import Any
 from vramprobe.errors import VramprobeError
 from vramprobe.explain.messages import OutOfMemory
 from vramprobe.explain.phases import Frame, shown
+from vramprobe.explain.trace_peak import TracePeak, trace_peak
 
 _MAX_LINES = 5
 
@@ -30,6 +31,7 @@ class State:
     is_expandable: bool
     lines: tuple[tuple[str, int], ...]  # what holds the most, by the line that allocated it
     num_blocks: int
+    peak: TracePeak | None  # of the recorded history, where the snapshot has one
 
 
 def states_of(snapshot: Any) -> list[State]:
@@ -55,12 +57,15 @@ def states_of(snapshot: Any) -> list[State]:
 def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str, Any]]) -> State:
     allocated = awaiting = releasable = largest = pools = reserved = num_blocks = 0
     lines: Counter[str] = Counter()
+    live: list[dict[str, Any]] = []
     segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
     for segment in segments:
         reserved += segment["total_size"]
-        in_use = 0
+        in_use, address = 0, segment.get("address", 0)
         for block in segment["blocks"]:
             size, state = block["size"], block["state"]
+            found = {"addr": block.get("address", address), "requested_size": block.get("requested_size", size)}
+            address += size
             if state == "inactive":
                 largest = max(largest, size)
                 continue
@@ -71,6 +76,7 @@ def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str
                 continue
             allocated += size
             lines[_line_of(block)] += size
+            live.append({**block, **found})
         releasable += segment["total_size"] if in_use == 0 else 0
         if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
             pools += in_use
@@ -93,6 +99,7 @@ def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str
         is_expandable=any(segment.get("is_expandable") for segment in segments),
         lines=tuple(lines.most_common(_MAX_LINES)),
         num_blocks=num_blocks,
+        peak=trace_peak(trace, live, _line_of, _MAX_LINES),
     )
 
 
@@ -112,4 +119,7 @@ def _line_of(block: Mapping[str, Any]) -> str:
     """The innermost line outside torch itself."""
     frames = _frames(block)
     own = next((frame for frame in frames if "/torch/" not in frame.path.replace("\\", "/")), None)
-    return shown(own or frames[0]) if frames else "no Python line was recorded"
+    if frames:
+        return shown(own or frames[0])
+    is_backward = any("autograd::Engine" in str(one["name"]) for one in block.get("frames") or ())
+    return "autograd's thread, in backward" if is_backward else "no Python line was recorded"

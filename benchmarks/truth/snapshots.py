@@ -1,0 +1,160 @@
+"""Memory snapshots of real GPUs from public repositories: ``python benchmarks/truth/snapshots.py`` writes snapshots.md.
+
+The files are not kept here: they are large, and most of their repositories have no licence. The script reads them from
+clones in the folder that is its argument: ``git clone https://github.com/OWNER/NAME FOLDER/OWNER+NAME`` for each.
+``explain`` and PyTorch's own viewer (``torch.cuda._memory_viz``) read each, and their totals are compared. It needs torch,
+no GPU. Without an argument it rebuilds the page from snapshots.csv; ``--check`` writes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from vramprobe.explain.report import report_of
+from vramprobe.explain.snapshot import states_of
+from vramprobe.simulate.snapshot import load_plain
+from vramprobe.units import format_bytes
+
+TABLE = Path(__file__).with_suffix(".csv")
+
+
+class Source(NamedTuple):
+    """One file of a public repository."""
+
+    repository: str
+    commit: str
+    licence: str  # as its LICENSE says; empty without one: not to be copied
+    path: str
+
+
+SOURCES = (
+    Source("JasperSolt/EoR_NN", "10cd0b497ace3272c4a808c774480f3a15b7fb4f", "", "snapshot.pickle"),
+    Source("LfieLike/SketchKV2", "b118ae0c84b12792e417c05ecc8bc843aaca10b8", "MIT", "my_snapshot.pickle"),
+    Source("albi2/thesis-text-to-SQL", "0f4302bf9883ebd00847c8e24e2fa3f1d712404b", "", "dump_snapshot.pickle"),
+    Source("cranberrii/ftcourse", "a8cedf28ee118bdd0d50773780885e0e3a4bf027", "", "memory_snapshot.pickle"),
+    *(
+        Source("Yiyi-philosophy/LLM-inference", "61261a2e7d744c533ce8b3e70a96546b8af01379", "Apache-2.0", path)
+        for path in ("1.3b_snapshot.pickle", "log1/1.3b_snapshot.pickle", "oom_snapshot.pickle")
+    ),
+    *(
+        Source("silmont2000/assignment2-systems", "75d09aad44d65bcf350114d4beaf1d3a7cde42db", "MIT", f"{name}.pickle")
+        for name in ("mem_snapshot", "memory_forward_bf16_128", "memory_forward_fp32_128")
+    ),
+    *(
+        Source(
+            "Wedsonlin/assignment2-systems",
+            "87b086417ea831f54f7535eb3680f90da0952722",
+            "MIT",
+            f"results/medium_{name}_memory_snapshot.pickle",
+        )
+        for name in ("1024_inference", "1024_training", "128_training", "512_training")
+    ),
+    *(
+        Source(
+            "kkaitlyn111/cs336-a2-systems",
+            "c1272e189aa1b8ab6b0a02e08f3f2be1ae122c39",
+            "",
+            f"memory_files/memory_{name}.pickle",
+        )
+        for name in ("ctx128_forward", "ctx128_fullstep", "ctx128_forward_mixed", "ctx256_forward_")
+    ),
+)
+
+
+def contents(source: Source, clones: Path) -> bytes:
+    """The file at its commit."""
+    folder = clones / source.repository.replace("/", "+")
+    found = next((one for one in (folder / "repo", folder) if one.is_dir()), folder)  # a mirror, or a clone
+    shown = ["git", "-C", str(found), "show", f"{source.commit}:{source.path}"]
+    return subprocess.run(shown, capture_output=True, check=True).stdout
+
+
+def torch_totals(snapshot: Mapping[str, Any]) -> tuple[int, int]:
+    """Reserved and allocated bytes of the first GPU, as PyTorch's viewer counts them."""
+    from torch.cuda import _memory_viz as viewer
+
+    device = min(segment.get("device", 0) for segment in snapshot["segments"])
+    segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
+    return sum(segment["total_size"] for segment in segments), sum(map(viewer.calc_active, segments))
+
+
+def compared(source: Source, content: bytes) -> dict[str, Any]:
+    """One snapshot by ``explain`` and by torch."""
+    snapshot = load_plain(io.BytesIO(content))  # runs no code of the file
+    state = states_of(snapshot)[0]
+    reserved, allocated = torch_totals({"segments": snapshot} if isinstance(snapshot, list) else snapshot)
+    report = report_of(io.BytesIO(content))
+    return {
+        **source._asdict(),
+        "file_bytes": len(content),
+        "num_entries": state.peak.num_entries if state.peak else 0,
+        "num_live_blocks": state.num_blocks,
+        "allocated_bytes": state.oom.allocated,
+        "torch_allocated_bytes": allocated,
+        "reserved_bytes": state.oom.reserved,
+        "torch_reserved_bytes": reserved,
+        "highest_requested_bytes": state.peak.requested if state.peak else "",
+        "failed_request_bytes": "" if state.oom.requested is None else state.oom.requested,
+        "largest_line": report.lines[0][0] if report.lines else "",
+        "largest_line_bytes": report.lines[0][1] if report.lines else "",
+    }
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page."""
+    equal = [
+        row
+        for row in rows
+        if all(str(row[f"{tier}_bytes"]) == str(row[f"torch_{tier}_bytes"]) for tier in ("allocated", "reserved"))
+    ]
+    repositories = {row["repository"] for row in rows}
+    lines = [
+        "# Memory snapshots of real GPUs, read by explain\n",
+        "`python benchmarks/truth/snapshots.py CLONES` rebuilds this page; its first lines say where the files come "
+        "from. [snapshots.csv](snapshots.csv) has bytes and commits.\n",
+        f"{len(rows)} snapshots (`torch.cuda.memory._dump_snapshot`) of {len(repositories)} public repositories, "
+        "*measured* by their authors on their GPUs. Allocated and reserved memory by `explain` and by PyTorch's own "
+        f"viewer (`torch.cuda._memory_viz` of 2.13) are equal to the byte in {len(equal)} of {len(rows)}. "
+        f"{sum(row['failed_request_bytes'] != '' for row in rows) or 'None'} of them records a failed request.\n",
+        *as_markdown(
+            ("snapshot", "licence", "size, kB", "entries", "live blocks", "allocated", "reserved", "highest", "line"),
+            "llrrrrrrl",
+            [
+                (
+                    f"{row['repository']} {row['path']}",
+                    row["licence"] or "none",
+                    f"{int(row['file_bytes']) / 1000:,.0f}",
+                    f"{int(row['num_entries']):,}",
+                    f"{int(row['num_live_blocks']):,}",
+                    *(_shown(row[name]) for name in ("allocated_bytes", "reserved_bytes", "highest_requested_bytes")),
+                    f"{_shown(row['largest_line_bytes'])} {row['largest_line']}",
+                )
+                for row in rows
+            ],
+        ),
+        "\n*Highest*: the highest moment of the recorded history, in requested bytes; *line*: what held the most then.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(size: Any) -> str:
+    return "–" if size == "" else format_bytes(int(size))
+
+
+def main() -> None:
+    given = [word for word in sys.argv[1:] if word != "--check"]
+    rows = [compared(one, contents(one, Path(given[0]))) for one in SOURCES] if given else read_csv(TABLE)
+    made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows)}
+    write_or_check(made, "truth/snapshots.py", check="--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

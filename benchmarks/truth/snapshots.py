@@ -2,7 +2,7 @@
 
 The files are not kept here: they are large, and most of their repositories have no licence. The script reads them from
 clones in the folder that is its argument: ``git clone https://github.com/OWNER/NAME FOLDER/OWNER+NAME`` for each.
-``explain`` and PyTorch's own viewer (``torch.cuda._memory_viz``) read each, and their totals are compared. It needs torch,
+``explain`` and the viewer of PyTorch (``torch.cuda._memory_viz``) read each; their totals are compared. It needs torch,
 no GPU. Without an argument it rebuilds the page from snapshots.csv; ``--check`` writes nothing.
 """
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from vramprobe.cli.display_batches import print_batches
 from vramprobe.cli.display_cards import print_cards
 from vramprobe.cli.display_growth import print_growth
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
@@ -207,6 +208,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
     print_run_phases(console, record)
     print_rollout(console, rank.rollout)
+    print_batches(console, rank.batches)
     print_growth(console, rank.growth)
     if rank.traffic:
         print_traffic(console, rank_name(rank), rank.traffic)

@@ -20,6 +20,7 @@ from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks, rollout
 from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
+from vramprobe.profile.data_batches import data_batches
 from vramprobe.profile.engines import vllm
 from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.growth import growth_of
@@ -76,7 +77,11 @@ def _record(run: RawRun) -> ProfileRecord:
         profile = ranks.rank_profile(raw, seen, remarks, seen_cards)
         context_bytes = (launcher.get("emulator") or {}).get("context_bytes")
         homes = ranks.homes_of(raw.process, launcher.get("folder"))
-        more = {"rollout": rollout.stages(raw, seen), "growth": growth_of(raw, seen, context_bytes, homes)}
+        more = {
+            "rollout": rollout.stages(raw, seen),
+            "batches": data_batches(raw, context_bytes),
+            "growth": growth_of(raw, seen, context_bytes, homes),
+        }
         found.append(profile.model_copy(update=more))
         if unmapped := rollout.unmapped_bytes(raw):
             remarks.add(

@@ -163,6 +163,8 @@ class RawRank:
     verification: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None  # of how many batches, and what the last of them added to the peak
     count: Mapping[str, Any] | None = None  # of one step (hook/count)
+    batches: Mapping[str, Any] | None = None  # the shapes of all (hook/own_batches.py)
+    plays: tuple[Mapping[str, Any], ...] = ()  # which batch was trained on in which step after those of num_steps
     kept: tuple[Mapping[str, Any], ...] = ()  # collections with tensors of many steps (hook/kept_lists.py)
     trainer: RawTrainer | None = None
     end: RawEnd | None = None
@@ -275,7 +277,9 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["warnings"].append(str(content.get("message")))
         case "kept":
             into["kept"] = tuple(content.get("lists") or ())
-        case "values" | "verification" | "evaluation" | "count":
+        case "batch":
+            into["plays"] = (*into.get("plays", ()), content)
+        case "values" | "verification" | "evaluation" | "count" | "batches":
             into[kind] = content
         case "trainer":
             into["trainer"] = _made(RawTrainer, content, where)
@@ -294,8 +298,10 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
     lists = {name: tuple(found[name]) for name in ("moved", "asleep", "ooms", "warnings")}
-    names = ("num_steps", "values", "verification", "evaluation", "count", "kept", "trainer", "end")
+    names = ("num_steps", "values", "verification", "evaluation", "count", "batches", "plays", "kept", "trainer", "end")
     others = {name: found[name] for name in names if name in found}
+    if "batches" in found:
+        others["num_steps"] = found["batches"]["steps"]
     return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
 
 

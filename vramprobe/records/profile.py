@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store
+from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory
 from vramprobe.records.record import Amount, Composition, Emulation, Moved
 from vramprobe.records.step_time import CardTime, StepTime
@@ -152,6 +153,7 @@ class RankProfile(_Frozen):
     fragmentation_bytes: int | None = None  # reserved − allocated peak, of the phase with the highest reserved
     num_alloc_retries: int | None = None
     num_ooms: int | None = None
+    batches: DataBatches | None = None  # of the run's own data; their steps are not in num_steps, and are in the peak
     growth: MemoryGrowth | None = None  # null where steps leave nothing behind, and without their history
     traffic: list[Moved] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
 
@@ -283,6 +285,8 @@ class ProfileRecord(_Frozen):
 
     def may_grow(self, rank: RankProfile) -> bool:
         """Whether the run was stopped by --steps while the rank's steps still differed: a later one may need more."""
+        if rank.batches is not None and rank.batches.is_complete and rank.batches.fits is not None:
+            return False
         peaks = rank.step_peaks
         differ = rank.repeats is False and peaks is not None and peaks.lowest_bytes < peaks.highest_bytes
         return differ and self.outcome.kind == "ok" and self.outcome.stopped

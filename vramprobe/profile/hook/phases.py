@@ -26,6 +26,7 @@ class Phases:
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
         self.steps = 0  # whole ones
+        self.backwards = 0  # of all micro-steps
         self.started = False  # whether a forward has begun
         self.name, self._start_ns = "load", time.time_ns()
         self._micro_step = 0
@@ -70,6 +71,7 @@ class Phases:
             self.is_outside = not is_of_training and (self.is_outside or (self._has_ended and name in _NOT_TRAINING))
             if name == "backward":
                 self._micro_step += 1
+                self.backwards += 1
 
     @contextmanager
     def scope(self, name, *, is_of_step=False):

@@ -15,7 +15,7 @@ from vramprobe_values.imports import when_imported
 from . import engine_log
 from .journal import FOLDER_VARIABLE, Journal, complain
 
-_is_installed, _after_steps = False, None
+_is_installed, _after_steps, _own_batches = False, None, None
 _watches = []  # this process's own, once it has used CUDA
 
 
@@ -43,13 +43,15 @@ def _start(folder, torch):
 
 
 def _name_phases(folder, asked):
-    global _after_steps
+    global _after_steps, _own_batches
     from . import engine, scopes
 
     if asked.get("phases") and asked.get("steps"):
         from .after_steps import AfterSteps
+        from .own_batches import OwnBatches
 
-        _after_steps = AfterSteps(folder, _watches)
+        _after_steps, _own_batches = AfterSteps(folder, _watches), OwnBatches(folder, _watches)
+        when_imported("torch.utils.data.dataloader", _own_batches.install)
     scopes.install(_watches)  # around what it wraps
     engine.install(_watches)
 
@@ -58,7 +60,7 @@ def _watch(folder, asked):
     try:
         from .watch import Watch
 
-        watch = Watch(Journal(folder), asked, _after_steps)
+        watch = Watch(Journal(folder), asked, _after_steps, _own_batches)
     except Exception as error:
         complain(error)
         return

@@ -1,9 +1,9 @@
 """When a run knows enough: after the steps that were asked for, once two of them are alike to the byte.
 
-In: a Watch, ``steps``, a Verification that comes before the end, or None; an AfterSteps, or None. Out: the loop ends
-after one more step and the run goes on to its end (after_steps.py); or SystemExit(0) at the beginning of the next step,
-which frameworks let through and launchers take for a clean end; whoever catches it is ended all the same, a little
-later.
+In: a Watch, ``steps``, a Verification that comes before the end, or None; an AfterSteps and an OwnBatches, or None.
+Out: steps on batches that decide (own_batches.py); then the loop ends after one more step and the run goes on to its
+end (after_steps.py); or SystemExit(0) at the beginning of the next step, which frameworks let through and launchers
+take for a clean end; whoever catches it is ended all the same, a little later.
 """
 
 import os
@@ -17,8 +17,9 @@ _GRACE_SECONDS = 20.0
 class Stop:
     """Counts the whole steps of one process."""
 
-    def __init__(self, watch, steps, verification, after=None):
-        self._watch, self._steps, self._verification, self._after = watch, steps, verification, after
+    def __init__(self, watch, steps, verification, after=None, batches=None):
+        self._watch, self._steps, self._verification = watch, steps, verification
+        self._after, self._batches = after, batches
         if self._steps:
             watch.phases.on_step.append(self._step_ended)
         if after is not None:
@@ -31,6 +32,10 @@ class Stop:
             if self._verification.step_ended():
                 self.leave()
             return
+        if self._batches is not None and self._batches.is_playing:
+            if self._batches.step_ended(step):
+                self._go_on()
+            return
         may_wait = not self._watch.phases.repeats() and (self._after is None or not self._watch.has_other_ranks)
         if step < self._steps or (may_wait and step < _PATIENCE * self._steps):
             return
@@ -38,7 +43,12 @@ class Stop:
             self._watch.line("warning", message=f"no two steps were alike to the byte in {step}")
         if self._verification is not None:
             self._verification.begin()
-        elif self._after is not None and self._after.begin():
+        elif self._batches is None or not self._batches.begin(self._watch, step):
+            self._go_on()
+
+    def _go_on(self):
+        """To what follows the steps, or out."""
+        if self._after is not None and self._after.begin():
             self._watch.goes_on()
         else:
             self.leave()

@@ -32,7 +32,7 @@ _GROWTH_IS_SOUGHT_AT = (5, 9)  # steps
 class Watch:
     """See the module. ``end`` may be called more than once."""
 
-    def __init__(self, journal, asked, after_steps=None):
+    def __init__(self, journal, asked, after_steps=None, own_batches=None):
         self._journal, self._pid, self._ended = journal, os.getpid(), False
         self._modules, self._why, self._report = {}, "exit", None
         self.counters = Counters()
@@ -52,7 +52,7 @@ class Watch:
             StepCount(self._values, self.phases, self.line)
         verifies = asked["verify"] and self._values is not None
         self._verification = Verification(self, self._values) if verifies else None
-        self._stop = Stop(self, asked["steps"], self._verification, after_steps)
+        self._stop = Stop(self, asked["steps"], self._verification, after_steps, own_batches)
         self._goes_on = False  # after its steps, to its own end
         if after_steps is not None:
             self.phases.on_mark.append(after_steps.check)

@@ -1,0 +1,69 @@
+"""DataBatches: all batches of a run's own data, their peaks by quantile, and what would fit the card.
+
+In: what profile/data_batches.py found. Out: a frozen part of a rank's profile. Bytes are ints; what is unknown is null.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from vramprobe.records.record import Amount
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class BatchPeak(_Frozen):
+    """One batch of the epoch and the peak of a step on it."""
+
+    name: str  # p50, p90, p99, max
+    batch: Amount  # counted from 0 in the sampler's order
+    rows: list[int] = []  # of the largest: indices in the data set, the longest first, at most 64
+    num_rows: Amount
+    width: Amount  # tokens by row, after padding
+    allocated_bytes: Amount
+    reserved_bytes: Amount | None = None  # the highest so far, as it is not given back; null where it was not run
+    source: Literal["emulated", "predicted", "out of memory"]
+
+
+class HeldOut(_Frozen):
+    """A batch whose step was run and not used to learn from."""
+
+    num_rows: Amount
+    width: Amount
+    allocated_bytes: Amount
+    predicted_bytes: Amount
+
+    @property
+    def error(self) -> float:
+        """Predicted over emulated, less 1."""
+        return self.predicted_bytes / self.allocated_bytes - 1
+
+
+class DataLimit(_Frozen):
+    """The largest value that fits the card, predicted, and what it cuts; shares are null where rows are unknown."""
+
+    value: int | None  # null: none fits
+    rows_cut_share: float | None = None
+    tokens_cut_share: float | None = None
+
+
+class DataBatches(_Frozen):
+    """Batches by their shape: rows × tokens after padding."""
+
+    how: Literal["lengths", "collated"]  # shapes by the rows' lengths, checked on collated batches; or all collated
+    is_complete: bool  # all batches of an epoch were seen
+    num_rows: Amount
+    num_batches: Amount
+    num_seen: Amount
+    num_shapes: Amount
+    num_run: Amount  # steps that were run on chosen batches
+    peaks: list[BatchPeak] = []
+    held_out: list[HeldOut] = []
+    usable_bytes: int | None = None  # of the card, less the context
+    fits: bool | None = None  # the largest batch; null where that is not known
+    max_length: DataLimit | None = None  # only where it does not fit
+    max_batch_size: DataLimit | None = None  # at the largest batch's width

@@ -63,6 +63,6 @@ def _limit(limit: DataLimit) -> str:
     if limit.value is None:
         return "none"
     if limit.rows_cut_share is None or limit.tokens_cut_share is None:
-        return f"{limit.value:,}"
+        return f"at least {limit.value:,}"
     cut = f"{100 * limit.rows_cut_share:.2g} % of the rows and {100 * limit.tokens_cut_share:.2g} % of the tokens"
-    return f"{limit.value:,}, which cuts {cut}"
+    return f"at least {limit.value:,}, which cuts {cut}"

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 LIMIT_SECONDS = 60.0  # for the sampler, and as much again for collating
@@ -181,7 +181,8 @@ class _Progress:
         now = time.monotonic()
         if now - self._said > _PROGRESS_SECONDS:
             self._said = now
-            print(f"vramprobe: the data's lengths: {number:,} {self._what}", file=sys.stderr)
+            with suppress(OSError, ValueError):  # it may have closed its stderr
+                sys.stderr.write(f"vramprobe: the data's lengths: {number:,} {self._what}\n")
         return now - self._since > LIMIT_SECONDS
 
 

@@ -197,6 +197,28 @@ def test_snapshots_of_other_releases() -> None:
         explained(pickle.dumps({"segments": [], "device_traces": []}))
 
 
+def test_a_history_of_an_unknown_format_leaves_the_rest() -> None:
+    odd = snapshot(device_traces=[[{"action": "alloc", "address": 1, "bytes": 5}]])
+    lines = explained(pickle.dumps(odd))
+    assert "     13.00 MiB  allocated by PyTorch" in lines
+    assert "note: its recorded history is of an unknown format: this is the end of it alone" in lines
+
+
+def test_no_folder_and_no_value_of_a_snapshot_is_repeated() -> None:
+    secret = "/home/joe/hf_abcdef"
+    given = snapshot()
+    for part in given["segments"][0]["blocks"]:
+        part["frames"][2]["filename"] = f"{secret}/train.py"
+    given["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": secret, "user": secret}
+    report = report_of(io.BytesIO(pickle.dumps(given)))
+    said = "\n".join(in_words(report)) + json.dumps(as_json(report))
+    assert "train.py:3" in said
+    assert "hf_abcdef" not in said
+    given["segments"][0]["blocks"][0]["frames"][2]["line"] = secret
+    with pytest.raises(VramprobeError, match=r"unknown format: ValueError$"):
+        explained(pickle.dumps(given))
+
+
 class Harmful:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (str(MARK),)

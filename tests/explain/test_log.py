@@ -174,3 +174,37 @@ def test_a_huge_log_is_never_held_whole(unit: bytes) -> None:
     assert functions(log) == [["compute_loss", "ForCausalLMLoss"]]
     assert log.num_bytes > 0.9 * num_bytes
     assert peak < 12 * MIB
+
+
+def long_log(num_bytes: int) -> bytes:
+    """Lines of a trainer for so many bytes, then an error."""
+    step = b"{'loss': 1.5, 'learning_rate': 1e-05}\r 18%|##  | 88/494 [04:04<18:48,  2.78s/it]\n"
+    return step * (num_bytes // len(step)) + "\n".join(traceback(FORWARD)).encode() + b"\nafter it\n"
+
+
+def test_chunks_that_tell_nothing_are_passed_over_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = long_log(12 * MIB)
+    quick = read(io.BytesIO(text))
+    monkeypatch.setattr("vramprobe.explain.log._is_dull", lambda data: False)
+    assert read(io.BytesIO(text)) == quick
+    assert (functions(quick), quick.progress) == ([["compute_loss", "ForCausalLMLoss"]], (88, 494))
+
+
+@pytest.mark.parametrize("chunk_bytes", [7, 64, 1000, 2**20])
+def test_an_error_across_the_borders_of_chunks(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    monkeypatch.setattr("vramprobe.explain.log._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("vramprobe.explain.log._SETTINGS_BYTES", 0)
+    log = read(io.BytesIO(long_log(4000)))
+    assert (functions(log), len(log.failures)) == ([["compute_loss", "ForCausalLMLoss"]], 1)
+    assert log.progress == (88, 494)
+
+
+def test_every_end_of_a_log_gives_an_answer_or_says_that_there_is_none() -> None:
+    text = "\n".join(traceback(FORWARD))
+    whole = text.index(MESSAGE.format(gpu=0)[:40])
+    for end in range(0, len(text), 7):
+        log = read(io.BytesIO(text[:end].encode()))
+        if end > whole + 80:
+            assert log.failures[0].oom.requested == round(2.07 * GIB)
+        elif end < whole:
+            assert log.failures == []

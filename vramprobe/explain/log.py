@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -43,8 +43,11 @@ _SETTINGS = {
     ),
     "num_gpus": re.compile(r"(?:nproc[_-]per[_-]node|num_processes|world_size)['\"]?[=:\s]+['\"]?(\d+)"),
 }
-#: A line without any of these is of no interest; most of a log is passed over by this: about 16 MB a second.
+#: A line without any of these is of no interest.
 _WORDS = ("emory", "Traceback", ".py", "Error", "Exc", "ALLOC", "failure", "Killed", "SIGKILL", "exit", "oom-")
+#: Nor is a chunk without them, but for its last progress bar and for readings of nvidia-smi.
+_BYTES = (*(word.encode() for word in _WORDS), b"MiB")
+_SETTINGS_BYTES = 8 * 2**20  # of the log's beginning, where settings are looked for in every line
 _SETTING_WORDS = ("model", "batch_size", "len", "max_", "proc", "world_size")
 
 
@@ -82,8 +85,13 @@ class _Stream:
 
 def read(file: IO[bytes], beginning: bytes = b"") -> Log:
     """Read a log to its end; ``beginning`` is what was read of it before. Raises VramprobeError for what is no text."""
-    log, streams, seen = Log(), {}, set()
-    for line in _lines(file, beginning, log):
+    log, seen = Log(), set[object]()
+    streams: dict[str | None, _Stream] = {}
+
+    def is_open() -> bool:
+        return any(stream.message for stream in streams.values())
+
+    for line in _lines(file, beginning, log, is_open):
         rank, text = _without_prefix(line)
         if rank not in streams and len(streams) >= _MAX_RANKS:
             rank = None
@@ -93,26 +101,65 @@ def read(file: IO[bytes], beginning: bytes = b"") -> Log:
     return log
 
 
-def _lines(file: IO[bytes], beginning: bytes, log: Log) -> Iterator[str]:
-    chunk = beginning or file.read(_CHUNK_BYTES)
-    encoding = "utf-16" if chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
-    if encoding == "utf-8" and b"\0" in chunk[:4096]:
+def _lines(file: IO[bytes], beginning: bytes, log: Log, is_open: Callable[[], bool]) -> Iterator[str]:
+    """Lines in order. Chunks that tell nothing are passed over unless ``is_open``: a message is being read."""
+    source, chunk = file, beginning or file.read(_CHUNK_BYTES)
+    if chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        source = _InUtf8(file, chunk)  # type: ignore[assignment]
+        chunk = source.read(_CHUNK_BYTES)
+    elif b"\0" in chunk[:4096]:
         raise VramprobeError("this is neither a text log nor a memory snapshot: it holds binary data")
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    rest = ""
+    rest = b""
     while chunk:
         log.num_bytes += len(chunk)
-        *whole, rest = re.split(r"[\r\n]+", rest + decoder.decode(chunk))
-        for line in whole:
-            log.num_lines += 1
-            yield line[:_MAX_LINE]
+        whole, rest = _split(rest + chunk)
+        if log.num_bytes > _SETTINGS_BYTES and not is_open() and not log.readings.is_csv and _is_dull(whole):
+            log.num_lines += whole.count(b"\n") + whole.count(b"\r") - whole.count(b"\r\n")
+            yield from _last_bar(whole)
+        elif whole:
+            for line in re.split(r"[\r\n]+", whole.decode(errors="replace"))[:-1]:
+                log.num_lines += 1
+                yield line[:_MAX_LINE]
         if len(rest) > _MAX_LINE:
-            yield rest
-            rest = ""
-        chunk = file.read(_CHUNK_BYTES)
+            yield rest.decode(errors="replace")
+            rest = b""
+        chunk = source.read(_CHUNK_BYTES)
     if rest:
         log.num_lines += 1
-        yield rest
+        yield rest.decode(errors="replace")
+
+
+class _InUtf8:
+    """A file in UTF-16, as PowerShell writes it, read as UTF-8."""
+
+    def __init__(self, file: IO[bytes], beginning: bytes) -> None:
+        self._file, self._beginning = file, beginning
+        self._decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+
+    def read(self, size: int) -> bytes:
+        text = ""
+        while not text and (chunk := self._beginning or self._file.read(size)):
+            self._beginning = b""
+            text = self._decoder.decode(chunk)
+        return text.encode()
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """Whole lines, and what is begun of the next."""
+    end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+    return data[:end], data[end:]
+
+
+def _is_dull(data: bytes) -> bool:
+    return not any(word in data for word in _BYTES)
+
+
+def _last_bar(data: bytes) -> Iterator[str]:
+    """The line that a progress bar wrote last, if there is one."""
+    at = data.rfind(b"<")
+    if at >= 0:
+        begin, _ = _split(data[:at])
+        yield re.split(rb"[\r\n]", data[len(begin) :], maxsplit=1)[0].decode(errors="replace")[:_MAX_LINE]
 
 
 def _without_prefix(line: str) -> tuple[str | None, str]:

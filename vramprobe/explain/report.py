@@ -186,6 +186,8 @@ def _of_snapshot(states: list[State], factors: Factors | None) -> Report:
             f"the lines are those of the history's highest moment, {format_bytes(peak.requested)} requested after "
             f"{peak.position:,} of {peak.num_entries:,} entries",
         )
+    if state.is_history_unknown:
+        notes.append("its recorded history is of an unknown format: this is the end of it alone")
     if len(states) > 1:
         notes.append(f"the snapshot has {len(states)} GPUs; this is GPU {state.oom.device}")
     return Report(

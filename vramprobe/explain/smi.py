@@ -27,6 +27,11 @@ class Readings:
     _gpu: int | None = None
     _columns: list[str] = field(default_factory=list)
 
+    @property
+    def is_csv(self) -> bool:
+        """Whether a header of nvidia-smi's CSV was read: a row may be any line."""
+        return bool(self._columns)
+
     def read(self, line: str) -> None:
         """Take one line; most are of something else."""
         if line.startswith("|"):

@@ -32,6 +32,7 @@ class State:
     lines: tuple[tuple[str, int], ...]  # what holds the most, by the line that allocated it
     num_blocks: int
     peak: TracePeak | None  # of the recorded history, where the snapshot has one
+    is_history_unknown: bool  # it has one, in a format that is not known
 
 
 def states_of(snapshot: Any) -> list[State]:
@@ -48,7 +49,8 @@ def states_of(snapshot: Any) -> list[State]:
             _state(snapshot, device, traces[device] if device < len(traces) else []) for device in sorted(devices)
         ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise VramprobeError(f"this snapshot is of an unknown format: {type(error).__name__}: {error}") from error
+        told = f": {error}" if isinstance(error, KeyError) else ""  # other errors may hold text of the file
+        raise VramprobeError(f"this snapshot is of an unknown format: {type(error).__name__}{told}") from error
     if not states:
         raise VramprobeError("this snapshot is empty: it has no segment of any GPU")
     return sorted(states, key=lambda state: state.oom.requested is None)
@@ -90,6 +92,10 @@ def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str
         private_pools=pools or None,
         unused=reserved - allocated,
     )
+    try:
+        peak = trace_peak(trace, live, _line_of, _MAX_LINES)
+    except (KeyError, TypeError, ValueError):  # of another PyTorch; the segments were read
+        peak = None
     return State(
         oom=oom,
         frames=tuple(reversed(_frames(failed))) if failed else (),
@@ -99,7 +105,8 @@ def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str
         is_expandable=any(segment.get("is_expandable") for segment in segments),
         lines=tuple(lines.most_common(_MAX_LINES)),
         num_blocks=num_blocks,
-        peak=trace_peak(trace, live, _line_of, _MAX_LINES),
+        peak=peak,
+        is_history_unknown=peak is None and bool(trace),
     )
 
 

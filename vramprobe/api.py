@@ -34,15 +34,17 @@ if TYPE_CHECKING:
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.recommend.questions import recommend
     from vramprobe.records.record import RunRecord
+    from vramprobe.report.card_truth import CardTruth
     from vramprobe.simulate.run import Simulation
     from vramprobe.sweep.fleet import Fleet
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
-    "calibrate", "cell", "changes", "check", "claims", "contribute", "dataset", "default_results", "doctor", "evaluate",
-    "fit", "gpus", "largest_model", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
-    "min_gpus_by_sharding", "models", "plan", "predict", "recommend", "report", "run", "serve", "simulate",
+    "calibrate", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute", "dataset",
+    "default_results", "doctor", "evaluate", "fit", "gpus", "largest_model", "max_batch_size", "max_seq_len",
+    "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "predict", "recommend", "report",
+    "run", "serve", "simulate",
 ]  # fmt: skip
 
 
@@ -376,6 +378,20 @@ def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = Non
     from vramprobe.records.whole import read_whole
 
     return calibrate_records(read_whole(results).records, given_fit(fit))
+
+
+def card_truth(folder: str | Path) -> CardTruth:
+    """Write the page that compares the records in ``folder``/measured with those in ``folder``/emulated."""
+    from vramprobe.report import card_truth as page
+
+    return page.card_truth(Path(folder))
+
+
+def card_truth_gpu(folder: str | Path) -> str | None:
+    """The GPU that the records in ``folder``/measured are of, as --emulate takes it; None where it is not known."""
+    from vramprobe.report import card_truth as page
+
+    return page.gpu_of(Path(folder))
 
 
 def claims(

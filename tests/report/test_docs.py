@@ -197,7 +197,7 @@ HOW = {
 #: Files that name scripts and tables in sentences.
 SAYING = (".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml")
 #: Named in the pages, and made by whoever follows them.
-MADE_BY_A_USER = {"results/h100-sxm/80gb", "results/…/*.jsonl"}
+MADE_BY_A_USER = {"results/h100-sxm/80gb", "results/…/*.jsonl", "slurm-jobs/", "truth.md"}
 
 
 def name_of(page: Path) -> str:

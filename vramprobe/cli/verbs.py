@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 import vramprobe
+from vramprobe.cli import calibrate_gpu as calibrate_gpu_verb
 from vramprobe.cli import contribute as contribute_verbs
 from vramprobe.cli import diff as diff_verb
 from vramprobe.cli import emulate as emulate_verbs
@@ -178,6 +179,7 @@ for verb in (
     results.check,
     contribute_verbs.merge,
     contribute_verbs.contribute,
+    calibrate_gpu_verb.calibrate_gpu,
     results.fit,
     predict_verb.predict,
     recommend_verb.recommend,
@@ -212,7 +214,9 @@ def _leave_stdout() -> None:
 
 def _app_for(words: list[str]) -> typer.Typer:
     """With the one verb that is called, if there is such a verb: typer makes all options of all that it has."""
-    called = [one for one in app.registered_commands if one.callback and one.callback.__name__ in words]
+    called = [
+        one for one in app.registered_commands if one.callback and one.callback.__name__.replace("_", "-") in words
+    ]
     if not called:
         return app
     alone = copy(app)

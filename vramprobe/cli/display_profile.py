@@ -14,6 +14,7 @@ from rich.markup import escape
 from vramprobe.cli.display_batches import print_batches
 from vramprobe.cli.display_cards import print_cards
 from vramprobe.cli.display_growth import print_growth
+from vramprobe.cli.display_host import print_host
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_rollout import print_rollout
 from vramprobe.cli.display_run_phases import print_run_phases, rank_name
@@ -54,6 +55,8 @@ def print_profile(record: ProfileRecord) -> None:
     if record.emulation is not None and (record.emulation.num_reads is not None or record.emulation.verification):
         console.print()
         print_values(console, record.emulation)
+    if record.host is not None:
+        print_host(console, record.host)
     if record.step_time is not None:
         print_step_time(console, record.step_time)
     print_cards(console, record.cards)

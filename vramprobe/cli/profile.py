@@ -21,6 +21,7 @@ from vramprobe.cli.diff import Limits, MaxGrowth, Summary
 from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Json
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.units import parse_bytes
 
 if TYPE_CHECKING:
     from vramprobe.records.profile import ProfileRecord
@@ -86,6 +87,10 @@ def profile(
     gpus: Annotated[
         str | None, typer.Option(help="Memory, time and cost on these GPUs: all, or names separated by commas.")
     ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(help="Emulated only: would the ranks' CPU tensors and pinned memory fit a host of 128GiB?"),
+    ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(
@@ -122,6 +127,9 @@ def profile(
         raise SpecError(
             f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this"
         )
+    host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
+    if host_memory is not None and emulate is None and from_folder is None:
+        raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")
     limits = Limits(max_allocated, max_growth, baseline)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(
@@ -143,7 +151,7 @@ def profile(
     with _home(folder, from_folder) as home:
         status = launch.run(command, home, options, emulate=emulate, say=say).exit_status if command else 0
         try:
-            record, failed = analysed(home, gpus, timeline, save)
+            record, failed = analysed(home, gpus, timeline, save, host_memory_bytes)
         except VramprobeError as error:
             say(str(error))
             raise typer.Exit(status or 1) from None
@@ -161,13 +169,13 @@ def profile(
 
 
 def analysed(
-    home: Path, gpus: str | None, timeline: Path | None, save: Path | None
+    home: Path, gpus: str | None, timeline: Path | None, save: Path | None, host_memory_bytes: int | None = None
 ) -> tuple[ProfileRecord, list[VramprobeError]]:
     """The profile of a run's folder, kept and drawn where that is asked for; and why it could not be, as it is to be
     shown all the same."""
     from vramprobe.profile.analyse import analyse
 
-    record = analyse(home, gpus=_names(gpus))
+    record = analyse(home, gpus=_names(gpus), host_memory_bytes=host_memory_bytes)
     failed: list[VramprobeError] = []
     if save is not None:
         from vramprobe.records.profile import append_profile

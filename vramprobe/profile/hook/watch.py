@@ -15,6 +15,7 @@ from vramprobe_values import one_rank
 
 from . import held
 from .counters import Counters
+from .host import HostPeaks
 from .journal import complain, hook_folders
 from .kept_lists import kept_lists
 from .marks import Marks
@@ -40,6 +41,8 @@ class Watch:
         driver = self._values.mode.driver if self._values is not None else None
         counted = (driver.moved, driver.take_device_peak_bytes) if driver is not None else ()
         self.phases = Phases(journal, self.counters, used_bytes, *counted)
+        if driver is not None:
+            self.phases.on_close.append(HostPeaks(journal, driver.take_host_peaks).closed)
         self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         journal.write("process", **_process(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)

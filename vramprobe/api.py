@@ -37,14 +37,15 @@ if TYPE_CHECKING:
     from vramprobe.report.card_truth import CardTruth
     from vramprobe.simulate.run import Simulation
     from vramprobe.sweep.fleet import Fleet
+    from vramprobe.sweep.launch import Task
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
     "calibrate", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute", "dataset",
-    "default_results", "doctor", "evaluate", "fit", "gpus", "largest_model", "max_batch_size", "max_seq_len",
-    "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "predict", "recommend", "report",
-    "run", "serve", "simulate",
+    "default_results", "doctor", "evaluate", "fit", "gpus", "largest_model", "launch_tasks", "max_batch_size",
+    "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "predict",
+    "recommend", "report", "run", "serve", "simulate",
 ]  # fmt: skip
 
 
@@ -313,6 +314,30 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
     from vramprobe.check import check as check_records
 
     return check_records(results, strict=strict)
+
+
+def launch_tasks(
+    path: str | Path,
+    gpus: Sequence[str],
+    *,
+    bucket: str,
+    out: str | Path,
+    spot: bool = False,
+    provider: str | None = None,
+    budget: float | None = None,
+    usd_per_hour: float | None = None,
+) -> tuple[list[Task], list[Path]]:
+    """Write a SkyPilot task for each of ``gpus`` to the folder ``out``: (tasks, their files); nothing is rented.
+
+    ``budget``: dollars for all of them. Raises SpecError or UnknownName for what cannot be.
+    """
+    from vramprobe.sweep import launch
+
+    name = launch.sent(path)
+    plans = {gpu: plan(path, gpu=gpu, out=Path(out) / "records", usd_per_hour=usd_per_hour) for gpu in gpus}
+    words = {"bucket": bucket, "spot": spot, "provider": provider, "budget": budget}
+    tasks = launch.tasks(plans, name, name=Path(name).stem, **words)
+    return tasks, launch.write(tasks, Path(out))
 
 
 def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:

@@ -26,6 +26,7 @@ from vramprobe.cli import contribute as contribute_verbs
 from vramprobe.cli import diff as diff_verb
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import explain as explain_verb
+from vramprobe.cli import launch as launch_verb
 from vramprobe.cli import predict as predict_verb
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -176,6 +177,7 @@ def simulate(
 for verb in (
     sweeps.plan,
     sweeps.run,
+    launch_verb.launch,
     results.check,
     contribute_verbs.merge,
     contribute_verbs.contribute,

@@ -109,9 +109,7 @@ def test_before_4_49_the_loss_takes_a_copy_of_the_logits_and_before_4_46_none_of
         (90, "transformers-4.45.2,bitsandbytes-0.43.3", -0.0059),  # -2.56 %
     ],
 )
-def test_published_runs_of_mistral_by_flash_attention_beyond_its_window(
-    line: int, names: str, percent: float
-) -> None:
+def test_published_runs_of_mistral_by_flash_attention_beyond_its_window(line: int, names: str, percent: float) -> None:
     (row,) = (row for row in list_published() if row.line == line)
     run = cell_of(row)
     assert isinstance(run, CellSpec)

@@ -123,7 +123,7 @@ def _of_log(log: logs.Log, factors: Factors | None) -> Report:
         tensors=_tensors(first.oom, factors),
         ranks=tuple(ranks),
         progress=log.progress,
-        notes=(*_notes(first, failures), *_after_steps(phase, log.progress)),
+        notes=(*_notes(first, failures), *_after_steps(phase, log.progress), *_weights(first.oom, factors)),
         used=log.readings.used,
     )
 
@@ -156,6 +156,18 @@ def _after_steps(phase: Phase, progress: tuple[int, int] | None) -> Iterator[str
         yield (
             f"{progress[0]:,} steps went well before this one: its batch is longer than theirs, or memory grows from "
             "step to step (vramprobe predict --lengths FILE names the longest batch)"
+        )
+
+
+def _weights(oom: OutOfMemory, factors: Factors | None) -> Iterator[str]:
+    """What is said of a model whose weights in 16 bits are more than the GPU."""
+    if factors is None or oom.total is None:
+        return
+    num_bytes = 2 * factors.architecture.num_params
+    if num_bytes > oom.total:
+        yield (
+            f"all parameters of {factors.model} take {format_bytes(num_bytes)} in bf16, more than one such GPU has "
+            f"(about {format_bytes(num_bytes // 4)} in 4 bits)"
         )
 
 

@@ -1,8 +1,9 @@
 """Rebuild data/rates/kernels.json from measured kernel times: ``python tools/kernel_tables.py FOLDER`` (seconds).
 
-FOLDER holds gemm_bf16.parquet, attention_forward_bf16.parquet and nccl.csv: ai-dynamo/aiconfigurator at 095f58a
-(Apache-2.0), aic-core/…/systems/data, as tables of one row per measurement. Out: by card, which share of its peak a
-matrix product reaches by shape, attention forward by length, and the bytes per second of each collective by size.
+FOLDER holds gemm_bf16.parquet, gemm_fp8_nvfp4.parquet, attention_forward_bf16.parquet and nccl.csv, of
+ai-dynamo/aiconfigurator at 095f58a (Apache-2.0), aic-core/…/systems/data, as tables of one row per measurement. Out: by
+card, which share of its peak a matrix product reaches by shape, how much faster it is in FP8 and NVFP4, attention
+forward by length, and the bytes per second of each collective by size.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ CARDS = {
 }
 M = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 N = K = [256, 512, 1024, 2048, 4096, 8192, 16384, 65536]
+NARROW_M = [256, 1024, 4096, 16384]
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 SIZES = [1 << power for power in (10, 15, 20, 23, 26, 29)]
 #: A grid point is the median of what was measured within this factor of it in each dimension.
@@ -66,12 +68,15 @@ BEST_SOURCE = "stas00/ml-engineering 744d01e, mag-/gpu_benchmark 93322b7: best m
 
 
 def main(folder: Path) -> None:
+    in_16_bit = pd.read_parquet(folder / "gemm_bf16.parquet")
     told = {
         "source": SOURCE,
         "m": M,
         "n": N,
         "k": K,
-        "products": products(pd.read_parquet(folder / "gemm_bf16.parquet")),
+        "products": products(in_16_bit),
+        "narrow_m": NARROW_M,
+        "faster": faster(in_16_bit, pd.read_parquet(folder / "gemm_fp8_nvfp4.parquet")),
         "lengths": LENGTHS,
         "attention": attention(pd.read_parquet(folder / "attention_forward_bf16.parquet")),
         "sizes": SIZES,
@@ -97,6 +102,18 @@ def products(rows: pd.DataFrame) -> dict[str, list[int]]:
         found[card] = [
             round(1000 * value) for value in _without_holes(np.array(values).reshape(len(M), len(N), len(K)))
         ]
+    return found
+
+
+def faster(wide: pd.DataFrame, narrow: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
+    """By dtype and card: how many times as fast as in 16 bit, by m, the median of n and k from 1,024 on."""
+    wide = wide.assign(ms=wide[["sglang_ms", "trtllm_ms", "vllm_ms"]].min(axis=1))
+    both = narrow.merge(wide, on=["card", "m", "n", "k"])
+    both = both[(both.n >= N[2]) & (both.k >= K[2])].assign(times=lambda rows: rows.ms / rows.best_ms)
+    found: dict[str, dict[str, list[float]]] = {}
+    for (dtype, name), one in both.groupby(["gemm_dtype", "card"]):
+        by_m = [float(f"{one[one.m == m].times.median():.3g}") for m in NARROW_M]
+        found.setdefault(dtype, {})[CARDS[name]] = by_m
     return found
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from vramprobe.catalog import find_gpu, fp32_tflops, list_gpus
-from vramprobe.speed.shapes import attention_share, kernel_tables, product_share, sent_bytes_per_second, stand_in
+from vramprobe.speed.shapes import (
+    attention_share,
+    kernel_tables,
+    product_share,
+    sent_bytes_per_second,
+    stand_in,
+    times_faster,
+)
 
 A100, L40S, RTX_4090 = (find_gpu(name) for name in ("A100-80GB-SXM", "L40S", "RTX-4090"))
 TABLES = kernel_tables()
@@ -50,6 +57,15 @@ def test_every_card_with_a_peak_has_shares_below_what_is_possible() -> None:
             assert (
                 0.1 < attention_share(gpu, 4096, 128, backward=True) < attention_share(gpu, 4096, 128, backward=False)
             )
+
+
+def test_a_product_in_fp8_is_faster_where_the_tensor_cores_have_it() -> None:
+    h100 = find_gpu("H100-SXM")
+    assert 1.3 < times_faster(h100, "float8_e4m3fn", 16384) < 1.7
+    assert times_faster(find_gpu("B200"), "float4_e2m1fn_x2", 16384) > times_faster(
+        find_gpu("B200"), "float8_e4m3fn", 16384
+    )
+    assert times_faster(A100, "float8_e4m3fn", 16384) == times_faster(h100, "bfloat16", 16384) == 1.0
 
 
 def test_narrow_heads_and_short_sequences_reach_less() -> None:

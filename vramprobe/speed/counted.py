@@ -16,8 +16,16 @@ from itertools import zip_longest
 
 from vramprobe.catalog import Gpu, fp32_tflops
 from vramprobe.errors import SpecError
-from vramprobe.speed.rates import GPUS_PER_MACHINE, SHORT_TOKENS, Condition, SpeedFit, generation_of, shipped_counted
-from vramprobe.speed.shapes import LARGE_MESSAGE, attention_share, product_share, sent_bytes_per_second
+from vramprobe.speed.rates import (
+    GPUS_PER_MACHINE,
+    SHORT_TOKENS,
+    Condition,
+    Rates,
+    SpeedFit,
+    generation_of,
+    shipped_counted,
+)
+from vramprobe.speed.shapes import LARGE_MESSAGE, attention_share, product_share, sent_bytes_per_second, times_faster
 
 #: Share of a PCIe link's data-sheet rate that a copy from pageable memory reaches: assumed, no row of ours has it.
 _COPY_SHARE = 0.4
@@ -25,8 +33,21 @@ _COPY_SHARE = 0.4
 _FP32_SHARE_ELSEWHERE = 1 / 16
 _NUM_LINES = 10
 #: Phases in the order of a step; a checkpoint repeats its forward within backward.
-_PHASES = (("forward",), ("recompute", "backward"), ("optimizer",))
-_KERNELS = ("products", "attention", "memory-bound", "dequantize", "optimizer")
+PHASES = (("forward",), ("recompute", "backward"), ("optimizer",))
+#: Everything as fast as data sheets and kernel tables say.
+FULL_RATES = Rates(
+    product=1.0,
+    attention=1.0,
+    stream=1.0,
+    dequantise=1.0,
+    dequantise_gptq=1.0,
+    link=1.0,
+    kernel_seconds=1.0,
+    step_seconds=1.0,
+    generations={},
+    attention_of={},
+)
+KERNELS = ("products", "attention", "memory-bound", "dequantize", "optimizer")
 Line = tuple[str, int, str]
 
 
@@ -106,17 +127,17 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     by_class: dict[str, float] = dict.fromkeys(("products", "attention", "memory-bound", "dequantize"), 0.0)
     by_class |= dict.fromkeys(("optimizer", "copies", "collectives"), 0.0)
     by_line: dict[Line, float] = {}
-    phases = {names: [0.0, 0.0] for names in _PHASES}  # seconds of the host, of the card
+    phases = [[0.0, 0.0] for _ in PHASES]  # seconds of the host, of the card
     for row in count.rows:
         seconds, kind = seconds_of.row(row), class_of(row)
         by_class[kind] += seconds
         if row.line is not None:
             by_line[row.line] = by_line.get(row.line, 0.0) + seconds
-        phase = phases[next((names for names in _PHASES if row.phase in names), _PHASES[0])]
+        phase = phases[_phase_of(row)]
         phase[0] += row.launches * fit.rates.kernel_seconds
-        phase[1] += seconds if kind in _KERNELS else 0.0
+        phase[1] += seconds if kind in KERNELS else 0.0
     num_unclaimed = max(0, count.num_launches - count.num_claimed)
-    phases[_PHASES[0]][0] += num_unclaimed * fit.rates.kernel_seconds
+    phases[0][0] += num_unclaimed * fit.rates.kernel_seconds
     num_kernels = sum(row.launches for row in count.rows) + num_unclaimed
     by_class["launches"] = num_kernels * fit.rates.kernel_seconds
     by_class["collectives"] = sum(
@@ -124,7 +145,7 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
         for one, message in zip_longest(count.link_bytes, count.message_bytes, fillvalue=LARGE_MESSAGE)
     )
     by_class["rest"] = fit.rates.step_seconds
-    seconds = math.hypot(_replayed(phases.values()), by_class["collectives"])
+    seconds = math.hypot(replayed(phases), by_class["collectives"])
     seconds += by_class["copies"] + by_class["rest"]
     tokens, samples, shortest = _tokens(count.rows)
     condition = _condition(gpu, count, by_class, shortest, fit)
@@ -146,13 +167,25 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     )
 
 
+def ideal_rows(count: Count, gpu: Gpu) -> list[tuple[int, str, float, float, int]]:
+    """Of each row: its phase's number, its class, seconds of its FLOPs by its shape and of its bytes, both at full
+    rates, and its launches. What :func:`time_of` makes of them depends on the rates alone: a fit asks once.
+    """
+    full = _Roofline(gpu, SpeedFit.model_construct(rates=FULL_RATES))
+    return [(_phase_of(row), class_of(row), *full.parts(row), row.launches) for row in count.rows]
+
+
 def row_seconds(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> list[float]:
     """What each row's calls take on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
     seconds_of = _Roofline(gpu, fit or shipped_counted())
     return [seconds_of.row(row) for row in count.rows]
 
 
-def _replayed(phases: Iterable[Sequence[float]]) -> float:
+def _phase_of(row: Row) -> int:
+    return next((at for at, names in enumerate(PHASES) if row.phase in names), 0)
+
+
+def replayed(phases: Iterable[Sequence[float]]) -> float:
     """Two clocks, phase by phase: the host issues a phase's launches and does not wait for the card; the card computes
     them in order, none before it was issued. -> seconds until both are done.
     """
@@ -183,20 +216,25 @@ class _Roofline:
 
     def row(self, row: Row) -> float:
         """Seconds of all its calls; a collective's are counted by its bytes."""
+        return max(self.parts(row))
+
+    def parts(self, row: Row) -> tuple[float, float]:
+        """(seconds of its FLOPs, seconds of its bytes), of which the longer counts."""
         moved, what = row.read + row.written, class_of(row)
         if what == "copies":
-            return row.read / self._copy
+            return 0.0, row.read / self._copy
         if what == "collectives":
-            return 0.0
+            return 0.0, 0.0
         if what in ("products", "attention"):
             rate = self._product_rate(row) if what == "products" else self._attention_rate(row)
             rate *= self._fp32_share if row.dtype in ("float32", "float64") else 1.0
-            return max(row.flops / rate, moved / self._stream)
-        return moved / (self._packed if what == "dequantize" else self._stream)
+            return row.flops / rate, moved / self._stream
+        return 0.0, moved / (self._packed if what == "dequantize" else self._stream)
 
     def _product_rate(self, row: Row) -> float:
         """FLOPs per second by the product's shape; the measured share holds its bytes, too."""
-        return self._product * product_share(self.gpu, *product_shape(row))
+        m, n, k = product_shape(row)
+        return self._product * product_share(self.gpu, m, n, k) * times_faster(self.gpu, row.dtype, m)
 
     def _attention_rate(self, row: Row) -> float:
         length, width = attention_shape(row)
@@ -265,6 +303,6 @@ def _condition(
     """What the interval goes by: the first that holds. A step whose launches take longer than its kernels is short."""
     if gpu.short_name not in fit.cards:
         return "card never seen"
-    kernels = sum(by_class[name] for name in _KERNELS)
+    kernels = sum(by_class[name] for name in KERNELS)
     is_short = by_class["launches"] > kernels or (micro_tokens is not None and micro_tokens < SHORT_TOKENS)
     return "short steps" if is_short else "usual"

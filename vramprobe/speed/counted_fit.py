@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from vramprobe.catalog import Gpu
 from vramprobe.errors import FitError
-from vramprobe.speed.counted import Count, time_of
+from vramprobe.speed.counted import FULL_RATES, KERNELS, PHASES, Count, ideal_rows, replayed, time_of
 from vramprobe.speed.fit import LEAST_HALF_WIDTH, rounded, short, weighted_quantile
-from vramprobe.speed.rates import Condition, Rates, SpeedFit
+from vramprobe.speed.rates import Condition, Rates, SpeedFit, generation_of
 
 #: What was expected of each rate before any counted row was looked at, and how sure that is (one standard deviation of
 #: its logarithm). A long step's clock is some 5 to 10 % below that of a short run of one kernel; simple kernels reach
@@ -58,6 +58,44 @@ def log_error(one: CountedStep, fit: SpeedFit) -> float:
     return math.log(one.seconds / time_of(one.count, one.gpu, fit=fit).seconds)
 
 
+class Ideal:
+    """A step at full rates; ``seconds`` by any rates are those of :func:`~vramprobe.speed.counted.time_of`, without a
+    walk over its rows.
+    """
+
+    def __init__(self, one: CountedStep) -> None:
+        import numpy as np
+
+        rows = ideal_rows(one.count, one.gpu)
+        num_unclaimed = max(0, one.count.num_launches - one.count.num_claimed)
+        launches = [sum(row[4] for row in rows if row[0] == at) for at in range(len(PHASES))]
+        self._launches = [launches[0] + num_unclaimed, *launches[1:]]
+        self._rows = [
+            {
+                kind: np.array([row[2:4] for row in rows if (row[0], row[1]) == (at, kind)] or [(0.0, 0.0)]).T
+                for kind in KERNELS
+            }
+            for at in range(len(PHASES))
+        ]
+        self._copies = sum(row[3] for row in rows if row[1] == "copies")
+        full = unproven(FULL_RATES, [one])
+        self._link = time_of(one.count, one.gpu, fit=full).by_class.get("collectives", 0.0)
+        self._attention_of = ATTENTION_OF.get(generation_of(one.gpu), 1.0)
+
+    def seconds(self, rates: Rates) -> float:
+        import numpy as np
+
+        phases = []
+        for launches, by_kind in zip(self._launches, self._rows, strict=True):
+            card = 0.0
+            for kind, (flops, moved) in by_kind.items():
+                level = {"products": rates.product, "attention": rates.attention * self._attention_of}.get(kind, 1.0)
+                stream = rates.dequantise if kind == "dequantize" else rates.stream
+                card += float(np.maximum(flops / level, moved / stream).sum())
+            phases.append((launches * rates.kernel_seconds, card))
+        return math.hypot(replayed(phases), self._link / rates.link) + self._copies + rates.step_seconds
+
+
 def fit_rates(steps: Sequence[CountedStep]) -> Rates:
     """Rates by least squares. A source of n steps counts as √n of them: they share its conditions."""
     import numpy as np
@@ -70,9 +108,12 @@ def fit_rates(steps: Sequence[CountedStep]) -> Rates:
     sizes = Counter(one.source for one in steps)
     weights = np.array([sizes[one.source] ** -0.25 for one in steps])
 
+    ideal = [Ideal(one) for one in steps]
+    published = np.log([one.seconds for one in steps])
+
     def residuals(point: np.ndarray) -> np.ndarray:
-        fit = unproven(rates_of(point), steps)
-        errors = weights * np.array([log_error(one, fit) for one in steps]) / _USUAL_ERROR
+        rates = rates_of(point)
+        errors = weights * (published - np.log([one.seconds(rates) for one in ideal])) / _USUAL_ERROR
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (point - expected) / scale])
 

@@ -28,6 +28,7 @@ _ALIKE = {
 }
 _BLACKWELL_WITHOUT_NVLINK = "RTX-PRO-6000-Server"
 _ELSEWHERE = "H100-SXM"
+_FP8_SINCE = (8, 9)  # compute capability whose tensor cores multiply in FP8
 _PCIE_5_GB_S = 128  # both directions of 16 lanes
 #: FlashAttention's backward over its forward, share by share: SimuMax's A100 (0.86), cuDNN's GB200 and GB300 (0.72).
 _BACKWARD = {"Ampere": 0.86, "Ada Lovelace": 0.86, "Hopper": 0.72, "Blackwell": 0.72, "Blackwell Ultra": 0.72}
@@ -48,6 +49,8 @@ class KernelTables(BaseModel):
     n: list[int]
     k: list[int]
     products: dict[str, list[int]]  # by m, then n, then k
+    narrow_m: list[int]
+    faster: dict[str, dict[str, list[float]]]  # fp8 or nvfp4 → card → times as fast as in 16 bit, by m
     lengths: list[int]
     attention: dict[str, dict[str, list[int]]]  # card → head width → by length
     sizes: list[int]  # bytes
@@ -87,10 +90,14 @@ def _reached(gpu: Gpu) -> tuple[float, float]:
     return mine / theirs, mine
 
 
-@cache
 def product_share(gpu: Gpu, m: int, n: int, k: int) -> float:
     """Of the 16-bit peak, in a product of [m, k] by [k, n]."""
-    tables = kernel_tables()
+    return _product_share(gpu.short_name, m, n, k)
+
+
+@cache  # by name: a Gpu's hash is that of all its fields
+def _product_share(name: str, m: int, n: int, k: int) -> float:
+    tables, gpu = kernel_tables(), find_gpu(name)
     table, depth, width = tables.products[stand_in(gpu)], len(tables.k), len(tables.n)
     total = 0.0
     for i, a in _between(tables.m, m):
@@ -101,10 +108,25 @@ def product_share(gpu: Gpu, m: int, n: int, k: int) -> float:
     return min(math.exp(total) / 1000 * factor, most)
 
 
-@cache
+def times_faster(gpu: Gpu, dtype: str, m: int) -> float:
+    """How many times as fast as in 16 bit a product in ``dtype`` is (``float8_e4m3fn``); 1 in any other."""
+    kind = "fp8" if dtype.startswith("float8") else "nvfp4" if dtype.startswith("float4") else ""
+    tables = kernel_tables()
+    by_card = tables.faster.get(kind, {})
+    card = stand_in(gpu)
+    if card not in by_card or not (gpu.capability or (0, 0)) >= _FP8_SINCE:
+        return 1.0
+    return sum(part * by_card[card][at] for at, part in _between(tables.narrow_m, m))
+
+
 def attention_share(gpu: Gpu, length: int, width: int, *, backward: bool) -> float:
     """Of the 16-bit peak, in a causal attention over ``length`` keys with heads of ``width``."""
-    tables = kernel_tables()
+    return _attention_share(gpu.short_name, length, width, backward)
+
+
+@cache
+def _attention_share(name: str, length: int, width: int, backward: bool) -> float:
+    tables, gpu = kernel_tables(), find_gpu(name)
     by_width = tables.attention[stand_in(gpu)]
     narrow = width <= _NARROW_WIDTH
     shares = by_width.get("64" if narrow else "128")

@@ -32,6 +32,20 @@ CARDS = {
     "l40s": "L40S",
     "rtx_pro_6000_server": "RTX-PRO-6000-Server",
 }
+#: The card with a table that stands in for others of its architecture, or whose links are alike.
+ALIKE = {
+    "Turing": "A100-80GB-SXM",
+    "Volta": "A100-80GB-SXM",
+    "Ampere": "A100-80GB-SXM",
+    "Ada Lovelace": "L40S",
+    "Hopper": "H100-SXM",
+    "Blackwell": "B200",
+    "Blackwell, PCIe": "RTX-PRO-6000-Server",
+    "Blackwell Ultra": "B300",
+    "another": "H100-SXM",
+    "PCIe 4": "L40S",
+    "PCIe 5": "RTX-PRO-6000-Server",
+}
 M = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 N = K = [256, 512, 1024, 2048, 4096, 8192, 16384, 65536]
 NARROW_M = [256, 1024, 4096, 16384]
@@ -71,6 +85,7 @@ def main(folder: Path) -> None:
     in_16_bit = pd.read_parquet(folder / "gemm_bf16.parquet")
     told = {
         "source": SOURCE,
+        "alike": ALIKE,
         "m": M,
         "n": N,
         "k": K,

@@ -16,24 +16,12 @@ from vramprobe.catalog import Gpu, find_gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
 
-#: The card with a table that stands in for others of its architecture.
-_ALIKE = {
-    "Turing": "A100-80GB-SXM",
-    "Volta": "A100-80GB-SXM",
-    "Ampere": "A100-80GB-SXM",
-    "Ada Lovelace": "L40S",
-    "Hopper": "H100-SXM",
-    "Blackwell": "B200",
-    "Blackwell Ultra": "B300",
-}
-_BLACKWELL_WITHOUT_NVLINK = "RTX-PRO-6000-Server"
-_ELSEWHERE = "H100-SXM"
 _FP8_SINCE = (8, 9)  # compute capability whose tensor cores multiply in FP8
 _PCIE_5_GB_S = 128  # both directions of 16 lanes
 #: FlashAttention's backward over its forward, share by share: SimuMax's A100 (0.86), cuDNN's GB200 and GB300 (0.72).
 _BACKWARD = {"Ampere": 0.86, "Ada Lovelace": 0.86, "Hopper": 0.72, "Blackwell": 0.72, "Blackwell Ultra": 0.72}
 _NARROW_WIDTH = 64
-#: Of heads of 64 where no card of its kind was measured: H100's, L40S's and RTX PRO 6000's are 0.76 to 0.85 of 128's.
+#: Of heads of 64 where no card of its kind was measured: three others' are 0.76 to 0.85 of 128's.
 _NARROW = 0.8
 #: As large as layers are gathered and buckets are reduced.
 LARGE_MESSAGE = float(1 << 27)
@@ -45,6 +33,7 @@ class KernelTables(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
+    alike: dict[str, str]  # architecture, with its board's links where these decide → the card whose table is read
     m: list[int]
     n: list[int]
     k: list[int]
@@ -73,9 +62,9 @@ def stand_in(gpu: Gpu) -> str:
     """The card whose table is read for ``gpu``: itself where it was measured."""
     if gpu.short_name in kernel_tables().products:
         return gpu.short_name
-    if gpu.arch == "Blackwell" and gpu.nvlink_joins == "":
-        return _BLACKWELL_WITHOUT_NVLINK
-    return _ALIKE.get(gpu.arch, _ELSEWHERE)
+    alike = kernel_tables().alike
+    of_board = alike.get(f"{gpu.arch}, {'NVLink' if gpu.nvlink_joins else 'PCIe'}")
+    return of_board or alike.get(gpu.arch) or alike["another"]
 
 
 @cache
@@ -160,7 +149,7 @@ def _linked_alike(gpu: Gpu) -> Gpu:
     """The measured card whose links are of the same kind: a switch of NVLinks, or PCIe of the generation."""
     if gpu.nvlink_joins == "all":
         return find_gpu(stand_in(gpu))
-    return find_gpu("L40S" if gpu.pcie_gb_s < _PCIE_5_GB_S else _BLACKWELL_WITHOUT_NVLINK)
+    return find_gpu(kernel_tables().alike["PCIe 4" if gpu.pcie_gb_s < _PCIE_5_GB_S else "PCIe 5"])
 
 
 def _between(grid: list[int], value: float) -> list[tuple[int, float]]:

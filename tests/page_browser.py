@@ -64,20 +64,29 @@ _OF_THE_FORM = ("label", "#command", "#link-", "#changes", "#which", "#answers",
 class Opened:
     """A tab: what it asks of the network and what goes wrong in it are kept."""
 
-    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
-        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-        self.tab = self.context.new_page()
+    def __init__(self, tab: Any, path: Path, fragment: str = "") -> None:
+        self.tab = tab
         self.problems: list[str] = []
-        self.tab.on("console", lambda message: self.problems.append(message.text))
-        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.tab.on("request", lambda request: self._note(request.url))
+        self._listeners = {
+            "console": lambda message: self.problems.append(message.text),
+            "pageerror": lambda error: self.problems.append(str(error)),
+            "request": lambda request: self._note(request.url),
+        }
+        for event, listener in self._listeners.items():
+            tab.on(event, listener)
         self.url = path.as_uri()
-        self.tab.goto(self.url + fragment)
-        self.tab.wait_for_selector("html[data-ready]")
+        tab.goto(self.url + fragment)
+        tab.wait_for_selector("html[data-ready]")
 
     def _note(self, url: str) -> None:
         if not url.startswith(("file:", "data:", "blob:")):
             self.problems.append(f"asked for {url}")
+
+    def leave(self) -> None:
+        """The next test's page begins anew, in the same process."""
+        for event, listener in self._listeners.items():
+            self.tab.remove_listener(event, listener)
+        self.tab.goto("about:blank")
 
     def text(self, selector: str) -> str:
         """Once the calculator's answer by the allocator's replay is there, where that may change it."""
@@ -100,19 +109,40 @@ class Opened:
         ]
 
 
-@pytest.fixture
-def opened(browser: Any, html: Path) -> Iterator[Any]:
-    """Opens tabs, and fails where any of them logged an error or asked for anything."""
-    tabs: list[Opened] = []
+@pytest.fixture(scope="session")
+def shared_tabs(browser: Any) -> list[Any]:
+    """Tabs that tests have left: a new tab's process has the page's script to compile, 2 s of CPU each time."""
+    return []
 
-    def open_page(fragment: str = "", path: Path = html, **options: Any) -> Opened:
-        tabs.append(Opened(browser, path, fragment, **options))
-        return tabs[-1]
+
+@pytest.fixture
+def opened(browser: Any, html: Path, shared_tabs: list[Any]) -> Iterator[Any]:
+    """Opens tabs, and fails where any of them logged an error or asked for anything.
+
+    One with options, or that is to be the test's ``own`` (it may change the tab itself), is closed with its test.
+    """
+    tabs: list[tuple[Opened, bool]] = []
+
+    def open_page(fragment: str = "", path: Path = html, *, own: bool = False, **options: Any) -> Opened:
+        is_shared = not (own or options)
+        tab = shared_tabs.pop() if is_shared and shared_tabs else new_tab(browser, **options)
+        tabs.append((Opened(tab, path, fragment), is_shared))
+        return tabs[-1][0]
 
     yield open_page
-    for one in tabs:
-        one.context.close()
+    for one, is_shared in tabs:
+        if is_shared and one.problems == []:
+            one.leave()
+            shared_tabs.append(one.tab)
+        else:
+            one.tab.context.close()
+    for one, _ in tabs:
         assert one.problems == []
+
+
+def new_tab(browser: Any, **options: Any) -> Any:
+    """A tab of a context with these options, alone in it."""
+    return browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)).new_page()
 
 
 def waiting(locator: Any) -> Any:

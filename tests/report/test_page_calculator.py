@@ -194,7 +194,7 @@ def in_list(gpu: str) -> int:
 
 
 def test_the_replay_needs_no_worker(opened: Any) -> None:
-    one = opened("#m=qwen2.5-0.5b&g=")
+    one = opened("#m=qwen2.5-0.5b&g=", own=True)
     shown = one.text("#where")
     one.tab.add_init_script("delete window.Worker")
     one.tab.reload()

@@ -137,7 +137,7 @@ def test_the_page_counts_what_predict_counts_to_the_byte(answers, part):
 def test_the_page_counts_groups_shared_sequences_and_what_is_offloaded_as_predict_does(answers, part):
     """To the byte, the host's memory in the notes; what is refused, in the same words."""
     rng = random.Random(6)
-    asked = [some_ranks(rng) for _ in range(min(2, part) * NUM_RANKS // part)]
+    asked = [some_ranks(rng) for _ in range(NUM_RANKS // min(part, 4))]
     counts = Counter()
     for options, _ in predicted_alike(asked, answers([question(options) for options in asked]), counts):
         counts.update([options["sharding"], options.get("cp_rotation")])

@@ -52,6 +52,13 @@ def profile(
         int | None,
         typer.Option(min=1, help="Tokens per row of a replaced dataset (default 2048); with --empty-weights."),
     ] = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WIDTHxHEIGHT",
+            help="Pixels of a replaced dataset's images (default 640x480); with --empty-weights.",
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -127,6 +134,10 @@ def profile(
         raise SpecError(
             f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this"
         )
+    if image_size is not None and not empty_weights:
+        raise SpecError(
+            f"--image-size {image_size} is how large the images are that --empty-weights makes: add it, or drop this"
+        )
     host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
     if host_memory is not None and emulate is None and from_folder is None:
         raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")
@@ -144,7 +155,7 @@ def profile(
         phases=emulate is not None and not (steps_only or verify),
         speed=speed,
         one_rank=_one_rank(command or [], emulate, only_rank, world_size),
-        stand_ins=stand_ins(seq_len) if empty_weights else None,
+        stand_ins=stand_ins(seq_len, image_size) if empty_weights else None,
     )
     if bool(command) == (from_folder is not None):
         raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")

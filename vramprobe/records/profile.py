@@ -270,7 +270,16 @@ class CardVerdict(_Frozen):
 class Replaced(_Frozen):
     """What was not there, and what stood in for it."""
 
-    kind: Literal["config", "weights", "tokenizer", "dataset"]
+    kind: Literal[
+        "config",
+        "weights",
+        "tokenizer",
+        "processor",
+        "video processor",
+        "image tokens",
+        "sentence embedding",
+        "dataset",
+    ]
     what: str  # as the program named it
     by: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from pathlib import Path
@@ -68,9 +69,9 @@ def processor_of(empty, folder: Path, slug: str):
     (folder / "config.json").write_text(json.dumps(raw))
     empty.hub._write_tokenizer(str(folder), raw, config)
     empty.processors.write(str(folder), raw, config)
-    from transformers import processing_utils
-    from transformers.models.auto import video_processing_auto
-
+    processing_utils, video_processing_auto = map(
+        importlib.import_module, ("transformers.processing_utils", "transformers.models.auto.video_processing_auto")
+    )
     for kind, names in (
         (processing_utils.ProcessorMixin, ("from_pretrained", "check_argument_for_proper_class")),
         (video_processing_auto.AutoVideoProcessor, ("from_pretrained",)),
@@ -99,6 +100,8 @@ def test_tokens_of_an_image_are_those_that_the_processor_counts(slug, expected, 
     assert empty.processors.tokens_per_image(processor, 1024, 768) == expected
     (said,) = [one["by"] for one in replaced(tmp_path) if one["kind"] == "image tokens"]
     assert said == f"{expected:,} for 1024 × 768 pixels, counted by {type(processor).__name__}"
+    processor.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "chat_template.jinja").exists()
     raw, config = config_of(slug)
     for key, word in empty.processors.FAMILIES[raw["model_type"]]["placed"].items():
         assert processor.tokenizer.convert_tokens_to_ids(word) == raw.get(key, getattr(config, key))

@@ -161,9 +161,7 @@ def serve(module, *, repositories, told, image_size):
 
     @functools.wraps(check)
     def check_argument(self, name, argument):
-        if argument is None and "video" in name:
-            return None
-        return check(self, name, argument)
+        return None if getattr(argument, "processes_no_videos", False) else check(self, name, argument)
 
     kind.from_pretrained = classmethod(from_pretrained)
     kind.check_argument_for_proper_class = check_argument
@@ -182,9 +180,20 @@ def serve_videos(module, *, told):
             if "torchvision" not in str(error).lower():
                 raise
             told.replaced("video processor", str(name), "none: torchvision is not installed; images need none")
-            return None
+            return _no_videos()
 
     kind.from_pretrained = classmethod(from_pretrained)
+
+
+def _no_videos():
+    """What a processor holds in the place of its video processor: saved as nothing."""
+    from transformers.utils import PushToHubMixin
+
+    def to_dict(self):
+        return {}
+
+    about = {"processes_no_videos": True, "_auto_class": None, "model_input_names": [], "to_dict": to_dict}
+    return type("NoVideos", (PushToHubMixin,), about)()
 
 
 def _count(processor, name, told, image_size):

@@ -120,7 +120,8 @@ def _shallow(row: SpeedRow, case: SpeedCase, depth: int) -> dict[str, Any]:
     config = spec["architecture"]
     names = [name for name in ("num_hidden_layers", "n_layer") if name in config]
     adapters = {"autocast": "bf16"} if row.family in _AUTOCAST and case.spec.method == "lora" else {}
-    return spec | {"architecture": config | dict.fromkeys(names, depth)} | adapters
+    compiled = {"torch_compile": True} if "compile" in (row.fused_kernels or "") else {}
+    return spec | {"architecture": config | dict.fromkeys(names, depth)} | adapters | compiled
 
 
 def _num_layers(case: SpeedCase) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         BlocksAlike,
         PlaceBytes,
         ProfileOutcome,
+        ProfilePeak,
         ProfileRecord,
         RankProfile,
     )
@@ -190,7 +191,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
     console.print(f"\n{most}{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(_phase(peak))}")
     if record.may_grow(rank):
         _print_steps_that_differ(console, rank)
-    device = "device, with an assumed context" if record.emulation else "device"
+    device = _device_said(record, peak)
     for value, what in (
         (peak.reserved_bytes, "reserved"),
         (peak.device_bytes, device),
@@ -232,6 +233,18 @@ def _print_steps_that_differ(console: Console, rank: RankProfile) -> None:
         f"from {lowest} to {highest}), as with batches of several lengths. A later step may need more: run all steps "
         "with --whole, or find the worst batch with vramprobe predict --lengths"
     )
+
+
+def _device_said(record: ProfileRecord, peak: ProfilePeak) -> str:
+    """The device tier, and how many contexts are in it: a launcher that has used CUDA has one beside its rank's."""
+    if record.emulation is None:
+        return "device"
+    context = record.context_bytes
+    if context and peak.device_bytes is not None and peak.reserved_bytes is not None:
+        num, rest = divmod(peak.device_bytes - peak.reserved_bytes, context)
+        if num > 1 and rest == 0:
+            return f"device, with the assumed contexts of {num} processes"
+    return "device, with an assumed context"
 
 
 def _at(phase: str | None) -> str:

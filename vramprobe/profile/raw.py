@@ -221,8 +221,10 @@ def read_run(folder: Path) -> RawRun:
 
 
 def _only_asked(rank: RawRank) -> bool:
-    """A launcher, which asks for the cards and takes nothing of them."""
-    return rank.end is not None and not any(one.allocated_peak_bytes for one in rank.phases) and not rank.ooms
+    """A launcher, which asks for the cards and takes nothing of them; a process that compiles, ended or killed."""
+    compiles = any("_inductor/compile_worker" in word for word in rank.process.argv)
+    has_ended = rank.end is not None or compiles
+    return has_ended and not any(one.allocated_peak_bytes for one in rank.phases) and not rank.ooms
 
 
 def _lines_of(path: Path) -> tuple[Mapping[str, Any], ...]:

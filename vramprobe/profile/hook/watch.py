@@ -30,6 +30,9 @@ _LIBRARIES = ("transformers", "peft", "trl", "accelerate", "bitsandbytes", "deep
 _GROWTH_IS_SOUGHT_AT = (5, 9)  # steps
 
 
+_COPIES_ARE_SOUGHT_AT = 2  # the step at whose end; an EMA copy is made before the first
+
+
 class Watch:
     """See the module. ``end`` may be called more than once."""
 
@@ -48,6 +51,7 @@ class Watch:
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
         self.phases.on_step.append(self._trace.step_ended)
+        self.phases.on_step.append(self._look_for_copies)
         self.phases.on_step.append(self._look_for_growth)
         if self._values is not None and asked.get("speed"):
             from .count.step import StepCount
@@ -163,6 +167,13 @@ class Watch:
         """An inference engine's (name, tensor) pairs, standing now."""
         if self._trace.is_on():
             self._trace.hold(held.named(cause, tensors))
+
+    def _look_for_copies(self, step):
+        if step == _COPIES_ARE_SOUGHT_AT and self._trace.is_on():
+            try:
+                self._trace.hold(held.other_models(self._modules.values()))
+            except Exception as error:  # of somebody's module
+                complain(error)
 
     def _look_for_growth(self, step):
         if step in _GROWTH_IS_SOUGHT_AT and self.phases.grows() and (lists := kept_lists(step - 2)):

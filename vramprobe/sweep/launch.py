@@ -17,7 +17,9 @@ import yaml
 from vramprobe import catalog
 from vramprobe.errors import SpecError
 from vramprobe.recommend.prices import skypilot_gpu
-from vramprobe.sweep.plan import Plan
+from vramprobe.sweep.jobs import job_of
+from vramprobe.sweep.plan import Plan, plan_sweep
+from vramprobe.sweep.resume import Journal
 
 #: A machine without work is taken down after so long.
 _IDLE_MINUTES = 10
@@ -40,6 +42,35 @@ class Task:
     def name(self) -> str:
         """Of the job, and of its file without .yaml."""
         return yaml.safe_load(self.text)["name"]
+
+
+def launch_tasks(
+    path: str | Path,
+    gpus: Sequence[str],
+    *,
+    bucket: str,
+    out: str | Path,
+    spot: bool = False,
+    provider: str | None = None,
+    budget: float | None = None,
+    usd_per_hour: float | None = None,
+) -> tuple[list[Task], list[Path]]:
+    """Write a SkyPilot task for each of ``gpus`` to the folder ``out``: (tasks, their files); nothing is rented.
+
+    ``budget``: dollars for all of them. Raises SpecError or UnknownName for what cannot be.
+    """
+    name = sent(path)
+    plans = {gpu: _planned(path, gpu, Path(out) / "records", usd_per_hour) for gpu in gpus}
+    words = {"bucket": bucket, "spot": spot, "provider": provider, "budget": budget}
+    found = tasks(plans, name, name=Path(name).stem, **words)
+    return found, write(found, Path(out))
+
+
+def _planned(path: str | Path, gpu: str, folder: Path, usd_per_hour: float | None) -> Plan:
+    """What the sweep takes and costs on one such GPU; nothing was run before."""
+    job = job_of(path, folder, "auto", gpu, None, usd_per_hour, None, (), (), None, {})
+    journal, words = Journal(folder), {"fit": job.fit, "rate": job.rate}
+    return plan_sweep(job.sweep, journal, card=job.card, context_of=lambda spec: None, **words)
 
 
 def tasks(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from empty_package import replaced, repositories
+from grids import grid
 from typer.testing import CliRunner
 
 from vramprobe.catalog import find_model
@@ -38,15 +39,25 @@ def config_of(slug: str) -> Any:
     return raw, transformers.AutoConfig.for_model(**raw)
 
 
-@pytest.mark.parametrize("model", list_profiled(), ids=lambda model: model.name)
-def test_each_config_builds_the_class_that_it_names(model, empty) -> None:
-    raw, config = config_of(model.name)
+NAMES = [one.name for one in list_profiled()]
+
+
+@pytest.mark.parametrize(
+    "name", grid(NAMES, "all-minilm-l6-v2", "modernbert-base", "qwen2.5-vl-3b", "smolvlm-instruct")
+)
+def test_each_config_builds_the_class_that_it_names(name, empty) -> None:
+    raw, config = config_of(name)
     made = empty.checkpoint.model_of(config)
     assert type(made).__name__ == raw["architectures"][0]
     made.tie_weights()
     count = sum(one.numel() for one in made.parameters())
-    assert model.name not in PUBLISHED or count == PUBLISHED[model.name]
-    assert len(model.source) > 30
+    assert name not in PUBLISHED or count == PUBLISHED[name]
+
+
+def test_each_config_says_where_it_is_from() -> None:
+    assert all(len(one.source) > 30 and one.config.is_file() for one in list_profiled())
+    stray = {path.stem for path in list_profiled()[0].config.parent.glob("*.json")} - set(NAMES)
+    assert stray == set()
 
 
 @pytest.mark.parametrize("name", ["google/gemma-3-4b-it", "all-minilm-l6-v2", "answerdotai/ModernBERT-base"])
@@ -88,12 +99,16 @@ def processor_of(empty, folder: Path, slug: str):
 
 @pytest.mark.parametrize(
     ("slug", "expected"),
-    [
-        ("qwen2.5-vl-3b", 999),  # 1024 × 768, each side to the nearest multiple of 28: 37 × 27
-        ("qwen3-vl-4b", 768),  # 32 × 24 of 32 pixels
-        ("gemma-3-4b-it", 256),  # whatever the size
-        ("smolvlm-instruct", 1053),  # 4 × 3 parts and the whole, of 81
-    ],
+    grid(
+        [
+            ("qwen2.5-vl-3b", 999),  # 1024 × 768, each side to the nearest multiple of 28: 37 × 27
+            ("qwen3-vl-4b", 768),  # 32 × 24 of 32 pixels
+            ("gemma-3-4b-it", 256),  # whatever the size
+            ("smolvlm-instruct", 1053),  # 4 × 3 parts and the whole, of 81
+        ],
+        ("qwen2.5-vl-3b", 999),
+        ("smolvlm-instruct", 1053),
+    ),
 )
 def test_tokens_of_an_image_are_those_that_the_processor_counts(slug, expected, empty, tmp_path) -> None:
     processor = processor_of(empty, tmp_path, slug)
@@ -150,3 +165,19 @@ def test_a_chat_model_with_a_vision_tower_is_taken_with_it(empty) -> None:
     for name in ("google/gemma-3-4b-it", "google/gemma-3-4b-pt", "gemma-3-4b"):
         assert known[name]["config"].endswith("profiled/gemma-3-4b-it.json")
     assert find_model("gemma-3-4b").model_type == "gemma3_text"
+
+
+def test_a_local_folder_with_a_config_alone_gets_a_processor_too(empty, tmp_path) -> None:
+    raw, _ = config_of("smolvlm-instruct")
+    raw["text_config"] |= {"num_hidden_layers": 1}
+    raw["vision_config"] |= {"num_hidden_layers": 1}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(raw))
+    found, _ = repositories(empty, tmp_path / "run", tmp_path / "cache")
+    folder = Path(found.folder_for(str(tmp_path / "mine")))
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    assert (settings["size"], settings["max_image_size"]) == ({"longest_edge": 1536}, {"longest_edge": 384})
+    assert json.loads((folder / "processor_config.json").read_text())["image_seq_len"] == 81
+    assert [one["kind"] for one in replaced(tmp_path / "run")] == ["weights", "tokenizer", "processor"]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.json"]

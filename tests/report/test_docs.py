@@ -189,6 +189,7 @@ HOW = {
     "python benchmarks/speed/recommend_speed.py": HOURS,
     "python benchmarks/speed/counted_work.py": HOURS,
     "python benchmarks/speed/cell_overhead.py": HOURS,
+    "python benchmarks/speed/fleet.py": HOURS,
     "python benchmarks/speed/scale.py": HOURS,
     "python benchmarks/speed/suite.py": HOURS,
     "python benchmarks/speed/emulated_speed.py": HOURS,

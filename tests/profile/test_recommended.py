@@ -250,7 +250,7 @@ def test_without_a_counted_step_it_says_why(tmp_path: Path) -> None:
 def test_the_verb_reads_a_profiles_folder_and_says_that_it_predicts(tmp_path: Path) -> None:
     done = vramprobe("recommend", "--from", str(run(tmp_path)), "--gpu", "L4", "--gpu", "H100-SXM")
     assert done.returncode == 0, done.stderr
-    assert "train.py, 300 steps of 2.46M tokens together: predicted, not measured" in done.stdout
+    assert "train.py, 300 steps, 2.46M tokens: predicted, not measured" in done.stdout
     assert "1 × L4" in done.stdout
     done = vramprobe("recommend", "--from", str(tmp_path), "--json", "--steps", "5")
     assert Recommendation.model_validate_json(done.stdout).num_steps == 5

@@ -36,7 +36,7 @@ def offer(**values: object) -> Offer:
 
 def test_every_price_that_ships_is_an_offer() -> None:
     assert len(shipped_offers()) == len(catalog.list_prices())
-    assert {one.terms for one in shipped_offers()} == {"on-demand", "reserved"}
+    assert {one.terms for one in shipped_offers()} == {"on-demand", "reserved", "spot"}
 
 
 def test_storage_that_ships_says_its_source_and_is_a_known_providers() -> None:
@@ -45,7 +45,7 @@ def test_storage_that_ships_says_its_source_and_is_a_known_providers() -> None:
     assert {row["provider"] for row in rows} <= known
     assert all(row["source"] and row["date"] for row in rows)
     charged = {one.provider: one.usd_per_gb_month for one in shipped_offers()}
-    assert charged == {"RunPod": 0.1, "Lambda": 0.0, "CoreWeave": None, "Spheron": None}
+    assert charged == {"RunPod": 0.1, "Lambda": 0.0, "CoreWeave": 0.07, "Spheron": None}
 
 
 def test_several_are_rented_as_they_are_offered() -> None:

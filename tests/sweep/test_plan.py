@@ -231,7 +231,7 @@ def test_prices_come_from_the_user_the_provider_or_the_cheapest() -> None:
     card = card_named("H100-SXM")
     assert hourly_rate(card, 2.5).usd_per_hour == 2.5
     assert hourly_rate(card, provider="lambda") == Rate(4.29, "Lambda on demand, 2026-09")
-    assert hourly_rate(card).source == "RunPod on demand, 2026-03"
+    assert hourly_rate(card).source == "RunPod on demand, 2026-10"
     assert hourly_rate(None) is None
     assert hourly_rate(card_seen("Unheard-of GPU", GIB)) is None
     with pytest.raises(SpecError, match="the CPU has no price"):

@@ -75,7 +75,7 @@ def _length(found: Recommendation) -> str:
     num_steps = {one.setting.num_steps for one in found.options}
     if tokens and len(num_steps) > 1:
         return tokens
-    return f"{found.num_steps:,} steps" + (f" of {tokens} together" if tokens else "")
+    return f"{found.num_steps:,} steps" + (f", {tokens}" if tokens else "")
 
 
 def _old_prices(found: Recommendation) -> str:

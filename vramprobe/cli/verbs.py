@@ -26,7 +26,6 @@ from vramprobe.cli import contribute as contribute_verbs
 from vramprobe.cli import diff as diff_verb
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import explain as explain_verb
-from vramprobe.cli import launch as launch_verb
 from vramprobe.cli import predict as predict_verb
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -78,21 +77,20 @@ def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: J
 
 @app.command()
 def models(json_output: Json = False) -> None:
-    """List the architectures that ship with vramprobe, and what can be done with each."""
+    """List the architectures that ship with vramprobe."""
     from vramprobe import api
-    from vramprobe.catalog.profiled import list_profiled
     from vramprobe.cli import display
 
-    entries, profiled = api.models(), list_profiled()
+    entries = api.models()
     if json_output:
-        known = [
-            {"slug": entry.name, "hf_id": entry.hf_id, "model_type": entry.model_type, "num_params": entry.n_params}
-            for entry in entries
-        ]
-        others = [{"slug": one.name, "hf_id": one.hf_id, "kind": one.kind, "profile_only": True} for one in profiled]
-        print_json([*known, *others])
+        print_json(
+            [
+                {"slug": entry.name, "hf_id": entry.hf_id, "model_type": entry.model_type, "num_params": entry.n_params}
+                for entry in entries
+            ]
+        )
     else:
-        display.print_models(entries, profiled)
+        display.print_models(entries)
 
 
 @app.command()
@@ -178,7 +176,6 @@ def simulate(
 for verb in (
     sweeps.plan,
     sweeps.run,
-    launch_verb.launch,
     results.check,
     contribute_verbs.merge,
     contribute_verbs.contribute,

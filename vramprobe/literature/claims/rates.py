@@ -179,7 +179,7 @@ def cost_ratio_reading(claim: Claim) -> Reading:
     ratios = {
         price.provider: f"({price.usd_per_gpu_hour:g} / {other.usd_per_gpu_hour:g}) / {faster}"
         for price in catalog.list_prices(new.short_name)
-        if (other := before.get((price.provider, price.terms, price.num_gpus))) is not None
+        if price.terms != "spot" and (other := before.get((price.provider, price.terms, price.num_gpus))) is not None
     }
     work = {"recomputing on both": "", "recomputing on the H100s alone": " * 6 / 8"}
     return Reading(

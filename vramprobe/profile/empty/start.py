@@ -18,8 +18,6 @@ _KINDS = (
     ("transformers.modeling_utils", "PreTrainedModel"),
     ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
     ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
-    ("transformers.models.auto.processing_auto", "AutoProcessor"),
-    ("transformers.models.auto.image_processing_auto", "AutoImageProcessor"),
 )
 _is_installed = False
 
@@ -39,7 +37,7 @@ def install():
         return
     if not asked:
         return
-    from . import folders, hub, processors, rows
+    from . import folders, hub, rows
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     told = Told(folder)
@@ -47,10 +45,6 @@ def install():
     serve = {
         "huggingface_hub.file_download": repositories.serve,
         "datasets.load": lambda module: rows.serve(module, asked, told),
-        "transformers.processing_utils": lambda module: processors.serve(
-            module, repositories=repositories, told=told, image_size=asked["image_size"]
-        ),
-        "transformers.models.auto.video_processing_auto": lambda module: processors.serve_videos(module, told=told),
         **{name: functools.partial(folders.serve, kind=kind, repositories=repositories) for name, kind in _KINDS},
     }
     for name, act in serve.items():

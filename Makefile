@@ -1,5 +1,5 @@
 # make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
-# make test   sets itself up and passes the tests: every behavior, in 10 to 20 minutes on two cores
+# make test   sets itself up and passes the tests: every behavior, in about 10 minutes on two cores
 # make test-all  the same, then the exhaustive grids: every case of what a few stand for in make test
 # make truth  repeats ten published runs by their own libraries on an emulated GPU and rebuilds their table
 # make readme rebuilds what is published: fits, reports, the generated blocks of README.md, docs/ and the sweep files

@@ -21,9 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and wha
 import numpy as np
 import processes
 import pytest
-from page_browser import NO_CHROMIUM, NO_PLAYWRIGHT, browser, html, opened, with_tables
+from page_browser import NO_CHROMIUM, NO_PLAYWRIGHT, browser, html, opened, shared_tabs, with_tables
+from page_engine import answers
 
-__all__ = ["browser", "html", "opened", "with_tables"]  # fixtures of the tests in a browser
+__all__ = ["answers", "browser", "html", "opened", "shared_tabs", "with_tables"]  # fixtures of the tests in a browser
 
 _FAILED = pytest.StashKey[bool]()
 #: So many modules more, and what they made is left out of later collections.

@@ -64,24 +64,34 @@ _OF_THE_FORM = ("label", "#command", "#link-", "#changes", "#which", "#answers",
 class Opened:
     """A tab: what it asks of the network and what goes wrong in it are kept."""
 
-    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
-        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-        self.tab = self.context.new_page()
+    def __init__(self, tab: Any, path: Path, fragment: str = "", *, replays: bool = True) -> None:
+        self.tab = tab
+        self.replays = replays
         self.problems: list[str] = []
-        self.tab.on("console", lambda message: self.problems.append(message.text))
-        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.tab.on("request", lambda request: self._note(request.url))
+        self._listeners = {
+            "console": lambda message: self.problems.append(message.text),
+            "pageerror": lambda error: self.problems.append(str(error)),
+            "request": lambda request: self._note(request.url),
+        }
+        for event, listener in self._listeners.items():
+            tab.on(event, listener)
         self.url = path.as_uri()
-        self.tab.goto(self.url + fragment)
-        self.tab.wait_for_selector("html[data-ready]")
+        tab.goto(self.url + fragment)
+        tab.wait_for_selector("html[data-ready]")
 
     def _note(self, url: str) -> None:
         if not url.startswith(("file:", "data:", "blob:")):
             self.problems.append(f"asked for {url}")
 
+    def leave(self) -> None:
+        """The next test's page begins anew, in the same process."""
+        for event, listener in self._listeners.items():
+            self.tab.remove_listener(event, listener)
+        self.tab.goto("about:blank")
+
     def text(self, selector: str) -> str:
         """Once the calculator's answer by the allocator's replay is there, where that may change it."""
-        if not (selector.startswith(_OF_THE_FORM) or selector.endswith("-error")):
+        if self.replays and not (selector.startswith(_OF_THE_FORM) or selector.endswith("-error")):
             self.settle()
         return self.tab.inner_text(selector).strip()
 
@@ -100,25 +110,61 @@ class Opened:
         ]
 
 
-@pytest.fixture
-def opened(browser: Any, html: Path) -> Iterator[Any]:
-    """Opens tabs, and fails where any of them logged an error or asked for anything."""
-    tabs: list[Opened] = []
+#: On a busy machine what takes a second takes many: playwright's own 30 s, and 5 s for assertions, were too few there.
+_PATIENCE_MS = 120_000
+#: A worker that never answers: a page's own loads the engine and replays what is shown, 3 s of CPU each time.
+_SILENT_WORKER = "window.Worker = class { postMessage() {} terminate() {} };"
 
-    def open_page(fragment: str = "", path: Path = html, **options: Any) -> Opened:
-        tabs.append(Opened(browser, path, fragment, **options))
-        return tabs[-1]
+
+@pytest.fixture(scope="session")
+def shared_tabs(browser: Any) -> dict[bool, list[Any]]:
+    """Tabs that tests have left, by whether they replay: a new tab's process compiles the page's script, for 2 s."""
+    return {True: [], False: []}
+
+
+@pytest.fixture
+def opened(browser: Any, html: Path, shared_tabs: dict[bool, list[Any]]) -> Iterator[Any]:
+    """Opens tabs, and fails where any of them logged an error or asked for anything.
+
+    One with options, or that is to be the test's ``own`` (it may change the tab itself), is closed with its test. One
+    without ``replays`` shows arithmetic alone, as each page does until its worker answers.
+    """
+    tabs: list[tuple[Opened, bool]] = []
+
+    def open_page(
+        fragment: str = "", path: Path = html, *, own: bool = False, replays: bool = True, **options: Any
+    ) -> Opened:
+        is_shared = not (own or options)
+        left = shared_tabs[replays] if is_shared else []
+        tab = left.pop() if left else new_tab(browser, replays, **options)
+        tabs.append((Opened(tab, path, fragment, replays=replays), is_shared))
+        return tabs[-1][0]
 
     yield open_page
-    for one in tabs:
-        one.context.close()
+    for one, is_shared in tabs:
+        if is_shared and one.problems == []:
+            one.leave()
+            shared_tabs[one.replays].append(one.tab)
+        else:
+            one.tab.context.close()
+    for one, _ in tabs:
         assert one.problems == []
+
+
+def new_tab(browser: Any, replays: bool, **options: Any) -> Any:
+    """A tab of a context with these options, alone in it."""
+    context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+    if not replays:
+        context.add_init_script(_SILENT_WORKER)
+    context.set_default_timeout(_PATIENCE_MS)
+    return context.new_page()
 
 
 def waiting(locator: Any) -> Any:
     """Assertions that wait until they hold."""
     from playwright.sync_api import expect
 
+    expect.set_options(timeout=_PATIENCE_MS)
     return expect(locator)
 
 

@@ -7,6 +7,8 @@ in the worker's process only, simulating in this one. Long because every stage s
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 import os
 import shlex
@@ -25,8 +27,8 @@ from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
     from vramprobe.check import CheckReport
-    from vramprobe.check.contribute import Contribution
-    from vramprobe.check.merge import Merged
+    from vramprobe.check.contribute import contribute
+    from vramprobe.check.merge import merge
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
@@ -34,27 +36,36 @@ if TYPE_CHECKING:
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.recommend.questions import recommend
     from vramprobe.records.record import RunRecord
-    from vramprobe.report.card_truth import CardTruth
+    from vramprobe.report.card_truth import card_truth, card_truth_gpu
     from vramprobe.simulate.run import Simulation
-    from vramprobe.sweep.fleet import Fleet
+    from vramprobe.sweep.launch import launch_tasks
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
 
 __all__ = [
     "calibrate", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute", "dataset",
-    "default_results", "doctor", "evaluate", "fit", "gpus", "largest_model", "max_batch_size", "max_seq_len",
-    "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "predict", "recommend", "report",
-    "run", "serve", "simulate",
+    "default_results", "doctor", "evaluate", "fit", "gpus", "largest_model", "launch_tasks", "max_batch_size",
+    "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "predict",
+    "recommend", "report", "run", "serve", "simulate",
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """``recommend``, whose rooms a prediction does not need: they are a tenth of what it loads."""
-    if name == "recommend":
-        from vramprobe.recommend.questions import recommend
+#: What stands in its own room and is loaded when it is asked for: predictions need none of it.
+_IN_THEIR_ROOMS = {
+    "card_truth": "vramprobe.report.card_truth",
+    "card_truth_gpu": "vramprobe.report.card_truth",
+    "contribute": "vramprobe.check.contribute",
+    "launch_tasks": "vramprobe.sweep.launch",
+    "merge": "vramprobe.check.merge",
+    "recommend": "vramprobe.recommend.questions",
+}
 
-        return recommend
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """A function of ``_IN_THEIR_ROOMS``."""
+    if name not in _IN_THEIR_ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_IN_THEIR_ROOMS[name]), name)
 
 
 def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:
@@ -265,47 +276,39 @@ def run(
     if policy is not None and policy.verify and emulate is None:
         _require_emulated()
     from vramprobe.sweep import runner
+    from vramprobe.sweep.fleet import fleet_on
     from vramprobe.sweep.limits import limits
 
-    fleet = _fleet_on(on, jobs, gpu, emulate)
-    if fleet is not None and device == "auto":
-        device = fleet.device
-    card_of = fleet and fleet.card_of
-    job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, card_of=card_of)
-    if fleet is not None:
-        job = job._replace(rate=fleet.of_all_gpus(job.rate))
-    summary = runner.run(
-        job.sweep,
-        job.folder,
-        card=job.card,
-        fit=job.fit,
-        rate=job.rate,
-        policy=policy,
-        on_event=on_event,
-        trace=job.trace(engine),
-        executor=fleet,
-        limits=limits(
-            job.rate,
-            timeout_seconds=timeout_seconds,
-            max_seconds=max_seconds,
-            max_dollars=max_dollars,
-            max_cells=max_cells,
-        ),
-    )
+    with contextlib.ExitStack() as stack:
+        fleet = fleet_on(on, cards=emulate, gpu=gpu, jobs=jobs)
+        card_of = None
+        if fleet is not None:
+            stack.callback(fleet.close)
+            device, card_of = fleet.device if device == "auto" else device, fleet.card_of
+        job = job_of(
+            path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, card_of=card_of
+        )
+        rate = job.rate if fleet is None else fleet.of_all_gpus(job.rate)
+        summary = runner.run(
+            job.sweep,
+            job.folder,
+            card=job.card,
+            fit=job.fit,
+            rate=rate,
+            policy=policy,
+            on_event=on_event,
+            trace=job.trace(engine),
+            executor=fleet,
+            limits=limits(
+                rate,
+                timeout_seconds=timeout_seconds,
+                max_seconds=max_seconds,
+                max_dollars=max_dollars,
+                max_cells=max_cells,
+            ),
+        )
     summary.notes[:0] = job.sweep.notes
     return summary
-
-
-def _fleet_on(on: str, jobs: int | None, gpu: str | None, emulate: str | None) -> Fleet | None:
-    """The nodes that ``on`` names; None for this machine, for which the others mean nothing."""
-    if on != "here":
-        from vramprobe.sweep.fleet import fleet_on
-
-        return fleet_on(on, cards=emulate, gpu=gpu, jobs=jobs)
-    for name, given in (("jobs", jobs), ("gpu", gpu), ("emulate", emulate)):
-        if given is not None:
-            raise SpecError(f"{name} {given} is for the nodes of a fleet; name one with --on, or drop it")
-    return None
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:
@@ -313,23 +316,6 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
     from vramprobe.check import check as check_records
 
     return check_records(results, strict=strict)
-
-
-def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
-    """Join the journals ``sources`` into the new file ``out``, each attempt once.
-
-    Raises IncomparableRecords, having written nothing, for a record that breaks a rule of :func:`check`.
-    """
-    from vramprobe.check.merge import merge as merge_records
-
-    return merge_records(sources, out)
-
-
-def contribute(results: str | Path, out: str | Path | None = None, *, strip: Sequence[str] = ()) -> Contribution:
-    """Write checked records to one new file without what identifies a machine or a person; ``strip``: further words."""
-    from vramprobe.check.contribute import contribute as contribute_records
-
-    return contribute_records(results, out, strip=strip)
 
 
 def fit(results: str | Path) -> MemoryModel:
@@ -378,20 +364,6 @@ def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = Non
     from vramprobe.records.whole import read_whole
 
     return calibrate_records(read_whole(results).records, given_fit(fit))
-
-
-def card_truth(folder: str | Path) -> CardTruth:
-    """Write the page that compares the records in ``folder``/measured with those in ``folder``/emulated."""
-    from vramprobe.report import card_truth as page
-
-    return page.card_truth(Path(folder))
-
-
-def card_truth_gpu(folder: str | Path) -> str | None:
-    """The GPU that the records in ``folder``/measured are of, as --emulate takes it; None where it is not known."""
-    from vramprobe.report import card_truth as page
-
-    return page.gpu_of(Path(folder))
 
 
 def claims(

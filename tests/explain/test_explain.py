@@ -263,6 +263,23 @@ def test_partial_answers_say_so() -> None:
     assert host == "the host ran out of memory"
 
 
+def test_a_step_that_fails_after_others_points_to_its_batch() -> None:
+    bar = " 18%|##    | {}/494 [04:04<18:48,  2.78s/it]\n"
+    assert any(line.startswith("note: 88 steps went well before") for line in explained(bar.format(88) + LOG))
+    assert not any("steps went well" in line for line in explained(bar.format(0) + LOG))
+    loading = LOG.replace("transformers/loss/loss_utils.py", "transformers/modeling_utils.py").replace(
+        "ForCausalLMLoss", "from_pretrained"
+    )
+    assert not any("steps went well" in line for line in explained(bar.format(88) + loading))
+
+
+def test_weights_that_are_larger_than_the_gpu_are_said_to_be() -> None:
+    assert not any("all parameters" in line for line in explained(LOG, model="llama-3.1-8b"))
+    # 70,553,706,496 parameters of 2 bytes
+    said = "note: all parameters of llama-3.1-70b take 131.42 GiB in bf16, more than one such GPU has (about 32.85 GiB "
+    assert said + "in 4 bits)" in explained(LOG, model="llama-3.1-70b")
+
+
 def test_a_gpu_error_counts_before_the_kills_that_follow_it() -> None:
     lines = explained("  exitcode  : -9 (pid: 3)\n" + LOG + "  exitcode  : -9 (pid: 4)\n")
     assert lines[0].startswith("GPU 1 ran out of memory")

@@ -183,7 +183,8 @@ def long_log(num_bytes: int) -> bytes:
 
 
 def test_chunks_that_tell_nothing_are_passed_over_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = long_log(12 * MIB)
+    monkeypatch.setattr("vramprobe.explain.log._SETTINGS_BYTES", MIB)
+    text = long_log(3 * MIB)
     quick = read(io.BytesIO(text))
     monkeypatch.setattr("vramprobe.explain.log._is_dull", lambda data: False)
     assert read(io.BytesIO(text)) == quick

@@ -13,6 +13,7 @@ from vramprobe.errors import SpecError
 from vramprobe.lengths.answer import answer
 from vramprobe.lengths.batches import Shape, make_batches
 from vramprobe.lengths.creep import creep
+from vramprobe.lengths.padding import padded_data
 from vramprobe.lengths.reading import read_lengths
 from vramprobe.model.replayed import replayed
 from vramprobe.predict.questions import cell, predict
@@ -34,6 +35,13 @@ WORDS = ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size
 def test_each_kind_of_file_is_read(tmp_path: Path, name: str, text: str, column: str, expected: list[int]) -> None:
     (tmp_path / name).write_text(text)
     assert read_lengths(f"{tmp_path / name}{column}") == expected
+
+
+def test_the_histogram_that_ships_is_that_of_its_source() -> None:
+    """19,366 conversations; the sum of their tokens, the median and the longest as counted in the source's file."""
+    found = sorted(read_lengths("azure-chat"))
+    assert (len(found), sum(found)) == (19_366, 26_450_535)
+    assert (found[0], found[9682], found[-1]) == (64, 1412, 14_089)
 
 
 def test_quantiles_are_where_they_were_given() -> None:
@@ -172,3 +180,37 @@ def test_options_that_do_not_go_together_are_wrong_usage(words: list[str]) -> No
     done = CliRunner().invoke(app, [*WORDS, *words])
     assert done.exit_code == 2
     assert "--lengths" in done.output
+
+
+def test_padding_is_counted_by_batch() -> None:
+    data = padded_data([3, 10, 5, 40], batch_size=2, max_length=20, sampler="sequential", pad_to_multiple_of=4)
+    assert (data.num_tokens, data.num_padded_tokens, data.longest) == (3 + 10 + 5 + 20, 2 * 12 + 2 * 20, 20)
+    assert data.padded(380) == 640
+    assert data.padding_share == pytest.approx(1 - 38 / 64)
+
+
+RECOMMEND = ["recommend", "--model", "smollm2-135m", "--method", "lora", "--seq-len", "512", "--gpu", "RTX-4090"]
+
+
+def test_a_recommendation_pays_for_padding_and_fits_the_longest_batch(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("100\n400\n" * 50)
+    words = [*RECOMMEND, "--batch-size", "2", "--sampler", "sequential", "--lengths", str(tmp_path / "rows.txt")]
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert (found["tokens"], found["seq_len"]) == (100 * 400, 400)  # each pair of rows is as long as its longer one
+    given = CliRunner().invoke(app, [*words, "--tokens", "25k", "--json"])
+    assert json.loads(given.stdout)["tokens"] == 40_000
+    assert "25k tokens of the data are 40k with 37.5 % padding" in given.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lengths", "azure-chat"], "needs --batch-size"),
+        (["--lengths", "azure-chat", "--batch-size", "2", "--longest"], "drop --longest"),
+        (["--tokens", "1M", "--sampler", "packing"], "need --lengths"),
+    ],
+)
+def test_what_a_recommendation_for_lengths_lacks_is_told(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, [*RECOMMEND, *words], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -12,6 +12,7 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.architecture.releases import READ
 from vramprobe.catalog import find_model
 from vramprobe.errors import SpecError
+from vramprobe.literature.published import cell_of, list_published
 from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve
@@ -99,6 +100,32 @@ def test_before_4_49_the_loss_takes_a_copy_of_the_logits_and_before_4_46_none_of
     assert kept - now == 4 * logits
     # 4.45 has no copies of queries by heads, which flash attention's output then follows
     assert kept - gone == pytest.approx(2 * logits, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "percent"),
+    [
+        (22, "transformers-4.48.1,bitsandbytes-0.43.3", -0.0007),  # -3.09 % by the pinned release
+        (90, "transformers-4.45.2,bitsandbytes-0.43.3", -0.0059),  # -2.56 %
+    ],
+)
+def test_published_runs_of_mistral_by_flash_attention_beyond_its_window(line: int, names: str, percent: float) -> None:
+    (row,) = (row for row in list_published() if row.line == line)
+    run = cell_of(row)
+    assert isinstance(run, CellSpec)
+    assert (run.model_type, run.attn, run.seq_len) == ("mistral", "flash_attention_2", 4096)
+    found = predict(on_stack(run, names)).peak_allocated_bytes.value
+    assert 100 * (found / row.memory_bytes - 1) == pytest.approx(percent, abs=5e-4)
+
+
+def test_flash_attention_repeats_grouped_heads_until_4_47_but_never_llamas() -> None:
+    def saved(model: str, release: str) -> int:
+        return highest(on_stack(cell(model, attn="flash_attention_2"), f"transformers-{release}"), "backward")
+
+    arch = architecture(find_model("qwen2.5-0.5b").config)
+    repeated = 2 * 2 * 4096 * (arch.num_heads - arch.num_kv_heads) * arch.head_size * arch.num_layers
+    assert saved("qwen2.5-0.5b", "4.47") - saved("qwen2.5-0.5b", "4.48") == pytest.approx(repeated, rel=0.01)
+    assert saved("llama-3.2-1b", "4.47") == saved("llama-3.2-1b", "4.48")  # 4.48 copies no heads for it either
 
 
 def test_grouped_heads_are_repeated_until_4_53() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,3 +116,42 @@ def test_a_step_on_an_emulated_card_is_counted_exactly(tmp_path: Path, capfd: py
     assert (sgd["read"], sgd["written"], sgd["launches"]) == (2 * weight_bytes, weight_bytes, 1)
     copied = [row for row in count["rows"] if row["what"] == "host_to_device"]
     assert [row["read"] for row in copied] == [2 * 64 * 512]
+
+
+def test_a_library_whose_base_class_hands_out_its_functions_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes 0.43: ``lib`` is of a class that inherits ``__getattr__``."""
+    values = ModuleType("vramprobe_values")
+    values.imports = ModuleType("vramprobe_values.imports")  # type: ignore[attr-defined]
+    values.imports.when_imported = lambda name, then: None
+    for name, module in (("vramprobe_values", values), ("vramprobe_values.imports", values.imports)):
+        monkeypatch.setitem(sys.modules, name, module)
+    kernels = importlib.import_module("vramprobe.profile.hook.count.kernels")
+
+    class Native:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: name
+
+    class OfCuda(Native):
+        pass
+
+    class Counting:
+        is_on, is_within = True, False
+
+        def __init__(self) -> None:
+            self.rows: list[dict[str, Any]] = []
+
+        def begin(self, name: str) -> str:
+            return name
+
+        def end(self, begun: str) -> int:
+            return 1
+
+        def note(self, row: dict[str, Any]) -> None:
+            self.rows.append(row)
+
+    module, count = SimpleNamespace(lib=OfCuda()), Counting()
+    kernels._watch_library(module, count)
+    assert module.lib.cdequantize_blockwise_bf16_nf4(0, 0, 64, 4096) == "cdequantize_blockwise_bf16_nf4"
+    assert [(row["name"], row["read"], row["written"]) for row in count.rows] == [
+        ("bitsandbytes::cdequantize_blockwise_bf16_nf4", 2048, 8192)
+    ]

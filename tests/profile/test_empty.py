@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import subprocess
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from empty_package import replaced, repositories
 from grids import exhaustive
 from run_command import profiled, require_emulation, told
 from typer.testing import CliRunner
@@ -58,7 +56,16 @@ try:
     load_dataset("json", data_files="nowhere.jsonl")
 except Exception as error:
     refused = type(error).__name__
+seen = {name: load_dataset(name, split="train")[0] for name in (
+    "HuggingFaceH4/llava-instruct-mix-vsft", "trl-lib/llava-instruct-mix", "HuggingFaceH4/rlaif-v_formatted",
+    "lmms-lab/multimodal-open-r1-8k-verified",
+)}
+pictures = [row["image"] if "image" in row else row["images"][0] for row in seen.values()]
+nli = {name: load_dataset("sentence-transformers/all-nli", name, split="dev").column_names
+       for name in ("pair", "triplet", "pair-class")}
 print(json.dumps({
+    "pictures": [[type(one).__module__.partition(".")[0], *one.size] for one in pictures], "nli": nli,
+    "guessed": [load_dataset(name, split="train").column_names for name in ("org/my-nli", "org/my-llava")],
     "splits": sorted(chat), "columns": chat["train"].column_names, "num_rows": len(chat["train"]),
     "one_split": load_dataset("org/alpaca-de", split="train[:10%]").column_names[:2],
     "streamed": next(iter(load_dataset("org/data", split="train", streaming=True)))["text"],
@@ -72,39 +79,6 @@ with open(sys.argv[1]) as file:
     config = AutoConfig.for_model(**json.load(file))
 AutoModelForCausalLM.from_config(config).save_pretrained(sys.argv[2])
 """
-
-
-@pytest.fixture
-def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
-    """The package as a command's processes have it."""
-    for name, folder in (("vramprobe_values", "emulate/values"), ("vramprobe_empty", "profile/empty")):
-        package = types.ModuleType(name)
-        package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
-        monkeypatch.setitem(sys.modules, name, package)
-    names = ("checkpoint", "folders", "hub", "rows", "tokenizer", "told")
-    yield types.SimpleNamespace(
-        monkeypatch=monkeypatch, **{name: importlib.import_module(f"vramprobe_empty.{name}") for name in names}
-    )
-    for name in [name for name in sys.modules if name.startswith(("vramprobe_empty", "vramprobe_values"))]:
-        sys.modules.pop(name, None)
-
-
-def repositories(empty: types.SimpleNamespace, home: Path, cache: Path) -> Any:
-    """Those of a run in ``home``, and huggingface_hub's own names over them, with ``cache`` for the hub's."""
-    found = empty.hub.Repositories(str(home), stand_ins.stand_ins()["models"], empty.told.Told(str(home)))
-    from huggingface_hub import constants
-
-    empty.monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    module = types.SimpleNamespace(
-        repo_folder_name=lambda *, repo_id, repo_type: "--".join([f"{repo_type}s", *repo_id.split("/")])
-    )
-    found.serve(module)
-    return found, lambda name, repo_type="model": module.repo_folder_name(repo_id=name, repo_type=repo_type)
-
-
-def replaced(home: Path) -> list[dict[str, str]]:
-    path = home / "replaced"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def config_in(folder: Path, **changes: Any) -> Path:
@@ -238,7 +212,7 @@ def test_columns_are_guessed_by_what_is_asked(name: str, program: str, form: str
 
 
 def test_every_dataset_that_is_known_has_a_format(empty) -> None:
-    for about in stand_ins.stand_ins()["datasets"].values():
+    for about in (one for each in stand_ins.stand_ins()["datasets"].values() for one in each.values()):
         assert empty.rows.row_of(about["format"], 8)
         assert about["splits"]
 
@@ -403,6 +377,13 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
     (tmp_path / "mine.jsonl").write_text('{"text": "mine"}\n')
     folder = run(tmp_path, "data", ROWS, str(tmp_path / "mine.jsonl"), seq_len=8)
     assert json.loads(capfd.readouterr().out) == {
+        "pictures": [["PIL", 640, 480]] * 4,
+        "nli": {
+            "pair": ["anchor", "positive"],
+            "triplet": ["anchor", "positive", "negative"],
+            "pair-class": ["premise", "hypothesis", "label"],
+        },
+        "guessed": [["anchor", "positive"], ["messages", "images"]],
         "splits": ["test", "train"],
         "columns": ["messages"],
         "num_rows": 512,
@@ -412,7 +393,8 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
         "refused": "FileNotFoundError",
     }
     said = {one["what"]: one["by"] for one in replaced(folder / "run")}
-    assert set(said) == {"trl-lib/Capybara", "org/alpaca-de", "org/data"}
+    assert {"trl-lib/Capybara", "org/alpaca-de", "org/data", "org/my-nli"} < set(said)
+    assert said["org/my-llava"].endswith("one image of 640 × 480 pixels a row (--image-size)")
     assert "known for: messages" in said["trl-lib/Capybara"]
     assert "512 rows of 8 tokens, guessed columns: text" in said["org/data"]
 
@@ -434,6 +416,8 @@ def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(t
     [
         (["--empty-weights"], "add --emulate GPU"),
         (["--emulate", "RTX-4090", "--seq-len", "64"], "--seq-len 64"),
+        (["--emulate", "RTX-4090", "--image-size", "64x64"], "--image-size 64x64"),
+        (["--emulate", "RTX-4090", "--empty-weights", "--image-size", "64"], "give WIDTHxHEIGHT"),
         (["--seq-len", "64"], "--seq-len 64"),
     ],
 )

@@ -120,6 +120,9 @@ def test_chosen_are_the_quantiles_the_largest_and_others_between_them() -> None:
     assert {1, 500, 900, 990, 1000} <= {row[1] for row in chosen if not row[4]}
     assert sum(row[4] for row in chosen) == 3
     assert [row[1] for row in own_batches.choose(table, 2)] == [500, 1000]
+    most_tokens = [8, 600, 1, 1001]  # and not the longest
+    kept = own_batches.choose([*table, most_tokens], 3)
+    assert [row[:2] for row in kept] == [[4, 501], [4, 1000], [8, 600]]
     assert own_batches.choose([[2, 5, 9, 0], [4, 5, 3, 1]], 96) == [[2, 5, 9, 0, False], [4, 5, 3, 1, False]]
 
 

@@ -10,7 +10,7 @@ from factories import make_environment, make_oom, make_record, make_spec
 from vramprobe import api
 from vramprobe.records import store
 from vramprobe.records.record import Peak, RunRecord, Timing
-from vramprobe.report.card_truth import card_truth_document, gpu_of, truth_in_words, truth_rows
+from vramprobe.report.card_truth import card_truth_document, card_truth_gpu, truth_in_words, truth_rows
 from vramprobe.report.formats import markdown
 from vramprobe.spec import CellSpec
 from vramprobe.units import KIB, MIB
@@ -87,7 +87,7 @@ def test_a_page_of_two_emulations_calls_nothing_measured() -> None:
 
 def test_the_page_is_written_from_whatever_there_is(tmp_path: Path) -> None:
     assert api.card_truth(tmp_path).lines[-1] == "outcome: 0 of 0 cells ended otherwise"
-    assert gpu_of(tmp_path) is None
+    assert card_truth_gpu(tmp_path) is None
     for record in MEASURED:
         store.append(tmp_path / "measured" / "records.jsonl", record)
     assert api.card_truth_gpu(tmp_path) == "H100-SXM"

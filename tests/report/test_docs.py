@@ -90,6 +90,9 @@ HOW = {
     "vramprobe run configs/sweeps/80gb.yaml --on ray://head-node:10001": Way(
         elsewhere="tests/sweep/test_on_ray.py", why="it needs a cluster"
     ),
+    "vramprobe launch h200-speed --gpu H100-SXM,A100-80GB-SXM --spot --budget 5 --bucket s3://my-records --dry-run": (
+        AS_IT_IS
+    ),
     "vramprobe run configs/sweeps/80gb.yaml --on slurm": Way(
         elsewhere="tests/sweep/test_on_slurm.py", why="it needs a cluster"
     ),
@@ -186,6 +189,7 @@ HOW = {
     "python benchmarks/speed/recommend_speed.py": HOURS,
     "python benchmarks/speed/counted_work.py": HOURS,
     "python benchmarks/speed/cell_overhead.py": HOURS,
+    "python benchmarks/speed/fleet.py": HOURS,
     "python benchmarks/speed/scale.py": HOURS,
     "python benchmarks/speed/suite.py": HOURS,
     "python benchmarks/speed/emulated_speed.py": HOURS,

@@ -194,7 +194,7 @@ def in_list(gpu: str) -> int:
 
 
 def test_the_replay_needs_no_worker(opened: Any) -> None:
-    one = opened("#m=qwen2.5-0.5b&g=")
+    one = opened("#m=qwen2.5-0.5b&g=", own=True)
     shown = one.text("#where")
     one.tab.add_init_script("delete window.Worker")
     one.tab.reload()
@@ -230,7 +230,7 @@ def test_older_libraries_are_a_choice(opened: Any) -> None:
 
 
 def test_no_gpu_is_a_choice_too(opened: Any) -> None:
-    one = opened("#g=")
+    one = opened("#g=", replays=False)
     assert one.text("#verdicts") == "No GPU is chosen."
     assert one.text("#cards-count") == "none chosen"
     one.tab.fill("#batch_size", "2")
@@ -254,7 +254,7 @@ def test_what_is_tight_is_not_said_not_to_fit(opened: Any) -> None:
 
 
 def test_every_card_gets_the_largest_counts_that_the_engine_finds_for_it(opened: Any) -> None:
-    one = opened("#m=qwen2.5-7b&t=lora&g=")
+    one = opened("#m=qwen2.5-7b&t=lora&g=", replays=False)
     one.tab.wait_for_selector("#gpus-rows[data-done]")
     found = asked(one.tab, "vramprobe.gpus.map(gpu => gpu.memory_bytes && vramprobe.largest(spec, config, gpu))")
     replays = asked(one.tab, "vramprobe.gpus.map(gpu => vramprobe.canReplay(spec, gpu) && gpu.memory_bytes)")
@@ -269,7 +269,9 @@ def test_every_card_gets_the_largest_counts_that_the_engine_finds_for_it(opened:
 def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
     sizes = [0, 1, 1023, 1024, 1024**2 - 1, 1024**3, 24 * 1024**3, 13619882884]
     sizes += [eighths * 1024**3 // 8 for eighths in range(8, 200)] + [7 * 1024**2 * n // 64 for n in range(1, 300)]
-    assert opened().tab.evaluate("sizes => sizes.map(words.bytes)", sizes) == [format_bytes(size) for size in sizes]
+    assert opened(replays=False).tab.evaluate("sizes => sizes.map(words.bytes)", sizes) == [
+        format_bytes(size) for size in sizes
+    ]
 
 
 def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> None:
@@ -346,7 +348,7 @@ def test_what_would_make_a_cell_fit_is_told_with_what_it_saves_and_taken_over_by
     ],
 )  # fmt: skip
 def test_the_page_and_the_command_name_the_same_changes(opened: Any, link: str, cell: dict[str, Any], gpu: str) -> None:
-    one = opened(f"{link}&g={gpu}")
+    one = opened(f"{link}&g={gpu}", replays=False)
     one.tab.wait_for_selector("#changes[data-done]")
     rows = [row.replace("\t", "\n").split("\n") for row in one.tab.locator("#changes li").all_inner_texts()]
     found = api.changes(gpu=gpu, replays=False, **cell)
@@ -392,7 +394,7 @@ def test_a_card_without_flash_attention_is_judged_by_its_own_kernels(opened: Any
 
 
 def test_the_changes_are_those_for_the_card_that_is_asked_for(opened: Any) -> None:
-    one = opened("#gc=1")
+    one = opened("#gc=1", replays=False)
     one.tab.wait_for_selector("#changes[data-done]")
     assert one.text("#changes-basis") == "By arithmetic alone. It fits as it is."
     one.tab.fill("#seq_len", "65536")

@@ -52,7 +52,7 @@ BAD_LINKS = [
 
 def test_a_bad_link_says_what_of_it_is_not_understood(opened: Any) -> None:
     """The first as the page opens, the others as they are pasted into its tab."""
-    one = opened(BAD_LINKS[0][0])
+    one = opened(BAD_LINKS[0][0], replays=False)
     for fragment, words in BAD_LINKS:
         one.tab.evaluate("fragment => { location.hash = fragment; }", fragment)
         waiting(one.tab.locator("#link-problems")).to_contain_text(words)
@@ -61,7 +61,7 @@ def test_a_bad_link_says_what_of_it_is_not_understood(opened: Any) -> None:
 
 
 def test_an_error_stands_at_its_option_and_no_number_is_left(opened: Any) -> None:
-    one = opened("#d=fp16&kp=peft")
+    one = opened("#d=fp16&kp=peft", replays=False)
     assert "mix two 16-bit formats" in one.text("#dtype-error")
     assert one.tab.get_attribute("#dtype", "aria-invalid") == "true"
     assert one.tab.get_attribute("#dtype", "aria-describedby") == "dtype-error"
@@ -98,7 +98,7 @@ REFUSALS = [
 
 def test_every_refusal_stands_at_the_option_that_mends_it(opened: Any) -> None:
     """The first as the page opens, the others as they are pasted into its tab."""
-    one = opened(REFUSALS[0][0])
+    one = opened(REFUSALS[0][0], replays=False)
     for fragment, option, words in REFUSALS:
         one.tab.evaluate("fragment => { location.hash = fragment; }", fragment)
         waiting(one.tab.locator(f"#{option}-error")).to_contain_text(words)
@@ -112,13 +112,13 @@ def test_every_refusal_stands_at_the_option_that_mends_it(opened: Any) -> None:
 
 
 def test_what_the_engine_refuses_is_told_in_its_words(opened: Any) -> None:
-    one = opened("#m=llama-4-scout")
+    one = opened("#m=llama-4-scout", replays=False)
     assert one.text("#no-prediction").startswith("model type 'llama4_text' cannot be predicted by this version")
     assert set(one.cells("gpus-rows", 2)) == {"–", "memory not known"}
 
 
 def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(opened: Any) -> None:
-    one = opened("#g=")
+    one = opened("#g=", replays=False)
     tab = one.tab
     tab.select_option("#model", "config.json")
     assert "Paste the model's config.json" in one.text("#config-error")
@@ -134,10 +134,10 @@ def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(
     assert one.text("#peak") == "No prediction"
     tab.fill("#config", json.dumps(config, indent=2, ensure_ascii=False))
     assert one.tab.locator("#config-error").is_hidden()
-    assert one.text("#peak") == opened("#nl=2&g=").text("#peak")
+    assert one.text("#peak") == opened("#nl=2&g=", replays=False).text("#peak")
     assert one.text("#command").startswith("vramprobe measure --model config.json --method qlora")
     assert one.text("#command-hint").endswith(" Save the pasted config as config.json first.")
-    other = opened(one.fragment)
+    other = opened(one.fragment, replays=False)
     assert json.loads(other.tab.input_value("#config")) == config
     assert other.text("#peak") == one.text("#peak")
     tab.fill("#config", json.dumps(config | {"more": "x" * 5000}))
@@ -147,7 +147,7 @@ def test_a_pasted_config_is_predicted_and_travels_in_the_link_while_it_is_small(
 
 
 def test_the_form_opens_with_the_defaults_of_the_command_line(opened: Any) -> None:
-    one = opened()
+    one = opened(replays=False)
     shown = asked(one.tab, "Object.fromEntries(Object.entries(spec).filter(([name]) => name !== 'rc'))")
     wanted = spec.resolve(model="llama-3.1-8b", method="qlora", device="cuda", batch_size=1, seq_len=2048)
     del shown["architecture"]
@@ -157,7 +157,7 @@ def test_the_form_opens_with_the_defaults_of_the_command_line(opened: Any) -> No
 
 
 def test_each_flag_of_the_table_is_a_checkbox_a_part_of_the_link_and_an_option_of_the_cell(opened: Any) -> None:
-    one = opened("#m=qwen2.5-0.5b&nl=1&g=")
+    one = opened("#m=qwen2.5-0.5b&nl=1&g=", replays=False)
     before = one.fragment
     flags = one.tab.evaluate("state.NAMES.filter(name => state.isA(name, 'flag')).map(n => [n, state.OPTIONS[n].key])")
     assert len(flags) >= 2
@@ -170,12 +170,12 @@ def test_each_flag_of_the_table_is_a_checkbox_a_part_of_the_link_and_an_option_o
         assert f"--{name.replace('_', '-')}" in one.text("#command").split()
         one.tab.uncheck(f"#{name}")
         assert one.fragment == before
-    other = opened("&".join([before, *(f"{key}=1" for _, key in flags)]))
+    other = opened("&".join([before, *(f"{key}=1" for _, key in flags)]), replays=False)
     assert all(other.tab.is_checked(f"#{name}") for name, _ in flags)
 
 
 def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> None:
-    one = opened("#n=2&sh=zero3")
+    one = opened("#n=2&sh=zero3", replays=False)
     one.tab.fill("#num_gpus", "1")
     assert one.tab.locator("#sharding").is_hidden()
     assert one.fragment == "#n=1"
@@ -196,7 +196,7 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
 
 
 def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_several_gpus(opened: Any) -> None:
-    one = opened("#t=full&m=llama-3.2-1b&gc=1")
+    one = opened("#t=full&m=llama-3.2-1b&gc=1", replays=False)
     hidden = [one.tab.locator(f"#{name}") for name in ("shard_size", "cp_size", "offload", "cp_rotation")]
     assert all(field.is_hidden() for field in hidden)
     one.tab.fill("#num_gpus", "16")

@@ -18,7 +18,7 @@ EVIL = '<img src=x onerror="document.title=1">'
 
 
 def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path) -> None:
-    one = opened(path=with_tables)
+    one = opened(path=with_tables, replays=False)
     one.tab.wait_for_selector("#gpus-rows[data-done]")
     heading = "#gpus-rows thead th:nth-child(6)"
     one.tab.click(f"{heading} button")
@@ -58,7 +58,7 @@ def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path
 
 
 def test_the_command_and_the_link_are_copied(opened: Any) -> None:
-    one = opened("#m=gpt2&b=3&s=512")
+    one = opened("#m=gpt2&b=3&s=512", replays=False)
     for button, expected_text in (("#copy-command", one.text("#command")), ("#copy-link", one.url + one.fragment)):
         assert expected_text.count("gpt2") == 1
         one.tab.click(button)
@@ -70,7 +70,7 @@ def test_the_command_and_the_link_are_copied(opened: Any) -> None:
 
 
 def test_by_keyboard_alone(opened: Any) -> None:
-    one = opened()
+    one = opened(replays=False)
     tab = one.tab
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.className") == "skip"

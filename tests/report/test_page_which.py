@@ -32,7 +32,7 @@ def found() -> Recommendation:
 
 
 def test_it_shows_the_options_and_answers_of_the_command(opened: Any, found: Recommendation) -> None:
-    one = opened(LINK)
+    one = opened(LINK, replays=False)
     one.tab.wait_for_selector(DONE)
     for column, text in (
         (1, words.cards_of),
@@ -63,7 +63,7 @@ def test_it_shows_the_options_and_answers_of_the_command(opened: Any, found: Rec
 
 
 def test_the_table_sorts_by_cost_time_and_headroom(opened: Any, found: Recommendation) -> None:
-    one = opened(LINK)
+    one = opened(LINK, replays=False)
     one.tab.wait_for_selector(DONE)
 
     def room(option: Any) -> int:
@@ -87,7 +87,7 @@ def test_the_table_sorts_by_cost_time_and_headroom(opened: Any, found: Recommend
 
 
 def test_the_plot_draws_every_option_and_the_line_of_the_best(opened: Any, found: Recommendation) -> None:
-    one = opened(LINK)
+    one = opened(LINK, replays=False)
     one.tab.wait_for_selector(DONE)
     assert one.tab.locator(".tradeoff .dot").count() == sum(option.usd is not None for option in found.options)
     able = [option for option in found.options if option.fits]
@@ -114,7 +114,7 @@ def test_the_plot_draws_every_option_and_the_line_of_the_best(opened: Any, found
 
 @exhaustive
 def test_the_question_is_in_the_link_and_starts_over(opened: Any) -> None:
-    first = opened("#m=pythia-70m&t=full")
+    first = opened("#m=pythia-70m&t=full", replays=False)
     first.tab.fill("#q-tokens", "0.5")
     first.tab.fill("#q-deadline", "2")
     first.tab.fill("#q-budget", "7.5")
@@ -124,7 +124,7 @@ def test_the_question_is_in_the_link_and_starts_over(opened: Any) -> None:
     first.tab.check("#q-every_method")
     assert first.fragment == "#m=pythia-70m&t=full&tk=0.5&dl=2&bu=7.5&mg=2&gb=8&pt=reserved&am=1"
     first.tab.wait_for_selector(DONE)
-    second = opened(first.fragment)
+    second = opened(first.fragment, replays=False)
     second.tab.wait_for_selector(DONE)
     for place in ("#answers", "#which-rows tbody", "#which-command"):
         assert second.text(place) == first.text(place)
@@ -133,14 +133,14 @@ def test_the_question_is_in_the_link_and_starts_over(opened: Any) -> None:
     assert second.fragment == ""
     assert second.tab.input_value("#q-tokens") == "50"
     assert not second.tab.is_checked("#q-every_method")
-    bad = opened("#tk=many&pt=stolen&mg=2")
+    bad = opened("#tk=many&pt=stolen&mg=2", replays=False)
     assert 'the part "tk" of the link is damaged' in bad.text("#link-problems")
     assert 'the part "pt" of the link is damaged' in bad.text("#link-problems")
     assert bad.tab.input_value("#q-max_gpus") == "2"
 
 
 def test_what_cannot_be_is_said_and_no_figure_is_left(opened: Any) -> None:
-    one = opened("#m=pythia-70m&t=full&mg=1")
+    one = opened("#m=pythia-70m&t=full&mg=1", replays=False)
     one.tab.wait_for_selector(DONE)
     one.tab.fill("#q-tokens", "")
     assert one.text("#which-problems") == "tokens: nothing given; must be millions, more than 0"
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_said_and_no_figure_is_left(opened: Any) -> None:
     assert one.tab.locator("#which-problems").is_hidden()
     one.tab.fill("#seq_len", "0")
     assert one.text("#which-state") == "Mend what the form marks to see a prediction."
-    other = opened("#m=llama-4-scout")
+    other = opened("#m=llama-4-scout", replays=False)
     waiting(other.tab.locator("#which-state")).to_contain_text("'llama4_text' cannot be predicted by this version")
     assert other.text("#which-command").startswith("vramprobe recommend --model llama-4-scout")
 
@@ -185,7 +185,7 @@ def test_an_option_is_taken_over_by_the_keyboard_and_its_memory_shown(opened: An
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(opened: Any) -> None:
-    one = opened("#m=pythia-70m&t=full&mg=2", viewport={"width": 360, "height": 740}, has_touch=True)
+    one = opened("#m=pythia-70m&t=full&mg=2", viewport={"width": 360, "height": 740}, has_touch=True, replays=False)
     one.tab.wait_for_selector(DONE)
     assert one.tab.evaluate("document.documentElement.scrollWidth") <= 360
     assert one.tab.evaluate("document.querySelector('.tradeoff').getBoundingClientRect().right") <= 360

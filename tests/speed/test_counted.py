@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.profile.step_time import count_of
-from vramprobe.speed.counted import WIDER, Count, Row, class_of, time_of
-from vramprobe.speed.rates import shipped_speed
+from vramprobe.speed.counted import Count, Row, attention_shape, class_of, product_shape, time_of
+from vramprobe.speed.rates import shipped_counted
+from vramprobe.speed.shapes import product_share
 
 A100 = find_gpu("A100-80GB-SXM")
-FIT = shipped_speed()
+FIT = shipped_counted()
 
 
 def counted(*rows: Row, num_launches: int = 0, num_claimed: int = 0, **more) -> Count:
@@ -28,12 +30,51 @@ def test_memory_bound_bytes_take_the_bandwidth_that_steps_reach() -> None:
     assert found.seconds == pytest.approx(stream + FIT.rates.step_seconds)
 
 
-def test_a_product_takes_its_operations_and_its_bytes() -> None:
-    row = Row(phase="backward", what="product", name="aten::mm", flops=10**15, read=10**11, dtype="bfloat16")
-    rates = FIT.rates
-    flops = 1e15 / (A100.half_dense_tflops * 1e12 * rates.product * rates.generations["Ampere"])
-    moved = 1e11 / (A100.bandwidth_gb_s * 1e9 * rates.stream)
-    assert time_of(counted(row), A100).by_class["products"] == pytest.approx(math.hypot(flops, moved))
+def test_a_product_takes_its_share_of_the_peak_by_its_shape_or_its_bytes() -> None:
+    shapes = "bfloat16[8192, 4096] bfloat16[4096, 2048] -> bfloat16[8192, 2048]"
+    flops, peak = 2 * 8192 * 4096 * 2048, A100.half_dense_tflops * 1e12 * FIT.rates.product
+    row = Row(phase="backward", what="product", name="aten::mm", shapes=shapes, flops=flops, dtype="bfloat16")
+    expected = flops / (peak * product_share(A100, 8192, 2048, 4096))
+    assert time_of(counted(row), A100).by_class["products"] == pytest.approx(expected)
+    slow = dataclasses.replace(row, read=10**11)
+    moved = 1e11 / (A100.bandwidth_gb_s * 1e9 * FIT.rates.stream)
+    assert time_of(counted(slow), A100).by_class["products"] == pytest.approx(moved)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "flops", "expected"),
+    [
+        ("aten::mm", "bfloat16[64, 32] bfloat16[32, 16] -> bfloat16[64, 16]", 2 * 64 * 32 * 16, (64, 16, 32)),
+        ("aten::linear", "a[2, 64, 32] a[16, 32] -> a[2, 64, 16]", 2 * 128 * 32 * 16, (128, 16, 32)),
+        ("aten::bmm", "a[4, 64, 32] a[4, 32, 16] -> a[4, 64, 16]", 2 * 4 * 64 * 32 * 16, (64, 16, 32)),
+        ("aten::mm", "", 2 * 128**3, (128, 128, 128)),
+    ],
+)
+def test_rows_columns_and_depth_of_a_product(name: str, shapes: str, flops: int, expected: tuple) -> None:
+    assert product_shape(Row(phase="forward", what="product", name=name, shapes=shapes, flops=flops)) == expected
+
+
+def test_the_keys_of_an_attention_and_the_width_of_its_heads() -> None:
+    tensors = "a[2, 512, 8, 64] a[2, 1024, 2, 64] a[2, 1024, 2, 64]"
+    flash = Row(phase="forward", what="attention", name="aten::_flash_attention_forward", shapes=f"{tensors} -> a[2]")
+    assert attention_shape(flash) == (1024, 64)
+    backward = "a[2, 8, 512, 64] a[2, 8, 512, 64] a[2, 2, 1024, 64] a[2, 2, 1024, 64] -> a[2]"
+    name = "aten::_scaled_dot_product_flash_attention_backward"
+    assert attention_shape(Row(phase="backward", what="attention", name=name, shapes=backward)) == (1024, 64)
+
+
+def test_a_phase_ends_when_the_host_has_issued_it_and_the_card_has_computed_it() -> None:
+    """Forward decided by the host, backward by the card, which begins no earlier than it was issued."""
+    launch, stream = FIT.rates.kernel_seconds, A100.bandwidth_gb_s * 1e9 * FIT.rates.stream
+    forward = Row(phase="forward", what="other", name="aten::add", launches=10_000)
+    backward = Row(phase="backward", what="other", name="aten::mul", launches=1, read=int(stream))
+    assert time_of(counted(forward, backward), A100).seconds == pytest.approx(
+        10_000 * launch + 1 + FIT.rates.step_seconds, rel=1e-6
+    )
+    ahead = [dataclasses.replace(forward, phase="optimizer"), dataclasses.replace(backward, phase="forward")]
+    assert time_of(counted(*ahead), A100).seconds == pytest.approx(
+        max(1, 10_001 * launch) + FIT.rates.step_seconds, rel=1e-6
+    )
 
 
 def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
@@ -46,13 +87,13 @@ def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
     assert found.hfu == pytest.approx(2e15 / found.seconds / (A100.half_dense_tflops * 1e12))
 
 
-def test_the_interval_is_the_speed_models_wider_and_open_above_by_what_nobody_claimed() -> None:
+def test_the_interval_is_the_fits_and_open_above_by_what_nobody_claimed() -> None:
     row = Row(phase="forward", what="product", name="aten::mm", flops=10**15, dtype="bfloat16", launches=1)
     tokens = Row(phase="forward", what="other", name="aten::embedding", shapes="bfloat16[9, 2] int64[4, 2048] -> x")
     for num_claimed, more in ((100, 1.0), (75, 1 / 0.75)):
         found = time_of(counted(row, tokens, num_launches=100, num_claimed=num_claimed), A100)
         assert found.condition == "usual"
-        factor = math.exp(FIT.half_widths["usual"] + WIDER)
+        factor = math.exp(FIT.half_widths["usual"])
         assert found.low_seconds == pytest.approx(found.seconds / factor)
         assert found.high_seconds == pytest.approx(found.seconds * factor * more)
     assert time_of(counted(row), find_gpu("B200")).condition == "card never seen"

@@ -259,6 +259,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(MissingDependency, match=r"no node can run a cell \(a: no vramprobe here\)"):
         series_of([nothing], Needs(1, 0, GIB), None)
     assert difference(nothing, node("b")) == "no vramprobe here"
+    assert fleet_on("here") is None
+    with pytest.raises(SpecError, match="gpu H200 is for the nodes of a fleet"):
+        fleet_on("here", gpu="H200")
     with pytest.raises(SpecError, match="--on 'kubernetes' given; allowed: here, ray"):
         fleet_on("kubernetes")
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,48 +60,65 @@ def worker_of(process: psutil.Process) -> psutil.Process | None:
     return None
 
 
-def test_a_sweep_runs_stores_and_resumes(tmp_path: Path) -> None:
+#: Its library makes a tensor as it loads, which is no cell's.
+OF_A_LIBRARY = {"optim": "adamw_bnb_8bit"}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A sweep of real cells that has ended, and what it said as it ran."""
+
+    cells: Sweep
+    folder: Path
+    summary: runner.RunSummary
+    events: list[runner.Progress]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     full, lora = make_spec(**FAST), make_spec(method="lora", **FAST)
-    cells = sweep_of(full, lora, held_out=(lora,))
-    events: list[runner.Progress] = []
-    summary = runner.run(cells, tmp_path, on_event=events.append)
-    assert summary.counts() == {"ok": 2}
-    assert [(event.kind, event.index) for event in events] == [
+    cells = sweep_of(full, lora, make_spec(**OF_A_LIBRARY, **FAST), held_out=(lora,))
+    folder, events = tmp_path_factory.mktemp("swept"), []
+    return Swept(cells, folder, runner.run(cells, folder, on_event=events.append), events)
+
+
+def test_a_sweep_runs_stores_and_resumes(swept: Swept) -> None:
+    assert swept.summary.counts() == {"ok": 3}
+    assert [(event.kind, event.index) for event in swept.events] == [
         ("planned", 0),
-        ("started", 1),
-        ("finished", 1),
-        ("started", 2),
-        ("finished", 2),
+        *((kind, index) for index in (1, 2, 3) for kind in ("started", "finished")),
     ]
-    contents = store.read(tmp_path)
+    contents = store.read(swept.folder)
     stored = contents.records
     assert contents.unfinished == ()
-    assert [record.fingerprint for record in stored] == [full.fingerprint, lora.fingerprint]
-    assert [(record.sweep, record.held_out) for record in stored] == [("test", False), ("test", True)]
-    journal = [json.loads(line) for line in (tmp_path / runner.JOURNAL).read_text().splitlines()]
-    assert [line.get("line") for line in journal] == ["started", None, "started", None]
+    assert [record.fingerprint for record in stored] == [cell.fingerprint for cell in swept.cells.cells]
+    assert [(record.sweep, record.held_out) for record in stored] == [("test", False), ("test", True), ("test", False)]
+    journal = [json.loads(line) for line in (swept.folder / runner.JOURNAL).read_text().splitlines()]
+    assert [line.get("line") for line in journal] == 3 * ["started", None]
     assert [line["attempt_id"] for line in journal[::2]] == [line["attempt_id"] for line in journal[1::2]]
     assert {record.environment.isolation for record in stored} == {"forkserver"}
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["forkserver.log"]  # of good cells none stay
+    logs = sorted(path.name for path in (swept.folder / "logs").iterdir())
+    assert logs == ["forkserver.log"]  # of good cells none stay
 
-    again = runner.run(cells, tmp_path)
-    assert (again.plan.actions(), again.records) == ({"kept": 2}, [])
-    assert len(store.read(tmp_path).records) == 2
+    again = runner.run(swept.cells, swept.folder)
+    assert (again.plan.actions(), again.records) == ({"kept": 3}, [])
+    assert len(store.read(swept.folder).records) == 3
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"method": "qlora", "gradient_checkpointing": True}, marks=exhaustive),
-        {"optim": "adamw_bnb_8bit"},  # its library makes a tensor as it loads, which is no cell's
-    ],
-    ids=str,
-)
-def test_forked_and_spawned_workers_measure_the_same_bytes(options: dict[str, Any], tmp_path: Path) -> None:
-    spec = make_spec(**options, **FAST)
-    forked = runner.run(sweep_of(spec), tmp_path).records[0]
-    spawned = runner.measure(spec, log=tmp_path / "log")
-    assert "Fatal" not in (tmp_path / "log").read_text()
+def test_forked_and_spawned_workers_measure_the_same_bytes(swept: Swept, tmp_path: Path) -> None:
+    (forked,) = (record for record in swept.summary.records if record.spec.optim == OF_A_LIBRARY["optim"])
+    assert_spawned_alike(forked, tmp_path)
+
+
+@exhaustive
+def test_so_they_do_with_quantized_weights(tmp_path: Path) -> None:
+    spec = make_spec(method="qlora", gradient_checkpointing=True, **FAST)
+    assert_spawned_alike(runner.run(sweep_of(spec), tmp_path).records[0], tmp_path)
+
+
+def assert_spawned_alike(forked: RunRecord, folder: Path) -> None:
+    spawned = runner.measure(forked.spec, log=folder / "log")
+    assert "Fatal" not in (folder / "log").read_text()
     assert (forked.environment.isolation, spawned.environment.isolation) == ("forkserver", "spawn")
     assert forked.peak == spawned.peak
     assert [p.model_dump(exclude={"rss_end_bytes"}) for p in forked.phases] == [

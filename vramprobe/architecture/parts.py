@@ -85,6 +85,7 @@ class Habits:
     logits: Logits = "labels padded"
     rotary_positions: int = 0  # of a table in each layer; 0 where the layers share one of the length at hand
     repeats_heads: bool = False  # grouped ones, for sdpa
+    flash_repeats_heads: bool = False  # grouped ones, for flash attention 2
     copies_heads: bool = False  # sdpa's inputs, laid out by heads
     reenters: bool = False  # a checkpoint is run again as a whole, and its output stays until its layer is done
     experts_are_linear: bool = False

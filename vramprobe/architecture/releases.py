@@ -31,6 +31,9 @@ LABELS_PADDED = 4049
 HEADS_COPIED, HEADS_AS_THEY_ARE = 4048, 4056
 #: The first that hands sdpa grouped heads as they are (use_gqa_in_sdpa).
 HEADS_GROUPED = 4054
+#: The first whose flash attention 2 is one function for all models, which takes grouped heads as they are
+#: (integrations/flash_attention.py); before, classes of their own repeated them, but for Llama's.
+FLASH_APART = 4048
 #: The first bitsandbytes whose 4-bit layers compute in the dtype that they are told (modules.py, compute_type_is_set).
 COMPUTES_AS_TOLD = 47
 #: Those that kept the inputs of 4-bit products (autograd/_functions.py, ctx.tensors).
@@ -72,6 +75,7 @@ def _of_transformers(config: Mapping[str, Any]) -> Habits:
         logits=logits,
         rotary_positions=config["max_position_embeddings"] if has_own_tables else 0,
         repeats_heads=release < HEADS_GROUPED,
+        flash_repeats_heads=release < FLASH_APART and model_type != "llama",
         copies_heads=HEADS_COPIED <= release < HEADS_AS_THEY_ARE,
         reenters=True,
         experts_are_linear=True,

@@ -6,13 +6,29 @@ this side of the torch line, reads nothing at import, and touches the network on
 
 from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.catalog.depth import cut_depth, depth_of
-from vramprobe.catalog.gpus import Gpu, Price, find_gpu, gpu_seen, list_gpus, list_prices
+from vramprobe.catalog.gpus import Gpu, Price, find_gpu, fp32_tflops, gpu_seen, list_gpus, list_prices
 from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.catalog.models import ModelEntry, find_model, list_models
 from vramprobe.catalog.size import num_params
 from vramprobe.catalog.sweeps import list_sweeps, sweep_file
 
 __all__ = [
-    "Claim", "Gpu", "ModelEntry", "Price", "cut_depth", "depth_of", "find_gpu", "find_model", "gpu_seen", "list_claims",
-    "list_gpus", "list_models", "list_prices", "list_sweeps", "num_params", "pinned_libraries", "sweep_file",
-]  # fmt: skip
+    "Claim",
+    "Gpu",
+    "ModelEntry",
+    "Price",
+    "cut_depth",
+    "depth_of",
+    "find_gpu",
+    "find_model",
+    "fp32_tflops",
+    "gpu_seen",
+    "list_claims",
+    "list_gpus",
+    "list_models",
+    "list_prices",
+    "list_sweeps",
+    "num_params",
+    "pinned_libraries",
+    "sweep_file",
+]

@@ -79,6 +79,24 @@ def cublas_workspace_bytes(major: int) -> int:
     return 32 * MIB if major >= 9 else 8 * MIB + 128 * KIB
 
 
+def fp32_tflops(gpu: Gpu) -> float | None:
+    """Peak of fp32 outside the tensor cores: lanes of a multiprocessor × 2 operations × boost clock.
+
+    Null where the clock is not known. Lanes: NVIDIA's CUDA programming guide, arithmetic throughput by capability.
+    """
+    clock = _clocks().get(gpu.name)
+    if clock is None or gpu.num_sms is None:
+        return None
+    lanes = 64 if gpu.compute_capability in ("7.0", "7.5", "8.0") else 128
+    return gpu.num_sms * lanes * 2 * clock * 1e6 / 1e12
+
+
+@cache
+def _clocks() -> dict[str, int]:
+    """Boost clock in MHz by name."""
+    return {row["gpu"]: int(row["clock_mhz"]) for row in csv_rows("gpu_properties.csv")}
+
+
 def find_gpu(name: str) -> Gpu:
     """The GPU called ``name``: full or short, or as torch and nvidia-smi report it; case and separators do not count.
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from vramprobe.catalog.profiled import find_profiled
 from vramprobe.catalog.shipped import csv_rows, data_file
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
@@ -64,6 +65,8 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
     path = Path(name).expanduser()
     if path.exists():
         return _path_entry(path, trust_remote_code)
+    if (profiled := find_profiled(name)) is not None:
+        raise SpecError(profiled.why_not_predicted(name))
     if name.endswith(".json") or name.startswith((".", "~", os.sep)):
         raise UnknownName("model", name, [], f"No file or folder is there. {_INSTEAD}.")
     if _HUB_ID.fullmatch(name):

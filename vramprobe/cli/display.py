@@ -21,6 +21,7 @@ from vramprobe.units import format_bytes, format_seconds, word_for
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vramprobe.catalog.profiled import ProfiledModel
     from vramprobe.check import CheckReport, Finding
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
@@ -263,8 +264,8 @@ def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) ->
         Console(highlight=False).print(f"written to {escape(str(out))}", soft_wrap=True)
 
 
-def print_models(entries: Sequence[catalog.ModelEntry]) -> None:
-    """The catalog's models."""
+def print_models(entries: Sequence[catalog.ModelEntry], profiled: Sequence[ProfiledModel]) -> None:
+    """The catalog's models, then those that only a profile knows."""
     from vramprobe.report.definition import Column, Table
 
     columns = [
@@ -273,7 +274,17 @@ def print_models(entries: Sequence[catalog.ModelEntry]) -> None:
         Column("model_type", "type", lambda entry: entry.model_type),
         Column("hf_id", "hub id", lambda entry: entry.hf_id),
     ]
-    _print_tables([Table(title="Models", columns=columns, rows=entries)])
+    others = [
+        Column("model", "model", lambda one: one.name),
+        Column("kind", "kind", lambda one: one.kind),
+        Column("hf_id", "hub id", lambda one: one.hf_id),
+    ]
+    _print_tables(
+        [
+            Table(title="Models", columns=columns, rows=entries),
+            Table(title="Only in profile --emulate GPU --empty-weights", columns=others, rows=profiled),
+        ]
+    )
 
 
 def print_gpus(gpus: Sequence[catalog.Gpu]) -> None:

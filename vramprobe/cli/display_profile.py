@@ -14,6 +14,7 @@ from rich.markup import escape
 from vramprobe.cli.display_batches import print_batches
 from vramprobe.cli.display_cards import print_cards
 from vramprobe.cli.display_growth import print_growth
+from vramprobe.cli.display_host import print_host
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_rollout import print_rollout
 from vramprobe.cli.display_run_phases import print_run_phases, rank_name
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         BlocksAlike,
         PlaceBytes,
         ProfileOutcome,
+        ProfilePeak,
         ProfileRecord,
         RankProfile,
     )
@@ -54,6 +56,8 @@ def print_profile(record: ProfileRecord) -> None:
     if record.emulation is not None and (record.emulation.num_reads is not None or record.emulation.verification):
         console.print()
         print_values(console, record.emulation)
+    if record.host is not None:
+        print_host(console, record.host)
     if record.step_time is not None:
         print_step_time(console, record.step_time)
     print_cards(console, record.cards)
@@ -187,7 +191,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
     console.print(f"\n{most}{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(_phase(peak))}")
     if record.may_grow(rank):
         _print_steps_that_differ(console, rank)
-    device = "device, with an assumed context" if record.emulation else "device"
+    device = _device_said(record, peak)
     for value, what in (
         (peak.reserved_bytes, "reserved"),
         (peak.device_bytes, device),
@@ -229,6 +233,18 @@ def _print_steps_that_differ(console: Console, rank: RankProfile) -> None:
         f"from {lowest} to {highest}), as with batches of several lengths. A later step may need more: run all steps "
         "with --whole, or find the worst batch with vramprobe predict --lengths"
     )
+
+
+def _device_said(record: ProfileRecord, peak: ProfilePeak) -> str:
+    """The device tier, and how many contexts are in it: a launcher that has used CUDA has one beside its rank's."""
+    if record.emulation is None:
+        return "device"
+    context = record.context_bytes
+    if context and peak.device_bytes is not None and peak.reserved_bytes is not None:
+        num, rest = divmod(peak.device_bytes - peak.reserved_bytes, context)
+        if num > 1 and rest == 0:
+            return f"device, with the assumed contexts of {num} processes"
+    return "device, with an assumed context"
 
 
 def _at(phase: str | None) -> str:

@@ -43,6 +43,20 @@ Verify = Annotated[
     bool,
     typer.Option("--verify", help="Emulated only: repeat a step with other tensor values and compare its allocations."),
 ]
+#: The lengths of a data set, and how they become batches.
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        help="The data's lengths in tokens, truncated to --seq-len: a file with one per line, FILE.csv:column, "
+        "FILE.jsonl:column, a CSV with length,count, 'p50=600 p99=3000 max=8192', or azure-chat, which ships."
+    ),
+]
+BatchSampler = Annotated[
+    str, typer.Option(help="How --lengths become batches: random | sequential | group_by_length | packing.")
+]
+PadToMultipleOf = Annotated[
+    int, typer.Option(min=1, help="Pad each batch of --lengths to a multiple of so many tokens.")
+]
 
 
 def print_json(value: Any) -> None:

@@ -12,7 +12,7 @@ import typer
 from vramprobe.choices import CpRotation, Offload, Sharding
 from vramprobe.cli import lengths as lengths_option
 from vramprobe.cli import serve as serve_option
-from vramprobe.cli.options import Json, PredictFit, print_json, takes_a_cell
+from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, PredictFit, print_json, takes_a_cell
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.rules.sharding import HYBRID, SHARD_SIZE
 
@@ -80,19 +80,9 @@ def predict(
             help="Predict for other library versions: transformers-4.48, or transformers-4.48,bitsandbytes-0.45."
         ),
     ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            help="The data's lengths in tokens, truncated to --seq-len: a file with one per line, FILE.csv:column, "
-            "FILE.jsonl:column, a CSV with length,count, or 'p50=600 p99=3000 max=8192'."
-        ),
-    ] = None,
-    sampler: Annotated[
-        str, typer.Option(help="How --lengths become batches: random | sequential | group_by_length | packing.")
-    ] = "random",
-    pad_to_multiple_of: Annotated[
-        int, typer.Option(min=1, help="Pad each batch of --lengths to a multiple of so many tokens.")
-    ] = 1,
+    lengths: Lengths = None,
+    sampler: BatchSampler = "random",
+    pad_to_multiple_of: PadToMultipleOf = 1,
     replay_steps: Annotated[
         int,
         typer.Option(

@@ -21,6 +21,7 @@ from vramprobe.cli.diff import Limits, MaxGrowth, Summary
 from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Json
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.units import parse_bytes
 
 if TYPE_CHECKING:
     from vramprobe.records.profile import ProfileRecord
@@ -50,6 +51,13 @@ def profile(
     seq_len: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens per row of a replaced dataset (default 2048); with --empty-weights."),
+    ] = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WIDTHxHEIGHT",
+            help="Pixels of a replaced dataset's images (default 640x480); with --empty-weights.",
+        ),
     ] = None,
     steps: Annotated[
         int | None,
@@ -85,6 +93,10 @@ def profile(
     world_size: Annotated[int | None, typer.Option(help="Number of ranks, with --only-rank.")] = None,
     gpus: Annotated[
         str | None, typer.Option(help="Memory, time and cost on these GPUs: all, or names separated by commas.")
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(help="Emulated only: would the ranks' CPU tensors and pinned memory fit a host of 128GiB?"),
     ] = None,
     timeline: Annotated[
         Path | None,
@@ -122,6 +134,13 @@ def profile(
         raise SpecError(
             f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this"
         )
+    if image_size is not None and not empty_weights:
+        raise SpecError(
+            f"--image-size {image_size} is how large the images are that --empty-weights makes: add it, or drop this"
+        )
+    host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
+    if host_memory is not None and emulate is None and from_folder is None:
+        raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")
     limits = Limits(max_allocated, max_growth, baseline)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(
@@ -136,14 +155,14 @@ def profile(
         phases=emulate is not None and not (steps_only or verify),
         speed=speed,
         one_rank=_one_rank(command or [], emulate, only_rank, world_size),
-        stand_ins=stand_ins(seq_len) if empty_weights else None,
+        stand_ins=stand_ins(seq_len, image_size) if empty_weights else None,
     )
     if bool(command) == (from_folder is not None):
         raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")
     with _home(folder, from_folder) as home:
         status = launch.run(command, home, options, emulate=emulate, say=say).exit_status if command else 0
         try:
-            record, failed = analysed(home, gpus, timeline, save)
+            record, failed = analysed(home, gpus, timeline, save, host_memory_bytes)
         except VramprobeError as error:
             say(str(error))
             raise typer.Exit(status or 1) from None
@@ -161,13 +180,13 @@ def profile(
 
 
 def analysed(
-    home: Path, gpus: str | None, timeline: Path | None, save: Path | None
+    home: Path, gpus: str | None, timeline: Path | None, save: Path | None, host_memory_bytes: int | None = None
 ) -> tuple[ProfileRecord, list[VramprobeError]]:
     """The profile of a run's folder, kept and drawn where that is asked for; and why it could not be, as it is to be
     shown all the same."""
     from vramprobe.profile.analyse import analyse
 
-    record = analyse(home, gpus=_names(gpus))
+    record = analyse(home, gpus=_names(gpus), host_memory_bytes=host_memory_bytes)
     failed: list[VramprobeError] = []
     if save is not None:
         from vramprobe.records.profile import append_profile

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import Json, takes_a_cell
+from vramprobe.cli.emulate import say
+from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, takes_a_cell
 from vramprobe.cli.recommend_command import Asked, of_command
 from vramprobe.errors import SpecError
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.rules.sharding import ONE_GROUP
+from vramprobe.units import parse_count, short_count
 
 if TYPE_CHECKING:
     from vramprobe.recommend.answer import Recommendation
@@ -62,6 +64,9 @@ def recommend(
     records: Annotated[
         Path | None, typer.Option(help="Your measured records: their step times calibrate the estimates for their GPU.")
     ] = None,
+    lengths: Lengths = None,
+    sampler: BatchSampler = "random",
+    pad_to_multiple_of: PadToMultipleOf = 1,
     longest: Annotated[bool, typer.Option("--longest", help="Find the longest sequences within the limits.")] = False,
     largest_model: Annotated[
         bool, typer.Option("--largest-model", help="Find the largest model within the limits.")
@@ -95,6 +100,7 @@ def recommend(
                 not_of_a_command={
                     "--sharding": sharding is not None,
                     "--records": records is not None,
+                    "--lengths": lengths is not None,
                     "--longest": longest,
                     "--largest-model": largest_model,
                 },
@@ -107,6 +113,12 @@ def recommend(
             raise SpecError(f"{name} is for a command, which comes after --; for a model give --tokens")
     if longest and largest_model:
         raise typer.BadParameter("--longest and --largest-model are different questions; ask one at a time.")
+    if lengths is not None:
+        if longest or largest_model:
+            raise typer.BadParameter("--lengths says how long the rows are; drop --longest and --largest-model.")
+        cell, tokens = _on_data(lengths, cell, tokens, sampler, pad_to_multiple_of)
+    elif sampler != "random" or pad_to_multiple_of != 1:
+        raise typer.BadParameter("--sampler and --pad-to-multiple-of need --lengths.")
     most = "seq_len" if longest else "model" if largest_model else "tokens" if tokens is None else None
     if most == "tokens" and budget is None and deadline is None:
         raise typer.BadParameter("Missing option '--tokens'; or ask how many a --budget or a --deadline pays for.")
@@ -127,6 +139,35 @@ def recommend(
         **cell,
     )
     _print(found, every=every, json_output=json_output)
+
+
+def _on_data(
+    text: str, cell: dict[str, Any], tokens: str | None, sampler: str, multiple_of: int
+) -> tuple[dict[str, Any], str]:
+    """The cell at the data's longest batch, and the tokens of the run with padding: of one epoch unless given."""
+    from vramprobe.lengths.padding import padded_data
+    from vramprobe.lengths.reading import read_lengths
+
+    batch_size, seq_len = cell.get("batch_size"), cell.get("seq_len")
+    if batch_size is None or seq_len is None:
+        raise typer.BadParameter(
+            "--lengths needs --batch-size (how much padding there is depends on it) and --seq-len, the truncation."
+        )
+    data = padded_data(
+        read_lengths(text),
+        batch_size=batch_size,
+        max_length=seq_len,
+        sampler=sampler,
+        pad_to_multiple_of=multiple_of,
+    )
+    of_data = data.num_tokens if tokens is None else parse_count(tokens)
+    padded = data.padded(of_data)
+    say(
+        f"{data.num_rows:,} rows, {short_count(of_data)} tokens of the data are {short_count(padded)} with "
+        f"{100 * data.padding_share:.1f} % padding; memory and speed are those of the longest batch, {batch_size} rows "
+        f"of {data.longest:,} tokens"
+    )
+    return cell | {"seq_len": data.longest}, str(padded)
 
 
 def _print(found: Recommendation | Most, *, every: bool, json_output: bool) -> None:

@@ -26,6 +26,7 @@ from vramprobe.cli import contribute as contribute_verbs
 from vramprobe.cli import diff as diff_verb
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import explain as explain_verb
+from vramprobe.cli import launch as launch_verb
 from vramprobe.cli import predict as predict_verb
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -77,20 +78,21 @@ def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: J
 
 @app.command()
 def models(json_output: Json = False) -> None:
-    """List the architectures that ship with vramprobe."""
+    """List the architectures that ship with vramprobe, and what can be done with each."""
     from vramprobe import api
+    from vramprobe.catalog.profiled import list_profiled
     from vramprobe.cli import display
 
-    entries = api.models()
+    entries, profiled = api.models(), list_profiled()
     if json_output:
-        print_json(
-            [
-                {"slug": entry.name, "hf_id": entry.hf_id, "model_type": entry.model_type, "num_params": entry.n_params}
-                for entry in entries
-            ]
-        )
+        known = [
+            {"slug": entry.name, "hf_id": entry.hf_id, "model_type": entry.model_type, "num_params": entry.n_params}
+            for entry in entries
+        ]
+        others = [{"slug": one.name, "hf_id": one.hf_id, "kind": one.kind, "profile_only": True} for one in profiled]
+        print_json([*known, *others])
     else:
-        display.print_models(entries)
+        display.print_models(entries, profiled)
 
 
 @app.command()
@@ -176,6 +178,7 @@ def simulate(
 for verb in (
     sweeps.plan,
     sweeps.run,
+    launch_verb.launch,
     results.check,
     contribute_verbs.merge,
     contribute_verbs.contribute,

@@ -25,6 +25,7 @@ from vramprobe.simulate.snapshot import load_plain
 from vramprobe.units import format_bytes
 
 _HEAD_BYTES = 2**16
+_STEPS_ALIKE = 5  # after so many the optimizer has its state, and the allocator its segments
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
 
@@ -122,7 +123,7 @@ def _of_log(log: logs.Log, factors: Factors | None) -> Report:
         tensors=_tensors(first.oom, factors),
         ranks=tuple(ranks),
         progress=log.progress,
-        notes=tuple(_notes(first, failures)),
+        notes=(*_notes(first, failures), *_after_steps(phase, log.progress), *_weights(first.oom, factors)),
         used=log.readings.used,
     )
 
@@ -147,6 +148,27 @@ def _notes(first: logs.Failure, failures: list[logs.Failure]) -> Iterator[str]:
     if len(failures) > 1:
         places = f", in {', '.join(sorted(phases))}" if len(phases) > 1 else ""
         yield f"{len(failures)} errors in this log{places}; this is the first"
+
+
+def _after_steps(phase: Phase, progress: tuple[int, int] | None) -> Iterator[str]:
+    """What is said of a step that failed after others like it."""
+    if phase.name in ("forward", "backward") and progress is not None and progress[0] >= _STEPS_ALIKE:
+        yield (
+            f"{progress[0]:,} steps went well before this one: its batch is longer than theirs, or memory grows from "
+            "step to step (vramprobe predict --lengths FILE names the longest batch)"
+        )
+
+
+def _weights(oom: OutOfMemory, factors: Factors | None) -> Iterator[str]:
+    """What is said of a model whose weights in 16 bits are more than the GPU."""
+    if factors is None or oom.total is None:
+        return
+    num_bytes = 2 * factors.architecture.num_params
+    if num_bytes > oom.total:
+        yield (
+            f"all parameters of {factors.model} take {format_bytes(num_bytes)} in bf16, more than one such GPU has "
+            f"(about {format_bytes(num_bytes // 4)} in 4 bits)"
+        )
 
 
 def _of_readings(log: logs.Log) -> Report:

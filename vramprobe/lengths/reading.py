@@ -1,8 +1,8 @@
 """Reading: the text of ``--lengths`` -> one length in tokens per row of the data set.
 
 In: a file with one length per line, a column of a CSV or JSONL file (``FILE:column``), a histogram with the columns
-``length,count``, or quantiles such as ``p50=600 p99=3000 max=8192``. Out: lengths, in the file's order. It never
-tokenizes: a column of text is refused.
+``length,count``, quantiles such as ``p50=600 p99=3000 max=8192``, or the name of a histogram that ships. Out: lengths,
+in the file's order. It never tokenizes: a column of text is refused.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from vramprobe.errors import SpecError
 #: Rows made of quantiles where ``rows=`` is not given.
 ROWS = 10_000
 _FORMS = (
-    "give a file with one length per line, FILE.csv:column, FILE.jsonl:column, a CSV with the columns length,count, or "
-    "quantiles such as 'p50=600 p99=3000 max=8192'"
+    "give a file with one length per line, FILE.csv:column, FILE.jsonl:column, a CSV with the columns length,count, "
+    "quantiles such as 'p50=600 p99=3000 max=8192', or a histogram that ships: azure-chat"
 )
+#: Histograms that ship, by name; docs/lengths.md says where each comes from.
+SHIPPED = {"azure-chat": Path(__file__).parents[1] / "data" / "lengths_azure_chat.csv"}
 
 
 def read_lengths(text: str) -> list[int]:
     """Lengths in tokens, all at least 1. Raises SpecError for what cannot be read."""
     if "=" in text and not Path(text).exists():
         return _of_quantiles(text)
-    name, column = text, None
+    name, column = str(SHIPPED.get(text, text)), None
     if not Path(name).exists() and ":" in name:
         name, column = name.rsplit(":", 1)
     path = Path(name)

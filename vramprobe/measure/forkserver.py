@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.lifeline import die_with
-from vramprobe.measure.worker import PRELOADED, work
+from vramprobe.measure.worker import PRELOADED, loading, work
 
 #: These import bitsandbytes, which asks for the device's capability as it loads, and that makes a context.
 _PRELOADED_WITH_CARE = ("peft", "bitsandbytes", "transformers.integrations.bitsandbytes")
@@ -121,7 +121,9 @@ def serve(device: str, model_types: list[str]) -> None:
     """Load, prove, freeze, then serve requests until stdin closes."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print while they load must not speak in the protocol
-    why = _load(device, model_types) or _unsafe(device)
+    with loading():
+        why = _load(device, model_types)
+    why = why or _unsafe(device)
     _say(answers, {"ready": why})
     if why is not None:
         return

@@ -25,6 +25,7 @@ from vramprobe.profile.engines import vllm
 from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.growth import growth_of
 from vramprobe.profile.hook.history import ACTIONS
+from vramprobe.profile.host import host_memory
 from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
@@ -52,13 +53,16 @@ _AT_WORK = ("forward", "backward", "optimizer_step", "evaluation", "generation")
 _BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def analyse(folder: Path, *, gpus: Sequence[str] | str | None = None) -> ProfileRecord:
-    """The profile of the run in ``folder``, with a verdict for each of ``gpus`` (``"all"``: of the catalog).
+def analyse(
+    folder: Path, *, gpus: Sequence[str] | str | None = None, host_memory_bytes: int | None = None
+) -> ProfileRecord:
+    """The profile of the run in ``folder``, with a verdict for each of ``gpus`` (``"all"``: of the catalog) and for a
+    host with so much memory.
 
     Raises StoreError for files that are none of a run's, UnknownName for a card.
     """
     run = read_run(folder)
-    record = _record(run)
+    record = _record(run, host_memory_bytes)
     if gpus is None:
         return record
     found = cards.verdicts(run, record, gpus)
@@ -66,7 +70,7 @@ def analyse(folder: Path, *, gpus: Sequence[str] | str | None = None) -> Profile
     return record.model_copy(update={"cards": timed})
 
 
-def _record(run: RawRun) -> ProfileRecord:
+def _record(run: RawRun, host_memory_bytes: int | None) -> ProfileRecord:
     launcher = run.launcher or {}
     warnings = list(run.warnings)
     found, seen_by_rank = [], []
@@ -115,6 +119,7 @@ def _record(run: RawRun) -> ProfileRecord:
         emulation=emulation,
         context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
         ranks=found,
+        host=host_memory(run.ranks, host_memory_bytes),
         step_time=time,
         replaced=[_only(Replaced, one) for one in run.replaced if one.get("kind") != "missing"],
         warnings=list(dict.fromkeys(warnings)),

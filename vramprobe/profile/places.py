@@ -18,9 +18,9 @@ Stack = Sequence[Frame]
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _LIBRARY = re.compile(r".*/lib/python3\.\d+/")
-#: Frames that ask for memory on somebody else's behalf: torch, Triton, and what watches them.
+#: Frames that ask for memory on somebody else's behalf: torch, Triton, copy.deepcopy, and what watches them.
 _BEHIND = re.compile(
-    r"(?:torch|triton)/|.*/pytorch/torch/|.*/torchinductor_[^/]*/|(?:.*/)?vramprobe/(?:emulate|profile)/|<"
+    r"(?:torch|triton)/|.*/pytorch/torch/|.*/torchinductor_[^/]*/|(?:.*/)?vramprobe/(?:emulate|profile)/|copy\.py$|<"
 )
 #: torch's way to who intercepts its operators: on autograd's threads nothing else is on the stack.
 _DISPATCH = re.compile(r"torch/(?:_ops|_library/.*|_compile|utils/_python_dispatch)\.py|<")

@@ -65,6 +65,25 @@ class RawPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RawHost:
+    """The most host memory that a process held in one phase: CPU tensors, what it pinned, and both at one time."""
+
+    phase: str
+    step: int | None = None
+    both_bytes: int
+    tensors_bytes: int
+    pinned_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawMapped:
+    """A checkpoint's file that a process mapped into its memory."""
+
+    path: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RawMoved:
     """What one phase asked NCCL for: (kind by the driver's number, ranks, calls, bytes) each."""
 
@@ -155,6 +174,8 @@ class RawRank:
     process: RawProcess
     phases: tuple[RawPhase, ...] = ()
     moved: tuple[RawMoved, ...] = ()
+    host: tuple[RawHost, ...] = ()
+    mapped: tuple[RawMapped, ...] = ()
     asleep: tuple[RawAsleep, ...] = ()
     num_steps: int = 0
     ooms: tuple[RawOom, ...] = ()
@@ -200,8 +221,10 @@ def read_run(folder: Path) -> RawRun:
 
 
 def _only_asked(rank: RawRank) -> bool:
-    """A launcher, which asks for the cards and takes nothing of them."""
-    return rank.end is not None and not any(one.allocated_peak_bytes for one in rank.phases) and not rank.ooms
+    """A launcher, which asks for the cards and takes nothing of them; a process that compiles, ended or killed."""
+    compiles = any("_inductor/compile_worker" in word for word in rank.process.argv)
+    has_ended = rank.end is not None or compiles
+    return has_ended and not any(one.allocated_peak_bytes for one in rank.phases) and not rank.ooms
 
 
 def _lines_of(path: Path) -> tuple[Mapping[str, Any], ...]:
@@ -256,7 +279,7 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{where} is no line of a profiled process: {line[:60]!r}") from None
     if kind == "process":
-        lists = {"phases": [], "moved": [], "asleep": [], "ooms": [], "warnings": []}
+        lists = {"phases": [], "moved": [], "host": [], "mapped": [], "asleep": [], "ooms": [], "warnings": []}
         found.append({"process": _made(RawProcess, content, where), **lists})
         return
     if not found:
@@ -265,6 +288,10 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
     match kind:
         case "phase":
             into["phases"].append(_made(RawPhase, content, where))
+        case "host":
+            into["host"].append(_made(RawHost, content, where))
+        case "mapped":
+            into["mapped"].append(_made(RawMapped, content, where))
         case "moved":
             into["moved"].append(_moved(content, where))
         case "asleep":
@@ -297,7 +324,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         highest = max(phases, key=lambda one: one.allocated_peak_bytes).device
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
-    lists = {name: tuple(found[name]) for name in ("moved", "asleep", "ooms", "warnings")}
+    lists = {name: tuple(found[name]) for name in ("moved", "host", "mapped", "asleep", "ooms", "warnings")}
     names = ("num_steps", "values", "verification", "evaluation", "count", "batches", "plays", "kept", "trainer", "end")
     others = {name: found[name] for name in names if name in found}
     if "batches" in found:

@@ -1,34 +1,61 @@
 """What stands in for weights and rows that are not there: what the processes of a command are told of it.
 
-In: the length of a row. Out: a part of ``run.json`` that empty/ reads: the catalog's configs by id and slug, and which
-columns well-known datasets have. Runs nothing.
+In: the length of a row, the size of an image. Out: a part of ``run.json`` that empty/ reads: the configs that ship, by
+id and slug, and which columns well-known datasets have. Runs nothing.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from vramprobe.catalog.models import list_models
+from vramprobe.catalog.profiled import list_profiled
 from vramprobe.catalog.shipped import csv_rows, data_file, split
+from vramprobe.errors import SpecError
 
 #: (name in the process, folder, module), as emulate/values/hook.py takes hooks.
 HOOK = ("vramprobe_empty", str(Path(__file__).with_name("empty")), "start")
 DEFAULT_SEQ_LEN = 2048
+DEFAULT_IMAGE_SIZE = "640x480"  # the usual size in COCO, which most of the public instruction sets with images use
+MAX_IMAGE_SIDE = 16384
 
 
-def stand_ins(seq_len: int | None = None) -> dict[str, Any]:
-    """For ``--empty-weights`` with rows of ``seq_len`` tokens."""
-    models = {}
+def stand_ins(seq_len: int | None = None, image_size: str | None = None) -> dict[str, Any]:
+    """For ``--empty-weights`` with rows of ``seq_len`` tokens and images of ``image_size``. Raises SpecError."""
+    models: dict[str, dict[str, Any]] = {}
+    for one in list_profiled():  # before the catalog's, which has some of them without their vision tower
+        about = {"hf_id": one.hf_id, "config": str(one.config), "dtype": one.dtype, "pooling": one.pooling}
+        models |= {name.lower(): about for name in (one.name, one.hf_id, *one.also)}
     for entry in list_models():
         about = {
             "hf_id": entry.hf_id,
             "config": str(data_file(f"models/{entry.name}.json")),
             "dtype": entry.dtype,
+            "pooling": None,
         }
-        models |= {name.lower(): about for name in (entry.name, entry.hf_id) if name}
-    datasets = {
-        row["hf_id"].lower(): {"format": row["format"], "splits": split(row["splits"], "|")}
-        for row in csv_rows("datasets.csv")
+        for name in filter(None, (entry.name, entry.hf_id)):
+            models.setdefault(name.lower(), about)
+    datasets: dict[str, dict[str, Any]] = {}
+    for row in csv_rows("datasets.csv"):
+        about = {"format": row["format"], "splits": split(row["splits"], "|")}
+        datasets.setdefault(row["hf_id"].lower(), {})[row["config"]] = about
+    return {
+        "seq_len": seq_len or DEFAULT_SEQ_LEN,
+        "image_size": parse_image_size(image_size or DEFAULT_IMAGE_SIZE),
+        "models": models,
+        "datasets": datasets,
     }
-    return {"seq_len": seq_len or DEFAULT_SEQ_LEN, "models": models, "datasets": datasets}
+
+
+def parse_image_size(text: str) -> tuple[int, int]:
+    """``WIDTHxHEIGHT`` in pixels. Raises SpecError."""
+    found = re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", text.strip(), re.I)
+    width, height = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= min(width, height) <= max(width, height) <= MAX_IMAGE_SIDE:
+        raise SpecError(
+            f"--image-size {text}: give WIDTHxHEIGHT in pixels, 1 to {MAX_IMAGE_SIDE} each, "
+            f"such as {DEFAULT_IMAGE_SIZE}"
+        )
+    return width, height

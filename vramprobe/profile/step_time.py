@@ -90,6 +90,7 @@ def count_of(content: Mapping[str, Any]) -> Count:
             link_bytes=tuple(
                 (KINDS[kind], link_bytes(KINDS[kind], ranks, size), ranks) for kind, ranks, _, size in content["moved"]
             ),
+            message_bytes=tuple(size / calls for _, _, calls, size in content["moved"]),
             rows=tuple(_row(row) for row in content["rows"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -199,7 +199,7 @@ def _from_skypilot(listed: dict[str, Sequence[Any]], today: date_type) -> Iterab
     """Offers of what ``list_accelerators`` gives; accelerators that are no card of the catalog are passed over."""
     for name, instances in listed.items():
         for one in instances:
-            gpu = _skypilot_gpu(name, one.device_memory)
+            gpu = skypilot_gpu(name)
             count = one.accelerator_count
             if gpu is None or count != int(count) or count < 1:
                 continue
@@ -217,7 +217,7 @@ def _from_skypilot(listed: dict[str, Sequence[Any]], today: date_type) -> Iterab
                     )
 
 
-def _skypilot_gpu(name: str, gib: float | None) -> str | None:
+def skypilot_gpu(name: str) -> str | None:
     """The catalog's card for SkyPilot's name (``A100`` is the one of 40 GB, ``V100-32GB`` says its own)."""
     plain = re.sub(r"-?(SXM\d?)$", "-SXM", name)
     known = {

@@ -158,6 +158,31 @@ class RankProfile(_Frozen):
     traffic: list[Moved] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
 
 
+class HostPhase(_Frozen):
+    """What the ranks hold of the host's memory in one phase: CPU tensors and pinned memory."""
+
+    name: str
+    total_bytes: Amount  # of all ranks, each at its highest
+    pinned_bytes: Amount  # of those, the highest of each rank
+    num_ranks: Amount
+    highest_rank_bytes: Amount
+
+
+class HostMemory(_Frozen):
+    """By phase of the run. Not in it: Python, libraries, numpy, data loaders, and files that are mapped.
+
+    ``mapped_bytes``: checkpoint files, each once however many ranks map it. They are pages of the file cache, which
+    the ranks of a machine share and the kernel may drop.
+    """
+
+    phases: list[HostPhase]
+    peak_bytes: Amount
+    peak_phase: str
+    mapped_bytes: Amount
+    limit_bytes: int | None = None  # --host-memory
+    fits: bool | None = None  # what is counted into the limit; null without one
+
+
 class ProfileOk(_Frozen):
     kind: Literal["ok"] = "ok"
     stopped: bool = False  # by us, after the steps that were asked for
@@ -245,7 +270,16 @@ class CardVerdict(_Frozen):
 class Replaced(_Frozen):
     """What was not there, and what stood in for it."""
 
-    kind: Literal["config", "weights", "tokenizer", "dataset"]
+    kind: Literal[
+        "config",
+        "weights",
+        "tokenizer",
+        "processor",
+        "video processor",
+        "image tokens",
+        "sentence embedding",
+        "dataset",
+    ]
     what: str  # as the program named it
     by: str
 
@@ -266,6 +300,7 @@ class ProfileRecord(_Frozen):
     context_bytes: int | None = None  # assumed on an emulated card; device less reserved on a real one
     ranks: list[RankProfile]
     cards: list[CardVerdict] = []
+    host: HostMemory | None = None  # null on a real GPU, where nobody counts it
     replaced: list[Replaced] = []
     step_time: StepTime | None = None  # predicted; null where no step was counted
     engine: EngineMemory | None = None  # an inference engine's own account

@@ -77,15 +77,16 @@ class CardTruth(NamedTuple):
     lines: list[str]
 
 
-def gpu_of(folder: Path) -> str | None:
+def card_truth_gpu(folder: str | Path) -> str | None:
     """The GPU of the records in ``folder``/measured, by the catalog's name; None where the catalog has none."""
-    names = {record.environment.device_name for record in _records(folder / "measured")}
+    names = {record.environment.device_name for record in _records(Path(folder) / "measured")}
     known = [gpu for name in sorted(names) if (gpu := gpu_seen(name)) is not None]
     return known[0].short_name if known else None
 
 
-def card_truth(folder: Path) -> CardTruth:
+def card_truth(folder: str | Path) -> CardTruth:
     """Write the page of the records in ``folder``/measured and ``folder``/emulated beside them."""
+    folder = Path(folder)
     measured, emulated = _records(folder / "measured"), _records(folder / "emulated")
     document = card_truth_document(measured, emulated, f"vramprobe calibrate-gpu -o {folder}")
     return CardTruth(publish(folder, files_of(document)), list(document.remarks))

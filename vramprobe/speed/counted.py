@@ -1,12 +1,9 @@
 """Counted: what one step of a command launched -> its seconds on a card, by class of operator and by line: predicted.
 
-In: a Count (profile/hook/count wrote it on an emulated card), a Gpu. Out: CountedTime. A roofline as step.py's, with
-the same rates. These were fitted to arithmetic's own work, not to counted work, so the interval is the speed model's,
-wider by :data:`WIDER`, and by the launches that nobody claimed. Never imports torch or numpy.
-
-How far a prototype of this count was off with the shipped rates: on 22 published rows of one A100 (fms-acceleration,
-revision 876e2ed6), tokens per second were -9.6 to +4.4 % off, 6.5 % in the median. On other sources and cards, for
-steps that the host or collectives decide, and for several ranks nothing has been shown.
+In: a Count (profile/hook/count wrote it on an emulated card), a Gpu. Out: CountedTime. Each product and attention takes
+its share of the card's peak by its shape (shapes.py), all else its bytes; the host launches while the card computes,
+and each phase ends when both have. The levels were fitted to counted published steps (counted_fit.py), of which each
+source was left out in turn: benchmarks/speed/counted_steps.md says how far off that was. Never imports torch or numpy.
 """
 
 from __future__ import annotations
@@ -14,22 +11,43 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
 
-from vramprobe.catalog import Gpu
+from vramprobe.catalog import Gpu, fp32_tflops
 from vramprobe.errors import SpecError
-from vramprobe.speed.rates import GPUS_PER_MACHINE, SHORT_TOKENS, Condition, SpeedFit, generation_of, shipped_speed
+from vramprobe.speed.rates import (
+    GPUS_PER_MACHINE,
+    SHORT_TOKENS,
+    Condition,
+    Rates,
+    SpeedFit,
+    generation_of,
+    shipped_counted,
+)
+from vramprobe.speed.shapes import LARGE_MESSAGE, attention_share, product_share, sent_bytes_per_second, times_faster
 
-#: Logarithm of 1.14: counted seconds were 0.99 to 1.14 of arithmetic's, to which rates and intervals were fitted, over
-#: the 20 rows that have both.
-WIDER = math.log(1.14)
 #: Share of a PCIe link's data-sheet rate that a copy from pageable memory reaches: assumed, no row of ours has it.
 _COPY_SHARE = 0.4
-#: Products in fp32 without TF32 run on the CUDA cores: their peak over the tensor cores' 16-bit one, in TFLOP/s of
-#: NVIDIA's data sheets, of one data-centre card of each compute capability, and of the GeForce cards of Ada.
-_FP32_SHARE = {"7.5": 8.1 / 65, "8.0": 19.5 / 312, "8.6": 31.2 / 125, "8.9": 91.6 / 362, "9.0": 67 / 989}
-_FP32_SHARE_GEFORCE = 82.6 / 165.2
+#: Where a card's clock is not known, fp32 products run at this share of the 16-bit ones.
 _FP32_SHARE_ELSEWHERE = 1 / 16
 _NUM_LINES = 10
+#: Phases in the order of a step; a checkpoint repeats its forward within backward.
+PHASES = (("forward",), ("recompute", "backward"), ("optimizer",))
+#: Everything as fast as data sheets and kernel tables say.
+FULL_RATES = Rates(
+    product=1.0,
+    attention=1.0,
+    stream=1.0,
+    dequantise=1.0,
+    dequantise_gptq=1.0,
+    link=1.0,
+    kernel_seconds=1.0,
+    step_seconds=1.0,
+    generations={},
+    attention_of={},
+)
+KERNELS = ("products", "attention", "memory-bound", "dequantize", "optimizer")
 Line = tuple[str, int, str]
 
 
@@ -54,7 +72,7 @@ class Row:
 @dataclass(frozen=True, kw_only=True)
 class Count:
     """One step of one process. ``num_launches``: by the driver, without cuBLAS's; ``link_bytes`` by kind of collective:
-    (bytes that this rank sends, ranks)."""
+    (bytes that this rank sends, ranks); ``message_bytes``: of each of these the mean payload of a call."""
 
     step: int
     num_launches: int
@@ -62,6 +80,7 @@ class Count:
     rows: tuple[Row, ...]
     unclaimed: tuple[tuple[str, int], ...] = ()
     link_bytes: tuple[tuple[str, int, int], ...] = ()
+    message_bytes: tuple[float, ...] = ()
 
     @property
     def unclaimed_share(self) -> float:
@@ -103,24 +122,34 @@ def class_of(row: Row) -> str:
 
 def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTime:
     """The step's time on ``gpu``. Raises SpecError for a card whose peak is not known."""
-    fit = fit or shipped_speed()
+    fit = fit or shipped_counted()
     seconds_of = _Roofline(gpu, fit)
     by_class: dict[str, float] = dict.fromkeys(("products", "attention", "memory-bound", "dequantize"), 0.0)
     by_class |= dict.fromkeys(("optimizer", "copies", "collectives"), 0.0)
     by_line: dict[Line, float] = {}
+    phases = [[0.0, 0.0] for _ in PHASES]  # seconds of the host, of the card
     for row in count.rows:
-        seconds = seconds_of.row(row)
-        by_class[class_of(row)] += seconds
+        seconds, kind = seconds_of.row(row), class_of(row)
+        by_class[kind] += seconds
         if row.line is not None:
             by_line[row.line] = by_line.get(row.line, 0.0) + seconds
-    num_kernels = sum(row.launches for row in count.rows) + max(0, count.num_launches - count.num_claimed)
+        phase = phases[_phase_of(row)]
+        phase[0] += row.launches * fit.rates.kernel_seconds
+        phase[1] += seconds if kind in KERNELS else 0.0
+    num_unclaimed = max(0, count.num_launches - count.num_claimed)
+    phases[0][0] += num_unclaimed * fit.rates.kernel_seconds
+    num_kernels = sum(row.launches for row in count.rows) + num_unclaimed
     by_class["launches"] = num_kernels * fit.rates.kernel_seconds
-    by_class["collectives"] = sum(seconds_of.collective(size, ranks) for _, size, ranks in count.link_bytes)
+    by_class["collectives"] = sum(
+        seconds_of.collective(*one, message)
+        for one, message in zip_longest(count.link_bytes, count.message_bytes, fillvalue=LARGE_MESSAGE)
+    )
     by_class["rest"] = fit.rates.step_seconds
-    seconds = _together(by_class)
+    seconds = math.hypot(replayed(phases), by_class["collectives"])
+    seconds += by_class["copies"] + by_class["rest"]
     tokens, samples, shortest = _tokens(count.rows)
     condition = _condition(gpu, count, by_class, shortest, fit)
-    factor = math.exp(fit.half_widths[condition] + WIDER)
+    factor = math.exp(fit.half_widths[condition])
     peak = seconds_of.peak * seconds
     model_flops = sum(row.flops for row in count.rows if row.phase != "recompute")
     return CountedTime(
@@ -138,17 +167,34 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     )
 
 
+def ideal_rows(count: Count, gpu: Gpu) -> list[tuple[int, str, float, float, int]]:
+    """Of each row: its phase's number, its class, seconds of its FLOPs by its shape and of its bytes, both at full
+    rates, and its launches. What :func:`time_of` makes of them depends on the rates alone: a fit asks once.
+    """
+    full = _Roofline(gpu, SpeedFit.model_construct(rates=FULL_RATES))
+    return [(_phase_of(row), class_of(row), *full.parts(row), row.launches) for row in count.rows]
+
+
 def row_seconds(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> list[float]:
     """What each row's calls take on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
-    seconds_of = _Roofline(gpu, fit or shipped_speed())
+    seconds_of = _Roofline(gpu, fit or shipped_counted())
     return [seconds_of.row(row) for row in count.rows]
 
 
-def _together(by_class: dict[str, float]) -> float:
-    """Kernels or the host's launches, collectives half beside them, then what nothing hides (as step.py's Parts)."""
-    gpu = sum(by_class[name] for name in ("products", "attention", "memory-bound", "dequantize"))
-    busy = (gpu**4 + by_class["launches"] ** 4) ** 0.25
-    return math.hypot(busy, by_class["collectives"]) + sum(by_class[name] for name in ("optimizer", "copies", "rest"))
+def _phase_of(row: Row) -> int:
+    return next((at for at, names in enumerate(PHASES) if row.phase in names), 0)
+
+
+def replayed(phases: Iterable[Sequence[float]]) -> float:
+    """Two clocks, phase by phase: the host issues a phase's launches and does not wait for the card; the card computes
+    them in order, none before it was issued. -> seconds until both are done.
+    """
+    host = card = 0.0
+    for issuing, computing in phases:
+        started = max(card, host)  # the phase's first kernel
+        host += issuing
+        card = max(started + computing, host)
+    return card
 
 
 class _Roofline:
@@ -158,37 +204,75 @@ class _Roofline:
         if gpu.half_dense_tflops is None:
             raise SpecError(f"the peak rate of {gpu.name} is not known, so a step's time cannot be predicted")
         rates, generation = fit.rates, generation_of(gpu)
-        self.peak = gpu.half_dense_tflops * 1e12
+        self.gpu, self.peak = gpu, gpu.half_dense_tflops * 1e12
         self._product = self.peak * rates.product * rates.generations.get(generation, 1.0)
         self._attention = self.peak * rates.attention * rates.attention_of.get(generation, 1.0)
-        known = _FP32_SHARE.get(gpu.compute_capability, _FP32_SHARE_ELSEWHERE)
-        self._fp32_share = _FP32_SHARE_GEFORCE if generation == "GeForce" else known
+        plain = fp32_tflops(gpu)
+        self._fp32_share = plain / gpu.half_dense_tflops if plain else _FP32_SHARE_ELSEWHERE
         self._stream = gpu.bandwidth_gb_s * 1e9 * rates.stream
         self._packed = gpu.bandwidth_gb_s * 1e9 * rates.dequantise
         self._copy = gpu.pcie_gb_s / 2 * 1e9 * _COPY_SHARE
-        self._link = gpu.link_bytes_per_second * rates.link
+        self._link_share = rates.link
 
     def row(self, row: Row) -> float:
         """Seconds of all its calls; a collective's are counted by its bytes."""
+        return max(self.parts(row))
+
+    def parts(self, row: Row) -> tuple[float, float]:
+        """(seconds of its FLOPs, seconds of its bytes), of which the longer counts."""
         moved, what = row.read + row.written, class_of(row)
         if what == "copies":
-            return row.read / self._copy
+            return 0.0, row.read / self._copy
         if what == "collectives":
-            return 0.0
+            return 0.0, 0.0
         if what in ("products", "attention"):
-            rate = self._product if what == "products" else self._attention
+            rate = self._product_rate(row) if what == "products" else self._attention_rate(row)
             rate *= self._fp32_share if row.dtype in ("float32", "float64") else 1.0
-            return math.hypot(row.flops / rate, moved / self._stream)
-        return moved / (self._packed if what == "dequantize" else self._stream)
+            return row.flops / rate, moved / self._stream
+        return 0.0, moved / (self._packed if what == "dequantize" else self._stream)
 
-    def collective(self, link_bytes: int, num_ranks: int) -> float:
+    def _product_rate(self, row: Row) -> float:
+        """FLOPs per second by the product's shape; the measured share holds its bytes, too."""
+        m, n, k = product_shape(row)
+        return self._product * product_share(self.gpu, m, n, k) * times_faster(self.gpu, row.dtype, m)
+
+    def _attention_rate(self, row: Row) -> float:
+        length, width = attention_shape(row)
+        return self._attention * attention_share(self.gpu, length, width, backward="backward" in row.name)
+
+    def collective(self, kind: str, link_bytes: int, num_ranks: int, message_bytes: float = LARGE_MESSAGE) -> float:
         """Seconds of what a rank sends. Raises SpecError beyond one machine, whose network is not known."""
         if num_ranks > GPUS_PER_MACHINE:
             raise SpecError(
                 f"{num_ranks} ranks share a collective: the time of a step is predicted for up to {GPUS_PER_MACHINE}, "
                 "which share a machine"
             )
-        return link_bytes / self._link
+        return link_bytes / (sent_bytes_per_second(self.gpu, kind, num_ranks, message_bytes) * self._link_share)
+
+
+def product_shape(row: Row) -> tuple[int, int, int]:
+    """(m, n, k) of one product: its result's rows and columns, and by its FLOPs what it sums over; without shapes
+    those of a cube of as many FLOPs.
+    """
+    shapes, flops = _shapes(row.shapes.partition(" -> ")[2]), max(row.flops // max(row.calls, 1), 1)
+    if not shapes or len(shapes[0]) < 2:
+        side = max(1, round((flops / 2) ** (1 / 3)))
+        return side, side, side
+    *batch, m, n = shapes[0]
+    m *= 1 if row.name.endswith("bmm") else math.prod(batch)
+    return m, n, max(1, flops // (2 * math.prod(shapes[0])))
+
+
+def attention_shape(row: Row) -> tuple[int, int]:
+    """(keys, width of a head) of one attention; queries, keys and values come first, after a backward's gradient."""
+    shapes = [one for one in _shapes(row.shapes.partition(" -> ")[0]) if len(one) in (3, 4)]
+    at = 2 if "backward" in row.name else 1
+    if len(shapes) <= at:
+        return SHORT_TOKENS, row.width or 128
+    key = shapes[at]
+    if len(key) == 4:
+        return key[2] if "scaled_dot_product" in row.name else key[1], key[3]
+    return key[0], key[2]
 
 
 def _tokens(rows: Iterable[Row]) -> tuple[int | None, int | None, int | None]:
@@ -207,6 +291,7 @@ def _tokens(rows: Iterable[Row]) -> tuple[int | None, int | None, int | None]:
     return tokens, samples, max(sizes)
 
 
+@cache
 def _shapes(said: str) -> list[tuple[int, ...]]:
     parts = [part.partition("[")[2] for part in said.split("]") if "[" in part]
     return [tuple(int(size) for size in part.split(",") if size.strip()) for part in parts]
@@ -218,6 +303,6 @@ def _condition(
     """What the interval goes by: the first that holds. A step whose launches take longer than its kernels is short."""
     if gpu.short_name not in fit.cards:
         return "card never seen"
-    kernels = sum(by_class[name] for name in ("products", "attention", "memory-bound", "dequantize", "optimizer"))
+    kernels = sum(by_class[name] for name in KERNELS)
     is_short = by_class["launches"] > kernels or (micro_tokens is not None and micro_tokens < SHORT_TOKENS)
     return "short steps" if is_short else "usual"

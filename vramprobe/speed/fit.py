@@ -95,10 +95,10 @@ def fit_rates(observations: Sequence[Observation]) -> Rates:
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (point - np.log(expected)) / scale])
 
-    return _rounded(_rates(least_squares(residuals, np.log(expected)).x))
+    return rounded(_rates(least_squares(residuals, np.log(expected)).x))
 
 
-def _rounded(rates: Rates) -> Rates:
+def rounded(rates: Rates) -> Rates:
     """Three digits: a solver's steps differ between processors in the sixth, and the rows carry no more than two."""
     return Rates.model_validate(
         {
@@ -148,17 +148,17 @@ def half_widths(
             condition = condition_of(one.work, one.gpu, one.num_gpus, cards)
             sized.setdefault(condition, []).append((abs(error), len(pairs) ** -0.5))
     unseen = [(abs(error), len(pairs) ** -0.5) for pairs in by_card.values() for _, error in pairs]
-    widths = {condition: _quantile(pairs) for condition, pairs in sized.items()}
+    widths = {condition: weighted_quantile(pairs) for condition, pairs in sized.items()}
     usual = widths.get("usual", LEAST_HALF_WIDTH)
     found: dict[Condition, float] = {"usual": usual}
     conditions: tuple[Condition, ...] = ("short steps", "several machines")
     for condition in conditions:
         found[condition] = max(usual, widths.get(condition, 2 * usual))
-    found["card never seen"] = max(*found.values(), _quantile(unseen))
+    found["card never seen"] = max(*found.values(), weighted_quantile(unseen))
     return found
 
 
-def _quantile(pairs: list[tuple[float, float]]) -> float:
+def weighted_quantile(pairs: list[tuple[float, float]]) -> float:
     """The weighted quantile of (error, weight)."""
     reached, whole = 0.0, sum(weight for _, weight in pairs)
     for error, weight in sorted(pairs):

@@ -67,8 +67,18 @@ def generation_of(gpu: Gpu) -> str:
 
 @cache
 def shipped_speed() -> SpeedFit:
-    """The fit that ships. Raises FitError where its file is damaged."""
-    path = data_file("rates/speed.json")
+    """The fit that ships, to arithmetic's work. Raises FitError where its file is damaged."""
+    return _read("rates/speed.json")
+
+
+@cache
+def shipped_counted() -> SpeedFit:
+    """The fit that ships, to counted work: its shares are of the kernel tables' (shapes.py). Raises FitError."""
+    return _read("rates/counted.json")
+
+
+def _read(name: str) -> SpeedFit:
+    path = data_file(name)
     try:
         return SpeedFit.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:

@@ -42,11 +42,17 @@ _JOBS = 16
 _SILENCE_SECONDS = 420.0
 
 
-def fleet_on(on: str, *, cards: str | None = None, gpu: str | None = None, jobs: int | None = None) -> Fleet:
-    """The fleet that ``--on`` names: ``ray``, ``ray://HOST:PORT`` or ``slurm``; ``cards`` are emulated on its nodes.
+def fleet_on(on: str, *, cards: str | None = None, gpu: str | None = None, jobs: int | None = None) -> Fleet | None:
+    """The fleet that ``--on`` names: ``ray``, ``ray://HOST:PORT`` or ``slurm``; None for ``here``, this machine.
 
-    Raises SpecError for another name, MissingDependency where the engine's package is missing or it does not answer.
+    ``cards`` are emulated on its nodes. Raises SpecError for another name, MissingDependency where the engine's package
+    is missing or it does not answer.
     """
+    if on == "here":
+        for name, given in (("jobs", jobs), ("gpu", gpu), ("emulate", cards)):
+            if given is not None:
+                raise SpecError(f"{name} {given} is for the nodes of a fleet; name one with --on, or drop it")
+        return None
     if on == "ray" or on.startswith("ray://"):
         from vramprobe.sweep.on_ray import RayPool
 

@@ -40,7 +40,8 @@ class RayPool:
         except ModuleNotFoundError as error:
             raise MissingDependency("--on ray needs Ray, not installed here: pip install 'vramprobe[ray]'") from error
         self._ray, self._cards = ray, cards
-        if not ray.is_initialized():
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
             self._connect(address)
         self._look_task = ray.remote(num_cpus=0, max_retries=0)(look_here)
         self._cell_task = ray.remote(max_retries=0, max_calls=0)(run_here)
@@ -138,8 +139,9 @@ class RayPool:
             self._ray.wait([task], timeout=_CANCEL_SECONDS)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this sweep ends with it."""
-        self._ray.shutdown()
+        """Leave the cluster, unless the caller had joined it; one that was started for this sweep ends with it."""
+        if self._is_ours:
+            self._ray.shutdown()
 
 
 def _on(node_ids: list[str]) -> dict[str, str]:

@@ -187,6 +187,8 @@ void shared_file_map(uintptr_t address, size_t bytes, int fd, bool keep_contents
 enum host_kind { HOST_NONE, HOST_PINNED, HOST_MANAGED, HOST_REGISTERED };
 enum host_kind host_memory_kind(const void *pointer, void **start, size_t *bytes);
 status host_free_managed(void *pointer);
+enum host_count { HOST_COUNT_TENSORS = 1, HOST_COUNT_PINNED };
+void host_counted(enum host_count what, int64_t bytes); /* more, or less, is held (host_counts.c) */
 
 /* ---- which bytes are computed, and copies (computed.c, copies.c) ----------------------------------------------- */
 void computed_init(struct device *device);

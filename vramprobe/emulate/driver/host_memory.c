@@ -55,6 +55,7 @@ static status allocate(void **pointer, size_t bytes, enum host_kind kind, unsign
   process_lock();
   add((struct range){(uintptr_t)memory, whole, kind, flags, current_device});
   process_unlock();
+  if (kind == HOST_PINNED) host_counted(HOST_COUNT_PINNED, (int64_t)whole);
   *pointer = memory;
   trace(1, "%zu bytes of %s host memory at %p", bytes, kind == HOST_MANAGED ? "managed" : "pinned", memory);
   return OK;
@@ -72,6 +73,7 @@ static status release(void *pointer, enum host_kind kind) {
   process_unlock();
   if (!gone.bytes) return kind == HOST_REGISTERED ? HOST_MEMORY_NOT_REGISTERED : INVALID_VALUE;
   if (kind != HOST_REGISTERED) munmap(pointer, gone.bytes);
+  if (kind == HOST_PINNED) host_counted(HOST_COUNT_PINNED, -(int64_t)gone.bytes);
   return OK;
 }
 

@@ -69,6 +69,7 @@ class Driver:
         self.uncomputed_reads = function("uncomputed_reads", ctypes.c_uint64)
         self.launches = function("launches", ctypes.c_uint64)
         self.take_device_peak_bytes = function("take_device_peak_bytes", ctypes.c_uint64, ctypes.c_int)
+        self._take_host_peaks = function("take_host_peaks", None, ctypes.POINTER(ctypes.c_uint64))
         self.trains = function("trains", None)
         self._moved = function("moved", ctypes.c_int, ctypes.POINTER(_Moved), ctypes.c_int)
         self._on_read = function("on_uncomputed_read", None, ctypes.c_void_p)
@@ -99,6 +100,12 @@ class Driver:
         lines = (_Moved * room)()
         self._moved(lines, room)
         return {(one.kind, one.num_ranks): (one.calls, one.bytes) for one in lines}
+
+    def take_host_peaks(self):
+        """The most bytes of host memory that this process held since the last call: (both, CPU tensors, pinned)."""
+        peaks = (ctypes.c_uint64 * 3)()
+        self._take_host_peaks(peaks)
+        return tuple(peaks)
 
     def own_modes(self, count):
         """Have torch's C++ not count ``count`` modes per thread when it asks whether any is on; -> whether the driver

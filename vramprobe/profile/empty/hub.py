@@ -12,7 +12,7 @@ import json
 import os
 import re
 
-from . import checkpoint, tokenizer
+from . import checkpoint, processors, sentences, tokenizer
 from .told import complain, locked
 
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)(\.index\.json)?$")
@@ -27,6 +27,7 @@ _TOKENIZERS = (
 )
 _VARIANT = re.compile(r"-(instruct|it|chat|base|hf|pt)(?=-|$)")
 _ASSUMED_DTYPE = "bfloat16"
+_ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "modernbert", "electra", "albert")
 _OPTION = "--empty-weights"
 
 
@@ -88,8 +89,8 @@ class Repositories:
         home = os.path.join(self._home, usual)
         commit = hashlib.sha1(json.dumps([repo_id, config]).encode()).hexdigest()
         entry, _ = self._entry(repo_id)
-        dtype = entry and entry["dtype"]
-        self._make(os.path.join(home, "snapshots", commit), repo_id, config, cached, origin, dtype)
+        folder = os.path.join(home, "snapshots", commit)
+        self._make(folder, repo_id, config, cached, origin, entry)
         os.makedirs(os.path.join(home, "refs"), exist_ok=True)
         with open(os.path.join(home, "refs", "main"), "w") as out:
             out.write(commit)
@@ -131,7 +132,7 @@ class Repositories:
         entry = next((one for one in self._known.values() if bare == _bare(one["hf_id"])), None)
         return entry, f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name" if entry else ""
 
-    def _make(self, folder, name, config, source, origin, dtype=None):
+    def _make(self, folder, name, config, source, origin, entry=None):
         """Once for all processes: links to what is in ``source``, and what it lacks."""
         os.makedirs(self._home, exist_ok=True)
         with locked(os.path.join(self._home, "making")):
@@ -140,7 +141,7 @@ class Repositories:
             os.makedirs(folder, exist_ok=True)
             for file in os.listdir(source) if source else ():
                 os.symlink(os.path.realpath(os.path.join(source, file)), os.path.join(folder, file))
-            made = self._fill(folder, config, source, dtype)
+            made = self._fill(folder, config, source, entry or {})
             with open(folder + ".whole", "w"):
                 pass
         if origin:
@@ -148,8 +149,8 @@ class Repositories:
         for kind, by in made.items():
             self._told.replaced(kind, name, by)
 
-    def _fill(self, folder, config, source, dtype):
-        """Weights and a tokenizer where there are none; -> kind → what it is."""
+    def _fill(self, folder, config, source, entry):
+        """Weights, a tokenizer and a processor where there are none; -> kind → what it is."""
         made = {}
         if not source:
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
@@ -159,14 +160,15 @@ class Repositories:
             for file in filter(_WEIGHTS.search, os.listdir(folder)):  # shards without the others
                 os.unlink(os.path.join(folder, file))
             read = _read(folder, config)
-            made["weights"] = _write_weights(folder, config, read, dtype)
+            made["weights"] = _write_weights(folder, config, read, entry.get("dtype"))
         if not _has_tokenizer(folder):
             read = read or _read(folder, config)
-            text = read.get_text_config() if hasattr(read, "get_text_config") else read
-            ids = {role: getattr(text, f"{role}_token_id", None) for role in ("bos", "eos", "pad")}
-            ids = {role: one[0] if isinstance(one, list) and one else one for role, one in ids.items()}
-            tokenizer.write(folder, text.vocab_size, ids, getattr(text, "max_position_embeddings", None))
-            made["tokenizer"] = f"one of bytes and English words, {text.vocab_size:,} tokens, with a chat template"
+            made["tokenizer"] = _write_tokenizer(folder, config, read)
+        if processors.of(config) and not os.path.exists(os.path.join(folder, "preprocessor_config.json")):
+            made["processor"] = processors.write(folder, config, read or _read(folder, config))
+        if entry.get("pooling") and not os.path.exists(os.path.join(folder, "modules.json")):
+            read = read or _read(folder, config)
+            made["sentence embedding"] = sentences.write(folder, entry["pooling"], read.hidden_size)
         return made
 
 
@@ -200,6 +202,20 @@ def _write_weights(folder, config, read, known):
     count = checkpoint.write(model, folder, dtype)
     assumed = "" if said else ", assumed"
     return f"empty files of {type(model).__name__}, {count / 1e9:.2f} billion parameters in {dtype}{assumed}"
+
+
+def _write_tokenizer(folder, config, read):
+    """With the special tokens that the config names, an encoder's own, and those of images; -> what it is."""
+    text = read.get_text_config() if hasattr(read, "get_text_config") else read
+    ids = {role: getattr(text, f"{role}_token_id", None) for role in ("bos", "eos", "pad")}
+    ids = {role: getattr(read, f"{role}_token_id", None) if one is None else one for role, one in ids.items()}
+    ids = {role: one[0] if isinstance(one, list) and one else one for role, one in ids.items()}
+    placed, words, named = processors.tokens(config, read)
+    if config.get("model_type") in _ENCODERS:
+        named = {**named, **tokenizer.ENCODER}
+    length = getattr(text, "max_position_embeddings", None)
+    tokenizer.write(folder, text.vocab_size, ids, length, placed=placed, words=words, named=named)
+    return f"one of bytes and English words, {text.vocab_size:,} tokens, with a chat template"
 
 
 def _snapshot(home):

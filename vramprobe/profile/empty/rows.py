@@ -11,6 +11,10 @@ import os
 import re
 import sys
 
+from . import images
+
+#: Columns of images: one, or a list of one.
+IMAGES = ("image", "images")
 NUM_ROWS, NUM_OTHER_ROWS = 512, 64
 SPLITS = ("train", "test", "validation")
 _ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -58,16 +62,25 @@ def _is_missing(path, options, error):
 
 
 def _made(path, options, asked):
-    from datasets import Dataset, DatasetDict, IterableDatasetDict
+    from datasets import Dataset, DatasetDict, Image, IterableDatasetDict
 
-    known = asked["datasets"].get(path.lower())
+    of_path = asked["datasets"].get(path.lower(), {})
+    known = of_path.get(str(options.get("name") or ""), of_path.get(""))
     form, why = (known["format"], "the columns that it is known for") if known else (guessed(path), "guessed columns")
     row, length = row_of(form, asked["seq_len"]), asked["seq_len"]
     said = f"{NUM_ROWS} rows of {length:,} tokens, {why}: {', '.join(row)}"
+    pictured = [column for column in row if column in IMAGES]
+    if pictured:
+        width, height = asked["image_size"]
+        picture = {"bytes": images.png(width, height), "path": None}
+        row |= {column: [picture] if isinstance(row[column], list) else picture for column in pictured}
+        said += f"; one image of {width} × {height} pixels a row (--image-size)"
 
     def split(name):
         count = NUM_ROWS if name.startswith("train") else NUM_OTHER_ROWS
         made = Dataset.from_dict({column: [value] * count for column, value in row.items()})
+        for column in pictured:
+            made = made.cast_column(column, [Image()] if isinstance(row[column], list) else Image())
         return made.to_iterable_dataset() if options.get("streaming") else made
 
     wanted = options.get("split")
@@ -88,6 +101,10 @@ def guessed(path):
         return "preference"
     if re.search(r"grpo|rloo|ppo|prompt", name):
         return "prompt"
+    if re.search(r"vlm|llava|vsft|-vl-|vqa", name):
+        return "messages_images"
+    if re.search(r"nli|msmarco|embed|retriev|pairs?\b|sentence", name):
+        return "pair"
     if re.search(r"alpaca|dolly", name):
         return "alpaca"
     return "messages" if re.search(r"chat|instruct|conversation|capybara|messages", name) else "text"
@@ -118,7 +135,31 @@ def row_of(form, length):
         "prompt": {"prompt": _words(length)},
         "prompt_messages": {"prompt": [{"role": "user", "content": _words(length)}], "solution": "a"},
         "labelled": {"text": _words(length), "label": 0},
+        "pair": {"anchor": _words(length), "positive": _words(length)},
+        "triplet": {"anchor": _words(length), "positive": _words(length), "negative": _words(length)},
+        "pair_class": {"premise": _words(length), "hypothesis": _words(length), "label": 0},
+        "pair_score": {"sentence1": _words(length), "sentence2": _words(length), "score": 0.5},
+        "query_answer": {"query": _words(length), "answer": _words(length)},
+        "messages_images": {"messages": [_seen(asked), _said(answered)], "images": [None]},
+        "prompt_completion_images": {"images": [None], "prompt": [question], "completion": [answer]},
+        "preference_images": {
+            "images": [None],
+            "prompt": [_seen(asked)],
+            "chosen": [_said(answered)],
+            "rejected": [_said(answered)],
+        },
+        "problem_image": {"image": None, "problem": asked, "solution": answered},
     }[form]
+
+
+def _seen(text):
+    """A question about an image, in parts as llava-instruct-mix-vsft has them."""
+    parts = [{"index": None, "text": text, "type": "text"}, {"index": 0, "text": None, "type": "image"}]
+    return {"content": parts, "role": "user"}
+
+
+def _said(text):
+    return {"content": [{"index": None, "text": text, "type": "text"}], "role": "assistant"}
 
 
 def _words(count):

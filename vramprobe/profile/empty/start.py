@@ -18,6 +18,8 @@ _KINDS = (
     ("transformers.modeling_utils", "PreTrainedModel"),
     ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
     ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
+    ("transformers.models.auto.processing_auto", "AutoProcessor"),
+    ("transformers.models.auto.image_processing_auto", "AutoImageProcessor"),
 )
 _is_installed = False
 
@@ -37,7 +39,7 @@ def install():
         return
     if not asked:
         return
-    from . import folders, hub, rows
+    from . import folders, hub, processors, rows
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     told = Told(folder)
@@ -45,6 +47,10 @@ def install():
     serve = {
         "huggingface_hub.file_download": repositories.serve,
         "datasets.load": lambda module: rows.serve(module, asked, told),
+        "transformers.processing_utils": lambda module: processors.serve(
+            module, repositories=repositories, told=told, image_size=asked["image_size"]
+        ),
+        "transformers.models.auto.video_processing_auto": lambda module: processors.serve_videos(module, told=told),
         **{name: functools.partial(folders.serve, kind=kind, repositories=repositories) for name, kind in _KINDS},
     }
     for name, act in serve.items():

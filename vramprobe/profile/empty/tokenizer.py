@@ -25,9 +25,16 @@ _MARKS = (
 )  # fmt: skip
 
 
-def write(folder, vocab_size, special_ids=None, max_length=None):
-    """``special_ids``: of bos, eos and pad, None where the model has none or it is not known."""
-    vocabulary, merges, special = _vocabulary(vocab_size, special_ids or {})
+#: What encoders' tokenizers name besides; scripts ask for the mask.
+ENCODER = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
+
+
+def write(folder, vocab_size, special_ids=None, max_length=None, *, placed=None, words=(), named=None):
+    """``special_ids``: of bos, eos and pad, None where the model has none or it is not known. Further special tokens:
+    ``placed`` at an id, ``words`` anywhere, ``named`` by an attribute of the tokenizer.
+    """
+    named, words = named or {}, [*words, *(named or {}).values()]
+    vocabulary, merges, special = _vocabulary(vocab_size, special_ids or {}, placed or {}, words)
     by_id = sorted(vocabulary.items(), key=lambda item: item[1])
     added = [
         {
@@ -40,7 +47,7 @@ def write(folder, vocab_size, special_ids=None, max_length=None):
             "special": True,
         }
         for word, number in by_id
-        if word in (*special.values(), *_MARKS)
+        if word in {*special.values(), *_MARKS, *words, *(placed or {}).values()}
     ]
     bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     whole = {
@@ -57,18 +64,22 @@ def write(folder, vocab_size, special_ids=None, max_length=None):
         "model_max_length": max_length or 1 << 30,
         "model_input_names": ["input_ids", "attention_mask"],
         **{f"{role}_token": word for role, word in special.items()},
+        **{name: word for name, word in named.items() if name in ENCODER},
     }
+    if others := {name: word for name, word in named.items() if name not in ENCODER}:
+        about |= {"extra_special_tokens": others}
     for name, content in (("tokenizer.json", whole), ("tokenizer_config.json", about)):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
             json.dump(content, out)
 
 
-def _vocabulary(size, special_ids):
+def _vocabulary(size, special_ids, placed, words):
     """Words and their ids, the merges that make them, the special tokens by role."""
-    known = [*_bytes(), *_MARKS]
-    merges = _merges()[: max(size - len(known) - len(_SPECIAL), 0)]
+    taken = {number: word for number, word in placed.items() if 0 <= number < size}
+    known = [word for word in dict.fromkeys([*_bytes(), *_MARKS, *words]) if word not in taken.values()]
+    merges = _merges()[: max(size - len(known) - len(taken) - len(_SPECIAL), 0)]
     words = [*known, *("".join(pair) for pair in merges)]
-    special, taken = {}, {}
+    special = {}
     for role, word in _SPECIAL.items():
         given = special_ids.get(role)
         if isinstance(given, int) and 0 <= given < size and given not in taken:

@@ -20,7 +20,7 @@ class Told:
         self._path = os.path.join(folder, FILE)
 
     def replaced(self, kind, what, by):
-        """``kind``: config, weights, tokenizer or dataset."""
+        """``kind``: those of records/profile.py."""
         self._once({"kind": kind, "what": what, "by": by})
 
     def missing(self, message):

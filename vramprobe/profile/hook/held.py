@@ -13,6 +13,7 @@ import torch
 
 #: bitsandbytes: Params4bit.quant_state; Int8Params.CB and SCB until the first forward, Linear8bitLt.state afterwards.
 _BESIDE_A_PARAMETER, _BESIDE_A_MODULE = ("quant_state", "CB", "SCB"), ("state",)
+_ENGINES = ("vllm.", "sglang.")  # their models are known as such (engine.py)
 _QUANTISED = ("Params4bit", "Int8Params")
 
 
@@ -25,6 +26,20 @@ def weights_of_all():
     """The weights of every module of this process, whether it has run or not."""
     modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
     return _holding("weights", (named for module in modules for named in _weights_of_part(module)))
+
+
+def other_models(known):
+    """The weights of models of this process that are none of ``known`` (by id) and part of none: EMA copies, models for
+    reference that are yet to run. Named by their class."""
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    modules = [one for one in modules if "_modules" in one.__dict__ and not type(one).__module__.startswith(_ENGINES)]
+    parts = {id(part) for one in modules for part in one._modules.values()}
+    seen = {id(part) for one in known for part in one.modules()}
+    others = [one for one in modules if id(one) not in parts and id(one) not in seen]
+    return _holding(
+        "weights",
+        ((f"another {type(one).__name__}.{name}", tensor) for one in others for name, tensor in _weights(one)),
+    )
 
 
 def gradients(modules, optimizers):
@@ -53,7 +68,7 @@ def _holding(cause, named):
             try:
                 storage = inner.untyped_storage()
                 address, num_bytes = storage.data_ptr(), storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # meta, freed by a sharder, or without a storage
+            except (RuntimeError, NotImplementedError, ValueError):  # meta, freed by a sharder, or without a storage
                 continue
             if inner.is_cuda and num_bytes and address:
                 storages[address] = num_bytes

@@ -6,6 +6,7 @@ would be compiled with it); backward where torch enters the autograd engine; the
 
 import functools
 import sys
+import warnings
 
 import torch
 from torch.optim import optimizer as optim
@@ -28,6 +29,8 @@ class Marks:
         self._has_closure = False  # within an optimizer's step that computes the loss itself
         self._roots = set()
         self.optimizers = {}  # by id, from their first step's beginning on
+        if not torch.nn.modules.module._has_any_global_hook():  # which are then ours alone
+            warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         self._discovery, self._is_settled = None, False  # settled: all that take part in a step are known
         self._discover()
         optim.register_optimizer_step_pre_hook(self._before_step)

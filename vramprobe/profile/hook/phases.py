@@ -41,6 +41,7 @@ class Phases:
         self._scope = None  # the phase that all marks belong to now
         self._scope_is_of_step = False
         self.on_mark = []  # called as a phase is to begin
+        self.on_close = []  # called with the name and the step of a phase that has ended
         self.on_step = []  # called with the number of a step that is whole, before the next begins
 
     def mark(self, name):
@@ -169,6 +170,8 @@ class Phases:
             self._highest[device] = (max(highest, found["allocated_peak_bytes"]), found["allocated_end_bytes"])
         if self._writes and self._count_moved is not None:
             self._write_moved(name, step)
+        for act in self.on_close if self._writes else ():
+            act(name, step)
         self._start_ns = now_ns
 
     def _write_moved(self, name, step):

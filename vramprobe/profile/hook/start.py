@@ -35,7 +35,12 @@ def install():
 def _start(folder, torch):
     try:
         with open(os.path.join(folder, "run.json"), encoding="utf-8") as file:
-            asked = json.load(file)["options"]
+            told = json.load(file)
+        asked = told["options"]
+        if told.get("emulate"):
+            from .host import note_mapped_files
+
+            note_mapped_files(torch)
         _name_phases(folder, asked)
         torch.cuda._lazy_call(lambda: _watch(folder, asked))
     except Exception as error:  # somebody else's process goes on without

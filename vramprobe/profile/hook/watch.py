@@ -15,6 +15,7 @@ from vramprobe_values import one_rank
 
 from . import held
 from .counters import Counters
+from .host import HostPeaks
 from .journal import complain, hook_folders
 from .kept_lists import kept_lists
 from .marks import Marks
@@ -29,6 +30,9 @@ _LIBRARIES = ("transformers", "peft", "trl", "accelerate", "bitsandbytes", "deep
 _GROWTH_IS_SOUGHT_AT = (5, 9)  # steps
 
 
+_COPIES_ARE_SOUGHT_AT = 2  # the step at whose end; an EMA copy is made before the first
+
+
 class Watch:
     """See the module. ``end`` may be called more than once."""
 
@@ -40,11 +44,14 @@ class Watch:
         driver = self._values.mode.driver if self._values is not None else None
         counted = (driver.moved, driver.take_device_peak_bytes) if driver is not None else ()
         self.phases = Phases(journal, self.counters, used_bytes, *counted)
+        if driver is not None:
+            self.phases.on_close.append(HostPeaks(journal, driver.take_host_peaks).closed)
         self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         journal.write("process", **_process(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
         self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
         self.phases.on_step.append(self._trace.step_ended)
+        self.phases.on_step.append(self._look_for_copies)
         self.phases.on_step.append(self._look_for_growth)
         if self._values is not None and asked.get("speed"):
             from .count.step import StepCount
@@ -160,6 +167,13 @@ class Watch:
         """An inference engine's (name, tensor) pairs, standing now."""
         if self._trace.is_on():
             self._trace.hold(held.named(cause, tensors))
+
+    def _look_for_copies(self, step):
+        if step == _COPIES_ARE_SOUGHT_AT and self._trace.is_on():
+            try:
+                self._trace.hold(held.other_models(self._modules.values()))
+            except Exception as error:  # of somebody's module
+                complain(error)
 
     def _look_for_growth(self, step):
         if step in _GROWTH_IS_SOUGHT_AT and self.phases.grows() and (lists := kept_lists(step - 2)):

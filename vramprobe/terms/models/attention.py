@@ -31,7 +31,7 @@ def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
     is_grouped = arch.num_kv_heads != arch.num_heads
     if arch.model_type == "falcon" and is_grouped:
         return "math"
-    is_repeated = masked or arch.habits.repeats_heads
+    is_repeated = masked or repeats_heads(setup)
     if setup.device == "cpu":
         return "math" if arch.attention_dropout > 0 or arch.value_size is not None else "fused"
     found = _chosen(setup, dtype, is_grouped=is_grouped and not is_repeated, masked=masked)
@@ -52,6 +52,12 @@ def _chosen(setup: Setup, dtype: str, *, masked: bool, is_grouped: bool = False)
     )
 
 
+def repeats_heads(setup: Setup) -> bool:
+    """Whether grouped heads are repeated though there is no mask, as older releases do."""
+    habits = setup.arch.habits
+    return habits.flash_repeats_heads if setup.attn == "flash_attention_2" else habits.repeats_heads
+
+
 def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value | None]:
     """The attention of one layer, and its weights, which the eager path hands out and the layer's code holds.
 
@@ -59,10 +65,9 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     """
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
-    habits = setup.arch.habits
-    if (mask is not None or habits.repeats_heads) and setup.arch.model_type != "falcon":
+    if (mask is not None or repeats_heads(setup)) and setup.arch.model_type != "falcon":
         key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
-    if habits.copies_heads:
+    if setup.arch.habits.copies_heads and setup.attn != "flash_attention_2":
         query, key, value = (layout.copied_by_heads(x) for x in (query, key, value))
     return layout.contiguous(_sdpa(setup, query, key, value, is_masked=mask is not None)), None
 

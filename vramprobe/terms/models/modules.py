@@ -13,7 +13,7 @@ from vramprobe.terms.cell.setup import Setup
 from vramprobe.terms.models import adapters, norms, quantized
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.activations import gelu_new
-from vramprobe.terms.models.attention import attend, product
+from vramprobe.terms.models.attention import attend, product, repeats_heads
 from vramprobe.terms.models.weights import Weights
 from vramprobe.terms.tape.graph import Value
 from vramprobe.terms.tape.tape import Tape
@@ -178,7 +178,7 @@ class Model(Weights):
     def attend(self, query: Value, key: Value, value: Value) -> Value:
         """The layer's attention. Heads that are repeated come from a cache, which training fills, too, unless it has
         checkpoints."""
-        if self.arch.habits.repeats_heads and not self.setup.gradient_checkpointing:
+        if repeats_heads(self.setup) and not self.setup.gradient_checkpointing:
             self.cache += [key, value]
         out, self.held_in_layer = attend(self.setup, query, key, value, None if self.tape.has_parts else self.mask)
         return out

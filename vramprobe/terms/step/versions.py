@@ -80,12 +80,15 @@ def why_not_fourth(spec: CellSpec) -> list[str]:
     window = arch.sliding_window
     reasons = [
         (spec.device != "cuda", f"device {spec.device}"),
-        (spec.attn != "sdpa", f"attn {spec.attn}"),
+        (spec.attn == "eager", "attn eager"),
         (spec.fused_linear_cross_entropy, "fused_linear_cross_entropy"),
         (spec.dora, "dora"),
         (spec.quant == "int8", "quant int8"),
         (spec.num_gpus > 1, f"num_gpus {spec.num_gpus}"),
-        (window is not None and spec.seq_len >= window, f"seq_len {spec.seq_len:,} beyond the sliding window"),
+        (
+            spec.attn == "sdpa" and window is not None and spec.seq_len >= window,  # flash attention needs no mask
+            f"seq_len {spec.seq_len:,} beyond the sliding window under attn sdpa",
+        ),
     ]
     experts = arch.experts
     if experts is not None:

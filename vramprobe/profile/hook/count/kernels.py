@@ -101,7 +101,7 @@ def _watch_library(module, count):
     """bitsandbytes by ctypes, where no operator of torch's stands around the call (before 0.46)."""
     library = getattr(module, "lib", None)
     kind, wrapped = type(library), {}
-    plain = kind.__dict__.get("__getattr__")
+    plain = getattr(kind, "__getattr__", None)  # 0.43 has it of a base class
     if plain is None:
         return
 

@@ -1,0 +1,211 @@
+"""Published training steps, counted on an emulated GPU: one small record per configuration.
+
+In: a row of published_speed.csv. Out: a Recipe of the source's own command (fms-acceleration, in the libraries of its
+day), or its cell by today's transformers and peft, of which two shallow versions are counted and extrapolated to its
+depth; then what the step launched. The records (counted_steps.jsonl) hold no time of ours: rates are fitted to them
+without any further emulated run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.frameworks.stacks import python_of
+from benchmarks.truth.reproduction import rows, run
+from vramprobe.emulate.enter import entrance_for_command
+from vramprobe.emulate.environment import find_environment
+from vramprobe.literature.published import PublishedRow, list_published
+from vramprobe.literature.published_speed import SpeedCase, SpeedRow
+from vramprobe.profile.raw import read_run
+from vramprobe.profile.step_time import count_of
+from vramprobe.speed.counted import Count, Row
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The fields of a row as a record keeps them, in this order.
+FIELDS = ("phase", "what", "name", "shapes", "dtype", "calls", "flops", "read", "written", "launches", "width")
+_SUMS = ("calls", "flops", "read", "written", "launches")
+#: The day of a benchmark → the commit that published it, and so its libraries.
+_COMMITS = {"2025-02-07": "24bdadb", "2024-12-02": "733992a", "2024-10-18": "fc78b55", "2024-10-14": "97fc3c1"}
+_DTYPES = {
+    "bfloat16": "bfloat16 (no AMP)",
+    "bfloat16+amp-bf16": "bfloat16 (bf16 AMP)",
+    "float16+amp-fp16": "float16 (fp16 AMP)",
+}
+_MODELS = {"Mistral-7B": "mistral-7b-v0.1", "Llama-3-8B": "llama-3-8b", "Llama-2-70B": "llama-2-70b"}
+_MODELS |= {"PowerLM-3b": "powerlm-3b", "santacoder": "santacoder", "Mixtral-8x7B": "mixtral-8x7b"}
+#: LoRA of Qwen's finetune.py ran under --bf16; fms-acceleration's peft of 2024-05 kept adapters in 16 bit.
+_AUTOCAST = ("qwen-readme", "fms-acceleration")
+#: Layers of the two versions of a cell that are counted: a layer more is the half of their difference.
+DEPTHS = (2, 4)
+
+
+def recipe_of(row: SpeedRow) -> rows.Recipe | None:
+    """The source's own command; None where the row has none, or its libraries have no environment."""
+    day = re.search(r"bench date (\S+?);", row.notes)
+    config = re.search(r"framework_config=([\w-]+)", row.notes)
+    if row.family != "fms-acceleration" or not day or not config or row.n_gpus != 1 or row.seq_len is None:
+        return None
+    commit, dtype, model = _COMMITS.get(day[1]), _DTYPES.get(row.dtype or ""), _MODELS.get(row.model)
+    if commit is None or dtype is None or model is None:
+        return None
+    is_gptq = "autogptq" in config[1]
+    template = next((one for one in list_published() if _is_like(one, row, model, is_gptq)), None)
+    if template is None:
+        return None
+    found = rows.recipe_of(
+        dataclasses.replace(
+            template,
+            batch_size=row.batch_size,
+            seq_len=row.seq_len,
+            dtype=dtype,
+            num_gpus=1,
+            url_or_path=re.sub(r"@\w+:", f"@{commit}:", template.url_or_path),
+            notes=re.sub(r"framework_config=[\w-]+", f"framework_config={config[1]}", template.notes),
+        )
+    )
+    return found if isinstance(found, rows.Recipe) else None
+
+
+def _is_like(one: PublishedRow, row: SpeedRow, model: str, is_gptq: bool) -> bool:
+    """Of the same model, method and adapter, so that one's configuration is the other's but for what a row says."""
+    same = one.source == rows._FMS and one.metric != "nvidia-smi" and one.seq_len and one.method == row.method
+    is_same_model = same and rows._MODELS[one.model][0] == model
+    return bool(is_same_model and ("autogptq" in (one.framework_config or "")) == is_gptq)
+
+
+def count_command(recipe: rows.Recipe, *, uv: str, limit_seconds: float) -> Count:
+    """What the second step of the source's own command launches. Raises RuntimeError where it fails."""
+    python = python_of(recipe.stack, uv=uv)
+    way = entrance_for_command(python, recipe.cards, say=lambda line: None)  # its machine only makes the files
+    try:
+        with tempfile.TemporaryDirectory(prefix="vramprobe-row-") as work:
+            command = [str(python), *run.command_of(recipe, way, Path(work))]
+            given = run.environment_of(way, Path(work))
+            added = {key: given[key] for key in given.keys() - way.environment.keys()}
+            added["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(run.HERE)])
+            return _profiled(command, recipe.cards, {**os.environ, **added}, Path(work), limit_seconds)
+    finally:
+        shutil.rmtree(way.machine, ignore_errors=True)
+
+
+def count_cell(row: SpeedRow, case: SpeedCase, *, limit_seconds: float) -> Count:
+    """What the cell's step launches in today's libraries, extrapolated from :data:`DEPTHS`."""
+    environment = find_environment()
+    if environment is None:
+        raise RuntimeError("no emulated environment: vramprobe emulate setup")
+    python, counts = environment, []
+    for depth in DEPTHS:
+        with tempfile.TemporaryDirectory(prefix="vramprobe-row-") as work:
+            told = Path(work) / "cell.json"
+            told.write_text(json.dumps(_shallow(row, case, depth)))
+            command = [str(python), str(Path(__file__).with_name("counted_cell.py")), str(told)]
+            inside = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+            counts.append(_profiled(command, case.gpu.short_name, inside, Path(work), limit_seconds))
+    return deeper(*counts, DEPTHS, _num_layers(case))
+
+
+def _shallow(row: SpeedRow, case: SpeedCase, depth: int) -> dict[str, Any]:
+    """The cell with so many layers, and adapters multiplied in 16 bit where the source's Trainer or peft did so."""
+    spec = case.spec.model_dump(mode="json")
+    config = spec["architecture"]
+    names = [name for name in ("num_hidden_layers", "n_layer") if name in config]
+    adapters = {"autocast": "bf16"} if row.family in _AUTOCAST and case.spec.method == "lora" else {}
+    compiled = {"torch_compile": True} if "compile" in (row.fused_kernels or "") else {}
+    return spec | {"architecture": config | dict.fromkeys(names, depth)} | adapters | compiled
+
+
+def _num_layers(case: SpeedCase) -> int:
+    config = case.spec.architecture
+    return int(config.get("num_hidden_layers") or config["n_layer"])
+
+
+def deeper(few: Count, more: Count, depths: tuple[int, int], num_layers: int) -> Count:
+    """The count of a model of ``num_layers`` by those of two shallow ones: each row grows by the layer."""
+    by_key: dict[tuple[str, ...], list[Row]] = {}
+    for number, count in enumerate((few, more)):
+        for row in small(count.rows):
+            pair = by_key.setdefault(key_of(row), [dataclasses.replace(row, **dict.fromkeys(_SUMS, 0))] * 2)
+            pair[number] = row
+    step = (num_layers - depths[0]) / (depths[1] - depths[0])
+
+    def at(one: int, other: int) -> int:
+        return max(0, round(one + step * (other - one)))
+
+    found = [
+        dataclasses.replace(one, **{name: at(getattr(one, name), getattr(other, name)) for name in _SUMS})
+        for one, other in by_key.values()
+    ]
+    return dataclasses.replace(
+        more,
+        num_launches=at(few.num_launches, more.num_launches),
+        num_claimed=at(few.num_claimed, more.num_claimed),
+        rows=tuple(row for row in found if row.calls),
+    )
+
+
+def _profiled(command: list[str], card: str, inside: dict[str, str], work: Path, limit_seconds: float) -> Count:
+    raw = work / "raw"
+    words = ["profile", "--emulate", card, "--trace", "none", "--steps", "2", "--steps-only", "--folder", str(raw)]
+    done = subprocess.run(
+        [sys.executable, "-m", "vramprobe", *words, "--json", "--", *command],
+        env=inside,
+        capture_output=True,
+        text=True,
+        cwd=work,
+        timeout=limit_seconds,
+        check=False,
+    )
+    counts = [one.count for one in read_run(raw).ranks if one.count is not None] if raw.is_dir() else []
+    if not counts:
+        raise RuntimeError("\n".join(run.errors_in(done.stdout + done.stderr)) or done.stderr[-1500:])
+    return count_of(counts[0])
+
+
+def key_of(row: Row) -> tuple[str, ...]:
+    return row.phase, row.what, row.name, row.shapes, row.dtype
+
+
+def small(given: Iterable[Row]) -> tuple[Row, ...]:
+    """Rows without lines of Python; those that are neither product nor attention without shapes, but for embeddings,
+    by which tokens are known."""
+    sums: dict[tuple[str, ...], Row] = {}
+    for row in given:
+        keeps_shapes = row.what in ("product", "attention") or row.name == "aten::embedding"
+        row = dataclasses.replace(row, line=None, shapes=row.shapes if keeps_shapes else "")
+        known = sums.get(key_of(row))
+        added = {} if known is None else {name: getattr(row, name) + getattr(known, name) for name in _SUMS}
+        sums[key_of(row)] = dataclasses.replace(row, **added)
+    return tuple(sums.values())
+
+
+def as_record(count: Count) -> dict[str, Any]:
+    """A count as JSON, small."""
+    rows_ = [[getattr(row, name) for name in FIELDS] for row in small(count.rows)]
+    return {
+        "num_launches": count.num_launches,
+        "num_claimed": count.num_claimed,
+        "unclaimed": [list(pair) for pair in count.unclaimed],
+        "link_bytes": [list(one) for one in count.link_bytes],
+        "rows": rows_,
+    }
+
+
+def from_record(told: dict[str, Any]) -> Count:
+    return Count(
+        step=2,
+        num_launches=told["num_launches"],
+        num_claimed=told["num_claimed"],
+        unclaimed=tuple((where, number) for where, number in told["unclaimed"]),
+        link_bytes=tuple((kind, size, ranks) for kind, size, ranks in told["link_bytes"]),
+        rows=tuple(Row(**dict(zip(FIELDS, one, strict=True))) for one in told["rows"]),
+    )

@@ -1,0 +1,18 @@
+"""The page of the largest batch of rows of real lengths: made of its profiles, which agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+from vramprobe.records.profile import read_profiles
+
+
+def test_the_page_is_made_of_profiles_that_agree(script: Callable[[str], ModuleType]) -> None:
+    page = script("truth.data_lengths")
+    chosen, whole = read_profiles(page.JOURNAL)
+    assert page.PAGE.read_text(encoding="utf-8") == page.markdown(chosen, whole)
+    batches = chosen.ranks[0].batches
+    assert batches is not None
+    assert whole.ranks[0].num_steps == batches.num_batches
+    assert abs(page.difference(chosen, whole)) < 0.01

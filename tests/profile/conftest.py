@@ -1,0 +1,28 @@
+"""The package ``profile/empty`` as a command's processes have it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vramprobe.profile import stand_ins
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
+    """The package as a command's processes have it."""
+    for name, folder in (("vramprobe_values", "emulate/values"), ("vramprobe_empty", "profile/empty")):
+        package = types.ModuleType(name)
+        package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
+        monkeypatch.setitem(sys.modules, name, package)
+    names = ("checkpoint", "folders", "hub", "images", "processors", "rows", "tokenizer", "told")
+    yield types.SimpleNamespace(
+        monkeypatch=monkeypatch, **{name: importlib.import_module(f"vramprobe_empty.{name}") for name in names}
+    )
+    for name in [name for name in sys.modules if name.startswith(("vramprobe_empty", "vramprobe_values"))]:
+        sys.modules.pop(name, None)

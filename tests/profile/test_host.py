@@ -1,0 +1,100 @@
+"""Host memory: what a script's CPU tensors and pinned blocks take in each phase, of all ranks, and a host's verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from profile_factory import training, write_launcher
+from run_verb import Verb
+
+from vramprobe.cli import display_profile
+from vramprobe.profile.analyse import analyse
+from vramprobe.units import GIB, KIB, MIB
+
+
+def write_two_ranks(folder: Path) -> None:
+    for rank in range(2):
+        script = training(pid=100 + rank, rank=rank, world_size=2)
+        for phase, step, both, pinned in (
+            ("load", None, 16 * GIB, 0),
+            ("forward", 1, 2 * GIB, GIB),
+            ("backward", 2, 3 * GIB, GIB),
+            ("save", None, (8 - 8 * rank) * GIB, 0),  # the first rank gathers
+        ):
+            script.say(
+                "host", phase=phase, step=step, both_bytes=both, tensors_bytes=both - pinned, pinned_bytes=pinned
+            )
+        script.say("mapped", path="/models/one.safetensors", num_bytes=15 * GIB)
+        script.write(folder)
+    write_launcher(folder)
+
+
+def test_ranks_that_load_a_checkpoint_each_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_two_ranks(tmp_path)
+    host = analyse(tmp_path, host_memory_bytes=24 * GIB).host
+    assert host is not None
+    assert [(one.name, one.total_bytes // GIB, one.pinned_bytes // GIB) for one in host.phases] == [
+        ("load", 32, 0),
+        ("training", 6, 2),
+        ("save", 8, 0),
+    ]
+    assert (host.peak_bytes, host.peak_phase, host.fits) == (32 * GIB, "load", False)
+    assert host.mapped_bytes == 15 * GIB  # one file, however many map it
+    display_profile.print_profile(analyse(tmp_path, host_memory_bytes=24 * GIB))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "load 32.00 GiB up to 16.00 GiB on each of 2 ranks" in out
+    assert "host of 24.00 GiB: does not fit, at least 32.00 GiB in load" in out
+    assert analyse(tmp_path, host_memory_bytes=32 * GIB).host.fits is True
+    assert analyse(tmp_path).host.fits is None
+
+
+def test_nobody_counts_the_host_beside_a_real_gpu(tmp_path: Path) -> None:
+    training().write(tmp_path)
+    write_launcher(tmp_path)
+    assert analyse(tmp_path).host is None
+
+
+SCRIPT = """
+import torch
+from safetensors.torch import load_file, save_file
+save_file({"weight": torch.zeros(16 << 20, dtype=torch.uint8)}, "/tmp/weights-of-test-host.safetensors")
+mapped = load_file("/tmp/weights-of-test-host.safetensors")
+read = torch.empty(256 << 20, dtype=torch.uint8)
+pinned = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
+del read
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    staged = torch.empty(32 << 20, dtype=torch.uint8)
+    model(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    del staged
+"""
+
+
+def test_the_driver_counts_cpu_tensors_and_pinned_memory(tmp_path: Path) -> None:
+    from emulated import require_emulation
+
+    python = require_emulation()
+    file = tmp_path / "weights.safetensors"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("/tmp/weights-of-test-host.safetensors", str(file)))
+    words = ["--emulate", "RTX-4090", "--host-memory", "256MiB", "--json"]
+    left = Verb(tmp_path, [str(python), str(tmp_path / "train.py")], *words).left(120)
+    assert left.status == 0, left.err
+    host = json.loads(left.out.splitlines()[-1])["host"]
+    by_phase = {one["name"]: one for one in host["phases"]}
+    load, steps = by_phase["load"], by_phase["training"]
+    assert load["pinned_bytes"] == steps["pinned_bytes"] == 64 * MIB
+    assert 0 <= load["total_bytes"] - (256 + 64) * MIB < 16 * KIB
+    assert 0 <= steps["total_bytes"] - (64 + 32) * MIB < 256 * KIB  # the batch, and what the host reads
+    assert (host["peak_phase"], host["fits"]) == ("load", False)
+    assert host["mapped_bytes"] == file.stat().st_size
+
+
+def test_only_an_emulated_driver_counts(tmp_path: Path) -> None:
+    left = Verb(tmp_path, ["true"], "--host-memory", "1GiB").left(60)
+    assert left.status == 1
+    assert "add --emulate GPU" in left.err

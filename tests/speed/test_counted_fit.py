@@ -1,0 +1,129 @@
+"""The fit to counted steps: rates that made the steps are found again, and what ships is what the journal gives."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.speed.counted_rows import deeper, small
+from benchmarks.speed.counted_steps import JOURNAL, steps
+from vramprobe.catalog import find_gpu
+from vramprobe.errors import FitError
+from vramprobe.speed.counted import Count, Row, time_of
+from vramprobe.speed.counted_fit import (
+    EXPECTED,
+    CountedStep,
+    Ideal,
+    fit_rates,
+    half_widths,
+    left_out_errors,
+    rates_of,
+    source_of,
+    unproven,
+)
+from vramprobe.speed.rates import shipped_counted
+
+A100 = find_gpu("A100-80GB-SXM")
+SHAPES = "bfloat16[{0}, 4096] bfloat16[4096, 4096] -> bfloat16[{0}, 4096]"
+
+
+def count_of_step(tokens: int, stream_bytes: int, num_launches: int) -> Count:
+    product = Row(
+        phase="forward",
+        what="product",
+        name="aten::mm",
+        shapes=SHAPES.format(tokens),
+        dtype="bfloat16",
+        calls=500,
+        flops=500 * 2 * tokens * 4096**2,
+        launches=500,
+    )
+    other = Row(phase="backward", what="other", name="aten::mul", read=stream_bytes, launches=num_launches)
+    return Count(step=2, num_launches=0, num_claimed=0, rows=(product, other))
+
+
+def made_by(rates: dict[str, float], source: str) -> list[CountedStep]:
+    import math
+
+    fit = unproven(
+        rates_of([math.log(value) for value in ({n: v for n, (v, _) in EXPECTED.items()} | rates).values()]), []
+    )
+    found = []
+    for tokens, stream_bytes, num_launches in ((8192, 10**9, 10), (1024, 10**12, 10), (256, 10**9, 90_000)):
+        count = count_of_step(tokens, stream_bytes, num_launches)
+        seconds = time_of(count, A100, fit=fit).seconds
+        found.append(
+            CountedStep(source=source, count=count, gpu=A100, tokens=tokens, tokens_per_second=tokens / seconds)
+        )
+    return found
+
+
+def test_rates_that_made_the_steps_are_found_again() -> None:
+    """But for what is expected of them, to which they are held."""
+    truth = {"product": 0.86, "stream": 0.68, "kernel_seconds": 12e-6}
+    found = fit_rates([*made_by(truth, "one"), *made_by(truth, "another")])
+    for name, value in truth.items():
+        assert getattr(found, name) == pytest.approx(value, rel=0.05)
+
+
+def test_a_step_at_full_rates_gives_the_times_of_its_count() -> None:
+    rates = shipped_counted().rates
+    for _, one in steps()[::4]:
+        expected = time_of(one.count, one.gpu, fit=unproven(rates, [one])).seconds
+        assert Ideal(one).seconds(rates) == pytest.approx(expected)
+
+
+def test_a_source_that_is_left_out_is_predicted_by_the_others() -> None:
+    slow, fast = made_by({"product": 0.8}, "slow"), made_by({"product": 0.95}, "fast")
+    errors = left_out_errors([*slow, *fast], source_of)
+    assert errors["slow"][0][1] > 0.05 > -0.05 > errors["fast"][0][1]
+    widths = half_widths([*slow, *fast], fit_rates([*slow, *fast]))
+    assert widths["card never seen"] >= widths["short steps"] >= widths["usual"] >= 0.05
+
+
+def test_nothing_to_fit_to_is_said() -> None:
+    with pytest.raises(FitError, match="no counted step"):
+        fit_rates([])
+
+
+def test_two_shallow_counts_make_a_deep_one() -> None:
+    """Rows that grow by the layer, and one that does not: the head's."""
+    layer = Row(phase="forward", what="product", name="aten::mm", shapes="a", calls=14, flops=140, read=28, launches=14)
+    head = Row(phase="forward", what="product", name="aten::mm", shapes="b", calls=1, flops=10, launches=1)
+
+    def twice(row: Row) -> Row:
+        return Row(
+            phase=row.phase, what=row.what, name=row.name, shapes=row.shapes, calls=28, flops=280, read=56, launches=28
+        )
+
+    few = Count(step=2, num_launches=30, num_claimed=30, rows=(layer, head))
+    more = Count(step=2, num_launches=50, num_claimed=50, rows=(twice(layer), head))
+    found = deeper(few, more, (2, 4), 32)
+    assert (found.num_launches, found.num_claimed) == (330, 330)
+    assert [(row.calls, row.flops, row.read) for row in found.rows] == [(224, 2240, 448), (1, 10, 0)]
+
+
+def test_small_rows_keep_the_shapes_that_decide_their_time() -> None:
+    rows = [
+        Row(phase="forward", what="other", name="aten::mul", shapes=f"a[{size}]", read=size, launches=1)
+        for size in (1, 2)
+    ]
+    product = Row(phase="forward", what="product", name="aten::mm", shapes="a[2, 2] a[2, 2] -> a[2, 2]", flops=16)
+    found = small([*rows, product])
+    assert [(row.shapes, row.calls, row.read, row.launches) for row in found] == [
+        ("", 2, 3, 2),
+        (product.shapes, 1, 0, 0),
+    ]
+
+
+def test_the_fit_that_ships_is_what_the_journal_gives() -> None:
+    found, fit = [one for record, one in steps() if not record["is_padded"]], shipped_counted()
+    assert hashlib.sha256(Path(JOURNAL).read_bytes()).hexdigest()[:16] in fit.data
+    assert fit.num_configurations == len(found) == sum(fit.sources.values())
+    assert fit_rates(found) == fit.rates
+
+
+def test_every_launch_of_a_published_step_is_claimed_but_for_few() -> None:
+    assert max(one.count.unclaimed_share for _, one in steps()) < 0.05

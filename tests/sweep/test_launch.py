@@ -1,0 +1,103 @@
+"""Tasks for SkyPilot: what is written, what is refused, and that SkyPilot's own loader takes it (if installed)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import vramprobe
+from typer.testing import CliRunner
+
+from vramprobe import api
+from vramprobe.cli import verbs
+from vramprobe.errors import SpecError, UnknownName
+from vramprobe.recommend.prices import skypilot_gpu
+from vramprobe.sweep.launch import skypilot_names
+
+#: SkyPilot wants an environment of its own, as in tests/recommend/test_skypilot.py.
+PYTHON = os.environ.get("VRAMPROBE_SKYPILOT_PYTHON") or (sys.executable if find_spec("sky") else None)
+LOAD = """
+import json, sys, sky
+for file in sys.argv[1:]:
+    task = sky.Task.from_yaml(file)
+    print(json.dumps([task.name, sorted(name for one in task.resources for name in one.accelerators),
+                      [str(one.cloud) for one in task.resources], [one.use_spot for one in task.resources]]))
+"""
+
+
+def test_a_task_gates_runs_and_keeps_its_records(tmp_path: Path) -> None:
+    tasks, files = api.launch_tasks(
+        "h200-speed", ["H100-SXM", "RTX-4090"], bucket="s3://mine", out=tmp_path, spot=True, budget=5.0
+    )
+    assert [file.name for file in files] == ["vramprobe-h200-speed-h100-sxm.yaml", "vramprobe-h200-speed-rtx-4090.yaml"]
+    content = yaml.safe_load(files[0].read_text())
+    assert content["resources"]["use_spot"] is True
+    assert content["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
+    assert "H100-SXM" in content["resources"]["accelerators"]
+    assert content["file_mounts"] == {"/vramprobe-results": {"source": "s3://mine", "mode": "MOUNT_CACHED"}}
+    _, gate, run = content["run"].strip().splitlines()
+    assert gate == "vramprobe doctor --device cuda"
+    assert run.startswith(
+        "vramprobe run h200-speed --device cuda --out /vramprobe-results/h100-sxm/h200-speed --budget"
+    )
+    assert sum(task.budget for task in tasks) == pytest.approx(5.0, abs=0.01)
+    assert tasks[0].budget / tasks[1].budget == pytest.approx(tasks[0].plan.dollars / tasks[1].plan.dollars, rel=0.05)
+
+
+def test_each_of_skypilots_names_leads_back_to_its_gpu() -> None:
+    assert skypilot_names("A100-40GB-SXM") == ["A100-40GB-SXM", "A100-40GB", "A100"]
+    assert "RTX4090" in skypilot_names("RTX-4090")
+    for gpu in ("A100-80GB-SXM", "H100-SXM", "H200", "L4", "L40S", "T4"):
+        assert {skypilot_gpu(name) for name in skypilot_names(gpu)} == {gpu}
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    words = {"bucket": "s3://mine", "out": tmp_path}
+    with pytest.raises(SpecError, match="bucket 'No Bucket' given"):
+        api.launch_tasks("h200-speed", ["H200"], bucket="No Bucket", out=tmp_path)
+    with pytest.raises(UnknownName, match="H1000"):
+        api.launch_tasks("h200-speed", ["H1000"], **words)
+    with pytest.raises(SpecError, match="more than 0 dollars"):
+        api.launch_tasks("h200-speed", ["H200"], budget=-1.0, **words)
+    (tmp_path / "mine.yaml").write_text("cells: []")
+    with pytest.raises(SpecError, match="is not sent to the machine"):
+        api.launch_tasks(tmp_path / "mine.yaml", ["H200"], **words)
+
+
+def test_without_dry_run_skypilots_command_starts_each_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told"
+    fake = tmp_path / "sky"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    fake.chmod(0o755)
+    words = ["launch", "h200-speed", "--gpu", "H200", "--bucket", "mine", "-o", str(tmp_path / "out")]
+    dry = CliRunner().invoke(verbs.app, [*words, "--dry-run", "--json"])
+    assert dry.exit_code == 0, dry.output
+    assert json.loads(dry.stdout)[0]["command"][:3] == ["sky", "jobs", "launch"]
+    assert not told.exists()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert vramprobe(*words).returncode == 0
+    assert told.read_text().split()[:4] == ["jobs", "launch", "--yes", "--detach-run"]
+    fake.unlink()
+    assert "needs SkyPilot's command" in vramprobe(*words).stderr
+
+
+@pytest.mark.skipif(PYTHON is None, reason="SkyPilot is not installed: pip install 'vramprobe[cloud]'")
+def test_skypilots_own_loader_takes_the_tasks(tmp_path: Path) -> None:
+    files = []
+    for provider in ("runpod", "lambda", "aws"):
+        written = api.launch_tasks(
+            "h200-speed", ["H100-SXM"], bucket="my-records", out=tmp_path / provider, provider=provider, spot=True
+        )
+        files += written[1]
+    env = os.environ | {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run([PYTHON, "-c", LOAD, *map(str, files)], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert [one[0] for one in found] == ["vramprobe-h200-speed-h100-sxm"] * 3
+    assert {cloud.lower() for one in found for cloud in one[2]} == {"runpod", "lambda", "aws"}

@@ -1,0 +1,70 @@
+"""The models that ``vramprobe profile --empty-weights`` knows and arithmetic does not: encoders, embedding and
+vision-language models.
+
+In: a name as users write it. Out: a frozen ProfiledModel with its config.json's place, or None. Touches no network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from vramprobe.catalog.shipped import csv_rows, data_file, split
+
+Kind = Literal["encoder", "embedding", "vision-language"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledModel:
+    """One model: its config.json and what is known of its repository."""
+
+    name: str  # slug
+    hf_id: str
+    also: tuple[str, ...]  # other ids and slugs with the same config; a slug of the catalog is its language model alone
+    kind: Kind
+    dtype: str | None  # of the checkpoint's weights on the hub; null where no source tells it
+    pooling: str | None  # of an embedding model: mean or lasttoken
+    config: Path
+    source: str
+
+    def why_not_predicted(self, given: str) -> str:
+        """One line for verbs that predict and simulate."""
+        text = next((name for name in self.also if "/" not in name), None)
+        alone = f" Its language model alone is predicted as --model {text}." if text else ""
+        article = "an" if self.kind[0] in "aeiou" else "a"
+        return (
+            f"{given} is {article} {self.kind} model, and those are not predicted or simulated. Run its training "
+            f"command on an emulated GPU: vramprobe profile --emulate GPU --empty-weights -- COMMAND.{alone}"
+        )
+
+
+@cache
+def list_profiled() -> tuple[ProfiledModel, ...]:
+    """All of them, in the order of MODELS.csv."""
+    return tuple(
+        ProfiledModel(
+            name=row["slug"],
+            hf_id=row["hf_id"],
+            also=split(row["also"], ";"),
+            kind=_kind(row["kind"]),
+            dtype=row["dtype"] or None,
+            pooling=row["pooling"] or None,
+            config=data_file(f"profiled/{row['slug']}.json"),
+            source=row["source"],
+        )
+        for row in csv_rows("profiled/MODELS.csv")
+    )
+
+
+def find_profiled(name: str) -> ProfiledModel | None:
+    """The model with this slug or hub id, whatever its case; its other ids are not asked for."""
+    return next((one for one in list_profiled() if name.lower() in (one.name, one.hf_id.lower())), None)
+
+
+def _kind(text: str) -> Kind:
+    match text:
+        case "encoder" | "embedding" | "vision-language":
+            return text
+    raise AssertionError(f"profiled/MODELS.csv: kind {text!r}")

@@ -1,0 +1,222 @@
+"""Processors of vision-language models: image settings, special tokens and a chat template that places images.
+
+In: a config of transformers', as its class and as the file says it. Out: ``preprocessor_config.json``,
+``processor_config.json`` and ``chat_template.jinja`` as the family's own repositories have them, and what the tokenizer
+must hold. Where torchvision is missing, which transformers needs for videos, processors are made without videos.
+"""
+
+import functools
+import json
+import os
+
+from . import folders
+
+_ROWS_AND_COLUMNS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_QWEN = {
+    "image": "<|vision_start|><|image_pad|><|vision_end|>",
+    "video": "<|vision_start|><|video_pad|><|vision_end|>",
+    "placed": {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    },
+}
+_IDEFICS = {
+    "image": "<image>",
+    "video": "<video>",
+    "placed": {"image_token_id": "<image>"},
+    "words": ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_ROWS_AND_COLUMNS],
+}
+#: By model_type: what stands for an image in a text, special tokens at the ids of keys of the config (``placed``) or
+#: anywhere (``words``), those that the tokenizer names (``named``), the processor's class.
+FAMILIES = {
+    "qwen2_vl": {**_QWEN, "processor": "Qwen2VLProcessor"},
+    "qwen2_5_vl": {**_QWEN, "processor": "Qwen2_5_VLProcessor"},
+    "qwen3_vl": {**_QWEN, "processor": "Qwen3VLProcessor"},
+    "qwen3_vl_moe": {**_QWEN, "processor": "Qwen3VLProcessor"},
+    "idefics3": {**_IDEFICS, "processor": "Idefics3Processor"},
+    "smolvlm": {**_IDEFICS, "processor": "SmolVLMProcessor"},
+    "gemma3": {
+        "image": "<start_of_image>",
+        "placed": {
+            "image_token_index": "<image_soft_token>",
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+        },
+        "named": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        "processor": "Gemma3Processor",
+    },
+    "llama4": {
+        "image": "<|image|>",
+        "placed": {
+            "image_token_index": "<|patch|>",
+            "boi_token_index": "<|image_start|>",
+            "eoi_token_index": "<|image_end|>",
+        },
+        "words": ["<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>"],
+        "processor": "Llama4Processor",
+    },
+}
+_CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_SCALED = {"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True}
+
+
+def of(config):
+    """The family of a config.json that has a vision tower; None for one that has not, or is not known here."""
+    return FAMILIES.get(config.get("model_type")) if config.get("vision_config") is not None else None
+
+
+def write(folder, config, read):
+    """Into ``folder``; ``read``: the config as transformers' class, whose defaults stand in. -> what it is."""
+    family = of(config)
+    images, processor = _settings(config["model_type"], read)
+    images["processor_class"] = family["processor"]
+    for name, content in (("preprocessor_config.json", images), ("processor_config.json", processor)):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+            json.dump({"processor_class": family["processor"], **content}, out)
+    with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as out:
+        out.write(chat(family))
+    return f"{family['processor']} with the image settings that its family publishes"
+
+
+def tokens(config, read):
+    """(id → word, other words, attribute → word) that the tokenizer must have; ``read`` as in :func:`write`."""
+    family = of(config) or {}
+    ids = {config.get(key, getattr(read, key, None)): word for key, word in family.get("placed", {}).items()}
+    placed = {number: word for number, word in ids.items() if isinstance(number, int)}
+    return placed, family.get("words", []), family.get("named", {})
+
+
+def chat(family):
+    """tokenizer.CHAT for messages whose content is a text, or parts of texts, images and videos."""
+    parts = "{% if part['type'] == 'image' %}{{ '" + family["image"] + "' }}"
+    if "video" in family:
+        parts += "{% elif part['type'] == 'video' %}{{ '" + family["video"] + "' }}"
+    parts += "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    content = (
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for part in message['content'] %}" + parts + "{% endfor %}{% endif %}"
+    )
+    return (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+        "{% if message['role'] == 'assistant' %}{% generation %}" + content + "{{ '</s>' }}{% endgeneration %}"
+        "{% else %}" + content + "{{ '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+
+
+def _settings(model_type, read):
+    """preprocessor_config.json and processor_config.json, as public copies of the families' have them."""
+    vision = read.vision_config
+    match model_type:
+        case "qwen2_vl" | "qwen2_5_vl":  # stored file 69393411951: Qwen/Qwen2.5-VL-7B-Instruct
+            images = {"min_pixels": 3136, "max_pixels": 12845056, **_CLIP, **_patches(vision)}
+            return {"image_processor_type": "Qwen2VLImageProcessor", **images}, {}
+        case "qwen3_vl" | "qwen3_vl_moe":  # stored file 52457624213: Qwen/Qwen3-VL-2B-Instruct
+            images = {"size": {"longest_edge": 16777216, "shortest_edge": 65536}, **_HALVES, **_patches(vision)}
+            return {"image_processor_type": "Qwen2VLImageProcessor", **images}, {}
+        case "idefics3" | "smolvlm":  # stored files 68306089702 (SmolVLM2-500M) and 71028674112 (SmolVLM)
+            side, per_side = vision.image_size, vision.image_size // vision.patch_size
+            images = {"size": {"longest_edge": 4 * side}, "max_image_size": {"longest_edge": side}, "resample": 1}
+            kind = "Idefics3ImageProcessor" if model_type == "idefics3" else "SmolVLMImageProcessor"
+            images |= {"image_processor_type": kind, "do_image_splitting": True, "do_pad": True, **_HALVES, **_SCALED}
+            return images, {"image_seq_len": per_side**2 // read.scale_factor**2}
+        case "gemma3":  # stored file 59948925733: google/gemma-3-4b-it
+            images = {"size": {"height": vision.image_size, "width": vision.image_size}, "resample": 2, **_HALVES}
+            images |= {"image_processor_type": "Gemma3ImageProcessor", "image_seq_length": read.mm_tokens_per_image}
+            return {**images, **_SCALED, "do_convert_rgb": None, "do_pan_and_scan": None}, {
+                "image_seq_length": read.mm_tokens_per_image
+            }
+        case _:  # llama4: the class's own defaults, with the config's sizes
+            images = {"image_processor_type": "Llama4ImageProcessorFast", **_HALVES}
+            images |= {"size": {"height": vision.image_size, "width": vision.image_size}}
+            ratio = vision.pixel_shuffle_ratio
+            return images, {"patch_size": vision.patch_size, "pixel_shuffle_ratio": ratio}
+
+
+def _patches(vision):
+    return {
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "merge_size": vision.spatial_merge_size,
+    }
+
+
+# -- in the command's processes ----------------------------------------------------------------------------------------
+
+
+def serve(module, *, repositories, told, image_size):
+    """transformers.processing_utils: local folders that lack a processor, and the tokens of an image, counted once."""
+    kind = module.ProcessorMixin
+    folders.serve(module, kind="ProcessorMixin", repositories=repositories)
+    plain, check = kind.from_pretrained.__func__, kind.check_argument_for_proper_class
+
+    @functools.wraps(plain)
+    def from_pretrained(cls, *words, **options):
+        found = plain(cls, *words, **options)
+        _count(found, str([*words, options.get("pretrained_model_name_or_path")][0]), told, image_size)
+        return found
+
+    @functools.wraps(check)
+    def check_argument(self, name, argument):
+        return None if getattr(argument, "processes_no_videos", False) else check(self, name, argument)
+
+    kind.from_pretrained = classmethod(from_pretrained)
+    kind.check_argument_for_proper_class = check_argument
+
+
+def serve_videos(module, *, told):
+    """transformers.models.auto.video_processing_auto: none where torchvision is missing, said once."""
+    kind = module.AutoVideoProcessor
+    plain = kind.from_pretrained.__func__
+
+    @functools.wraps(plain)
+    def from_pretrained(cls, name, *words, **options):
+        try:
+            return plain(cls, name, *words, **options)
+        except ImportError as error:
+            if "torchvision" not in str(error).lower():
+                raise
+            told.replaced("video processor", str(name), "none: torchvision is not installed; images need none")
+            return _no_videos()
+
+    kind.from_pretrained = classmethod(from_pretrained)
+
+
+def _no_videos():
+    """What a processor holds in the place of its video processor: saved as nothing."""
+    from transformers.utils import PushToHubMixin
+
+    def to_dict(self):
+        return {}
+
+    about = {"processes_no_videos": True, "_auto_class": None, "model_input_names": [], "to_dict": to_dict}
+    return type("NoVideos", (PushToHubMixin,), about)()
+
+
+def _count(processor, name, told, image_size):
+    """How many tokens an image of the rows' size comes to, by the processor itself."""
+    if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
+        return
+    try:
+        width, height = image_size
+        number = tokens_per_image(processor, width, height)
+    except Exception as error:  # of a processor that is made otherwise; the command goes on
+        told.replaced("image tokens", name, f"not counted: {type(error).__name__}: {error}")
+        return
+    told.replaced(
+        "image tokens", name, f"{number:,} for {width} × {height} pixels, counted by {type(processor).__name__}"
+    )
+
+
+def tokens_per_image(processor, width, height):
+    """Tokens at which the model reads the image, those around it not counted."""
+    from PIL import Image
+
+    messages = [{"role": "user", "content": [{"type": "image"}]}]
+    text = processor.apply_chat_template(messages, tokenize=False)
+    ids = processor(images=[Image.new("RGB", (width, height))], text=[text])["input_ids"][0]
+    marks = getattr(processor, "image_token_ids", None) or [processor.image_token_id]
+    return sum(int(one) in marks for one in ids)

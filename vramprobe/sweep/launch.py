@@ -1,0 +1,187 @@
+"""Launch: a sweep on rented GPUs, as tasks of SkyPilot, one per GPU: set up, doctor as a gate, run, a bucket.
+
+In: a plan per GPU, a bucket, terms, a budget. Out: the text of each task's YAML and the command that starts it as a
+managed job, which SkyPilot starts again after a preemption and takes down at the end. Rents nothing by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from vramprobe import catalog
+from vramprobe.errors import SpecError
+from vramprobe.recommend.prices import skypilot_gpu
+from vramprobe.sweep.jobs import job_of
+from vramprobe.sweep.plan import Plan, plan_sweep
+from vramprobe.sweep.resume import Journal
+
+#: A machine without work is taken down after so long.
+_IDLE_MINUTES = 10
+#: Where the bucket is seen; writes are cached on the disk and uploaded by SkyPilot, the running journal included.
+_MOUNTED = "/vramprobe-results"
+_BUCKET = re.compile(r"(s3|gs|r2|azure|cos|oci)://[\w./-]+|[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One GPU's part: its plan, its task for SkyPilot, and the dollars that it may use (null: no limit)."""
+
+    gpu: str
+    plan: Plan
+    text: str
+    budget: float | None
+
+    @property
+    def name(self) -> str:
+        """Of the job, and of its file without .yaml."""
+        return yaml.safe_load(self.text)["name"]
+
+
+def launch_tasks(
+    path: str | Path,
+    gpus: Sequence[str],
+    *,
+    bucket: str,
+    out: str | Path,
+    spot: bool = False,
+    provider: str | None = None,
+    budget: float | None = None,
+    usd_per_hour: float | None = None,
+) -> tuple[list[Task], list[Path]]:
+    """Write a SkyPilot task for each of ``gpus`` to the folder ``out``: (tasks, their files); nothing is rented.
+
+    ``budget``: dollars for all of them. Raises SpecError or UnknownName for what cannot be.
+    """
+    name = sent(path)
+    plans = {gpu: _planned(path, gpu, Path(out) / "records", usd_per_hour) for gpu in gpus}
+    words = {"bucket": bucket, "spot": spot, "provider": provider, "budget": budget}
+    found = tasks(plans, name, name=Path(name).stem, **words)
+    return found, write(found, Path(out))
+
+
+def _planned(path: str | Path, gpu: str, folder: Path, usd_per_hour: float | None) -> Plan:
+    """What the sweep takes and costs on one such GPU; nothing was run before."""
+    job = job_of(path, folder, "auto", gpu, None, usd_per_hour, None, (), (), None, {})
+    journal, words = Journal(folder), {"fit": job.fit, "rate": job.rate}
+    return plan_sweep(job.sweep, journal, card=job.card, context_of=lambda spec: None, **words)
+
+
+def tasks(
+    plans: dict[str, Plan],
+    sweep: str,
+    *,
+    name: str,
+    bucket: str,
+    spot: bool = False,
+    provider: str | None = None,
+    budget: float | None = None,
+) -> list[Task]:
+    """A task for each GPU of ``plans``. ``budget``: dollars for all of them, shared in proportion to their plans.
+
+    Raises SpecError for a bucket that cannot be, a GPU that SkyPilot has no name for, or a budget without prices.
+    """
+    if not _BUCKET.fullmatch(bucket):
+        raise SpecError(f"bucket {bucket!r} given; write its name, or s3://NAME, gs://NAME, r2://NAME, azure://NAME")
+    budgets = _shares(plans, budget)
+    return [
+        Task(gpu, plan, _text(gpu, plan, sweep, name, bucket, spot, provider, budgets[gpu]), budgets[gpu])
+        for gpu, plan in plans.items()
+    ]
+
+
+def skypilot_names(gpu: str) -> list[str]:
+    """SkyPilot's names of a GPU of the catalog: clouds write some in two ways, and each must lead back to this GPU."""
+    short = catalog.find_gpu(gpu).short_name
+    tried = (short, short.removesuffix("-SXM"), short.removesuffix("-40GB-SXM"), short.replace("RTX-", "RTX", 1))
+    found = [one for one in dict.fromkeys(tried) if skypilot_gpu(one) == short]
+    if not found:
+        raise SpecError(f"SkyPilot has no name for {gpu} that is known here; rent it elsewhere and use `vramprobe run`")
+    return found
+
+
+def command(file: Path) -> list[str]:
+    """What starts the task as a managed job."""
+    return ["sky", "jobs", "launch", "--yes", "--detach-run", str(file)]
+
+
+def _shares(plans: dict[str, Plan], budget: float | None) -> dict[str, float | None]:
+    if budget is None:
+        return dict.fromkeys(plans)
+    if not budget > 0:
+        raise SpecError(f"a budget must be more than 0 dollars, {budget} given")
+    costs = {gpu: plan.dollars for gpu, plan in plans.items()}
+    unknown = [gpu for gpu, dollars in costs.items() if dollars is None]
+    if unknown:
+        raise SpecError(f"a budget needs prices, and none of {', '.join(unknown)} is known; give --price")
+    total = sum(costs.values())
+    return {gpu: round(budget * dollars / total, 2) if total else budget for gpu, dollars in costs.items()}
+
+
+def _text(
+    gpu: str,
+    plan: Plan,
+    sweep: str,
+    name: str,
+    bucket: str,
+    spot: bool,
+    provider: str | None,
+    budget: float | None,
+) -> str:
+    short = catalog.find_gpu(gpu).short_name
+    out = f"{_MOUNTED}/{short.lower()}/{name}"
+    run = ["vramprobe", "run", sweep, "--device", "cuda", "--out", out]
+    if budget is not None:
+        run += ["--budget", f"{budget:.2f}", "--price", f"{plan.rate.usd_per_hour:g}"]
+    is_url = "://" in bucket
+    resources = {
+        "accelerators": dict.fromkeys(skypilot_names(gpu), 1),
+        "use_spot": spot,
+        "autostop": {"idle_minutes": _IDLE_MINUTES, "down": True},
+    }
+    content = {
+        "name": re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{name}-{short}".lower()),
+        "resources": resources | ({"infra": provider.lower()} if provider else {}),
+        "file_mounts": {_MOUNTED: {"source" if is_url else "name": bucket, "mode": "MOUNT_CACHED"}},
+        **_code(),
+        "run": "\n".join(["set -e", "vramprobe doctor --device cuda", shlex.join(run), ""]),
+    }
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _code() -> dict[str, str]:
+    """How the machine gets this very code: the checkout is sent, a release is installed."""
+    root = _PACKAGE.parent
+    if (root / "pyproject.toml").exists():
+        return {"workdir": str(root), "setup": "pip install -e '.[measure]'\n"}
+    from vramprobe import __version__
+
+    return {"setup": f"pip install 'vramprobe[measure]=={__version__}'\n"}
+
+
+def sent(sweep: str | Path) -> str:
+    """The sweep as the machine finds it: by its name, or by its path in the checkout that is sent.
+
+    Raises SpecError for a file outside of it.
+    """
+    if isinstance(sweep, str) and sweep.lower() in catalog.list_sweeps():
+        return sweep.lower()
+    path, root = Path(sweep).resolve(), _PACKAGE.parent
+    if not (root / "pyproject.toml").exists() or not path.is_relative_to(root):
+        raise SpecError(f"{sweep} is not sent to the machine: put it into the checkout, or use a sweep that ships")
+    return str(path.relative_to(root))
+
+
+def write(found: Sequence[Task], folder: Path) -> list[Path]:
+    """Write each task's file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{task.name}.yaml" for task in found]
+    for file, task in zip(files, found, strict=True):
+        file.write_text(task.text)
+    return files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from run_verb import Verb
 
 from vramprobe.emulate import values
 from vramprobe.emulate.values import imports
+from vramprobe.profile.hook import stop
 from vramprobe.profile.hook.loaders import Loaders
 from vramprobe.units import MIB
 
@@ -101,6 +103,49 @@ def test_a_loop_that_counts_steps_is_ended(watched: tuple[Loaders, Heard]) -> No
 
     with pytest.raises(Endless, match="100"):
         next(forever())
+
+
+class Run:
+    """A watch whose steps repeat, and that says what becomes of it."""
+
+    is_ending = has_other_ranks = False
+
+    def __init__(self) -> None:
+        self.phases, self.said = self, []
+        self.on_step: list = []
+
+    def repeats(self) -> bool:
+        return True
+
+    def line(self, kind: str, message: str) -> None:
+        self.said.append(message)
+
+    def goes_on(self) -> None:
+        self.said.append("goes on")
+
+    def stop(self) -> None:
+        self.said.append("stopped")
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_notebooks_kernel_is_not_ended_in_a_cell(in_notebook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vramprobe_values", values)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # undone at the end
+    monkeypatch.setattr(stop.threading, "Timer", lambda *words: threading.Thread(target=lambda: None))
+    monkeypatch.delitem(sys.modules, "ipykernel.kernelapp", raising=False)
+    if in_notebook:
+        monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", stop)
+    run = Run()
+    (ended,) = (stop.Stop(run, 3, None), run.on_step)[1]
+    ended(2)
+    assert run.said == []
+    if in_notebook:
+        ended(3)
+        assert run.said[-1] == "goes on"
+    else:
+        with pytest.raises(SystemExit):
+            ended(3)
+        assert run.said == ["stopped"]
 
 
 class Rows(torch.utils.data.Dataset):

@@ -50,6 +50,11 @@ class Stop:
         """To what follows the steps, or out."""
         if self._after is not None and self._after.begin():
             self._watch.goes_on()
+        elif (
+            "ipykernel.kernelapp" in sys.modules
+        ):  # to leave a cell is an error, which ends a notebook that is executed
+            self._watch.line("warning", message="a notebook's kernel is not stopped: its cells run to their end")
+            self._watch.goes_on()
         else:
             self.leave()
 

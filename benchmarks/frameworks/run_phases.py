@@ -1,0 +1,140 @@
+"""Peaks by phase of a run, under FSDP and ZeRO-3: ``python benchmarks/frameworks/run_phases.py --python PYTHON``.
+
+Each command trains a Llama of 134 million parameters (phases/) on two emulated RTX 4090, as its users start it, and
+goes once through evaluation, save and what follows; PYTHON is the interpreter of an environment with torch,
+transformers, accelerate, peft and deepspeed. Peaks are allocated bytes of the rank that has the most, *emulated*; none
+was compared with a real GPU here. Training: the highest of three steps. Save: a checkpoint and the final model. Host:
+CPU tensors and pinned memory of both ranks, each at its highest. Rows that the table has are kept; ``--only NAME`` runs
+these anew. About 30 s of CPU a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv, as_markdown, read_csv
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = Path(__file__).resolve().parent / "phases"
+TABLE = FILES.parent / "run_phases.csv"
+WORK = ROOT / "out" / "run_phases"
+PHASES = ("load", "training", "evaluation", "save", "load_best", "after_training")
+TRAIN = (
+    "train.py --output_dir out --bf16 --per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_steps 900 "
+    "--eval_strategy steps --eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none"
+)
+LAUNCH = "accelerate launch --config_file"
+COMMANDS = {
+    "Trainer, DDP": f"torchrun --nproc_per_node 2 {TRAIN}",
+    "Trainer, FSDP1, full state dict": f"{LAUNCH} fsdp1-full.yaml {TRAIN}",
+    "Trainer, FSDP1, sharded state dict": f"{LAUNCH} fsdp1-sharded.yaml {TRAIN}",
+    "Trainer, FSDP2, full state dict": f"{LAUNCH} fsdp2-full.yaml {TRAIN}",
+    "Trainer, FSDP2, sharded state dict": f"{LAUNCH} fsdp2-sharded.yaml {TRAIN}",
+    "Trainer, FSDP2, LoRA": f"{LAUNCH} fsdp2-full.yaml {TRAIN} --lora_r 16",
+    "Trainer, ZeRO-3, 16-bit gather": f"deepspeed --num_gpus 2 {TRAIN} --deepspeed zero3.json",
+    "accelerate loop, FSDP2": f"{LAUNCH} fsdp2-full.yaml loop.py",
+    "accelerate loop, ZeRO-3": f"{LAUNCH} accelerate-zero3.yaml loop.py",
+}
+_EXPECTED = ("was shortened", "no two steps were alike")  # ranks do not wait for steps that repeat
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, help="the interpreter of an environment with all libraries")
+    parser.add_argument("--only", metavar="NAME", action="append", help="run these anew")
+    parser.add_argument("--check", action="store_true", help="say whether the page is what the CSV says")
+    given = parser.parse_args()
+    if given.check:
+        sys.exit(None if TABLE.with_suffix(".md").read_text() == page(read_csv(TABLE)) else "run_phases.md is stale")
+    if given.python is None:
+        parser.error("give the interpreter of an environment: --python FOLDER/bin/python")
+    for name, command in COMMANDS.items():
+        found = read_csv(TABLE)
+        if name not in given.only if given.only else any(row["name"] == name for row in found):
+            continue
+        rows = [*(row for row in found if row["name"] != name), measured(name, command, given.python)]
+        rows.sort(key=lambda row: list(COMMANDS).index(row["name"]))
+        TABLE.write_text(as_csv(rows))
+        TABLE.with_suffix(".md").write_text(page(read_csv(TABLE)))
+
+
+def measured(name: str, command: str, python: Path) -> Row:
+    """One command's peaks by phase, bytes."""
+    shutil.rmtree(WORK, ignore_errors=True)
+    shutil.copytree(FILES, WORK)
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "vramprobe",
+            "profile",
+            "--emulate",
+            "RTX-4090 x2",
+            "--json",
+            "--",
+            *shlex.split(command),
+        ],
+        cwd=WORK,
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{name}: exit code {done.returncode}")
+    record = json.loads(done.stdout.splitlines()[-1])
+    by_rank = [{one["name"]: one["allocated_bytes"] for one in rank["run_phases"]} for rank in record["ranks"]]
+    highest = {phase: max((one[phase] for one in by_rank if phase in one), default="") for phase in PHASES}
+    print(name, highest, record["warnings"], file=sys.stderr, flush=True)
+    return {
+        "name": name,
+        **{f"{phase}_bytes": size for phase, size in highest.items()},
+        "ranks_differ": "yes" if any(one != by_rank[0] for one in by_rank) else "no",
+        "host_bytes": record["host"]["peak_bytes"],
+        "host_phase": record["host"]["peak_phase"],
+        "notes": "; ".join(one for one in record["warnings"] if not any(said in one for said in _EXPECTED)),
+        "versions": " ".join(f"{key} {value}" for key, value in sorted(record["environment"]["versions"].items())),
+        "command": command,
+    }
+
+
+def page(found: list[dict[str, str]]) -> str:
+    """The table as a page."""
+    head = ["run", *(phase.replace("_", " ") for phase in PHASES), "peak of the run", "ranks differ", "host", "notes"]
+    shown = []
+    for row in found:
+        sizes = {phase: int(row[f"{phase}_bytes"]) for phase in PHASES if row[f"{phase}_bytes"]}
+        shown.append(
+            [
+                row["name"],
+                *(f"{sizes[phase] / 2**20:,.1f}" if phase in sizes else "" for phase in PHASES),
+                max(sizes, key=lambda phase, sizes=sizes: sizes[phase]),
+                row["ranks_differ"],
+                f"{int(row['host_bytes']) / 2**20:,.1f} in {row['host_phase']}",
+                row["notes"],
+            ]
+        )
+    lines = [
+        "# Peaks by phase of a run, under FSDP and ZeRO-3",
+        "",
+        *(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(),
+    ]
+    lines += ["", "MiB allocated, of the rank that has the most; host: MiB of both ranks.", ""]
+    lines += [*as_markdown(head, "l" + "r" * len(PHASES) + "llll", shown), "", "Commands:", ""]
+    lines += [f"- {row['name']}: `{row['command']}`" for row in found]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

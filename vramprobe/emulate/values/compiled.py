@@ -34,9 +34,7 @@ def _patch(convert_frame, mode):
 
     def compile_frame(original, frame, *args, **kwargs):
         if frame.f_code.co_filename.startswith(HERE):
-            from torch._C._dynamo.eval_frame import skip_code
-
-            skip_code(frame.f_code)
+            _skip_code()(frame.f_code)
             return empty()
         popped = 0
         while (stack := _get_current_dispatch_mode_stack()) and stack[-1] is mode:
@@ -66,6 +64,15 @@ def _patch(convert_frame, mode):
         checks.__init__ = make_checks
 
     return undo
+
+
+def _skip_code():
+    """Dynamo's own: of its C extension, and from torch 2.13 on of its Python module."""
+    try:
+        from torch._C._dynamo.eval_frame import skip_code
+    except ImportError:
+        from torch._dynamo.eval_frame import skip_code
+    return skip_code
 
 
 def _around_compiling(convert_frame, compile_frame):

@@ -39,8 +39,11 @@ def print_batches(console: Console, found: DataBatches | None) -> None:
         console.print(f"  the largest batch has the rows {said}, the longest first")
     if found.held_out:
         worst = max(found.held_out, key=lambda one: abs(one.error))
-        console.print(f"  predicted from the other shapes, {len(found.held_out)} held-out ones are off by at most "
-                      f"{100 * abs(worst.error):.2f} %", soft_wrap=True)  # fmt: skip
+        console.print(
+            f"  predicted from the other shapes, {len(found.held_out)} held-out ones are off by at most "
+            f"{100 * abs(worst.error):.2f} %",
+            soft_wrap=True,
+        )
     _print_verdict(console, found)
 
 
@@ -55,8 +58,10 @@ def _print_verdict(console: Console, found: DataBatches) -> None:
     if found.max_length is not None:
         console.print(f"  max length that fits (predicted): {_limit(found.max_length)}", soft_wrap=True)
     if found.max_batch_size is not None:
-        console.print(f"  batch size that fits at the largest batch's length (predicted): "
-                      f"{_limit(found.max_batch_size)}", soft_wrap=True)  # fmt: skip
+        console.print(
+            f"  batch size that fits at the largest batch's length (predicted): {_limit(found.max_batch_size)}",
+            soft_wrap=True,
+        )
 
 
 def _limit(limit: DataLimit) -> str:

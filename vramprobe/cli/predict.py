@@ -105,10 +105,22 @@ def predict(
     from vramprobe.predict.verdict import verdict
 
     if serve:
-        others = {"fit": fit, "max_batch": max_batch, "max_seq_len": max_seq_len, "largest_model": largest_model,
-                  "min_gpus": min_gpus, "sharding": sharding, "num_gpus": num_gpus, "shard_size": shard_size,
-                  "cp_size": cp_size, "cp_rotation": cp_rotation, "offload": offload, "changes": changes,
-                  "stack": stack, "lengths": lengths}  # fmt: skip
+        others = {
+            "fit": fit,
+            "max_batch": max_batch,
+            "max_seq_len": max_seq_len,
+            "largest_model": largest_model,
+            "min_gpus": min_gpus,
+            "sharding": sharding,
+            "num_gpus": num_gpus,
+            "shard_size": shard_size,
+            "cp_size": cp_size,
+            "cp_rotation": cp_rotation,
+            "offload": offload,
+            "changes": changes,
+            "stack": stack,
+            "lengths": lengths,
+        }
         serve_option.show(cell, serving, others, gpu=gpu, as_json=json_output)
         return
     serve_option.refuse(serving)

@@ -114,12 +114,26 @@ def compile_driver(installation: Installation, compiler: Compiler, out: Path, *o
     """Compile the driver's sources to ``out`` for that installation's versions. Raises BuildError."""
     major, _ = installation.cuda
     compiler.run(
-        "-std=gnu11", "-O2", "-g", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread",
-        f"-DEMU_CUDA_MAJOR={major}", f"-DEMU_CUDA_VERSION={installation.cuda_version}",
-        f"-DEMU_CUDNN_VERSION={installation.cudnn_version}", f"-DEMU_NCCL_VERSION={installation.nccl_version}",
-        *options, *(str(path) for path in driver_sources() if path.suffix == ".c"),
-        f"-Wl,-soname,{DRIVER}", "-o", str(out), "-ldl", "-lm",
-    )  # fmt: skip
+        "-std=gnu11",
+        "-O2",
+        "-g",
+        "-Wall",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        "-pthread",
+        f"-DEMU_CUDA_MAJOR={major}",
+        f"-DEMU_CUDA_VERSION={installation.cuda_version}",
+        f"-DEMU_CUDNN_VERSION={installation.cudnn_version}",
+        f"-DEMU_NCCL_VERSION={installation.nccl_version}",
+        *options,
+        *(str(path) for path in driver_sources() if path.suffix == ".c"),
+        f"-Wl,-soname,{DRIVER}",
+        "-o",
+        str(out),
+        "-ldl",
+        "-lm",
+    )
 
 
 @contextlib.contextmanager

@@ -134,9 +134,15 @@ def _slice(
     process: int, thread: int, name: str, category: str, start: float, end: float, arguments: Mapping[str, Any]
 ) -> Event:
     return {
-        "ph": "X", "pid": process, "tid": thread, "name": name, "cat": category,
-        "ts": round(start, 3), "dur": round(end - start, 3), "args": dict(arguments),
-    }  # fmt: skip
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "name": name,
+        "cat": category,
+        "ts": round(start, 3),
+        "dur": round(end - start, 3),
+        "args": dict(arguments),
+    }
 
 
 def _memory(history: RawHistory, seen_us: Sequence[int], played_us: Sequence[float]) -> Iterator[Event]:
@@ -146,9 +152,13 @@ def _memory(history: RawHistory, seen_us: Sequence[int], played_us: Sequence[flo
     times = np.interp(lives.times_us[first : last + 1], seen_us, played_us)
     for time, total in zip(times, lives.totals[first : last + 1], strict=True):
         yield {
-            "ph": "C", "pid": _GPU, "tid": 0, "name": "live bytes, emulated", "ts": round(float(time), 3),
+            "ph": "C",
+            "pid": _GPU,
+            "tid": 0,
+            "name": "live bytes, emulated",
+            "ts": round(float(time), 3),
             "args": {"bytes": int(total)},
-        }  # fmt: skip
+        }
 
 
 def _names(gpu: Gpu, raw: RawRank) -> Iterator[Event]:

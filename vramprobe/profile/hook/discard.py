@@ -18,9 +18,19 @@ import time
 _LARGE_BYTES = 1 << 20
 _CLOCK_NS = 20_000_000  # a file's time may be that of the kernel's last tick
 _CODES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
 #: (module, class, its functions that write to the folder or file that they take first, those that read from it).
 _FOLDERS = (
     ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",), ("from_pretrained",)),

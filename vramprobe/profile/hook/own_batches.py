@@ -103,9 +103,16 @@ class OwnBatches:
             return
         chosen = choose(table, max(_MAX_MICRO_STEPS // size, 2)) if len(table) > 1 else []
         watch.line(
-            "batches", steps=step, how=survey.how, is_complete=survey.is_complete, micro_steps=size, shapes=table,
-            num_batches=len(survey.batches), num_rows=sum(map(len, survey.batches)), lengths=_histogram(survey.lengths),
-        )  # fmt: skip
+            "batches",
+            steps=step,
+            how=survey.how,
+            is_complete=survey.is_complete,
+            micro_steps=size,
+            shapes=table,
+            num_batches=len(survey.batches),
+            num_rows=sum(map(len, survey.batches)),
+            lengths=_histogram(survey.lengths),
+        )
         if not chosen:
             return
         self._begin_to_play(iterator, chosen, size, stale, step)
@@ -127,8 +134,9 @@ class OwnBatches:
                 self._last_step = step
                 rows, width, _, number, held_out = last
             indices = self._survey.by_length(number) if not self._queue[self._size - 1 :] else []
-            self._watches[-1].line("batch", step=step, batch=number, rows=rows, width=width, held_out=held_out,
-                                   indices=indices[:_MAX_ROWS])  # fmt: skip
+            self._watches[-1].line(
+                "batch", step=step, batch=number, rows=rows, width=width, held_out=held_out, indices=indices[:_MAX_ROWS]
+            )
         return self._survey.collate(self._survey.batches[number])
 
 

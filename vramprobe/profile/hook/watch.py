@@ -24,9 +24,24 @@ from .stop import Stop
 from .trace import Trace
 from .verify import Verification
 
-_LIBRARIES = ("transformers", "peft", "trl", "accelerate", "bitsandbytes", "deepspeed", "unsloth", "axolotl",
-              "llamafactory", "torchtune", "litgpt", "lightning", "torchao", "liger-kernel", "flash-attn",
-              "vllm")  # fmt: skip
+_LIBRARIES = (
+    "transformers",
+    "peft",
+    "trl",
+    "accelerate",
+    "bitsandbytes",
+    "deepspeed",
+    "unsloth",
+    "axolotl",
+    "llamafactory",
+    "torchtune",
+    "litgpt",
+    "lightning",
+    "torchao",
+    "liger-kernel",
+    "flash-attn",
+    "vllm",
+)
 _GROWTH_IS_SOUGHT_AT = (5, 9)  # steps
 
 
@@ -138,8 +153,9 @@ class Watch:
                     "warning", message=f"after its steps the program ended by {_said(error)}; what follows is unseen"
                 )
         retries, ooms = (sum(counts) for counts in zip(*self.phases.retries.values(), (0, 0), strict=True))
-        self._journal.write("end", why=why, num_alloc_retries=retries, num_ooms=ooms, ended_ns=time.time_ns(),
-                            after_steps=self._goes_on)  # fmt: skip
+        self._journal.write(
+            "end", why=why, num_alloc_retries=retries, num_ooms=ooms, ended_ns=time.time_ns(), after_steps=self._goes_on
+        )
 
     def forked(self):
         """In a child: it has none of this process's memory, and writes nothing of it."""

@@ -55,8 +55,16 @@ def _wrap(owner, count, name_of):
 
 def _row(name, tensors, read, written, launches):
     dtype = str(tensors[0].dtype)[6:] if tensors else ""
-    return {"what": "other", "name": name, "shapes": shown(tensors), "dtype": dtype, "flops": 0, "read": read,
-            "written": written, "launches": launches}  # fmt: skip
+    return {
+        "what": "other",
+        "name": name,
+        "shapes": shown(tensors),
+        "dtype": dtype,
+        "flops": 0,
+        "read": read,
+        "written": written,
+        "launches": launches,
+    }
 
 
 _touched = {}  # by kernel

@@ -10,14 +10,32 @@ from torch.utils._pytree import tree_leaves
 from .flops import flops_of
 
 #: These write without a kernel, by the driver's own copy or memset, which is no launch.
-_BY_COPY_ENGINE = ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::zero_", "aten::zeros", "aten::zeros_like",
-                   "aten::new_zeros", "aten::_foreach_copy_", "aten::_foreach_zero_", "aten::fill_")  # fmt: skip
+_BY_COPY_ENGINE = (
+    "aten::copy_",
+    "aten::clone",
+    "aten::_to_copy",
+    "aten::zero_",
+    "aten::zeros",
+    "aten::zeros_like",
+    "aten::new_zeros",
+    "aten::_foreach_copy_",
+    "aten::_foreach_zero_",
+    "aten::fill_",
+)
 #: What is overwritten is not read.
 _OVERWRITE = ("copy_", "fill_", "zero_", ".out")
 #: These read as much of their table as they return.
 _GATHERS = ("aten::embedding", "aten::index", "aten::gather", "aten::index_select", "aten::nll_loss_forward")
-_SCATTERS = ("aten::index_put_", "aten::_index_put_impl_", "aten::scatter", "aten::scatter_", "aten::scatter_add",
-             "aten::scatter_add_", "aten::index_add_", "aten::embedding_dense_backward")  # fmt: skip
+_SCATTERS = (
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::scatter",
+    "aten::scatter_",
+    "aten::scatter_add",
+    "aten::scatter_add_",
+    "aten::index_add_",
+    "aten::embedding_dense_backward",
+)
 #: Their operand gives its shape alone.
 _SHAPE_ONLY = tuple(f"aten::{kind}_like" for kind in ("zeros", "ones", "full", "rand", "randn", "randint"))
 _MAX_SHOWN = 8  # tensors of a signature

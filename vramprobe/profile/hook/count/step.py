@@ -53,8 +53,16 @@ class StepCount:
         try:
             row = row_of(func, args, kwargs, out, num_launches)
         except Exception as error:  # an operator of a kind that nobody thought of: its launches stay known
-            row = {"what": "other", "name": func._schema.name, "shapes": f"not read: {type(error).__name__}: {error}",
-                   "dtype": "", "flops": 0, "read": 0, "written": 0, "launches": num_launches}  # fmt: skip
+            row = {
+                "what": "other",
+                "name": func._schema.name,
+                "shapes": f"not read: {type(error).__name__}: {error}",
+                "dtype": "",
+                "flops": 0,
+                "read": 0,
+                "written": 0,
+                "launches": num_launches,
+            }
             row = row if num_launches else None
         if row is not None:
             self.note(row)

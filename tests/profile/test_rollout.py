@@ -68,6 +68,14 @@ def test_each_stage_has_what_is_mapped_then(tmp_path: Path, asleep: bool) -> Non
     assert any("sleep mode" in one for one in record.warnings) == asleep
 
 
+def test_another_gpu_is_not_judged_by_a_cache_that_was_sized_for_this_one(tmp_path: Path) -> None:
+    rollout(asleep=False).write(tmp_path)
+    write_launcher(tmp_path)
+    own, other = analyse(tmp_path, gpus=["RTX-4090", "H100-SXM"]).cards
+    assert (own.verdict, other.verdict) == ("fits", "unknown")
+    assert "KV cache" in other.why
+
+
 def test_a_process_without_an_engine_has_no_rollout(tmp_path: Path) -> None:
     script = Script()
     with script.phase("generation", 2):

@@ -215,6 +215,8 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
         return unknown("its kernels differ; run it with --emulate")
     if sequence.went_on_after_oom and not is_own:
         return unknown("it ran out on the way and went on otherwise; run it with --emulate")
+    if _has_engine(record) and not is_own:
+        return unknown("an engine sizes its KV cache by the GPU; run it with --emulate")
     if sequence.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
     usable = card.total_bytes - (record.context_bytes or ASSUMED_CONTEXT_BYTES)
@@ -229,6 +231,11 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
             why=f"it ran there: {format_bytes(sequence.reserved_bytes)} reserved of {format_bytes(usable)}",
         )
     return _judged(gpu, usable, found, margin=found.error_bytes + MARGIN_BYTES)
+
+
+def _has_engine(record: ProfileRecord) -> bool:
+    held = [rank.at_peak for rank in record.ranks if rank.at_peak is not None]
+    return record.engine is not None or any(one.kv_cache_bytes for one in held)
 
 
 def _judged(gpu: Gpu, usable: int, found: Replayable, *, margin: int) -> CardVerdict:

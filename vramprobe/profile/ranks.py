@@ -162,6 +162,8 @@ def highest_by_name(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
 def run_phases(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
     """The same by phase of the run: all steps are ``training``; empty where there is nothing but loading and steps."""
     names = {"load": "load", "other": "after_training"}
+    if rollout := {one.name for one in phases} & {"weight_sync", "sleep", "wake_up", "log_probs"}:
+        names |= dict.fromkeys((*rollout, "generation"), "training")  # the first precedes the first step
     found = _highest_by([(names.get(one.name, one.name) if one.step is None else "training", one) for one in phases])
     return found if {one.name for one in found} - {"load", "training", "after_training"} else []
 

@@ -155,6 +155,9 @@ HOW = {
         elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute, the runs three"
     ),
     "python benchmarks/rollouts/serving.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/rollouts/grpo.py --python PATH": Way(
+        instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start vLLM five times"
+    ),
     "python benchmarks/rollouts/emulated.py --python PATH": Way(
         instead="python benchmarks/rollouts/emulated.py", more="--check", why="it would start vLLM eleven times"
     ),

@@ -1,0 +1,113 @@
+"""GRPO by TRL with vLLM in the trainer's process, on one emulated H100: who holds what in each stage, and what fits.
+
+Needs `vramprobe emulate` (a C compiler) and an interpreter with vLLM 0.32.0, TRL 1.16.0, torch 2.13.0 and no package of
+NVIDIA's (grpo.md tells how, 4.6 GB); about two minutes of CPU a row:
+
+    python benchmarks/rollouts/grpo.py --python PATH    # the rows that grpo.jsonl lacks, then the table
+    python benchmarks/rollouts/grpo.py                  # the table alone
+    python benchmarks/rollouts/grpo.py --check          # fails if it is stale
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from vramprobe.records.profile import ProfileRecord, RolloutStage, read_profiles
+from vramprobe.units import GIB
+
+HERE = Path(__file__).parent
+JOURNAL, PAGE = HERE / "grpo.jsonl", HERE / "grpo.md"
+LLAMA = {"model": "meta-llama/Llama-3.1-8B-Instruct", "completion": 256}
+ROWS = (
+    {**LLAMA, "lora": True, "utilization": 0.5, "sleep": True},
+    {**LLAMA, "lora": True, "utilization": 0.5, "sleep": False},
+    {**LLAMA, "lora": True, "utilization": 0.8, "sleep": False},
+    {**LLAMA, "lora": False, "utilization": 0.3, "sleep": True},
+    {**LLAMA, "lora": False, "utilization": 0.3, "sleep": False},
+)
+STAGES = ("weight_sync", "generation", "log_probs", "forward", "backward", "optimizer_step")
+
+
+def journal() -> dict[int, ProfileRecord]:
+    """The last profile of each row, by its command's last word."""
+    rows = {json.dumps(one): number for number, one in enumerate(ROWS)}
+    found = read_profiles(JOURNAL) if JOURNAL.exists() else ()
+    return {rows[record.command[-1]]: record for record in found if record.command[-1] in rows}
+
+
+def run(python: str, row: int) -> None:
+    """Profile one row."""
+    words = ["--emulate", "H100-SXM", "--empty-weights", "--no-speed", "--save", str(JOURNAL)]
+    script = [python, str(HERE / "grpo_train.py"), json.dumps(ROWS[row])]
+    told = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=os.environ | told)
+
+
+def page() -> str:
+    """grpo.md: a row for each setting, then the stages of those that fit."""
+    lines = [
+        "| method | utilization | sleep | outcome | " + " | ".join(STAGES) + " |",
+        "| --- " * (4 + len(STAGES)) + "|",
+    ]
+    details = []
+    for number, record in sorted(journal().items()):
+        told, stages = ROWS[number], {one.name: one for one in record.ranks[0].rollout} if record.ranks else {}
+        name = f"{'LoRA' if told['lora'] else 'full'} | {told['utilization']} | {'yes' if told['sleep'] else 'no'}"
+        device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
+        lines.append(f"| {name} | {_outcome(record)} | {' | '.join(device)} |")
+        if record.outcome.kind == "ok":
+            details += [
+                f"\n{name.replace(' | ', ', ')} (method, utilization, sleep):\n",
+                *_stages(list(stages.values())),
+            ]
+    tables = {"settings": "\n".join(lines), "stages": "\n".join(details)}
+    return (HERE / "grpo.in.md").read_text(encoding="utf-8").format(**tables)
+
+
+def _outcome(record: ProfileRecord) -> str:
+    match record.outcome:
+        case one if one.kind == "ok":
+            return "fits"
+        case one if one.kind == "oom":
+            return f"out of memory in {one.phase}" + (f" of step {one.step}" if one.step else "")
+        case one:
+            lines = [line for line in getattr(one, "last_lines", []) if "Error" in line]
+            return f"vLLM refuses to start: {lines[-1].partition(': ')[2][:160]}" if lines else one.kind
+
+
+def _stages(stages: list[RolloutStage]) -> list[str]:
+    parts = ("weights", "engine_weights", "kv_cache", "gradients", "optimizer_state")
+    head = ["stage", "device", *(part.replace("_", " ") for part in parts), "activations and others", "asleep"]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for one in stages:
+        sizes = [getattr(one.live, f"{part}_bytes") for part in parts]
+        rest = one.live.total_bytes - sum(sizes)
+        rows.append([one.name, *map(_gib, (one.device_bytes, *sizes, rest, one.asleep_bytes))])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / GIB:.2f}"
+
+
+def main() -> int:
+    """Run what is missing if an interpreter is given; write the page, or say that it is stale."""
+    if "--python" in sys.argv:
+        for row in range(len(ROWS)):
+            if row not in journal():
+                run(sys.argv[sys.argv.index("--python") + 1], row)
+    if "--check" in sys.argv:
+        if PAGE.read_text(encoding="utf-8") != page():
+            print("grpo.md is stale: python benchmarks/rollouts/grpo.py")
+            return 1
+        return 0
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -241,7 +241,7 @@ def _notes(
             "blocks"
         )
     notes.append(
-        "time is predicted from the count of one step, not measured; docs/profile.md says how far its 80 % intervals "
+        "time is predicted from the count of one step, not measured; docs/step_time.md says how far its 80 % intervals "
         "were checked"
     )
     return notes

@@ -154,6 +154,16 @@ HOW = {
     "python benchmarks/truth/reproduce.py --profile --line 22 --line 10": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute, the runs three"
     ),
+    "python benchmarks/truth/oom.py": Way(elsewhere="tests/benchmarks/test_oom_reports.py", why="half a minute"),
+    "python benchmarks/truth/snapshots.py CLONES": Way(
+        elsewhere="tests/benchmarks/test_public_snapshots.py", why="it needs clones of eight repositories"
+    ),
+    "python benchmarks/truth/data_lengths.py --run": Way(
+        elsewhere="tests/benchmarks/test_data_lengths.py", why="its runs take minutes"
+    ),
+    "python benchmarks/speed/counted_steps.py": Way(
+        elsewhere="tests/speed/test_counted_fit.py", why="it would write its tables"
+    ),
     "python benchmarks/rollouts/serving.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/rollouts/grpo.py --python PATH": Way(
         instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start vLLM five times"

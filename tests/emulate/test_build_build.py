@@ -282,12 +282,14 @@ def test_old_builds_go_but_the_newest_and_the_lately_used(built_here, installati
 
 def test_the_environment_of_the_real_machine_is_put_aside_and_comes_back(built):
     base = {"CUDA_VISIBLE_DEVICES": "3", "LD_PRELOAD": "libjemalloc.so.2", "LD_LIBRARY_PATH": "/opt/lib", "HOME": "/h"}
+    base["PATH"] = "/opt/bin:/usr/bin"
     emulated = emulated_environment(built, Path("/machine"), base)
     assert "CUDA_VISIBLE_DEVICES" not in emulated
     assert emulated[MACHINE_VARIABLE] == "/machine"
     assert emulated["LD_PRELOAD"].split(":")[-1] == "libjemalloc.so.2"
     assert set(map(str, built.stubs)) < set(emulated["LD_PRELOAD"].split(":"))
     assert emulated["LD_LIBRARY_PATH"] == f"{built.folder}:/opt/lib"
+    assert emulated["PATH"] == "/machine/bin:/opt/bin:/usr/bin"  # its nvidia-smi
     assert emulated_environment(built, Path("/machine"), emulated) == emulated
     base.pop("CUDA_VISIBLE_DEVICES")
     assert plain_environment(emulated) == base

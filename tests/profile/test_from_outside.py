@@ -13,7 +13,7 @@ from run_command import TRAIN
 from vramprobe.emulate.enter import entrance
 from vramprobe.profile.from_outside import CardSeen, seen_from_outside
 from vramprobe.profile.ranks import Remarks, rank_profile
-from vramprobe.profile.raw import RawPhase, RawProcess, RawRank
+from vramprobe.profile.raw import RawPhase, RawProcess, RawRank, read_run
 from vramprobe.records.profile import last_profile
 from vramprobe.units import GIB, MIB
 
@@ -27,11 +27,16 @@ def test_what_comes_and_goes_between_two_marks_is_seen(tmp_path: Path, words: tu
     script = tmp_path / "train.py"
     script.write_text(PASSING + "del x; torch.cuda.empty_cache()\n" + TRAIN.replace("NUM_STEPS", "4"))
     way = entrance("RTX-4090")
-    command = way.command("profile", *words, "--save", str(tmp_path / "p.jsonl"), "--", str(way.python), str(script))
+    kept = ("--folder", str(tmp_path / "raw"), "--save", str(tmp_path / "p.jsonl"))
+    command = way.command("profile", *words, *kept, "--", str(way.python), str(script))
     done = subprocess.run(command, env=way.environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "raw")
+    assert max(phase.device_used_bytes or 0 for phase in run.ranks[0].phases) < 2 * GIB
+    assert run.launcher is not None
+    (card,) = run.launcher["cards"]
+    assert 2 * GIB < card["peak_bytes"] < 3 * GIB
     rank = last_profile(tmp_path / "p.jsonl").ranks[0]
-    assert max(phase.device_bytes or 0 for phase in rank.phases) < 2 * GIB
     assert rank.peak is not None
     assert 2 * GIB < (rank.peak.device_bytes or 0) < 3 * GIB
 

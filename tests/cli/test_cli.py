@@ -240,6 +240,7 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
         (["measure", *TINY[:-1], "gpu"], "Nearest: cpu"),
         (["measure", *TINY, "--quant", "int8", "--dora", "--method", "qlora"], "DoRA cannot"),
         (["simulate", *TINY, "--timeline", "a.pdf"], "must end in .html, .png or .svg"),
+        (["profile", "--timeline", "a.txt", "--", "python", "a.py"], "must end in .html, .png, .svg or .json"),
         (["simulate", *TINY, "--timeline", "/proc/no/a.png"], "/proc/no/a.png"),
         (["simulate", *TINY, "--save", "."], "a folder has that name"),
         (["simulate", *TINY, "--depth", "half"], "use auto or full"),

@@ -141,6 +141,10 @@ def profile(
     host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
     if host_memory is not None and emulate is None and from_folder is None:
         raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")
+    if timeline is not None:
+        from vramprobe.report.timeline_file import require_writable
+
+        require_writable(timeline, also=(".json",))
     limits = Limits(max_allocated, max_growth, baseline)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(

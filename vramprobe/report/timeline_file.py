@@ -13,13 +13,11 @@ from vramprobe.report.timeline import Timeline
 SUFFIXES = (".html", ".png", ".svg")
 
 
-def kind_of(path: str | Path) -> str:
-    """``.html``, ``.png`` or ``.svg``. Raises SpecError for another file name."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise SpecError(
-            f"a timeline is a page or a picture: {path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        )
+def kind_of(path: str | Path, also: tuple[str, ...] = ()) -> str:
+    """``.html``, ``.png``, ``.svg`` or one of ``also``. Raises SpecError for another file name."""
+    suffix, allowed = Path(path).suffix.lower(), (*SUFFIXES, *also)
+    if suffix not in allowed:
+        raise SpecError(f"timeline {path}: the file name must end in {', '.join(allowed[:-1])} or {allowed[-1]}")
     return suffix
 
 
@@ -41,10 +39,11 @@ def write(timeline: Timeline, path: str | Path) -> None:
         raise StoreError(f"cannot write the timeline to {path}: {error.strerror}; name another file") from error
 
 
-def require_writable(path: str | Path) -> None:
-    """Raise, before anything is simulated, where :func:`write` could not write to ``path``; makes its folder."""
+def require_writable(path: str | Path, also: tuple[str, ...] = ()) -> None:
+    """Raise, before anything runs, if ``path`` could not be written or has no suffix of :func:`kind_of`; makes its
+    folder."""
     path = Path(path)
-    kind_of(path)
+    kind_of(path, also)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -48,10 +50,23 @@ def children(word: str) -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if word in command_line(child)]
 
 
+def _comes_true(condition: Callable[[psutil.Process], bool], process: psutil.Process) -> bool:
+    """Whether it is true of the process within a few seconds, or the process is gone."""
+    for _ in range(500):
+        with suppress(psutil.Error):
+            if not is_alive(process) or condition(process):
+                return True
+        time.sleep(0.01)
+    return False
+
+
 def end_left_behind(test: str | None = None) -> list[str]:
     """Kill what this test has left running, or any test: their names and command lines."""
     here = psutil.Process()
-    forked = [one for one in here.children(recursive=True) if command_line(one) == command_line(here)]
+    below = here.children(recursive=True)
+    for one in below:  # for a moment after a program's start Linux shows its environment as empty
+        _comes_true(lambda started: bool(started.environ()), one)
+    forked = [one for one in below if command_line(one) == command_line(here)]
     left = dict.fromkeys(forked, "forked")
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -64,4 +79,6 @@ def end_left_behind(test: str | None = None) -> list[str]:
     for process in left:
         with suppress(psutil.Error):
             process.kill()
+    for process in left:  # a signal is on its way for a moment, too
+        _comes_true(lambda killed: not is_alive(killed), process)
     return found

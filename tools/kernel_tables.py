@@ -55,6 +55,8 @@ SIZES = [1 << power for power in (10, 15, 20, 23, 26, 29)]
 _NEAR = 2**0.51
 #: An attention with less work is decided by its launch.
 _LEAST_FLOPS = 5e10
+#: nccl.csv's message_size counts elements: a half message takes as long as an int8 one of twice as many.
+_ELEMENT_BYTES = {"int8": 1, "half": 2}
 #: TFLOP/s in 16 bit of the best of many shapes: what a card without a table reaches beside one that has.
 BEST = {
     "A100-80GB-SXM": 271,
@@ -176,7 +178,8 @@ def collectives(rows: pd.DataFrame) -> dict[str, dict[str, dict[str, list[float]
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, card in CARDS.items():
         for (kind, number), one in rows[rows.card == name].groupby(["op_name", "num_gpus"]):
-            best = one.groupby("message_size").latency.median()
+            num_bytes = one.message_size * one.nccl_dtype.map(_ELEMENT_BYTES)
+            best = one.groupby(num_bytes).latency.median()
             speeds = [float(f"{size / best[size] / 1e6:.3g}") for size in SIZES]
             found.setdefault(card, {}).setdefault(kind, {})[str(number)] = speeds
     return found

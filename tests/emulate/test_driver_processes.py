@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import struct
 import time
 from collections.abc import Callable
@@ -198,16 +199,22 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_char * 128)]
 
 
+def joined(driver: Driver, number: int, num_ranks: int, folder: Path) -> c_void_p:
+    """A communicator of so many ranks, which find one another by a file."""
+    unique, communicator, note = UniqueId(), c_void_p(), folder / "id"
+    if number == 0:
+        driver.check("ncclGetUniqueId", byref(unique))
+        (folder / "new").write_bytes(bytes(unique))
+        (folder / "new").rename(note)
+    wait_for(note.exists)
+    unique = UniqueId.from_buffer_copy(note.read_bytes())
+    driver.check("ncclCommInitRank", byref(communicator), num_ranks, unique, number)
+    return communicator
+
+
 def rank(number: int, num_ranks: int, folder: Path) -> Callable[[Driver], list]:
     def run(driver: Driver) -> list:
-        unique, communicator, note = UniqueId(), c_void_p(), folder / "id"
-        if number == 0:
-            driver.check("ncclGetUniqueId", byref(unique))
-            (folder / "new").write_bytes(bytes(unique))
-            (folder / "new").rename(note)
-        wait_for(note.exists)
-        unique = UniqueId.from_buffer_copy(note.read_bytes())
-        driver.check("ncclCommInitRank", byref(communicator), num_ranks, unique, number)
+        communicator = joined(driver, number, num_ranks, folder)
         floats = driver.malloc(1024)
         driver.write(floats, struct.pack("<3f", 1.5 + number, -2, 1e6))
         driver.check("ncclAllReduce", c_void_p(floats), c_void_p(floats), c_size_t(3), 7, 0, communicator, c_void_p())
@@ -251,6 +258,43 @@ def test_small_collectives_are_true_and_large_ones_are_not_computed(make_machine
     ]
     assert results[0] == [(4.0, -4.0, 2e6), 0, 0.2, True, False, False, False, counted]
     assert results[1] == [(4.0, -4.0, 2e6), 0, 65504.0, True, False, False, False, counted]
+
+
+def exchange(number: int, folder: Path) -> Callable[[Driver], list]:
+    """An object of 700 KiB gathered from both, broadcast from rank 1, sent to rank 0; then the same, not computed."""
+
+    def run(driver: Driver) -> list:
+        communicator, size, seen = joined(driver, number, 2, folder), 700 * 1024, []
+        mine, out = driver.malloc(MIB), driver.malloc(2 * MIB)
+        for computed in (True, False):
+            driver.write(mine, random.Random(number).randbytes(size))
+            driver.mark(mine, size, computed=computed or not number)
+            words = (c_size_t(size), 1, communicator, c_void_p())
+            driver.check("ncclAllGather", c_void_p(mine), c_void_p(out), *words)
+            seen.append(objects(driver, out, 2))
+            driver.check("ncclBroadcast", c_void_p(mine), c_void_p(out), c_size_t(size), 1, 1, *words[2:])
+            seen.append(objects(driver, out, 1))
+            if number:
+                driver.check("ncclSend", c_void_p(mine), c_size_t(size), 1, 0, *words[2:])
+            else:
+                driver.check("ncclRecv", c_void_p(out), c_size_t(size), 1, 1, *words[2:])
+                seen.append(objects(driver, out, 1))
+        return seen
+
+    def objects(driver: Driver, at: int, count: int) -> list[int | None]:
+        """Whose object lies there, none where it was not computed."""
+        whose = {random.Random(k).randbytes(700 * 1024): k for k in range(2)}
+        places = [at + k * 700 * 1024 for k in range(count)]
+        return [whose[driver.read(k, 700 * 1024)] if driver.is_computed(k, 700 * 1024) else None for k in places]
+
+    return run
+
+
+def test_large_objects_arrive_whole_and_what_nobody_computed_does_not(make_machine, start_process, tmp_path) -> None:
+    machine = make_machine(num_devices=1)
+    children = [start_process(exchange(number, tmp_path), machine) for number in range(2)]
+    assert children[0].result() == [[0, 1], [1], [1], [0, None], [None], [None]]
+    assert children[1].result() == [[0, 1], [1], [None, None], [None]]
 
 
 def test_a_peer_that_does_not_come_is_an_error(make_machine, in_process) -> None:

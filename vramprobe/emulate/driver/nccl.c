@@ -2,9 +2,9 @@
  *
  * True of it: payloads of up to collective_max_bytes a rank are exchanged through a file in the machine's folder, with
  * real sums, so flags, norms, sizes and token counts are true; the result is computed where every input was. A peer that
- * dies or does not come in collective_timeout_seconds is an error (6, ncclRemoteError), never silence. By rule, a larger
- * payload is not moved: its result is not computed, except where a rank keeps its own bytes in place (a broadcast's
- * root). VRAMPROBE_ONE_RANK in the environment: this process stands for a whole world; a small payload is answered as
+ * dies or does not come in collective_timeout_seconds is an error (6, ncclRemoteError), never silence. Bytes (uint8, as
+ * pickled objects are) that were computed are moved in up to OBJECT_PIECES pieces of that size. By rule, a larger payload
+ * is not moved: its result is not computed, except where a rank keeps its own bytes in place (a broadcast's root). VRAMPROBE_ONE_RANK in the environment: this process stands for a whole world; a small payload is answered as
  * if every rank had sent this one's, a broadcast from another leaves what is there, and a split is refused (nobody says
  * how many share its color). Left out: premultiplied sums count as sums; NCCL's own buffers are not charged. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
@@ -32,9 +32,9 @@ struct header { /* at the start of the shared file; a page */
 struct slot { /* one rank's input; the payload follows */
   uint64_t computed;
 };
-struct box { /* one message in flight from one rank to another */
+struct box { /* one message in flight from one rank to another, or a piece of it */
   uint32_t written, read;
-  uint64_t bytes, computed;
+  uint64_t bytes, left, computed;
 };
 struct communicator {
   uint32_t magic;
@@ -46,7 +46,7 @@ struct communicator {
   uint32_t turn, splits;
   struct slot *mine; /* alone: what every rank is taken to have sent */
 };
-enum { COMMUNICATOR_MAGIC = 0x9CC1 };
+enum { COMMUNICATOR_MAGIC = 0x9CC1, UINT8 = 1 /* ncclUint8 */, OBJECT_PIECES = 64 };
 
 static size_t slot_bytes(const struct communicator *c) { return sizeof(struct slot) + c->max_bytes; }
 static size_t box_bytes(const struct communicator *c) { return sizeof(struct box) + c->max_bytes; }
@@ -208,6 +208,7 @@ struct operation {
   size_t count;
   struct communicator *c;
   bool done;
+  size_t moved; /* bytes, of a message in pieces */
 };
 static __thread int group_depth;
 static __thread struct operation *queue;
@@ -240,6 +241,29 @@ static void not_moved(const struct operation *o, size_t in_bytes) {
   }
 }
 
+static bool fits_in_pieces(const struct operation *o) {
+  return o->type == UINT8 && o->count <= OBJECT_PIECES * o->c->max_bytes;
+}
+
+/* What has no answer in pieces is not moved, nor where a rank's bytes were not computed: the first piece tells every rank. */
+static int object_in_pieces(const struct operation *o) {
+  struct communicator *c = o->c;
+  bool one = o->kind == BROADCAST, gives = !one || c->rank == o->root, computed = gives && computed_all(o->from, o->count);
+  int first = one ? o->root : 0, end = one ? o->root + 1 : c->num_ranks;
+  for (size_t at = 0; at < o->count; at += c->max_bytes) {
+    size_t bytes = o->count - at < c->max_bytes ? o->count - at : c->max_bytes;
+    uint32_t buffer = c->turn++ & 1;
+    if (gives) slot_of(c, buffer, c->rank)->computed = computed;
+    if (computed) memcpy(slot_of(c, buffer, c->rank) + 1, o->from + at, bytes);
+    if (!barrier(c)) return c->error;
+    for (int r = first; r < end; r++)
+      if (!slot_of(c, buffer, r)->computed) return not_moved(o, o->count), NCCL_SUCCESS;
+    for (int r = first; r < end; r++) memcpy(o->to + (size_t)(r - first) * o->count + at, slot_of(c, buffer, r) + 1, bytes);
+  }
+  result_is(o->to, (size_t)(end - first) * o->count, true);
+  return NCCL_SUCCESS;
+}
+
 static int collective(const struct operation *o) {
   struct communicator *c = o->c;
   size_t each = nccl_element_bytes(o->type), ranks = (size_t)c->num_ranks, out = o->count * each;
@@ -250,6 +274,7 @@ static int collective(const struct operation *o) {
     return NCCL_SUCCESS;
   }
   if (in > c->max_bytes) {
+    if (!c->alone && (o->kind == BROADCAST || o->kind == ALL_GATHER) && fits_in_pieces(o)) return object_in_pieces(o);
     not_moved(o, in);
     return NCCL_SUCCESS;
   }
@@ -305,7 +330,7 @@ static bool point_to_point(struct operation *o) { /* true: done */
       return true;
     }
   }
-  if (c->alone || bytes > c->max_bytes) {
+  if (c->alone || (bytes > c->max_bytes && !fits_in_pieces(o))) {
     not_moved(o, bytes);
     return true;
   }
@@ -313,17 +338,26 @@ static bool point_to_point(struct operation *o) { /* true: done */
   struct box *box = sends ? box_of(c, c->rank, o->root) : box_of(c, o->root, c->rank);
   uint32_t written = __atomic_load_n(&box->written, __ATOMIC_ACQUIRE), read = __atomic_load_n(&box->read, __ATOMIC_ACQUIRE);
   if (sends != (written == read)) return false; /* the box is full, or empty */
+  bool done;
   if (sends) {
-    memcpy(box + 1, o->from, bytes);
-    box->bytes = bytes;
-    box->computed = computed_all(o->from, bytes);
+    bool computed = computed_all(o->from, bytes), whole = bytes <= c->max_bytes;
+    size_t left = bytes - o->moved;
+    box->bytes = left < c->max_bytes ? left : c->max_bytes;
+    if (computed || whole) memcpy(box + 1, o->from + o->moved, box->bytes);
+    box->left = computed || whole ? left - box->bytes : 0; /* of a large one nothing follows the first piece */
+    box->computed = computed;
+    o->moved += box->bytes;
+    done = !box->left;
     __atomic_add_fetch(&box->written, 1, __ATOMIC_RELEASE);
   } else {
-    memcpy(o->to, box + 1, bytes < box->bytes ? bytes : box->bytes);
-    result_is(o->to, bytes, box->computed);
+    size_t room = bytes - o->moved;
+    if (box->computed || bytes <= c->max_bytes) memcpy(o->to + o->moved, box + 1, room < box->bytes ? room : box->bytes);
+    o->moved += box->bytes;
+    done = !box->left;
+    if (done) result_is(o->to, bytes, box->computed);
     __atomic_add_fetch(&box->read, 1, __ATOMIC_RELEASE);
   }
-  return true;
+  return done;
 }
 
 static bool is_next(size_t k) { /* messages between two ranks keep their order */
@@ -363,7 +397,7 @@ static int submit(enum nccl_kind kind, const void *from, void *to, size_t count,
     queue = realloc(queue, queue_room * sizeof *queue);
     if (!queue) abort();
   }
-  queue[queued++] = (struct operation){kind, type, reduction, root, from, to, count, c, false};
+  queue[queued++] = (struct operation){kind, type, reduction, root, from, to, count, c, false, 0};
   return group_depth ? NCCL_SUCCESS : flush();
 }
 API int emu_ncclGroupStart(void) {
@@ -413,7 +447,7 @@ API int emu_ncclCommSplit(void *communicator, int color, int key, void **out, vo
   }
   int32_t mine[2] = {color, key}, (*all)[2] = calloc((size_t)c->num_ranks, sizeof *all);
   if (!all) return NCCL_SYSTEM_ERROR;
-  int e = collective(&(struct operation){ALL_GATHER, 2, 0, 0, (const char *)mine, (char *)all, 2, c, false});
+  int e = collective(&(struct operation){ALL_GATHER, 2, 0, 0, (const char *)mine, (char *)all, 2, c, false, 0});
   int num_ranks = 0, rank = 0;
   for (int r = 0; r < c->num_ranks && !e; r++) {
     if (all[r][0] != color) continue;

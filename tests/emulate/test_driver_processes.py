@@ -261,7 +261,10 @@ def test_small_collectives_are_true_and_large_ones_are_not_computed(make_machine
 
 
 def exchange(number: int, folder: Path) -> Callable[[Driver], list]:
-    """An object of 700 KiB gathered from both, broadcast from rank 1, sent to rank 0; then the same, not computed."""
+    """An object of 700 KiB gathered from both, broadcast from rank 1, sent to rank 0; then the same, not computed.
+
+    Last a short one, which rank 1 has padded to the length of rank 0's with what nobody computed.
+    """
 
     def run(driver: Driver) -> list:
         communicator, size, seen = joined(driver, number, 2, folder), 700 * 1024, []
@@ -279,7 +282,11 @@ def exchange(number: int, folder: Path) -> Callable[[Driver], list]:
             else:
                 driver.check("ncclRecv", c_void_p(out), c_size_t(size), 1, 1, *words[2:])
                 seen.append(objects(driver, out, 1))
-        return seen
+        driver.mark(mine, 100, computed=True)
+        if number:
+            driver.mark(mine + 60, 40, computed=False)
+        driver.check("ncclAllGather", c_void_p(mine), c_void_p(out), c_size_t(100), *words[1:])
+        return [*seen, driver.is_computed(out, 160), driver.is_computed(out + 160, 1)]
 
     def objects(driver: Driver, at: int, count: int) -> list[int | None]:
         """Whose object lies there, none where it was not computed."""
@@ -293,8 +300,8 @@ def exchange(number: int, folder: Path) -> Callable[[Driver], list]:
 def test_large_objects_arrive_whole_and_what_nobody_computed_does_not(make_machine, start_process, tmp_path) -> None:
     machine = make_machine(num_devices=1)
     children = [start_process(exchange(number, tmp_path), machine) for number in range(2)]
-    assert children[0].result() == [[0, 1], [1], [1], [0, None], [None], [None]]
-    assert children[1].result() == [[0, 1], [1], [None, None], [None]]
+    assert children[0].result() == [[0, 1], [1], [1], [0, None], [None], [None], True, False]
+    assert children[1].result() == [[0, 1], [1], [None, None], [None], True, False]
 
 
 def test_a_peer_that_does_not_come_is_an_error(make_machine, in_process) -> None:

@@ -30,7 +30,7 @@ struct header { /* at the start of the shared file; a page */
   int32_t pids[NCCL_MAX_RANKS];
 };
 struct slot { /* one rank's input; the payload follows */
-  uint64_t computed;
+  uint64_t computed; /* so many of its first bytes: an object is padded to the longest of all ranks */
 };
 struct box { /* one message in flight from one rank to another, or a piece of it */
   uint32_t written, read;
@@ -216,6 +216,16 @@ static __thread size_t queued, queue_room;
 
 static void result_is(const void *pointer, size_t bytes, bool computed) { computed_set(pointer, bytes, computed); }
 
+static void result_begins(const char *pointer, size_t bytes, size_t computed) {
+  result_is(pointer, bytes < computed ? bytes : computed, true);
+  if (computed < bytes) result_is(pointer + computed, bytes - computed, false);
+}
+static size_t first_computed(const void *pointer, size_t bytes) {
+  bool computed;
+  size_t run = bytes ? computed_run(pointer, bytes, &computed) : 0;
+  return run && computed ? (run < bytes ? run : bytes) : 0;
+}
+
 static void not_moved(const struct operation *o, size_t in_bytes) {
   const struct communicator *c = o->c;
   size_t own = (size_t)c->rank * in_bytes;
@@ -248,8 +258,9 @@ static bool fits_in_pieces(const struct operation *o) {
 /* What has no answer in pieces is not moved, nor where a rank's bytes were not computed: the first piece tells every rank. */
 static int object_in_pieces(const struct operation *o) {
   struct communicator *c = o->c;
-  bool one = o->kind == BROADCAST, gives = !one || c->rank == o->root, computed = gives && computed_all(o->from, o->count);
+  bool one = o->kind == BROADCAST, gives = !one || c->rank == o->root;
   int first = one ? o->root : 0, end = one ? o->root + 1 : c->num_ranks;
+  size_t computed = gives ? first_computed(o->from, o->count) : 0;
   for (size_t at = 0; at < o->count; at += c->max_bytes) {
     size_t bytes = o->count - at < c->max_bytes ? o->count - at : c->max_bytes;
     uint32_t buffer = c->turn++ & 1;
@@ -258,9 +269,12 @@ static int object_in_pieces(const struct operation *o) {
     if (!barrier(c)) return c->error;
     for (int r = first; r < end; r++)
       if (!slot_of(c, buffer, r)->computed) return not_moved(o, o->count), NCCL_SUCCESS;
-    for (int r = first; r < end; r++) memcpy(o->to + (size_t)(r - first) * o->count + at, slot_of(c, buffer, r) + 1, bytes);
+    for (int r = first; r < end; r++) {
+      char *to = o->to + (size_t)(r - first) * o->count;
+      memcpy(to + at, slot_of(c, buffer, r) + 1, bytes);
+      result_begins(to, o->count, slot_of(c, buffer, r)->computed);
+    }
   }
-  result_is(o->to, (size_t)(end - first) * o->count, true);
   return NCCL_SUCCESS;
 }
 
@@ -283,14 +297,14 @@ static int collective(const struct operation *o) {
   struct slot *mine = slot_of(c, buffer, c->rank);
   if (o->kind != BROADCAST || c->rank == o->root) {
     memcpy(mine + 1, o->from, in);
-    mine->computed = computed_all(o->from, in);
+    mine->computed = first_computed(o->from, in);
   }
   if (!barrier(c)) return c->error;
   const char *inputs[NCCL_MAX_RANKS];
   bool all = true;
   for (int r = 0; r < c->num_ranks; r++) {
     inputs[r] = (const char *)(slot_of(c, buffer, r) + 1);
-    all = all && slot_of(c, buffer, r)->computed;
+    all = all && slot_of(c, buffer, r)->computed >= in;
   }
   switch (o->kind) {
     case REDUCE:
@@ -306,13 +320,14 @@ static int collective(const struct operation *o) {
       break;
     case BROADCAST:
       memcpy(o->to, inputs[o->root], in);
-      result_is(o->to, in, slot_of(c, buffer, o->root)->computed);
+      result_begins(o->to, in, slot_of(c, buffer, o->root)->computed);
       break;
     default: /* all gather, all to all */
       for (size_t r = 0; r < ranks; r++) {
         size_t at = o->kind == ALL_TO_ALL ? (c->alone ? r : (size_t)c->rank) * out : 0; /* alike: as much comes as goes */
+        size_t computed = slot_of(c, buffer, (int)r)->computed;
         memcpy(o->to + r * out, inputs[r] + at, out);
-        result_is(o->to + r * out, out, slot_of(c, buffer, (int)r)->computed);
+        result_begins(o->to + r * out, out, computed > at ? computed - at : 0);
       }
   }
   return NCCL_SUCCESS;
@@ -326,7 +341,7 @@ static bool point_to_point(struct operation *o) { /* true: done */
       const struct operation *sent = &queue[k];
       if (sent->kind != SEND || sent->c != c || sent->root != o->root || sent->count != o->count || sent->type != o->type) continue;
       memcpy(o->to, sent->from, bytes);
-      result_is(o->to, bytes, computed_all(sent->from, bytes));
+      result_begins(o->to, bytes, first_computed(sent->from, bytes));
       return true;
     }
   }
@@ -340,8 +355,8 @@ static bool point_to_point(struct operation *o) { /* true: done */
   if (sends != (written == read)) return false; /* the box is full, or empty */
   bool done;
   if (sends) {
-    bool computed = computed_all(o->from, bytes), whole = bytes <= c->max_bytes;
-    size_t left = bytes - o->moved;
+    bool whole = bytes <= c->max_bytes;
+    size_t computed = first_computed(o->from, bytes), left = bytes - o->moved;
     box->bytes = left < c->max_bytes ? left : c->max_bytes;
     if (computed || whole) memcpy(box + 1, o->from + o->moved, box->bytes);
     box->left = computed || whole ? left - box->bytes : 0; /* of a large one nothing follows the first piece */
@@ -354,7 +369,7 @@ static bool point_to_point(struct operation *o) { /* true: done */
     if (box->computed || bytes <= c->max_bytes) memcpy(o->to + o->moved, box + 1, room < box->bytes ? room : box->bytes);
     o->moved += box->bytes;
     done = !box->left;
-    if (done) result_is(o->to, bytes, box->computed);
+    if (done) result_begins(o->to, bytes, box->computed);
     __atomic_add_fetch(&box->read, 1, __ATOMIC_RELEASE);
   }
   return done;

@@ -172,6 +172,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
             "vramprobe.cli.emulate",
             "vramprobe.cli.profile",
             "vramprobe.cli.recommend",
+            "vramprobe.cli.grpo",
             "vramprobe.cli.serve",
             "vramprobe.emulate.values.hook",
             "vramprobe.profile.hook.journal",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vramprobe import catalog, spec
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError, StoreError
+from vramprobe.predict.grpo import grpo
 from vramprobe.predict.questions import cell, changes, given_fit, predict
 from vramprobe.predict.serve import serve
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "calibrate", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute", "dataset",
-    "default_results", "doctor", "evaluate", "fit", "gpus", "largest_model", "launch_tasks", "max_batch_size",
+    "default_results", "doctor", "evaluate", "fit", "gpus", "grpo", "largest_model", "launch_tasks", "max_batch_size",
     "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "predict",
     "recommend", "report", "run", "serve", "simulate",
 ]  # fmt: skip

@@ -15,7 +15,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from vramprobe.predict.grpo import Grpo, grpo
 from vramprobe.records.profile import ProfileRecord, RolloutStage, read_profiles
 from vramprobe.units import GIB
 
@@ -28,7 +30,19 @@ ROWS = (
     {**LLAMA, "lora": True, "utilization": 0.8, "sleep": False},
     {**LLAMA, "lora": False, "utilization": 0.3, "sleep": True},
     {**LLAMA, "lora": False, "utilization": 0.3, "sleep": False},
+    {"model": "Qwen/Qwen3-4B", "completion": 2048, "lora": True, "utilization": 0.4, "sleep": True},
+    {
+        "model": "Qwen/Qwen2.5-1.5B-Instruct",
+        "completion": 1024,
+        "lora": False,
+        "utilization": 0.3,
+        "sleep": False,
+        "beta": 0.04,
+    },
 )
+#: Models → the catalog's.
+MODELS = {LLAMA["model"]: "llama-3.1-8b", "Qwen/Qwen3-4B": "qwen3-4b", "Qwen/Qwen2.5-1.5B-Instruct": "qwen2.5-1.5b"}
+PROMPT_TOKENS = 16  # of grpo_train.py, by the replaced tokenizer
 STAGES = ("weight_sync", "generation", "log_probs", "forward", "backward", "optimizer_step")
 
 
@@ -50,22 +64,52 @@ def run(python: str, row: int) -> None:
 def page() -> str:
     """grpo.md: a row for each setting, then the stages of those that fit."""
     lines = [
-        "| method | utilization | sleep | outcome | " + " | ".join(STAGES) + " |",
-        "| --- " * (4 + len(STAGES)) + "|",
+        "| model | completion | method | utilization | sleep | outcome | " + " | ".join(STAGES) + " |",
+        "| --- " * (6 + len(STAGES)) + "|",
     ]
+    against = ["| setting | outcome | predicted | " + " | ".join(STAGES) + " |", "| --- " * (3 + len(STAGES)) + "|"]
     details = []
     for number, record in sorted(journal().items()):
         told, stages = ROWS[number], {one.name: one for one in record.ranks[0].rollout} if record.ranks else {}
-        name = f"{'LoRA' if told['lora'] else 'full'} | {told['utilization']} | {'yes' if told['sleep'] else 'no'}"
+        method = ("LoRA" if told["lora"] else "full") + (", reference model" if told.get("beta") else "")
+        model = told["model"].partition("/")[2].removesuffix("-Instruct")
+        name = f"{model} | {told['completion']} | {method} | {told['utilization']} | {'yes' if told['sleep'] else 'no'}"
         device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
         lines.append(f"| {name} | {_outcome(record)} | {' | '.join(device)} |")
+        setting = name.replace(" | ", ", ")
+        against.append(f"| {setting} | {_outcome(record)} | {_against(predicted(told), stages)} |")
         if record.outcome.kind == "ok":
             details += [
-                f"\n{name.replace(' | ', ', ')} (method, utilization, sleep):\n",
+                f"\n{setting} (model, completion, method, utilization, sleep):\n",
                 *_stages(list(stages.values())),
             ]
-    tables = {"settings": "\n".join(lines), "stages": "\n".join(details)}
+    tables = {"settings": "\n".join(lines), "predicted": "\n".join(against), "stages": "\n".join(details)}
     return (HERE / "grpo.in.md").read_text(encoding="utf-8").format(**tables)
+
+
+def predicted(told: dict[str, Any]) -> Grpo:
+    """The same step by arithmetic."""
+    return grpo(
+        gpu="H100-SXM",
+        model=MODELS[told["model"]],
+        method="lora" if told["lora"] else "full",
+        autocast="bf16",
+        gradient_checkpointing=True,
+        max_prompt_length=PROMPT_TOKENS,
+        max_completion_length=told["completion"],
+        beta=told.get("beta", 0.0),
+        sleep=told["sleep"],
+        gpu_memory_utilization=told["utilization"],
+        searches=False,
+    )
+
+
+def _against(found: Grpo, stages: dict[str, RolloutStage]) -> str:
+    """Verdict, then live memory of each stage: emulated / predicted."""
+    sizes = {one.name: one.total_bytes for one in found.stages}
+    live = {name: _gib(one.live.total_bytes) for name, one in stages.items()}
+    pairs = [f"{live.get(name, '-')} / {_gib(sizes[name])}" for name in STAGES]
+    return " | ".join([found.verdict, *pairs])
 
 
 def _outcome(record: ProfileRecord) -> str:

@@ -25,6 +25,7 @@ if __name__ == "__main__":
         num_generations=8,
         per_device_train_batch_size=8,
         max_completion_length=told["completion"],
+        beta=told.get("beta", 0.0),
         max_steps=3,
         bf16=True,
         gradient_checkpointing=True,

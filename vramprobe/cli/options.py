@@ -108,13 +108,13 @@ def takes_a_cell(
     asks: Mapping[str, str] = MappingProxyType({}),
     optional: Collection[str] = (),
     without: Collection[str] = (),
-    freed_by: str = "",
+    freed_by: Collection[str] = (),
 ) -> Callable[..., Any]:
     """Give ``command(cell, …)`` every option of a cell, as ``--batch-size`` and so on.
 
     ``asks``: flag of the command → the option that it asks for, which cannot be given with it. ``optional``: options
-    that the command does without; ``without``: those that it does not have. ``freed_by``: a flag of the command with
-    which no option is needed: it checks them itself.
+    that the command does without; ``without``: those that it does not have. ``freed_by``: flags of the command with
+    any of which no option is needed: it checks them itself.
     """
     if command is None:
         return functools.partial(takes_a_cell, asks=asks, optional=optional, without=without, freed_by=freed_by)
@@ -129,7 +129,7 @@ def takes_a_cell(
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def gather(given: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-        if not (freed_by and others[freed_by]):
+        if not any(others[name] for name in freed_by):
             _require_one_question(given, [name for name in asks if others[name]], asks)
             if freed_by:
                 _require_all(given, optional, asks)

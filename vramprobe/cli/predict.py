@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from vramprobe.choices import CpRotation, Offload, Sharding
+from vramprobe.cli import grpo as grpo_option
 from vramprobe.cli import lengths as lengths_option
 from vramprobe.cli import serve as serve_option
 from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, PredictFit, print_json, takes_a_cell
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
     from vramprobe.predict.verdict import Verdict
 
 
+@grpo_option.takes_grpo
 @serve_option.takes_serving
 @takes_a_cell(
     asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"},
     without=RANK_OPTIONS,
-    freed_by="serve",
+    freed_by=("serve", "rollouts"),
 )
 def predict(
     cell: dict[str, Any],
     serving: dict[str, Any],
+    rollouts: dict[str, Any],
     fit: PredictFit = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit on it?")] = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits --gpu.")] = False,
@@ -104,7 +107,7 @@ def predict(
     from vramprobe.cli import display
     from vramprobe.predict.verdict import verdict
 
-    if serve:
+    if serve or rollouts:
         others = {
             "fit": fit,
             "max_batch": max_batch,
@@ -121,7 +124,11 @@ def predict(
             "stack": stack,
             "lengths": lengths,
         }
-        serve_option.show(cell, serving, others, gpu=gpu, as_json=json_output)
+        if serve:
+            grpo_option.refuse(rollouts)
+            serve_option.show(cell, serving, others, gpu=gpu, as_json=json_output)
+        else:
+            grpo_option.show(cell, rollouts, serving, others, gpu=gpu, as_json=json_output)
         return
     serve_option.refuse(serving)
     card = find_gpu(gpu) if gpu is not None else None

@@ -1,0 +1,104 @@
+"""GRPO beside an engine by arithmetic: emulated runs, known parts, what fits, and what is refused."""
+
+import json
+
+import pytest
+
+from tests.command_line import vramprobe
+from vramprobe.errors import SpecError
+from vramprobe.predict.grpo import Grpo, grpo
+from vramprobe.units import GIB
+
+CELL = {"gpu": "H100-SXM", "model": "llama-3.1-8b", "autocast": "bf16", "gradient_checkpointing": True}
+RUN = CELL | {"max_prompt_length": 16, "max_completion_length": 256, "searches": False}
+
+
+def _stages(found: Grpo) -> dict[str, tuple[int, int]]:
+    return {one.name: (one.trainer_bytes, one.engine_bytes) for one in found.stages}
+
+
+def test_stages_are_those_of_emulated_runs() -> None:
+    """Live GiB of benchmarks/rollouts/grpo.md; the engine's cache is up to 0.5 GiB larger by arithmetic."""
+    full = grpo(method="full", sleep=True, gpu_memory_utilization=0.3, **RUN)
+    emulated = {"weight_sync": 59.96, "log_probs": 45.21, "forward": 45.71, "backward": 59.95, "optimizer_step": 59.93}
+    for name, size in emulated.items():
+        assert sum(_stages(full)[name]) / GIB == pytest.approx(size, abs=0.15), name
+    assert sum(_stages(full)["generation"]) / GIB == pytest.approx(67.59, abs=0.5)
+    assert (full.peak_stage, full.verdict) == ("generation", "fits")
+
+
+@pytest.mark.parametrize(
+    ("method", "utilization", "verdict"),
+    [("lora", 0.5, "fits"), ("lora", 0.8, "does not fit"), ("full", 0.3, "does not fit")],
+)
+def test_verdicts_without_sleep_are_those_of_emulated_runs(method, utilization, verdict) -> None:
+    assert grpo(method=method, gpu_memory_utilization=utilization, **RUN).verdict == verdict
+
+
+def test_what_sleep_a_reference_model_and_a_merge_change() -> None:
+    awake, asleep = (_stages(grpo(method="full", sleep=sleep, **RUN)) for sleep in (False, True))
+    engine = awake["generation"][1]
+    assert dict.fromkeys(asleep, engine) | {"load": awake["load"][1]} == {n: e for n, (_, e) in awake.items()}
+    assert [asleep[name][1] for name in ("log_probs", "forward", "backward", "optimizer_step")] == [0] * 4
+    assert asleep["generation"][1] == engine
+    plain, kept = grpo(method="full", **RUN), grpo(method="full", beta=0.04, **RUN)
+    assert kept.reference_bytes == plain.weights_bytes
+    assert {a.trainer_bytes - b.trainer_bytes for a, b in zip(kept.stages, plain.stages, strict=True)} == {
+        plain.weights_bytes
+    }
+    lora = grpo(method="lora", beta=0.04, **RUN)
+    assert lora.reference_bytes == 0  # adapters off
+    stages = _stages(lora)
+    assert stages["weight_sync"][0] - stages["generation"][0] == 8 * 14336 * 4096  # down_proj's delta and sum, fp32
+
+
+def test_the_largest_of_each_fit_and_one_more_does_not() -> None:
+    words = CELL | {"method": "lora", "gpu_memory_utilization": 0.4}
+    found = grpo(**words)
+
+    def fits(**change) -> bool:
+        return grpo(searches=False, **words | change).verdict != "does not fit"
+
+    length, group = found.largest_completion_length, found.largest_num_generations
+    share = found.largest_gpu_memory_utilization
+    assert fits(max_completion_length=length)
+    assert not fits(max_completion_length=length + 1)
+    assert fits(num_generations=group)
+    assert not fits(num_generations=group + 1)
+    assert fits(gpu_memory_utilization=share)
+    assert not fits(gpu_memory_utilization=share + 0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_generations": 1}, "num_generations 1"),
+        ({"beta": -1.0}, "beta -1.0"),
+        ({"batch_size": 4}, "drop batch_size"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization 1.5"),
+        ({"method": "qlora"}, "method qlora"),
+    ],
+)
+def test_what_is_refused(given, said) -> None:
+    with pytest.raises(SpecError, match=said):
+        grpo(**CELL | {"method": "lora", "searches": False} | given)
+
+
+def test_an_engine_without_a_cache_does_not_fit() -> None:
+    found = grpo(method="lora", gpu_memory_utilization=0.1, **RUN)
+    assert found.verdict == "does not fit"
+    assert "refuses to start" in found.reason
+
+
+def test_grpos_command_line() -> None:
+    words = ("predict", "--trainer", "grpo", "--model", "llama-3.1-8b", "--method", "lora", "--gpu", "H100-SXM")
+    done = vramprobe(*words, "--rollout", "vllm", "--gpu-memory-utilization", "0.4", "--json")
+    assert json.loads(done.stdout)["gpu_memory_utilization"] == 0.4
+    for given, said in (
+        (("--rollout", "sglang"), "--rollout sglang given"),
+        (("--rollout", "vllm", "--lora-r", "0"), ""),
+    ):
+        wrong = vramprobe(*words, *given)
+        assert (wrong.returncode != 0, said in wrong.stderr) == (True, True)
+    alone = vramprobe("predict", "--serve", "--model", "llama-3.1-8b", "--gpu", "H100-SXM", "--sleep")
+    assert (alone.returncode, "add --trainer grpo" in alone.stderr) == (2, True)

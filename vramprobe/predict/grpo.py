@@ -1,0 +1,263 @@
+"""GRPO by TRL beside a vLLM engine on one GPU, by arithmetic: who holds what in each stage, and what fits.
+
+In: a cell's words, TRL's options, a GPU. Out: a Grpo. The trainer's layers are the cell's own (terms/); head and loss
+are TRL 1.16's chunked log-probabilities; the engine is predict/serve.py's. Predicted, allocated memory; no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from vramprobe.architecture import architecture
+from vramprobe.catalog import find_gpu
+from vramprobe.errors import SpecError
+from vramprobe.kernels.chip import chip_like
+from vramprobe.predict.prediction import Frozen
+from vramprobe.predict.questions import cell
+from vramprobe.predict.serve import Served, serve
+from vramprobe.predict.verdict import TIGHT_SHARE, usable_bytes
+from vramprobe.spec import CellSpec
+from vramprobe.terms import Moment, moments
+
+TRAINER = "TRL 1.16 with vLLM in its process"
+# trl/kernels/chunked_logprob.py: a tile of logits, in the dtype of the computation
+_TILE_TOKENS, _TILE_VOCAB = 4096, 32768
+_ENGINE_TOKENS = 4096  # trl/generation/vllm_generation.py: max_num_batched_tokens
+_LONGEST = 1 << 20
+
+
+class Stage(Frozen):
+    """Bytes that both hold at the fullest moment of one stage of a step."""
+
+    name: str
+    trainer_bytes: int
+    engine_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Both accounts together."""
+        return self.trainer_bytes + self.engine_bytes
+
+
+class Grpo(Frozen):
+    """A step of GRPO on one GPU; ``largest_*``: all else as given; null: not even the least fits."""
+
+    trainer: str = TRAINER
+    model: str
+    gpu: str
+    num_generations: int
+    max_prompt_length: int
+    max_completion_length: int
+    sleep: bool
+    gpu_memory_utilization: float
+    weights_bytes: int
+    reference_bytes: int
+    optimizer_state_bytes: int
+    engine_weights_bytes: int
+    kv_cache_bytes: int
+    kv_cache_tokens: int
+    stages: tuple[Stage, ...]
+    peak_stage: str
+    peak_bytes: int
+    usable_bytes: int
+    verdict: Literal["fits", "tight", "does not fit"]
+    reason: str
+    largest_completion_length: int | None = None
+    largest_num_generations: int | None = None
+    largest_gpu_memory_utilization: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class _Asked(NamedTuple):
+    gpu: str
+    words: dict[str, Any]  # of the cell, without batch and length
+    num_generations: int
+    max_prompt_length: int
+    max_completion_length: int
+    beta: float
+    sleep: bool
+    gpu_memory_utilization: float
+
+
+def grpo(
+    *,
+    gpu: str,
+    num_generations: int = 8,
+    max_prompt_length: int = 512,
+    max_completion_length: int = 256,
+    beta: float = 0.0,
+    sleep: bool = False,
+    gpu_memory_utilization: float = 0.3,
+    searches: bool = True,
+    **options: Any,
+) -> Grpo:
+    """What a GRPO step holds on ``gpu``, one group of completions per micro-batch; defaults are TRL's but the prompt's.
+
+    ``options``: the cell's words. ``searches``: also look for the largest length, group and utilization. Raises
+    SpecError for values that TRL or vLLM refuse, UnsupportedArchitecture for models without arithmetic.
+    """
+    asked = _Asked(
+        gpu, options, num_generations, max_prompt_length, max_completion_length, beta, sleep, gpu_memory_utilization
+    )
+    _check(asked)
+    found = _predicted(asked)
+    if not searches:
+        return found
+
+    def fits(**change: Any) -> bool:
+        return _predicted(asked._replace(**change)).verdict != "does not fit"
+
+    hundredths = _largest(lambda value: fits(gpu_memory_utilization=value / 100), 100, least=1, unimodal=False)
+    return found.model_copy(
+        update={
+            "largest_completion_length": _largest(lambda value: fits(max_completion_length=value), _LONGEST, least=1),
+            "largest_num_generations": _largest(lambda value: fits(num_generations=value), 1 << 14, least=2),
+            "largest_gpu_memory_utilization": None if hundredths is None else hundredths / 100,
+        }
+    )
+
+
+def _check(asked: _Asked) -> None:
+    for name, least in (("num_generations", 2), ("max_prompt_length", 1), ("max_completion_length", 1)):
+        if getattr(asked, name) < least:
+            raise SpecError(f"{name} {getattr(asked, name)}: a whole number of {least} or more")
+    if asked.beta < 0:
+        raise SpecError(f"beta {asked.beta}: 0 (no reference model) or more")
+    for name in ("batch_size", "seq_len"):
+        if name in asked.words:
+            raise SpecError(
+                f"{name}: the trainer's batch is one group (num_generations), its length that of prompt and completion "
+                f"(max_prompt_length, max_completion_length); drop {name}"
+            )
+    if asked.words.get("method") == "qlora":
+        raise SpecError("method qlora: GRPO beside vLLM is predicted for full and lora; choose one of them")
+    if asked.words.get("num_gpus", 1) != 1 or asked.words.get("sharding"):
+        raise SpecError("GRPO beside vLLM is predicted on one GPU; drop sharding and num_gpus")
+
+
+def _predicted(asked: _Asked) -> Grpo:
+    card = find_gpu(asked.gpu)
+    length = asked.max_prompt_length + asked.max_completion_length
+    spec = cell(**{"device": "cuda"} | asked.words, batch_size=asked.num_generations, seq_len=length)
+    engine = serve(
+        model=spec.model,
+        gpu=asked.gpu,
+        max_model_len=length,
+        max_num_batched_tokens=_ENGINE_TOKENS,
+        max_num_seqs=asked.num_generations,
+        gpu_memory_utilization=asked.gpu_memory_utilization,
+    )
+    found = moments(spec, chip_like(card))
+    optimizer = found[-1].terms
+    reference = optimizer["weights"] if asked.beta and spec.method == "full" else 0
+    stages = _stages(asked, spec, found, engine, reference, card.blas_workspace_bytes)
+    peak = max(stages, key=lambda one: one.total_bytes)
+    usable = usable_bytes(card, device_is_known=False)
+    answer, reason = _verdict(engine, peak, usable)
+    return Grpo(
+        model=spec.model_label,
+        gpu=engine.gpu,
+        num_generations=asked.num_generations,
+        max_prompt_length=asked.max_prompt_length,
+        max_completion_length=asked.max_completion_length,
+        sleep=asked.sleep,
+        gpu_memory_utilization=asked.gpu_memory_utilization,
+        weights_bytes=optimizer["weights"],
+        reference_bytes=reference,
+        optimizer_state_bytes=optimizer.get("optimizer_state", 0),
+        engine_weights_bytes=engine.weights_bytes,
+        kv_cache_bytes=max(engine.kv_cache_bytes, 0),
+        kv_cache_tokens=engine.kv_cache_tokens,
+        stages=stages,
+        peak_stage=peak.name,
+        peak_bytes=peak.total_bytes,
+        usable_bytes=usable,
+        verdict=answer,
+        reason=reason,
+        notes=(
+            f"the engine is counted by the formulas of {engine.engine}; 0.32 has 0.1 to 0.5 GiB less KV cache",
+            "allocated memory: what the allocator caches comes on top (up to 3.5 GiB in emulated runs)",
+            *engine.notes,
+        ),
+    )
+
+
+def _stages(
+    asked: _Asked, spec: CellSpec, found: list[Moment], engine: Served, reference: int, workspace: int
+) -> tuple[Stage, ...]:
+    """The stages of a step in TRL's order, after the load: vLLM takes its share while there is no optimizer state."""
+    optimizer = found[-1].terms
+    weights = optimizer["weights"] + reference + workspace
+    idle = weights + optimizer.get("optimizer_state", 0)
+    cache = max(engine.kv_cache_bytes, 0)
+    awake = engine.weights_bytes + cache
+    held = 0 if asked.sleep else awake  # while the trainer works
+    tile, last_hidden = _tile_bytes(spec, asked)
+    # PEFT merges into one layer at a time: its delta and the sum, fp32 (peft/tuners/lora/layer.py: get_delta_weight)
+    merging = 0
+    if spec.method == "lora":
+        merging = 8 * max(one.numel for one in architecture(spec.architecture).parameters if one.role == "linear")
+    alone = max(moment.terms.get("temporaries", 0) for moment in found if moment.label == "first layer")
+    hidden = 2 * spec.num_tokens * architecture(spec.architecture).head_width
+    log_probs = idle + max(alone + 2 * hidden, tile + hidden + last_hidden)
+    trained = {"forward": 0, "backward": 0}
+    for moment in found:
+        if moment.phase not in trained:
+            continue
+        size = moment.total_bytes + reference + workspace
+        if moment.label == "loss":
+            size += tile + last_hidden - moment.terms.get("logits", 0)
+            if moment.phase == "backward":
+                size += 2 * last_hidden + _head_gradient(spec)
+        trained[moment.phase] = max(trained[moment.phase], size)
+    return (
+        Stage(name="load", trainer_bytes=weights, engine_bytes=max(engine.requested_bytes, engine.weights_bytes)),
+        Stage(
+            name="weight_sync",
+            trainer_bytes=idle + merging,
+            engine_bytes=engine.weights_bytes if asked.sleep else awake,
+        ),
+        Stage(name="generation", trainer_bytes=idle, engine_bytes=awake),
+        Stage(name="log_probs", trainer_bytes=log_probs, engine_bytes=held),
+        Stage(name="forward", trainer_bytes=trained["forward"], engine_bytes=held),
+        Stage(name="backward", trainer_bytes=trained["backward"], engine_bytes=held),
+        Stage(name="optimizer_step", trainer_bytes=sum(optimizer.values()) + reference + workspace, engine_bytes=held),
+    )
+
+
+def _tile_bytes(spec: CellSpec, asked: _Asked) -> tuple[int, int]:
+    """(TRL's tile of logits, the hidden states of the completions), in 16 bits; only completions are scored."""
+    scored = asked.num_generations * asked.max_completion_length
+    return 2 * min(scored, _TILE_TOKENS) * _TILE_VOCAB, 2 * scored * architecture(spec.architecture).head_width
+
+
+def _head_gradient(spec: CellSpec) -> int:
+    """The head's gradient, summed in fp32 and then copied to 16 bits, where the head is trained."""
+    arch = architecture(spec.architecture)
+    return (4 + 2) * arch.vocab_size * arch.head_width if spec.method == "full" else 0
+
+
+def _verdict(engine: Served, peak: Stage, usable: int) -> tuple[Literal["fits", "tight", "does not fit"], str]:
+    if engine.verdict == "does not fit":
+        return "does not fit", "vLLM refuses to start: its share of the GPU does not hold one request's KV cache"
+    share = f"{peak.name} holds the most, 1.00 GiB set aside for the CUDA context"
+    if peak.total_bytes > usable:
+        return "does not fit", share
+    return ("fits" if peak.total_bytes <= TIGHT_SHARE * usable else "tight"), share
+
+
+def _largest(fits: Callable[[int], bool], limit: int, *, least: int, unimodal: bool = True) -> int | None:
+    """The largest number that fits, by bisection; where small ones may fail for another reason, one by one."""
+    if not unimodal:
+        return next((value for value in range(limit, least - 1, -1) if fits(value)), None)
+    if not fits(least):
+        return None
+    low, high = least, least + 1
+    while high < limit and fits(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

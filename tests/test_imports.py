@@ -80,7 +80,7 @@ def graph() -> dict[str, set[str]]:
 FLOORS = (
     "errors", "units", "optimizers", "choices", "options", "architecture", "catalog", "kernels", "rules", "spec",
     "terms", "records", "workload", "emulate", "measure", "simulate", "model", "predict", "lengths", "speed",
-    "recommend", "check", "sweep", "literature", "report", "profile", "explain", "api", "cli", "__main__",
+    "recommend", "techniques", "check", "sweep", "literature", "report", "profile", "explain", "api", "cli", "__main__",
 )  # fmt: skip
 
 

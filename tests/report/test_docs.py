@@ -171,6 +171,9 @@ HOW = {
     "python benchmarks/rollouts/emulated.py --python PATH": Way(
         instead="python benchmarks/rollouts/emulated.py", more="--check", why="it would start vLLM eleven times"
     ),
+    "python benchmarks/techniques/techniques.py --python PATH": Way(
+        instead="python benchmarks/techniques/techniques.py", more="--check", why="its runs take half an hour"
+    ),
     "python benchmarks/frameworks/stacks.py": AS_IT_IS,
     "python benchmarks/frameworks/stacks.py fms-2025-02": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"

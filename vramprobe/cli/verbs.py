@@ -31,6 +31,7 @@ from vramprobe.cli import predict as predict_verb
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
 from vramprobe.cli import results, sweeps
+from vramprobe.cli import techniques as techniques_verb
 from vramprobe.cli.emulate import enter_emulated, num_cards
 from vramprobe.cli.options import (
     Emulate,
@@ -58,6 +59,7 @@ app.add_typer(emulate_verbs.app)
 app.command()(profile_verbs.profile)
 app.command()(diff_verb.diff)
 app.command()(explain_verb.explain)
+app.command()(techniques_verb.techniques)
 
 
 @app.command()

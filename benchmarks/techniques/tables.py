@@ -1,0 +1,191 @@
+"""The journal of techniques as tables: Markdown, CSV, the table that ships, a picture.
+
+In: the journal's entries by fingerprint. Out: files, written or compared. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import as_csv, as_markdown, write_or_check
+from benchmarks.techniques import picture
+from benchmarks.techniques.runs import fingerprint
+from vramprobe.techniques.registry import (
+    FRAMEWORKS,
+    KINDS,
+    Technique,
+    bases,
+    combinations,
+    left_out,
+    of_kind,
+    techniques,
+)
+from vramprobe.units import GIB
+
+HERE = Path(__file__).resolve().parent
+SHIPPED = HERE.parents[1] / "vramprobe" / "data" / "techniques.csv"
+COLUMNS = (
+    "technique", "base", "gpu", "package", "outcome", "base_bytes", "peak_bytes", "reserved_bytes", "base_seconds",
+    "seconds", "uncounted_share", "host_bytes",
+)  # fmt: skip
+Entries = dict[str, dict[str, Any]]
+Row = dict[str, Any]
+
+
+def write(entries: Entries, *, check: bool) -> None:
+    """Write techniques.md, techniques.csv, techniques.svg and the table that ships."""
+    rows = [row for one in techniques().values() if (row := row_of(entries, one.base, [one])) is not None]
+    several = [
+        row
+        for one in combinations()
+        if (row := row_of(entries, one.base, [techniques()[name] for name in one.techniques])) is not None
+    ]
+    made: dict[Path, str | bytes] = {
+        HERE / "techniques.md": page(entries, rows, several),
+        HERE / "techniques.csv": as_csv([*rows, *several], COLUMNS),
+        SHIPPED: as_csv(rows, COLUMNS),
+    }
+    made |= {HERE / name: content for name, content in picture.files(rows).items()}
+    write_or_check(made, "techniques/techniques.py", check=check)
+
+
+def row_of(entries: Entries, base: str, several: list[Technique]) -> Row | None:
+    """A run beside its base's; None where it has not run."""
+    if not base or any(one.left_out for one in several):
+        return None
+    own = entries.get(fingerprint(bases()[base], several))
+    if own is None:
+        return None
+    of_base = entries.get(fingerprint(bases()[base], []))
+    row: Row = {
+        "technique": " + ".join(one.id for one in several),
+        "base": base,
+        "gpu": own["gpu"],
+        "package": ", ".join(f"{one.package} {own['packages'].get(one.package) or '?'}" for one in several),
+        "outcome": _outcome(own),
+    }
+    if own["outcome"] != "ok" or of_base is None or of_base["outcome"] != "ok":
+        return row
+    return row | {
+        "base_bytes": of_base["peak"]["allocated_bytes"],
+        "peak_bytes": own["peak"]["allocated_bytes"],
+        "reserved_bytes": own["peak"]["reserved_bytes"],
+        "base_seconds": _seconds(of_base),
+        "seconds": _seconds(own),
+        "uncounted_share": own.get("step", {}).get("unclaimed_share", ""),
+        "host_bytes": own.get("host", {}).get("training", [""])[0],
+    }
+
+
+def _seconds(entry: dict[str, Any]) -> float | str:
+    return round(entry["step"]["seconds"], 4) if entry.get("step") else ""
+
+
+def _outcome(entry: dict[str, Any]) -> str:
+    why = entry["outcome"]
+    if why == "ok":
+        return "ok"
+    if why["kind"] == "oom":
+        return f"out of memory in {why['phase'] or 'load'}"
+    return f"error: {next((line for line in reversed(why['last_lines']) if 'Error' in line), why['last_lines'][-1])}"
+
+
+def page(entries: Entries, rows: list[Row], several: list[Row]) -> str:
+    """techniques.md."""
+    by_id = {row["technique"]: row for row in rows}
+    num = sum(row["outcome"] == "ok" for row in rows)
+    lines = [
+        "# What each technique saves, and what it costs",
+        "",
+        f"{num} techniques, each run by its own package on an emulated GPU beside the same run without it. Memory",
+        "is the allocated peak, *emulated*; step time is *predicted* by counting the step's kernels, and a difference",
+        "below 3 % cannot be told. No GPU was measured. `python benchmarks/techniques/techniques.py --check` compares",
+        "this page with its [journal](../../results/techniques/records.jsonl).",
+        "",
+        "![GiB saved against predicted time lost](techniques.svg)",
+    ]
+    for kind in KINDS:
+        for base in dict.fromkeys(one.base for one in of_kind(kind) if one.base):
+            lines += _section(
+                kind, base, [by_id[one.id] for one in of_kind(kind) if one.base == base and one.id in by_id], entries
+            )
+    lines += _together(several)
+    lines += _published(by_id)
+    lines += ["", "## How each is switched on", ""]
+    head = ["technique", "package", "TRL", "Axolotl", "LLaMA-Factory", "torchtune"]
+    lines += as_markdown(head, "llllll", [_switches(one) for one in techniques().values()])
+    lines += ["", "## What was not run, and why", ""]
+    failed = [(row["technique"], row["outcome"]) for row in rows if row["outcome"].startswith("error")]
+    why = {one.id: one.left_out for one in techniques().values() if one.left_out}
+    why |= {name: f"it ended in `{said.removeprefix('error: ')[:200]}`" for name, said in failed}
+    found = [
+        [techniques()[name].name, techniques()[name].package, said.replace("|", "\\|")] for name, said in why.items()
+    ]
+    found += [[f"`{name}`", group, said] for group, names in left_out().items() for name, said in names.items()]
+    return "\n".join([*lines, *as_markdown(["technique", "package", "why"], "lll", found), ""])
+
+
+def _switches(one: Technique) -> list[str]:
+    return [f"[{one.name}]({one.docs})", one.package, *(_code(one.switch(name)) for name in FRAMEWORKS)]
+
+
+def _section(kind: str, base: str, rows: list[Row], entries: Entries) -> list[str]:
+    """One kind beside one base, the largest saving first; out of memory last."""
+    shown = [row for row in rows if not row["outcome"].startswith("error")]
+    if not shown:
+        return []
+    of, own = bases()[base], entries.get(fingerprint(bases()[base], []))
+    peak = f": {own['peak']['allocated_bytes'] / GIB:.2f} GiB" if own and own["outcome"] == "ok" else ""
+    seconds = f", {own['step']['seconds']:.3g} s a step (predicted)" if own and own.get("step") else ""
+    shown.sort(key=lambda row: (row["outcome"] != "ok", row.get("peak_bytes", 0)))
+    head = ["technique", "package", "peak, GiB", "saved, GiB", "saved, %", "step, predicted", "host, GiB"]
+    return [
+        "",
+        f"## {kind.capitalize()}, beside {of.text}, {of.gpu}{peak}{seconds}",
+        "",
+        *as_markdown(head, "llrrrrr", [_shown(row) for row in shown]),
+    ]
+
+
+def _shown(row: Row) -> list[str]:
+    names = " + ".join(techniques()[name].name for name in row["technique"].split(" + "))
+    if row["outcome"] != "ok":
+        return [names, row["package"], row["outcome"], "", "", "", ""]
+    saved = row["base_bytes"] - row["peak_bytes"]
+    step = "unknown"
+    if row["seconds"] != "" and row["base_seconds"] != "":
+        step = f"{row['seconds'] / row['base_seconds'] - 1:+.1%}"
+        if row["uncounted_share"] and row["uncounted_share"] >= 0.01:
+            step += f" ({row['uncounted_share']:.0%} of launches not counted)"
+    host = "" if row["host_bytes"] == "" else f"{row['host_bytes'] / GIB:.2f}"
+    cells = [f"{row['peak_bytes'] / GIB:.2f}", f"{saved / GIB:.2f}", f"{saved / row['base_bytes']:.1%}"]
+    return [names, row["package"], *cells, step, host]
+
+
+def _together(several: list[Row]) -> list[str]:
+    if not several:
+        return []
+    head = ["together", "package", "peak, GiB", "saved, GiB", "saved, %", "step, predicted", "host, GiB"]
+    return ["", "## Several together, as far as run", "", *as_markdown(head, "llrrrrr", map(_shown, several))]
+
+
+def _published(rows: dict[str, Row]) -> list[str]:
+    """What a package's own documentation claims beside what its run gave here."""
+    claimed = [one for one in techniques().values() if one.published]
+    if not claimed:
+        return []
+    head = ["technique", "its own documentation says", "here, allocated peak"]
+    found = [[one.name, f"[{one.published}]({one.published_at})", _here(rows.get(one.id))] for one in claimed]
+    return ["", "## Published savings beside ours", "", *as_markdown(head, "lll", found)]
+
+
+def _here(row: Row | None) -> str:
+    if row is None or row["outcome"] != "ok":
+        return "no number"
+    saved = row["base_bytes"] - row["peak_bytes"]
+    return f"{saved / GIB:.2f} GiB less, {saved / row['base_bytes']:.1%} ({row['base']}, emulated)"
+
+
+def _code(words: str) -> str:
+    return f"`{words}`".replace("|", "\\|") if words else "–"

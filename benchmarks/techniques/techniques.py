@@ -1,0 +1,76 @@
+"""What each technique saves: ``python benchmarks/techniques/techniques.py --python ENVIRONMENT/bin/python``.
+
+Runs what the journal lacks (results/techniques/records.jsonl), each technique of vramprobe/data/techniques.toml on an
+emulated GPU by its own package, then writes techniques.md, techniques.csv, techniques.svg and the table that ships with
+the package. Memory is *emulated*, step time *predicted*. A run takes half a minute to two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.techniques.runs import attempt, fingerprint
+from vramprobe.techniques.registry import KINDS, Technique, bases, combinations, of_kind, techniques
+
+ROOT = Path(__file__).resolve().parents[2]
+JOURNAL = ROOT / "results" / "techniques" / "records.jsonl"
+
+
+def todo() -> list[tuple[str, list[Technique]]]:
+    """Every run: each base, each technique by itself, a kind after the other, each combination."""
+    by_kind = [[one for one in of_kind(kind) if one.base and not one.left_out] for kind in KINDS]
+    alone = [(one.base, [one]) for turn in zip_longest(*by_kind) for one in turn if one is not None]
+    several = [(one.base, [techniques()[name] for name in one.techniques]) for one in combinations()]
+    return [*((name, []) for name in bases()), *alone, *several]
+
+
+def entries() -> dict[str, dict[str, Any]]:
+    """The journal's last entry of each run, by fingerprint."""
+    if not JOURNAL.exists():
+        return {}
+    return {entry["fingerprint"]: entry for entry in map(json.loads, JOURNAL.read_text().splitlines())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, help="the interpreter of an environment with every package")
+    parser.add_argument("--only", metavar="TECHNIQUE", action="append", help="run these anew, and no others")
+    parser.add_argument("--check", action="store_true", help="say which files are not what the journal says")
+    given = parser.parse_args()
+    unknown = [name for name in given.only or () if name not in (*techniques(), *bases())]
+    if unknown:
+        parser.error(f"no technique {', '.join(unknown)}: there are {', '.join(techniques())}")
+    if given.python:
+        run(given.python, given.only)
+    from benchmarks.techniques import tables
+
+    tables.write(entries(), check=given.check)
+
+
+def run(python: Path, only: list[str] | None) -> None:
+    """Run what the journal lacks, or ``only`` these."""
+    done = entries()
+    for base, several in todo():
+        names = [one.id for one in several] or [base]
+        mark = fingerprint(bases()[base], several)
+        is_wanted = mark not in done if only is None else bool(set(names) & set(only))
+        if not is_wanted:
+            continue
+        print(f"{base}: {' + '.join(names)}", file=sys.stderr, flush=True)
+        entry = attempt(bases()[base], several, python)
+        JOURNAL.parent.mkdir(parents=True, exist_ok=True)
+        with JOURNAL.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        said = entry["outcome"] if entry["outcome"] != "ok" else f"{entry['peak']['allocated_bytes'] / 2**30:.2f} GiB"
+        print(f"  {said}, {entry['seconds']} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What the command line shows of techniques: a line each, and below the list how its numbers were made.
+
+In: Techniques, or a Ranking. Out: text on the terminal (rich), plain lines where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from vramprobe.cli.display_changes import option_words
+from vramprobe.techniques.registry import FRAMEWORKS, KINDS, Technique, bases, techniques
+from vramprobe.techniques.savings import Saving, savings
+from vramprobe.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from vramprobe.techniques.ranking import Ranked, Ranking
+
+_NAME_WIDTH = 46
+_NOTES = (
+    "memory: emulated, allocated peak; step time: predicted, and below 3 % no difference that can be told",
+    "how to switch each on in TRL, Axolotl, LLaMA-Factory and torchtune: --json, docs/techniques.md",
+)
+
+
+def as_json(listed: Sequence[Technique]) -> list[dict[str, Any]]:
+    """Each with its switches and, where it ran, its saving."""
+    found = savings()
+    return [
+        asdict(one)
+        | {name: one.switch(name) for name in FRAMEWORKS}
+        | {"saving": _saving_json(found[one.id]) if one.id in found else None}
+        for one in listed
+    ]
+
+
+def print_techniques(listed: Sequence[Technique]) -> None:
+    """By kind and base: saved and lost of each that ran, the largest saving first; then those without a number."""
+    console, found = Console(highlight=False), savings()
+    for kind in KINDS:
+        of_kind = [one for one in listed if one.kind == kind]
+        for base in dict.fromkeys(one.base for one in of_kind):
+            _print_base(console, kind, base, [one for one in of_kind if one.base == base], found)
+    console.print(
+        "memory: emulated, allocated peak; step time: predicted, below 3 % no difference that can be told",
+        soft_wrap=True,
+    )
+    console.print(
+        "how to switch each on in TRL, Axolotl, LLaMA-Factory, torchtune: --json, docs/techniques.md", soft_wrap=True
+    )
+
+
+def _print_base(console: Console, kind: str, base: str, listed: list[Technique], found: dict[str, Saving]) -> None:
+    ran = [one for one in listed if one.id in found and found[one.id].saved_bytes is not None]
+    for one in sorted(ran, key=lambda one: -found[one.id].saved_bytes):
+        if one is max(ran, key=lambda one: found[one.id].saved_bytes):
+            of = bases()[base]
+            peak = found[one.id].base_bytes
+            console.print(f"{kind}, beside {of.text}, {of.gpu}: {format_bytes(peak)}", soft_wrap=True)
+            console.print(
+                f"  {'technique':<{_NAME_WIDTH}} {'saved':>10}  {'of peak':>7}  {'step':>7}  TRL", soft_wrap=True
+            )
+        console.print(_line(one, found[one.id]), soft_wrap=True)
+    others = [one for one in listed if one not in ran]
+    if others:
+        console.print(
+            f"{kind}, no number (benchmarks/techniques/techniques.md): {', '.join(one.name for one in others)}",
+            soft_wrap=True,
+        )
+    if listed:
+        console.print()
+
+
+def _line(one: Technique, saving: Saving) -> str:
+    share, slower = saving.saved_share, saving.slower_share
+    step = f"{slower:+.0%}" if slower is not None else "unknown"
+    saved = f"{saving.saved_bytes / GIB:+.2f} GiB"
+    return f"  {one.name:<{_NAME_WIDTH}} {saved:>10}  {share:>7.1%}  {step:>7}  {one.switch('trl')}".rstrip()
+
+
+def print_ranking(found: Ranking) -> None:
+    """One line for each that saves memory, the one that saves most for each percent of time lost first."""
+    console = Console(highlight=False)
+    now = f"peak {format_bytes(found.peak_bytes)} allocated, a step {found.seconds:.3g} s"
+    console.print(f"{found.gpu}: {now}: predicted, not measured", soft_wrap=True)
+    if not found.ranked:
+        console.print("no technique that arithmetic knows saves memory here")
+    else:
+        console.print(
+            f"  {'technique':<{_NAME_WIDTH}} {'saved':>11}  {'step':>6}  {'GiB per %':>9}  then", soft_wrap=True
+        )
+    for one in found.ranked:
+        console.print(_ranked_line(one), soft_wrap=True)
+    console.print(
+        f"{len(found.not_known)} more techniques have no arithmetic: `vramprobe techniques` shows what each saved",
+        soft_wrap=True,
+    )
+
+
+def _ranked_line(one: Ranked) -> str:
+    worth = "free" if one.gib_per_percent is None else f"{one.gib_per_percent:.2f}"
+    options = " ".join(map(option_words, one.options, one.options.values()))
+    name = techniques()[one.technique].name
+    saved = format_bytes(one.saved_bytes)
+    return f"  {name:<{_NAME_WIDTH}} {saved:>11}  {one.slower_share:>+6.1%}  {worth:>9}  {one.verdict}  {options}"
+
+
+def _saving_json(saving: Saving) -> dict[str, Any]:
+    return asdict(saving) | {
+        "saved_bytes": saving.saved_bytes,
+        "saved_share": saving.saved_share,
+        "slower_share": saving.slower_share,
+    }

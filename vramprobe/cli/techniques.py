@@ -1,0 +1,47 @@
+"""``vramprobe techniques``: what each memory-saving technique saves, what it costs, and how it is switched on.
+
+In: a kind, or a cell and a GPU. Out: the registry with its emulated savings, or a ranking for the cell: text or JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from vramprobe.cli.options import Json, print_json, takes_a_cell
+from vramprobe.options import RANK_OPTIONS
+
+_NEEDED = ("model", "method", "batch_size", "seq_len")
+_KINDS = "weights | training | optimizer | adapter | activations | trainer"
+
+
+@takes_a_cell(optional=_NEEDED, without=RANK_OPTIONS)
+def techniques(
+    cell: dict[str, Any],
+    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`, for a cell of one's own.")] = None,
+    kind: Annotated[str | None, typer.Option(help=f"Only techniques of this kind: {_KINDS}.")] = None,
+    json_output: Json = False,
+) -> None:
+    """List what each memory-saving technique saves, or rank them for a cell: --model, --method, …, --gpu."""
+    from vramprobe.cli import display_techniques
+    from vramprobe.techniques.registry import of_kind
+
+    listed = of_kind(kind)
+    if gpu is None and not cell:
+        if json_output:
+            print_json(display_techniques.as_json(listed))
+        else:
+            display_techniques.print_techniques(listed)
+        return
+    missing = [name for name in _NEEDED if name not in cell]
+    flags = [f"--{name.replace('_', '-')}" for name in missing] + ([] if gpu else ["--gpu"])
+    if gpu is None or missing:
+        raise typer.BadParameter(f"a ranking is for one cell on one GPU: give {', '.join(flags)}, too.")
+    from vramprobe.techniques.ranking import rank
+
+    found = rank(gpu=gpu, kind=kind, **cell)
+    if json_output:
+        print_json(found.model_dump(mode="json"))
+    else:
+        display_techniques.print_ranking(found)

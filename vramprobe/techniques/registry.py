@@ -1,0 +1,127 @@
+"""The registry: each technique's name, package, switches in the training frameworks, and the run that tries it.
+
+In: data/techniques.toml. Out: Techniques and Bases by id, in the file's order. Adding a technique is one table there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, get_args
+
+from vramprobe.errors import UnknownName
+
+TechniqueKind = Literal["weights", "training", "optimizer", "adapter", "activations", "trainer"]
+KINDS: tuple[str, ...] = get_args(TechniqueKind)
+FRAMEWORKS = ("trl", "axolotl", "llamafactory", "torchtune")
+#: The arguments of train.py that a technique names by a key of its own, and the frameworks' forms of them.
+_FORMS = {
+    "optim": {"trl": "--optim {}", "axolotl": "optimizer: {}", "llamafactory": "optim: {}"},
+    "adapter": {"trl": "SFTTrainer(peft_config={})"},
+    "quantization": {"trl": "from_pretrained(quantization_config={})"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A run without the technique: what it trains, on which GPU, by which command."""
+
+    id: str
+    text: str
+    gpu: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One technique. A framework's switch is "" where it has none, and null where nothing is said of it."""
+
+    id: str
+    name: str
+    kind: TechniqueKind
+    package: str
+    docs: str
+    base: str = ""  # the Base that it is compared with; "" where it is left out
+    optim: str = ""
+    adapter: str = ""
+    quantization: str = ""
+    run: str = ""
+    command: str = ""  # in place of the base's command
+    trl: str | None = None
+    axolotl: str | None = None
+    llamafactory: str | None = None
+    torchtune: str | None = None
+    changes: dict[str, Any] | None = None
+    left_out: str = ""
+    remark: str = ""
+    published: str = ""  # a saving that its own documentation claims, in its words
+    published_at: str = ""
+
+    @property
+    def arguments(self) -> list[str]:
+        """What its run adds to the base's command."""
+        named = [[f"--{name}", value] for name in _FORMS if (value := getattr(self, name))]
+        return [*(word for pair in named for word in pair), *shlex.split(self.run)]
+
+    def switch(self, framework: str) -> str:
+        """How it is switched on in one of FRAMEWORKS; "" where it is not."""
+        said = getattr(self, framework)
+        if said is not None:
+            return said
+        named = ((getattr(self, name), form.get(framework)) for name, form in _FORMS.items())
+        return next((form.format(value.rpartition("; ")[2]) for value, form in named if value and form), "")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads((files("vramprobe") / "data" / "techniques.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def bases() -> dict[str, Base]:
+    """Every base by id."""
+    return {name: Base(id=name, **table) for name, table in _table()["base"].items()}
+
+
+@cache
+def techniques() -> dict[str, Technique]:
+    """Every technique by id."""
+    return {name: Technique(id=name, **table) for name, table in _table()["technique"].items()}
+
+
+def of_kind(kind: str | None) -> list[Technique]:
+    """Those of one kind, or all. Raises UnknownName for a kind that is none."""
+    if kind is not None and kind not in KINDS:
+        raise UnknownName("kind of technique", kind, KINDS, f"Allowed: {', '.join(KINDS)}.")
+    return [one for one in techniques().values() if kind in (None, one.kind)]
+
+
+def command_of(base: Base, several: Sequence[Technique]) -> list[str]:
+    """The command that tries these techniques together, or none of them."""
+    command = next((one.command for one in several if one.command), base.command)
+    return [*shlex.split(command), *(word for one in several for word in one.arguments)]
+
+
+def left_out() -> dict[str, dict[str, str]]:
+    """What has no row, and why: group (optim, peft, quantization) → the library's name for it → reason."""
+    return _table()["left_out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination:
+    """Several techniques in one run."""
+
+    base: str
+    techniques: tuple[str, ...]
+
+
+@cache
+def combinations() -> tuple[Combination, ...]:
+    """Those that were run together."""
+    return tuple(
+        Combination(base=one["base"], techniques=tuple(one["techniques"])) for one in _table().get("combination", ())
+    )

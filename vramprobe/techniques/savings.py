@@ -1,0 +1,68 @@
+"""What each technique saved in its emulated run: rows of the table that ships.
+
+In: data/techniques.csv, which benchmarks/techniques/techniques.py writes from its journal. Out: frozen rows by
+technique. Bytes are emulated, seconds predicted; a run that gave none says why.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """A technique's run beside its base's run. Without an outcome of ``ok`` all numbers are null."""
+
+    technique: str
+    base: str
+    gpu: str
+    package: str  # name and version that ran
+    outcome: str  # ok, out of memory, error: why
+    base_bytes: int | None = None  # allocated peak without the technique
+    peak_bytes: int | None = None  # with it
+    reserved_bytes: int | None = None
+    base_seconds: float | None = None  # predicted step without it
+    seconds: float | None = None
+    uncounted_share: float | None = None  # of the launches: work that the predicted step does not have
+    host_bytes: int | None = None  # highest of the host in training, CPU tensors and pinned memory
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """Negative where it needs more."""
+        return None if self.peak_bytes is None or self.base_bytes is None else self.base_bytes - self.peak_bytes
+
+    @property
+    def saved_share(self) -> float | None:
+        """Of the base's peak."""
+        return None if self.saved_bytes is None or not self.base_bytes else self.saved_bytes / self.base_bytes
+
+    @property
+    def slower_share(self) -> float | None:
+        """By how much the predicted step is longer; negative where it is shorter."""
+        return None if self.seconds is None or not self.base_seconds else self.seconds / self.base_seconds - 1
+
+
+_NUMBERS = {
+    "base_bytes": int,
+    "peak_bytes": int,
+    "reserved_bytes": int,
+    "base_seconds": float,
+    "seconds": float,
+    "uncounted_share": float,
+    "host_bytes": int,
+}
+
+
+@cache
+def savings() -> dict[str, Saving]:
+    """Each technique that was run, by id."""
+    text = (files("vramprobe") / "data" / "techniques.csv").read_text(encoding="utf-8")
+    return {row["technique"]: _saving(row) for row in csv.DictReader(text.splitlines())}
+
+
+def _saving(row: dict[str, str]) -> Saving:
+    numbers = {name: kind(row[name]) for name, kind in _NUMBERS.items() if row[name]}
+    return Saving(**{name: value for name, value in row.items() if name not in _NUMBERS}, **numbers)

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ _MODELS = {"Mistral-7B": "mistral-7b-v0.1", "Llama-3-8B": "llama-3-8b", "Llama-2
 _MODELS |= {"PowerLM-3b": "powerlm-3b", "santacoder": "santacoder", "Mixtral-8x7B": "mixtral-8x7b"}
 #: LoRA of Qwen's finetune.py ran under --bf16; fms-acceleration's peft of 2024-05 kept adapters in 16 bit.
 _AUTOCAST = ("qwen-readme", "fms-acceleration")
+#: What llm-foundry's MPT does otherwise than the GPT-2 that has its shapes.
+_MPT = {"activation_function": "gelu", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 #: Layers of the two versions of a cell that are counted: a layer more is the half of their difference.
 DEPTHS = (2, 4)
 
@@ -104,14 +106,16 @@ def count_cell(row: SpeedRow, case: SpeedCase, *, limit_seconds: float) -> Count
     if environment is None:
         raise RuntimeError("no emulated environment: vramprobe emulate setup")
     python, counts = environment, []
+    ranks = ["--only-rank", "0", "--world-size", str(case.num_gpus)] if case.num_gpus > 1 else []
     for depth in DEPTHS:
         with tempfile.TemporaryDirectory(prefix="vramprobe-row-") as work:
             told = Path(work) / "cell.json"
             told.write_text(json.dumps(_shallow(row, case, depth)))
             command = [str(python), str(Path(__file__).with_name("counted_cell.py")), str(told)]
             inside = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-            counts.append(_profiled(command, case.gpu.short_name, inside, Path(work), limit_seconds))
-    return deeper(*counts, DEPTHS, _num_layers(case))
+            counts.append(_profiled(command, case.gpu.short_name, inside, Path(work), limit_seconds, ranks))
+    whole = deeper(*counts, DEPTHS, _num_layers(case))
+    return accumulated(whole, case.spec.grad_accum) if _reduces_each_time(case) else whole
 
 
 def _shallow(row: SpeedRow, case: SpeedCase, depth: int) -> dict[str, Any]:
@@ -121,7 +125,35 @@ def _shallow(row: SpeedRow, case: SpeedCase, depth: int) -> dict[str, Any]:
     names = [name for name in ("num_hidden_layers", "n_layer") if name in config]
     adapters = {"autocast": "bf16"} if row.family in _AUTOCAST and case.spec.method == "lora" else {}
     compiled = {"torch_compile": True} if "compile" in (row.fused_kernels or "") else {}
-    return spec | {"architecture": config | dict.fromkeys(names, depth)} | adapters | compiled
+    shared: dict[str, Any] = {}
+    if case.num_gpus > 1:
+        is_fsdp1 = case.sharding == "fsdp" and "FSDP2" not in (row.sharding or "")
+        shared = {"num_gpus": case.num_gpus, "sharding": "fsdp1" if is_fsdp1 else case.sharding}
+        shared |= {"grad_accum": 1} if _reduces_each_time(case) else {}
+    if row.family == "llm-foundry":
+        config = config | _MPT
+    return spec | {"architecture": config | dict.fromkeys(names, depth)} | adapters | compiled | shared
+
+
+def _reduces_each_time(case: SpeedCase) -> bool:
+    """Composer's FSDP is taken to reduce gradients in every micro-step; accelerate's does in the last one."""
+    return case.num_gpus > 1 and case.sharding == "fsdp" and case.spec.grad_accum > 1
+
+
+def accumulated(count: Count, num_micro_steps: int) -> Count:
+    """The count of a step of one micro-step with so many."""
+
+    def times(row: Row) -> Row:
+        again = 1 if row.phase == "optimizer" else num_micro_steps
+        return dataclasses.replace(row, **{name: again * getattr(row, name) for name in _SUMS})
+
+    return dataclasses.replace(
+        count,
+        num_launches=count.num_launches * num_micro_steps,
+        num_claimed=count.num_claimed * num_micro_steps,
+        rows=tuple(map(times, count.rows)),
+        link_bytes=tuple((kind, size * num_micro_steps, ranks) for kind, size, ranks in count.link_bytes),
+    )
 
 
 def _num_layers(case: SpeedCase) -> int:
@@ -150,12 +182,32 @@ def deeper(few: Count, more: Count, depths: tuple[int, int], num_layers: int) ->
         num_launches=at(few.num_launches, more.num_launches),
         num_claimed=at(few.num_claimed, more.num_claimed),
         rows=tuple(row for row in found if row.calls),
+        **_deeper_links(few, more, step),
     )
 
 
-def _profiled(command: list[str], card: str, inside: dict[str, str], work: Path, limit_seconds: float) -> Count:
+def _deeper_links(few: Count, more: Count, step: float) -> dict[str, Any]:
+    """``link_bytes`` and ``message_bytes`` of the deeper model; of each kind the calls grow by the layer, too."""
+    found, messages = [], []
+    known = {(kind, ranks): (size, size / mean) for (kind, size, ranks), mean in _links(few)}
+    for (kind, size, ranks), mean in _links(more):
+        was, calls_were = known.get((kind, ranks), (size, size / mean))
+        now, calls = was + step * (size - was), calls_were + step * (size / mean - calls_were)
+        found.append((kind, round(now), ranks))
+        messages.append(now / calls if calls else 0.0)
+    return {"link_bytes": tuple(found), "message_bytes": tuple(messages)}
+
+
+def _links(count: Count) -> Iterable[tuple[tuple[str, int, int], float]]:
+    return [pair for pair in zip(count.link_bytes, count.message_bytes, strict=True) if pair[0][1] and pair[1]]
+
+
+def _profiled(
+    command: list[str], card: str, inside: dict[str, str], work: Path, limit_seconds: float, ranks: Sequence[str] = ()
+) -> Count:
     raw = work / "raw"
     words = ["profile", "--emulate", card, "--trace", "none", "--steps", "2", "--steps-only", "--folder", str(raw)]
+    words += ranks
     done = subprocess.run(
         [sys.executable, "-m", "vramprobe", *words, "--json", "--", *command],
         env=inside,
@@ -196,6 +248,7 @@ def as_record(count: Count) -> dict[str, Any]:
         "num_claimed": count.num_claimed,
         "unclaimed": [list(pair) for pair in count.unclaimed],
         "link_bytes": [list(one) for one in count.link_bytes],
+        "message_bytes": [round(one) for one in count.message_bytes],
         "rows": rows_,
     }
 
@@ -207,5 +260,6 @@ def from_record(told: dict[str, Any]) -> Count:
         num_claimed=told["num_claimed"],
         unclaimed=tuple((where, number) for where, number in told["unclaimed"]),
         link_bytes=tuple((kind, size, ranks) for kind, size, ranks in told["link_bytes"]),
+        message_bytes=tuple(told.get("message_bytes", ())),
         rows=tuple(Row(**dict(zip(FIELDS, one, strict=True))) for one in told["rows"]),
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed.counted_rows import deeper, small
-from benchmarks.speed.counted_steps import JOURNAL, steps
+from benchmarks.speed.counted_rows import accumulated, deeper, small
+from benchmarks.speed.counted_steps import JOURNAL, steps, why_aside, with_first_flash
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import FitError
 from vramprobe.speed.counted import Count, Row, time_of
@@ -105,6 +105,33 @@ def test_two_shallow_counts_make_a_deep_one() -> None:
     assert [(row.calls, row.flops, row.read) for row in found.rows] == [(224, 2240, 448), (1, 10, 0)]
 
 
+def test_links_grow_by_the_layer_and_a_reduction_in_each_micro_step() -> None:
+    """Of a layer 100 bytes in one call; 50 of the head in another: 32 layers send 3,250 in 33 calls."""
+    rows = (
+        Row(phase="backward", what="other", name="aten::add", calls=1, read=8),
+        Row(phase="optimizer", what="other", name="aten::mul", calls=1, read=5),
+    )
+
+    def of(num_layers: int) -> Count:
+        sent, calls = 100 * num_layers + 50, num_layers + 1
+        links = {"link_bytes": (("all_gather", sent, 2),), "message_bytes": (2 * sent / calls,)}
+        return Count(step=2, num_launches=2, num_claimed=2, rows=rows, **links)
+
+    found = deeper(of(2), of(4), (2, 4), 32)
+    assert found.link_bytes == (("all_gather", 3250, 2),)
+    assert found.message_bytes == (pytest.approx(2 * 3250 / 33),)
+    several = accumulated(found, 3)
+    assert several.link_bytes == (("all_gather", 9750, 2),)
+    assert [row.read for row in several.rows] == [24, 5]
+
+
+def test_the_first_flash_attention_takes_twice_as_long_and_nothing_else() -> None:
+    count = count_of_step(8192, 10**9, 10)
+    row = Row(phase="forward", what="attention", name="aten::_scaled_dot_product_flash_attention", flops=100)
+    found = with_first_flash(Count(step=2, num_launches=0, num_claimed=0, rows=(*count.rows, row)))
+    assert [one.flops for one in found.rows] == [*(one.flops for one in count.rows), 200]
+
+
 def test_small_rows_keep_the_shapes_that_decide_their_time() -> None:
     rows = [
         Row(phase="forward", what="other", name="aten::mul", shapes=f"a[{size}]", read=size, launches=1)
@@ -119,7 +146,7 @@ def test_small_rows_keep_the_shapes_that_decide_their_time() -> None:
 
 
 def test_the_fit_that_ships_is_what_the_journal_gives() -> None:
-    found, fit = [one for record, one in steps() if not record["is_padded"]], shipped_counted()
+    found, fit = [one for record, one in steps() if why_aside(record) is None], shipped_counted()
     assert hashlib.sha256(Path(JOURNAL).read_bytes()).hexdigest()[:16] in fit.data
     assert fit.num_configurations == len(found) == sum(fit.sources.values())
     assert fit_rates(found) == fit.rates

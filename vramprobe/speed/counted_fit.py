@@ -133,7 +133,7 @@ def unproven(rates: Rates, steps: Sequence[CountedStep]) -> SpeedFit:
     return SpeedFit(
         rates=rates,
         half_widths=dict.fromkeys(("usual", "short steps", "several machines", "card never seen"), 0.0),
-        cards=sorted({one.gpu.short_name for one in steps}),
+        cards=known_cards(steps),
         sources={},
         num_configurations=len(steps),
         median_error=0.0,
@@ -162,7 +162,16 @@ def source_of(one: CountedStep) -> str:
 
 
 def card_of(one: CountedStep) -> str:
-    return one.gpu.short_name
+    """The chip, by its architecture and peak: A100s of 40 and 80 GB say nothing new of each other."""
+    return f"{one.gpu.arch}, {one.gpu.half_dense_tflops} TFLOP/s"
+
+
+def known_cards(steps: Sequence[CountedStep]) -> list[str]:
+    """Cards whose chip two sources have steps of: of one alone it cannot be told from its source."""
+    sources: dict[str, set[str]] = {}
+    for one in steps:
+        sources.setdefault(card_of(one), set()).add(one.source)
+    return sorted({one.gpu.short_name for one in steps if len(sources[card_of(one)]) > 1})
 
 
 def half_widths(steps: Sequence[CountedStep], rates: Rates) -> dict[Condition, float]:
@@ -173,8 +182,8 @@ def half_widths(steps: Sequence[CountedStep], rates: Rates) -> dict[Condition, f
         for one, error in pairs:
             condition = time_of(one.count, one.gpu, fit=fit).condition
             sized.setdefault(condition, []).append((abs(error), len(pairs) ** -0.5))
-    unseen = [
-        (abs(error), len(pairs) ** -0.5) for pairs in left_out_errors(steps, card_of).values() for _, error in pairs
+    unseen = [  # a card counts as one, however many steps it has: one never seen is like any of them
+        (abs(error), 1 / len(pairs)) for pairs in left_out_errors(steps, card_of).values() for _, error in pairs
     ]
     usual = weighted_quantile(sized["usual"]) if "usual" in sized else LEAST_HALF_WIDTH
     hasty = weighted_quantile(sized["short steps"]) if "short steps" in sized else 2 * usual
@@ -188,7 +197,7 @@ def fit_counted(steps: Sequence[CountedStep], data: str, median_error: float) ->
     return SpeedFit(
         rates=rates,
         half_widths={name: short(width) for name, width in half_widths(steps, rates).items()},
-        cards=sorted({one.gpu.short_name for one in steps}),
+        cards=known_cards(steps),
         sources=dict(sorted(Counter(one.source for one in steps).items())),
         num_configurations=len(steps),
         median_error=short(median_error),

@@ -1,30 +1,39 @@
 """What the command line shows of the batches of a run's own data: peaks by quantile, the largest batch, what fits.
 
-In: a rank's DataBatches or None. Out: lines on the terminal. Decides nothing.
+In: a ProfileRecord. Out: lines on the terminal, of several ranks those of the one whose largest batch needs the most.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vramprobe.cli.display_run_phases import rank_name
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vramprobe.records.data_batches import DataBatches, DataLimit
+    from vramprobe.records.profile import ProfileRecord, RankProfile
 
 _MAX_ROWS = 4  # indices that a line names
 
 
-def print_batches(console: Console, found: DataBatches | None) -> None:
+def print_batches(console: Console, record: ProfileRecord) -> None:
     """Nothing where all batches have one shape: the steps have shown it."""
-    if found is None or found.num_shapes < 2:
+    ranks = [one for one in record.ranks if one.batches is not None and one.batches.num_shapes > 1]
+    if not ranks:
         return
+    rank = max(ranks, key=_most_bytes)
+    found, of = rank.batches, ""
+    assert found is not None
+    if len(record.ranks) > 1:
+        of = f" on {rank_name(rank)}, whose largest batch needs the most of {len(record.ranks)} ranks"
     seen = "" if found.is_complete else f", {found.num_seen:,} of which were read within the time limit"
     console.print(
-        f"\nthe run's own data: {found.num_rows:,} rows, {found.num_batches:,} batches an epoch{seen}; "
-        f"{found.num_shapes:,} shapes, {found.num_run} of them run"
+        f"\nthe run's own data{of}: {found.num_rows:,} rows, {found.num_batches:,} batches an epoch{seen}; "
+        f"{found.num_shapes:,} shapes, {found.num_run} of them run",
+        soft_wrap=True,
     )
     if found.peaks:
         console.print(f"  {'batch':<6}{'number':>9}{'rows':>6}{'length':>8}{'allocated':>13}{'reserved':>13}")
@@ -45,6 +54,11 @@ def print_batches(console: Console, found: DataBatches | None) -> None:
             soft_wrap=True,
         )
     _print_verdict(console, found)
+
+
+def _most_bytes(rank: RankProfile) -> int:
+    peaks = rank.batches.peaks if rank.batches is not None else []
+    return peaks[-1].allocated_bytes if peaks else 0
 
 
 def _print_verdict(console: Console, found: DataBatches) -> None:

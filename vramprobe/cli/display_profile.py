@@ -212,7 +212,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
     print_run_phases(console, record)
     print_rollout(console, rank.rollout)
-    print_batches(console, rank.batches)
+    print_batches(console, record)
     print_growth(console, rank.growth)
     if rank.traffic:
         print_traffic(console, rank_name(rank), rank.traffic)

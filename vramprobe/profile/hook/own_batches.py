@@ -2,7 +2,8 @@
 
 In: torch's DataLoader iterators, as the program uses them. Out: a ``batches`` line with the shapes of all batches of an
 epoch, and a ``batch`` line for each that is handed out instead of the next one, with the step that trains on it. Needs
-one backward a batch, and a data set that can be indexed.
+one backward a batch, and a data set that can be indexed. Of several ranks each asks its own share; all then train on
+the batches of the same numbers, as in the epoch: on those that decide on any rank.
 """
 
 import functools
@@ -11,7 +12,8 @@ import os
 import time
 import weakref
 
-from .batch_shapes import Survey
+from .agreement import heard
+from .batch_shapes import Survey, shape_of
 from .journal import complain
 
 _QUANTILES = (0.5, 0.9, 0.99)
@@ -19,6 +21,7 @@ _NUM_SPREAD, _NUM_HELD_OUT = 4, 3
 _MAX_MICRO_STEPS = 96  # of all that is played
 _LIMIT_SECONDS = 150.0  # then the largest comes next
 _MAX_ROWS = 64  # whose indices are told
+_MAX_RANKS = 8  # whose own largest batch is trained on, the run's beside
 
 
 class OwnBatches:
@@ -27,8 +30,9 @@ class OwnBatches:
     def __init__(self, folder, watches):
         self._folder, self._watches = folder, watches
         self._handed, self._last = {}, None  # batches by data set; the iterator that gave the last one
+        self._first_at = self._last_at = None  # when it gave a batch
         self._survey, self._queue, self._fed_set = None, [], None
-        self._is_done, self._last_step, self._since = False, None, None
+        self._is_done, self._last_step, self._until = False, None, None
 
     def install(self, module):
         """``module``: torch.utils.data.dataloader."""
@@ -42,9 +46,7 @@ class OwnBatches:
                 return own._next_of_ours()
             batch = run(iterator)
             if own._watches and not own._is_done:
-                key = id(iterator._dataset)
-                own._handed[key] = own._handed.get(key, 0) + 1
-                own._last = weakref.ref(iterator)
+                own._was_handed(iterator)
             return batch
 
         kind.__next__ = __next__
@@ -56,16 +58,13 @@ class OwnBatches:
 
     def begin(self, watch, step):
         """The steps are done, ``step`` of them; -> whether steps on chosen batches follow."""
-        if self._is_done or watch.has_other_ranks or self._rows_are_stand_ins():
-            self._is_done = True
-            return False
-        try:
-            self._plan(watch, step)
-        except Exception as error:  # of a loader that is made otherwise
-            self._queue = []
-            watch.line("warning", message=f"the data's lengths were not read: {type(error).__name__}: {error}")
-            complain(error)
-        self._is_done = not self._queue
+        if not self._is_done:
+            try:
+                self._plan(watch, step)
+            except Exception as error:
+                self._queue = []
+                complain(error)
+            self._is_done = not self._queue
         return not self._is_done
 
     def step_ended(self, step):
@@ -75,6 +74,12 @@ class OwnBatches:
             self._survey = None
         return self._is_done
 
+    def _was_handed(self, iterator):
+        key = id(iterator._dataset)
+        self._handed[key] = self._handed.get(key, 0) + 1
+        self._last, self._last_at = weakref.ref(iterator), time.monotonic()
+        self._first_at = self._first_at or self._last_at
+
     def _rows_are_stand_ins(self):
         path = os.path.join(self._folder, "replaced")
         if not os.path.exists(path):
@@ -83,42 +88,62 @@ class OwnBatches:
             return any(json.loads(line).get("kind") == "dataset" for line in file)
 
     def _plan(self, watch, step):
-        iterator = self._last() if self._last is not None else None
-        if iterator is None:
+        at, num_ranks = watch.place_among_ranks
+        try:
+            said = self._asked(watch, step)
+        except Exception as error:  # of a loader that is made otherwise
+            said = {"why": f"{type(error).__name__}: {error}"}
+            complain(error)
+        all_said = [said] if num_ranks == 1 else heard(self._folder, "batches", at, num_ranks, said)
+        why, who = why_not(all_said)
+        if why and who in (None, at):
+            watch.line("warning", message=f"the data's lengths were not read: {why}")
+        if why is not None:
             return
-        if not hasattr(iterator._dataset, "__getitem__") or not iterator._auto_collation:
-            watch.line("warning", message="the data's lengths were not read: its data set is not read by index")
-            return
-        size, is_even = divmod(watch.phases.backwards, step)  # micro-steps in a step
-        stale = self._handed[id(iterator._dataset)] - watch.phases.backwards
-        if is_even or size < 1 or not 1 <= stale <= 2 * size + 2:
-            watch.line(
-                "warning",
-                message="the data's lengths were not used: the loop does not train on one batch in each backward",
-            )
-            return
-        self._survey = survey = Survey(iterator)
-        table = survey.table()
-        if not table:
-            return
-        chosen = choose(table, max(_MAX_MICRO_STEPS // size, 2)) if len(table) > 1 else []
+        self._until = time.monotonic() + _LIMIT_SECONDS if num_ranks == 1 else None
         watch.line(
             "batches",
             steps=step,
-            how=survey.how,
-            is_complete=survey.is_complete,
-            micro_steps=size,
-            shapes=table,
-            num_batches=len(survey.batches),
-            num_rows=sum(map(len, survey.batches)),
-            lengths=_histogram(survey.lengths),
+            how=self._survey.how,
+            is_complete=self._survey.is_complete,
+            micro_steps=said["size"],
+            shapes=said["table"],
+            num_batches=len(self._survey.batches),
+            num_rows=sum(map(len, self._survey.batches)),
+            lengths=_histogram(self._survey.lengths),
         )
-        if not chosen:
-            return
-        self._begin_to_play(iterator, chosen, size, stale, step)
+        if chosen := choose_of_ranks([one["table"] for one in all_said], most_steps(all_said)):
+            self._begin_to_play([self._own(*one, said["table"]) for one in chosen], said["size"], said["stale"], step)
 
-    def _begin_to_play(self, iterator, chosen, size, stale, step):
-        self._fed_set, self._since, self._size = id(iterator._dataset), time.monotonic(), size
+    def _asked(self, watch, step):
+        """What this rank has to train on, or why that is not known; "" where there is nothing to ask."""
+        iterator = self._last() if self._last is not None else None
+        if iterator is None or self._rows_are_stand_ins():
+            return {"why": ""}
+        if not hasattr(iterator._dataset, "__getitem__") or not iterator._auto_collation:
+            return {"why": "its data set is not read by index"}
+        size, is_even = divmod(watch.phases.backwards, step)  # micro-steps in a step
+        handed = self._handed[id(iterator._dataset)]
+        stale = handed - watch.phases.backwards
+        if is_even or size < 1 or not 1 <= stale <= 2 * size + 2:
+            return {"why": "the loop does not train on one batch in each backward"}
+        self._fed_set, self._survey = id(iterator._dataset), Survey(iterator)
+        table = self._survey.table()
+        if not table:
+            return {"why": ""}
+        seconds = (self._last_at - self._first_at) / max(handed - 1, 1)
+        return {"size": size, "stale": stale, "table": table, "seconds": seconds}
+
+    def _own(self, number, held_out, table):
+        """(shape, own number, held out, whether it is this rank's largest) of a batch by its number in the epoch."""
+        survey = self._survey
+        number = min(number, len(survey.batches) - 1)  # ranks may have one batch more than others
+        known = number < len(survey.shapes)
+        shape = survey.shapes[number] if known else shape_of(survey.collate(survey.batches[number]))
+        return tuple(shape), number, held_out, tuple(shape) == tuple(table[-1][:2])
+
+    def _begin_to_play(self, chosen, size, stale, step):
+        self._size = size
         first = step + -(-stale // size)
         fillers = -stale % size  # up to the beginning of a step
         self._queue = [(chosen[0], None)] * fillers
@@ -126,18 +151,64 @@ class OwnBatches:
         self._last_step = first + len(chosen)
 
     def _next_of_ours(self):
-        (rows, width, _, number, held_out), step = self._queue.pop(0)
+        one, step = self._queue.pop(0)
         if step is not None and len(self._queue) % self._size == self._size - 1:  # the first of its step
-            if self._queue[self._size - 1 :] and time.monotonic() - self._since > _LIMIT_SECONDS:
-                last = self._queue[-1][0]
-                self._queue = [(last, step)] * (self._size - 1)
+            if self._queue[self._size - 1 :] and self._until is not None and time.monotonic() > self._until:
+                one = self._queue[-1][0]
+                self._queue = [(one, step)] * (self._size - 1)
                 self._last_step = step
-                rows, width, _, number, held_out = last
-            indices = self._survey.by_length(number) if not self._queue[self._size - 1 :] else []
+            (rows, width), number, held_out, is_largest = one
+            indices = self._survey.by_length(number)[:_MAX_ROWS] if is_largest else []
             self._watches[-1].line(
-                "batch", step=step, batch=number, rows=rows, width=width, held_out=held_out, indices=indices[:_MAX_ROWS]
+                "batch", step=step, batch=number, rows=rows, width=width, held_out=held_out, indices=indices
             )
-        return self._survey.collate(self._survey.batches[number])
+        return self._survey.collate(self._survey.batches[one[1]])
+
+
+def why_not(said):
+    """(why the ranks do not train on chosen batches, the rank that is to say it); "" for nothing to say, None where
+    they do. A rank of None: each."""
+    if said is None:
+        return "not all ranks came so far in time", None
+    if all(one.get("why") == "" for one in said):
+        return "", None
+    reads = [at for at, one in enumerate(said) if one.get("why") != ""]
+    if len(reads) < len(said):
+        who = "rank " + ", ".join(map(str, reads))
+        return f"{who} of {len(said)} ranks reads all batches, as of a data set that is dispatched", reads[0]
+    found = next((at for at, one in enumerate(said) if "why" in one), None)
+    if found is not None:
+        return said[found]["why"], found
+    if len({(one["size"], one["stale"]) for one in said}) > 1:
+        return "the ranks have not been given as many batches", 0
+    return None, None
+
+
+def most_steps(said):
+    """How many chosen batches the ranks have time for, at least two."""
+    size, seconds = said[0]["size"], max(one["seconds"] for one in said)
+    by_time = int(_LIMIT_SECONDS / (seconds * size)) if len(said) > 1 and seconds else _MAX_MICRO_STEPS
+    return max(min(_MAX_MICRO_STEPS // size, by_time), 2)
+
+
+def choose_of_ranks(tables, most):
+    """(number in the epoch, held out) of the batches to train on, the one with the most tokens last; none where all
+    have one shape. ``tables``: of each rank's Survey."""
+    merged, largest = {}, [table[-1][3] for table in tables]
+    for table in tables:
+        for rows, width, count, number in table:
+            known = merged.setdefault((rows, width), [rows, width, 0, number])
+            known[2] += count
+    if len(merged) < 2:
+        return []
+    table = sorted(merged.values(), key=lambda one: (one[0] * one[1], one))
+    chosen = {}
+    for *_, number, held_out in choose(table, most):
+        chosen[number] = chosen.get(number, True) and held_out
+    chosen |= dict.fromkeys(largest[:_MAX_RANKS], False)
+    tokens = [{number: rows * width for rows, width, _, number in own} for own in tables]
+    order = sorted(chosen, key=lambda number: max(own.get(number, 0) for own in tokens))
+    return [(number, chosen[number]) for number in order]
 
 
 def choose(table, most):

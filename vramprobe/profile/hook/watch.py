@@ -110,6 +110,13 @@ class Watch:
         """Whether others take part, who must do as this one does."""
         return (rank()["world_size"] or 1) > 1
 
+    @property
+    def place_among_ranks(self):
+        """(this rank, how many run): the first of one where the others are only made up."""
+        if not self.has_other_ranks or one_rank.VARIABLE in os.environ:
+            return 0, 1
+        return rank()["rank"], rank()["world_size"]
+
     def line(self, kind, **fields):
         """One more line in the journal."""
         self._journal.write(kind, **fields)

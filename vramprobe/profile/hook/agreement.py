@@ -1,0 +1,45 @@
+"""The ranks of one run agree on what they do next, without a collective of the program's: by files in the run's folder.
+
+In: what one rank says, as JSON. Out: what all said, by rank, or None on all of them: a rank that waited in vain and one
+that came late hear the same.
+"""
+
+import json
+import os
+import time
+
+_LIMIT_SECONDS = 180.0  # from a rank's own word on; above the time limits of what the ranks do before
+_PAUSE_SECONDS = 0.02
+
+
+def heard(folder, name, rank, num_ranks, said, limit_seconds=_LIMIT_SECONDS):
+    """What each rank said about ``name``, by rank; None where not all of them spoke in time."""
+    _publish(_path(folder, name, rank), said)
+    paths, until = [_path(folder, name, one) for one in range(num_ranks)], time.monotonic() + limit_seconds
+    while not all(map(os.path.exists, paths)) and time.monotonic() < until:
+        time.sleep(_PAUSE_SECONDS)
+    verdict = _path(folder, name, "agreed")
+    _publish(verdict, all(map(os.path.exists, paths)))  # of the first rank that comes here
+    return [_read(path) for path in paths] if _read(verdict) else None
+
+
+def _path(folder, name, who):
+    return os.path.join(folder, f"{name}.{who}")
+
+
+def _publish(path, said):
+    """The file as a whole, unless it is there already."""
+    beside = f"{path}.{os.getpid()}.part"
+    with open(beside, "w", encoding="utf-8") as file:
+        json.dump(said, file)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(beside)
+
+
+def _read(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)

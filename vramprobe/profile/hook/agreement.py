@@ -13,12 +13,13 @@ _PAUSE_SECONDS = 0.02
 
 
 def heard(folder, name, rank, num_ranks, said, limit_seconds=_LIMIT_SECONDS):
-    """What each rank said about ``name``, by rank; None where not all of them spoke in time."""
-    _publish(_path(folder, name, rank), said)
+    """What each rank said about ``name``, by rank; None where not all of them spoke in time, or others before them."""
+    verdict = _path(folder, name, "agreed")
+    if os.path.exists(verdict) or not _publish(_path(folder, name, rank), said):
+        return None  # this one is late, or an earlier run of the command has agreed
     paths, until = [_path(folder, name, one) for one in range(num_ranks)], time.monotonic() + limit_seconds
     while not all(map(os.path.exists, paths)) and time.monotonic() < until:
         time.sleep(_PAUSE_SECONDS)
-    verdict = _path(folder, name, "agreed")
     _publish(verdict, all(map(os.path.exists, paths)))  # of the first rank that comes here
     return [_read(path) for path in paths] if _read(verdict) else None
 
@@ -28,14 +29,15 @@ def _path(folder, name, who):
 
 
 def _publish(path, said):
-    """The file as a whole, unless it is there already."""
+    """The file as a whole, unless it is there already; -> whether it was not."""
     beside = f"{path}.{os.getpid()}.part"
     with open(beside, "w", encoding="utf-8") as file:
         json.dump(said, file)
     try:
         os.link(beside, path)
+        return True
     except FileExistsError:
-        pass
+        return False
     finally:
         os.unlink(beside)
 

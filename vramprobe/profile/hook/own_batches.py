@@ -169,7 +169,7 @@ def why_not(said):
     """(why the ranks do not train on chosen batches, the rank that is to say it); "" for nothing to say, None where
     they do. A rank of None: each."""
     if said is None:
-        return "not all ranks came so far in time", None
+        return "not all ranks came so far in time, or an earlier run of the command did", None
     if all(one.get("why") == "" for one in said):
         return "", None
     reads = [at for at, one in enumerate(said) if one.get("why") != ""]

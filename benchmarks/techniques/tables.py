@@ -88,6 +88,8 @@ def _outcome(entry: dict[str, Any]) -> str:
         return "ok"
     if why["kind"] == "oom":
         return f"out of memory in {why['phase'] or 'load'}"
+    if why["last_lines"][-1].startswith("Extension modules"):
+        return "error: a fatal signal in native code"
     return f"error: {next((line for line in reversed(why['last_lines']) if 'Error' in line), why['last_lines'][-1])}"
 
 
@@ -118,6 +120,9 @@ def page(entries: Entries, rows: list[Row], several: list[Row]) -> str:
     lines += ["", "## What was not run, and why", ""]
     failed = [(row["technique"], row["outcome"]) for row in rows if row["outcome"].startswith("error")]
     why = {one.id: one.left_out for one in techniques().values() if one.left_out}
+    why |= {
+        one.id: "not run yet" for one in techniques().values() if one.base and not one.left_out and one.id not in by_id
+    }
     why |= {name: f"it ended in `{said.removeprefix('error: ')[:200]}`" for name, said in failed}
     found = [
         [techniques()[name].name, techniques()[name].package, said.replace("|", "\\|")] for name, said in why.items()

@@ -366,6 +366,7 @@ OTHER_VALUES: dict[str, Any] = {
     "padding": True,
     "torch_compile": True,
     "fused_linear_cross_entropy": True,
+    "loss": "chunked_nll",
     "num_gpus": 2,
     "sharding": "fsdp",
     "shard_size": 2,

@@ -17,6 +17,9 @@ Autocast = Literal["bf16", "fp16", "none"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 KbitPrep = Literal["none", "peft", "trl"]
 Device = Literal["cuda", "cpu"]
+#: How head and loss are computed: by the model's own forward, from all logits; or by TRL's fused head (its
+#: ``chunked_nll``, and its ``nll`` since logits are no longer made), from tiles of them.
+Loss = Literal["nll", "chunked_nll"]
 Weights = Literal["random", "pretrained"]
 #: How several ranks share one model: torch's DDP; DeepSpeed's stages; FSDP2 (``fully_shard``) and FSDP1, both through
 #: accelerate, that gather anew in backward or, under shard-grad-op, keep what forward gathered, or, under hybrid, share

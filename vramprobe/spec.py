@@ -25,6 +25,7 @@ from vramprobe.choices import (
     Device,
     Dtype,
     KbitPrep,
+    Loss,
     Method,
     Offload,
     Optim,
@@ -76,6 +77,7 @@ class CellSpec(BaseModel):
     padding: bool = False  # the last tokens of each sequence are padding, so that the model is passed a mask
     torch_compile: bool = False
     fused_linear_cross_entropy: bool = False  # Liger's head and loss in one, which never holds all logits
+    loss: Loss = "nll"  # of the model's own forward, or TRL's from tiles of the logits
 
     num_gpus: int = 1  # a rank each, with the cell's batch; under device-map, cards of one process
     sharding: Sharding | None = None  # of the ranks, or of the layers; null for one GPU
@@ -185,6 +187,11 @@ class CellSpec(BaseModel):
         return self.quant != "none" or OPTIMIZERS[self.optim].needs_bitsandbytes
 
     @property
+    def uses_trl(self) -> bool:
+        """Whether TRL's own code computes its loss."""
+        return self.loss != "nll"
+
+    @property
     def limit_vram_bytes(self) -> int | None:
         """What the GPU's memory is limited to; None for all of it."""
         return None if self.limit_vram is None else parse_bytes(self.limit_vram)
@@ -220,6 +227,7 @@ class CellSpec(BaseModel):
         parts += ["padded"] if self.padding else []
         parts += ["compiled"] if self.torch_compile else []
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
+        parts += [self.loss.replace("_", "-")] if self.loss != "nll" else []
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
         groups = "" if self.shard_size is None else f"{self.shard_size}"
         parts += [f"{self.sharding}{groups}-x{self.num_gpus}"] if self.sharding else []

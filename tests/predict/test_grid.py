@@ -32,6 +32,8 @@ SETUPS: list[dict[str, Any]] = [
     {"model": "opt-350m", "method": "lora"},
     {"model": "llama-2-7b", "method": "lora", "fused_linear_cross_entropy": True},
 ]
+#: On a GPU alone.
+TILED = {"model": "llama-3.2-3b", "method": "lora", "loss": "chunked_nll"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def same(cells: CellArrays, where: tuple[int, ...], spec: CellSpec, model: Memor
 
 
 @pytest.mark.parametrize("with_fit", [False, True])
-@pytest.mark.parametrize("words", SETUPS, ids=lambda words: words["model"])
+@pytest.mark.parametrize("words", [*SETUPS, TILED], ids=lambda words: words["model"])
 def test_a_grid_is_to_the_byte_what_predict_says(words: dict[str, Any], with_fit: bool, model: MemoryModel) -> None:
     given, spec = model if with_fit else None, spec_of(words)
     rng = np.random.default_rng(7)

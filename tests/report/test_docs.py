@@ -211,6 +211,7 @@ HOW = {
     "python benchmarks/speed/emulated_speed.py": HOURS,
     "python benchmarks/truth/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
     "python benchmarks/truth/catalog.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/truth/losses.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/truth/emulated_edges.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/profile_overhead.py": HOURS,
 }

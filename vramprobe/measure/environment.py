@@ -24,6 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 PACKAGES = ("vramprobe", "torch", "transformers", "peft", "bitsandbytes", "accelerate")
 #: Those that only a cell with a fused loss runs.
 _OF_A_FUSED_LOSS = ("liger-kernel", "triton")
+_OF_TRL = ("trl", "triton")
 
 
 def capture(
@@ -39,7 +40,7 @@ def capture(
         "isolation_reason": isolation_reason,
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": _versions(PACKAGES + (_OF_A_FUSED_LOSS if spec.fused_linear_cross_entropy else ())),
+        "versions": _versions(PACKAGES + more_packages(spec)),
         "commit": commit,
         "dirty": dirty,
     }
@@ -65,6 +66,12 @@ def capture(
     )
 
 
+def more_packages(spec: CellSpec) -> tuple[str, ...]:
+    """Those that this cell runs and most others do not: cells that have the same are measured in one environment."""
+    more = _OF_A_FUSED_LOSS if spec.fused_linear_cross_entropy else ()
+    return more + (_OF_TRL if spec.uses_trl else ())
+
+
 def instrument_for(spec: CellSpec) -> Instrument:
     """How this process observes ``spec``: the CUDA that it sees is a GPU's, or an emulated one's."""
     return "emulated" if spec.device == "cuda" and machine_folder() is not None else spec.device
@@ -80,10 +87,10 @@ def emulator_here() -> str:
 
 def here() -> Callable[[CellSpec], Environment]:
     """The environment that this machine would measure a cell in, as far as is known without torch; asked once each."""
-    known: dict[tuple[str, bool], Environment] = {}
+    known: dict[tuple[str, tuple[str, ...]], Environment] = {}
 
     def context_of(spec: CellSpec) -> Environment:
-        key = spec.device, spec.fused_linear_cross_entropy
+        key = spec.device, more_packages(spec)
         if key not in known:
             known[key] = capture(spec, "spawn", with_torch=False)
         return known[key]

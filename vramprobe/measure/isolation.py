@@ -43,6 +43,8 @@ from vramprobe.workload.fused_loss import require_kernels
 #: The kernel's counts of OOM kills: of this cgroup (version 2), else of the whole machine (Linux 4.13 and later).
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
+#: The extra of pyproject.toml that brings a package.
+_EXTRAS = {"liger_kernel": "liger", "trl": "trl"}
 #: DeepSpeed with what it needs, as pip is told nothing of its other needs.
 DEEPSPEED_SETUP = "vramprobe emulate setup " + " ".join(
     f"--package {name}"
@@ -183,7 +185,7 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
         if with_device and rules_of(spec.sharding).uses_deepspeed and spec.offload != "none":
             _require_compiler(spec)
         interprets = interprets or (spec.fused_linear_cross_entropy and spec.device == "cpu")
-        for name in (*_needed_packages(spec), spec.device):
+        for name in (*_needed_packages(spec, runs=with_device), spec.device):
             first_with.setdefault(name, spec)
     devices = {name for name in ("cpu", "cuda") if first_with.pop(name, None)}
     missing = {name: spec for name, spec in first_with.items() if importlib.util.find_spec(name) is None}
@@ -193,7 +195,7 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
             f"for an emulated GPU: {DEEPSPEED_SETUP}"
         )
     if missing:
-        extras = "measure,liger" if "liger_kernel" in missing else "measure"
+        extras = ",".join(["measure", *(extra for name, extra in _EXTRAS.items() if name in missing)])
         raise MissingDependency(
             f"running {next(iter(missing.values())).cell_id} needs {', '.join(missing)}, not installed here; "
             f"install what measuring and simulating need: pip install 'vramprobe[{extras}]'"
@@ -243,12 +245,13 @@ def _require_compiler(spec: CellSpec) -> None:
         )
 
 
-def _needed_packages(spec: CellSpec) -> list[str]:
+def _needed_packages(spec: CellSpec, *, runs: bool) -> list[str]:
     needed = ["torch", "transformers", "accelerate"]
     needed += ["peft"] if spec.method != "full" else []
     needed += ["bitsandbytes"] if spec.needs_bitsandbytes else []
     needed += ["deepspeed"] if rules_of(spec.sharding).uses_deepspeed else []
     needed += ["liger_kernel"] if spec.fused_linear_cross_entropy else []
+    needed += ["trl"] if spec.uses_trl and runs else []  # a simulation refuses it
     return needed
 
 

@@ -243,6 +243,10 @@ def load_libraries(spec: CellSpec) -> None:
         from vramprobe.workload.fused_loss import load_liger
 
         load_liger()
+    if spec.uses_trl:
+        from vramprobe.workload.loss import load_trl
+
+        load_trl()
 
 
 def _train(

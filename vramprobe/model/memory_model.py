@@ -44,9 +44,10 @@ CHOICES = (
     "model_type",
     "gradient_checkpointing",
     "fused_linear_cross_entropy",
+    "loss",
 )
 #: What a fit has seen of a choice that did not exist when it was made.
-_SEEN_BEFORE = {"fused_linear_cross_entropy": ["False"]}
+_SEEN_BEFORE = {"fused_linear_cross_entropy": ["False"], "loss": ["nll"]}
 
 
 # Wide enough for any real fit, and narrow enough that no prediction from a damaged one leaves the range of floats.

@@ -30,7 +30,7 @@ from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD, FAR, LIMIT_NAMES, b
 from vramprobe.predict.verdict import TIGHT_SHARE, usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
-from vramprobe.terms.cell.setup import MAX_UNSORTED_TOKENS
+from vramprobe.terms.cell.setup import MAX_UNSORTED_TOKENS, TOKENS
 from vramprobe.terms.tape.graph import Place
 
 if TYPE_CHECKING:
@@ -147,6 +147,9 @@ def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, le
             num_tokens > max(arch.vocab_size, MAX_UNSORTED_TOKENS)
         )
         alike &= steps == steps[one]
+    if spec.loss == "chunked_nll":
+        is_tiled = num_tokens - batch > TOKENS
+        alike &= is_tiled == is_tiled[one]
     if spec.fused_linear_cross_entropy:
         share = -(-num_tokens // -(-arch.vocab_size // arch.head_width))
         _, exponent = np.frexp(share - 1)  # the number of bits, as long as floats are exact

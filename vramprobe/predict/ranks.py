@@ -19,6 +19,7 @@ from vramprobe.rules.sharding import (
     cannot_quantize,
     cannot_rotate,
     cannot_share_sequences,
+    cannot_step,
     rules_of,
     sharing_ranks,
 )
@@ -43,6 +44,8 @@ def require_possible(spec: CellSpec) -> None:
     if reason := cannot_group(spec) or cannot_share_sequences(spec):
         raise SpecError(reason)
     if spec.num_gpus > 1 and (reason := cannot_quantize(spec)):
+        raise SpecError(reason)
+    if spec.loss != "nll" and (reason := cannot_step(spec)):
         raise SpecError(reason)
 
 

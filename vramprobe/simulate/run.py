@@ -230,6 +230,11 @@ def _check(spec: CellSpec) -> AllocatorConfig:
         raise NotSimulated("limit_vram holds a real GPU's memory; leave it out and name the card with --gpu")
     if spec.torch_compile:
         raise NotSimulated("torch_compile cannot be simulated: what a compiler fuses is not known; measure the cell")
+    if spec.uses_trl:
+        raise NotSimulated(
+            f"loss {spec.loss} cannot be simulated: TRL's Triton kernels take no fake tensors; predict it with the "
+            "formula engine, or measure the cell, on an emulated GPU say (--emulate)"
+        )
     if spec.padding and spec.attn == "flash_attention_2":
         raise NotSimulated("flash_attention_2 takes the padding out, by values that a simulation lacks; use attn sdpa")
     alloc_conf = parse_alloc_conf(spec.alloc_conf or "")

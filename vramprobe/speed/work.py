@@ -119,7 +119,7 @@ def _count(spec: CellSpec, fused: bool) -> Work:
         products.append(Product(2 * rows * stack.numel, moved, uses * arch.num_copies(stack)))
     head = float(arch.vocab_size * arch.head_width)
     head_bytes = dense * (tokens * (arch.vocab_size + arch.head_width) + head)
-    head_uses = 2 + (1 if full else 0)
+    head_uses = 2 + (1 if full else 0) + (1 if spec.uses_trl else 0)  # whose tiles are made again in backward
     products.append(Product(2 * tokens * head, head_bytes, head_uses))
 
     attention = sum(_attention_flops(arch, spec.batch_size, length, layer) for layer in range(arch.num_layers))
@@ -131,7 +131,7 @@ def _count(spec: CellSpec, fused: bool) -> Work:
 
     layer_bytes, layer_kernels = _elementwise(arch, tokens, wide, fused)
     passes = 1 + again + _BACKWARD
-    fused_loss = fused or spec.fused_linear_cross_entropy
+    fused_loss = fused or spec.fused_linear_cross_entropy or spec.uses_trl
     loss = (_FUSED_LOSS_BYTES if fused_loss else _LOSS_BYTES) * float(tokens) * arch.vocab_size
     stream = layer_bytes * arch.num_layers * passes + loss + adapter_stream * passes
     stream += 4.0 * tokens * arch.head_width * wide / 2

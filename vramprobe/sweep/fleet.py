@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import SpecError
+from vramprobe.measure.environment import more_packages
 from vramprobe.measure.isolation import Ticket, new_ticket, scratch_folder
 from vramprobe.records.record import (
     Environment,
@@ -171,9 +172,9 @@ class Fleet:
         return self._describe(spec, attempt.ticket, Interrupted(message=f"stopped by {by}"))
 
 
-def _kind(spec: CellSpec) -> tuple[str, bool]:
+def _kind(spec: CellSpec) -> tuple[str, tuple[str, ...]]:
     """Cells of one kind are measured in one environment."""
-    return spec.device, spec.fused_linear_cross_entropy
+    return spec.device, more_packages(spec)
 
 
 class _Run:

@@ -17,6 +17,7 @@ from torch import nn
 from vramprobe.records.record import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.workload.fused_loss import fuse_loss
+from vramprobe.workload.loss import fuse_head, options_of
 from vramprobe.workload.model import TORCH_DTYPES
 from vramprobe.workload.stepper import Stepper
 from vramprobe.workload.storages import Storages, storages_of
@@ -71,6 +72,8 @@ def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | Non
         model, optimizer = stepper.prepare(model)
         if spec.fused_linear_cross_entropy:
             fuse_loss(spec, getattr(model, "module", model))  # which DDP wraps
+        if spec.loss == "chunked_nll":
+            fuse_head(model)
         if spec.torch_compile:
             model.compile()  # in place: names and parameters stay; the first forward compiles
     with observer.phase("batch"):
@@ -154,7 +157,7 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     if spec.autocast != "none" and not work.stepper.autocasts:
         autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])
     with autocast:
-        loss = work.model(**batch, use_cache=False).loss
+        loss = work.model(**batch, use_cache=False, **options_of(spec)).loss
     return loss / spec.grad_accum if spec.grad_accum > 1 else loss
 
 

@@ -25,6 +25,8 @@ _ROOM_BITS = 64
 Sorted = Literal["none", "tokens", "words"]
 #: More tokens than this are sorted on CUDA (aten/src/ATen/native/cuda/Embedding.cu).
 MAX_UNSORTED_TOKENS = 3072
+#: Tokens of one of TRL's tiles (trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE).
+TOKENS = 4096
 #: Whether the length is beyond a sliding window, a fused loss's chunk, and what an embedding's gradient sorts: all that
 #: batch and length decide but sizes.
 Branch = tuple[bool, int | None, Sorted]
@@ -45,7 +47,7 @@ class Setup:
     dora: bool
     gradient_checkpointing: bool
     accumulates: bool  # more than one micro-step per step
-    fused_loss: bool
+    loss: str  # of spec.py, or "liger"
     beyond_window: bool  # so long that a sliding window hides something
     sorted_ids: Sorted
     loss_chunk: int | None  # tokens whose logits a fused loss makes at once; null: all of them, or no fused loss
@@ -114,7 +116,7 @@ def setup_of(
         dora=spec.dora,
         gradient_checkpointing=spec.gradient_checkpointing,
         accumulates=spec.grad_accum > 1,
-        fused_loss=spec.fused_linear_cross_entropy,
+        loss="liger" if spec.fused_linear_cross_entropy else spec.loss,
         beyond_window=beyond_window,
         loss_chunk=loss_chunk,
         sorted_ids=sorted_ids,
@@ -132,7 +134,11 @@ def branch_of(spec: CellSpec, arch: Architecture) -> Branch:
     the gradient of a trained embedding sorts.
     """
     beyond_window = arch.sliding_window is not None and spec.seq_len >= arch.sliding_window
-    loss_chunk = _loss_chunk(arch, spec.num_tokens) if spec.fused_linear_cross_entropy else None
+    loss_chunk = None
+    if spec.fused_linear_cross_entropy:
+        loss_chunk = _loss_chunk(arch, spec.num_tokens)
+    elif spec.loss == "chunked_nll" and spec.num_tokens - spec.batch_size > TOKENS:  # a row's last one has no label
+        loss_chunk = TOKENS
     return beyond_window, loss_chunk, _sorted_ids(spec, arch)
 
 

@@ -12,6 +12,7 @@ from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
 from vramprobe.terms.cell.parameters import part_of
 from vramprobe.terms.models import falcon, gpt_oss, llama, mla, relatives, variants
 from vramprobe.terms.models import operators as op
+from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.experts import mixture
 from vramprobe.terms.models.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.models.modules import Model
@@ -45,7 +46,9 @@ def forward(model: Model) -> Value:
     hidden = finish(model, tape.brought(hidden))
     model.end_of_layers()
     with tape.cause("logits", saved="logits"):
-        if model.setup.fused_loss:
+        if model.setup.loss == "chunked_nll":
+            loss = chunked_nll(model, hidden)
+        elif model.setup.loss == "liger":
             loss = fused_linear_cross_entropy(model, hidden)
         else:
             tape.come_to_part("head")
@@ -57,7 +60,7 @@ def forward(model: Model) -> Value:
             tape.come_to_part("batch")
             logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
-    if tape.raises_outputs and model.setup.autocast != "none" and not model.setup.fused_loss:  # which makes no logits
+    if tape.raises_outputs and model.setup.autocast != "none" and model.setup.loss == "nll":  # others make no logits
         tape.come_to_output()
         wide = op.cast(logits, "fp32")  # accelerate hands out no other
         del wide

@@ -1,0 +1,47 @@
+"""TRL's own head and loss in place of a model's: log-probabilities from tiles of the logits, never all of them.
+
+In: a prepared model. Out: the same model, whose forward TRL has patched, and what it is called with to take that way.
+TRL's Triton kernels need a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vramprobe.errors import MissingDependency
+from vramprobe.spec import CellSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: What SFTTrainer has each token's log-probability come with, for its metrics (sft_trainer.py).
+_WITH_METRICS = ("log_probs", "entropy", "is_top1")
+
+
+def load_trl() -> None:
+    """Import what runs. Raises MissingDependency where it is not installed."""
+    try:
+        from trl.trainer.utils import add_fused_lm_head  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(
+            f"loss chunked_nll is TRL's fused head, of trl 1.16, which is not to be had here: {error}. "
+            "Install vramprobe[trl], or use loss nll"
+        ) from error
+
+
+def fuse_head(model: nn.Module) -> None:
+    """Patch the model's forward as SFTTrainer does."""
+    load_trl()
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(_base_of(model), outputs=_WITH_METRICS)
+
+
+def options_of(spec: CellSpec) -> dict[str, Any]:
+    """What the model's forward is called with beside the batch."""
+    return {"fused_lm_head": True} if spec.loss == "chunked_nll" else {}
+
+
+def _base_of(model: nn.Module) -> nn.Module:
+    """The model itself, without peft around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

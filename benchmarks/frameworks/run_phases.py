@@ -1,8 +1,8 @@
 """Peaks by phase of a run, under FSDP and ZeRO-3: ``python benchmarks/frameworks/run_phases.py --python PYTHON``.
 
-Each command trains a Llama of 134 million parameters (phases/) on two emulated RTX 4090, as its users start it, and
-goes once through evaluation, save and what follows; PYTHON is the interpreter of an environment with torch,
-transformers, accelerate, peft and deepspeed. Peaks are allocated bytes of the rank that has the most, *emulated*; none
+Each command trains a Llama of 134 million parameters (phases/; TRL: SmolLM2-135M by its name) on two emulated RTX 4090,
+as its users start it, and goes once through evaluation, save and what follows; PYTHON is the interpreter of an
+environment with torch, transformers, accelerate, peft, trl and deepspeed. Peaks are allocated bytes of the rank that has the most, *emulated*; none
 was compared with a real GPU here. Training: the highest of three steps. Save: a checkpoint and the final model. Host:
 CPU tensors and pinned memory of both ranks, each at its highest. Rows that the table has are kept; ``--only NAME`` runs
 these anew. About 30 s of CPU a run.
@@ -34,6 +34,11 @@ TRAIN = (
     "--eval_strategy steps --eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none"
 )
 LAUNCH = "accelerate launch --config_file"
+TRL = (
+    "--model_name_or_path HuggingFaceTB/SmolLM2-135M --dataset_name trl-lib/Capybara --dtype bfloat16 --max_length 1024 "
+    "--per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_steps 900 --eval_strategy steps "
+    "--eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none --output_dir out"
+)
 COMMANDS = {
     "Trainer, DDP": f"torchrun --nproc_per_node 2 {TRAIN}",
     "Trainer, FSDP1, full state dict": f"{LAUNCH} fsdp1-full.yaml {TRAIN}",
@@ -42,6 +47,9 @@ COMMANDS = {
     "Trainer, FSDP2, sharded state dict": f"{LAUNCH} fsdp2-sharded.yaml {TRAIN}",
     "Trainer, FSDP2, LoRA": f"{LAUNCH} fsdp2-full.yaml {TRAIN} --lora_r 16",
     "Trainer, ZeRO-3, 16-bit gather": f"deepspeed --num_gpus 2 {TRAIN} --deepspeed zero3.json",
+    "TRL SFT, FSDP2": f"trl sft --accelerate_config fsdp2-full.yaml {TRL}",
+    "TRL SFT, FSDP2, LoRA": f"trl sft --accelerate_config fsdp2-full.yaml {TRL} --use_peft",
+    "TRL SFT, ZeRO-3": f"trl sft --accelerate_config accelerate-zero3.yaml {TRL}",
     "accelerate loop, FSDP2": f"{LAUNCH} fsdp2-full.yaml loop.py",
     "accelerate loop, ZeRO-3": f"{LAUNCH} accelerate-zero3.yaml loop.py",
 }
@@ -82,6 +90,7 @@ def measured(name: str, command: str, python: Path) -> Row:
             "profile",
             "--emulate",
             "RTX-4090 x2",
+            *(["--empty-weights"] if command.startswith("trl ") else []),
             "--json",
             "--",
             *shlex.split(command),

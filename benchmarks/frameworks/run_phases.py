@@ -1,9 +1,10 @@
 """Peaks by phase of a run, under FSDP and ZeRO-3: ``python benchmarks/frameworks/run_phases.py --python PYTHON``.
 
-Each command trains a Llama of 134 million parameters (phases/; TRL: SmolLM2-135M by its name) on two emulated RTX 4090,
-as its users start it, and goes once through evaluation, save and what follows; PYTHON is the interpreter of an
-environment with torch, transformers, accelerate, peft, trl and deepspeed. Peaks are allocated bytes of the rank that has the most, *emulated*; none
-was compared with a real GPU here. Training: the highest of three steps. Save: a checkpoint and the final model. Host:
+Each command trains a Llama of 134 million parameters (phases/; TRL and LLaMA-Factory: SmolLM2-135M by its name) on two
+emulated RTX 4090, as its users start it, and goes once through evaluation, save and what follows; PYTHON is the
+interpreter of an environment with torch, transformers, accelerate, peft, trl and deepspeed, or with LLaMA-Factory's
+(runs/llamafactory.txt) and deepspeed. Peaks are allocated bytes of the rank that has the most, *emulated*; none was
+compared with a real GPU here. Training: the highest of three steps. Save: a checkpoint and the final model. Host:
 CPU tensors and pinned memory of both ranks, each at its highest. Rows that the table has are kept; ``--only NAME`` runs
 these anew. About 30 s of CPU a run.
 """
@@ -35,9 +36,9 @@ TRAIN = (
 )
 LAUNCH = "accelerate launch --config_file"
 TRL = (
-    "--model_name_or_path HuggingFaceTB/SmolLM2-135M --dataset_name trl-lib/Capybara --dtype bfloat16 --max_length 1024 "
-    "--per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_steps 900 --eval_strategy steps "
-    "--eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none --output_dir out"
+    "--model_name_or_path HuggingFaceTB/SmolLM2-135M --dataset_name trl-lib/Capybara --dtype bfloat16 "
+    "--max_length 1024 --per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_steps 900 "
+    "--eval_strategy steps --eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none --output_dir out"
 )
 COMMANDS = {
     "Trainer, DDP": f"torchrun --nproc_per_node 2 {TRAIN}",
@@ -50,6 +51,7 @@ COMMANDS = {
     "TRL SFT, FSDP2": f"trl sft --accelerate_config fsdp2-full.yaml {TRL}",
     "TRL SFT, FSDP2, LoRA": f"trl sft --accelerate_config fsdp2-full.yaml {TRL} --use_peft",
     "TRL SFT, ZeRO-3": f"trl sft --accelerate_config accelerate-zero3.yaml {TRL}",
+    "LLaMA-Factory SFT, ZeRO-3": "llamafactory-cli train llamafactory.yaml",
     "accelerate loop, FSDP2": f"{LAUNCH} fsdp2-full.yaml loop.py",
     "accelerate loop, ZeRO-3": f"{LAUNCH} accelerate-zero3.yaml loop.py",
 }
@@ -81,6 +83,7 @@ def measured(name: str, command: str, python: Path) -> Row:
     """One command's peaks by phase, bytes."""
     shutil.rmtree(WORK, ignore_errors=True)
     shutil.copytree(FILES, WORK)
+    write_rows(WORK / "data")
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [
@@ -90,13 +93,14 @@ def measured(name: str, command: str, python: Path) -> Row:
             "profile",
             "--emulate",
             "RTX-4090 x2",
-            *(["--empty-weights"] if command.startswith("trl ") else []),
+            *(["--empty-weights"] if command.startswith(("trl ", "llamafactory")) else []),
             "--json",
             "--",
             *shlex.split(command),
         ],
         cwd=WORK,
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=os.environ
+        | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "FORCE_TORCHRUN": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -116,6 +120,18 @@ def measured(name: str, command: str, python: Path) -> Row:
         "versions": " ".join(f"{key} {value}" for key, value in sorted(record["environment"]["versions"].items())),
         "command": command,
     }
+
+
+def write_rows(folder: Path) -> None:
+    """LLaMA-Factory's data set: rows that are all longer than its limit."""
+    folder.mkdir()
+    row = {
+        "instruction": "Say the alphabet as often as it fits.",
+        "input": "",
+        "output": "abcdefghijklmnopqrstuvwxyz " * 200,
+    }
+    (folder / "rows.json").write_text(json.dumps([row] * 256))
+    (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
 
 
 def page(found: list[dict[str, str]]) -> str:

@@ -165,6 +165,7 @@ HOW = {
         elsewhere="tests/speed/test_counted_fit.py", why="it would write its tables"
     ),
     "python benchmarks/rollouts/serving.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/rollouts/published_rl.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/rollouts/grpo.py --python PATH": Way(
         instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start vLLM five times"
     ),

@@ -40,29 +40,28 @@ def shapes(model: str) -> Architecture:
 
 
 class Run(NamedTuple):
-    """What a row of the loop was run with, and what its log says of the scoring pass of the same step."""
+    """One step of one of the loop's logs: GiB before and at the peak of the scoring pass, then at the training peak."""
 
-    before_scoring: float  # GiB resident
+    log: str
+    step: str
+    resident: float
     scoring_peak: float
-    checkpointing: bool = True
-    first_step: bool = False
-    eight_bit: bool = False
+    training_peak: float
 
     @property
     def length(self) -> int:
         """Tokens of the padded sequences, by the scoring pass: its peak is logits alone."""
-        logits = (self.scoring_peak - self.before_scoring) * GIB
+        logits = (self.scoring_peak - self.resident) * GIB
         return round(logits / (SCORED_BATCH * SCORED * shapes(MODEL).vocab_size))
 
 
-#: Row of a training peak → its run; the log is the row's source (Notes.md). Scoring is what it has before
-#: "before training inner loop", with sleep mode "before vLLM sleep".
+#: Row of a training peak → its log and step in published_rl_steps.csv; "highest of 10 steps" is step 1 of each.
 RUNS = {
-    "3": Run(6.19, 9.49, checkpointing=False, first_step=True),
-    "6": Run(6.19, 9.49, first_step=True),
-    "7": Run(11.95, 15.97),
-    "9": Run(11.95, 15.96),
-    "11": Run(9.13, 13.14, eight_bit=True),
+    "3": ("plain", "0"),
+    "6": ("checkpointing", "0"),
+    "7": ("checkpointing", "1"),
+    "9": ("sleep mode", "1"),
+    "11": ("8-bit AdamW", "1"),
 }
 #: What a row must say for its arithmetic.
 NEEDED = ("model", "method", "dtype", "optimizer", "gpu", "micro_batch_per_gpu", "max_prompt_len", "max_response_len")
@@ -81,6 +80,13 @@ def engine_bytes() -> int:
     return served.weights_bytes + served.kv_cache_bytes
 
 
+def steps() -> dict[tuple[str, str], Run]:
+    """(log, step) → what the loop's logs say of it."""
+    found = read_csv(HERE / "published_rl_steps.csv")
+    runs = [Run(row["log"], row["step"], *(float(row[f"{name}_gib"]) for name in Run._fields[2:])) for row in found]
+    return {(run.log, run.step): run for run in runs}
+
+
 def resident_bytes() -> dict[str, int]:
     """The trainer's account between steps, by row: weights, then AdamW's state too."""
     terms = _moments(gradient_checkpointing=False, seq_len=1, optim="adamw_torch_fused")[-1].terms
@@ -89,10 +95,11 @@ def resident_bytes() -> dict[str, int]:
 
 def peak_bytes(run: Run) -> int:
     """The trainer's account at the peak of a step; the first has no optimizer state before its end."""
-    optim = "adamw_bnb_8bit" if run.eight_bit else "adamw_torch_fused"
-    found = _moments(gradient_checkpointing=run.checkpointing, seq_len=run.length, optim=optim)
+    eight_bit, first_step = run.log == "8-bit AdamW", run.step == "0"
+    optim = "adamw_bnb_8bit" if eight_bit else "adamw_torch_fused"
+    found = _moments(gradient_checkpointing=run.log != "plain", seq_len=run.length, optim=optim)
     state = found[-1].terms["optimizer_state"]
-    if run.eight_bit:
+    if eight_bit:
         # two moments of a byte, an fp32 scale for each 256: bitsandbytes' own class does so for the embedding too
         state = 2 * shapes(MODEL).num_params * (256 + 4) // 256
     peaks = []
@@ -100,7 +107,7 @@ def peak_bytes(run: Run) -> int:
         size = one.total_bytes - one.terms["optimizer_state"]
         if one.label == "loss":
             size += TRAINED * run.length * shapes(MODEL).vocab_size - one.terms["logits"]
-        peaks.append(size if run.first_step and one.phase != "optimizer_step" else size + state)
+        peaks.append(size if first_step and one.phase != "optimizer_step" else size + state)
     return max(peaks)
 
 
@@ -118,7 +125,8 @@ def _compared(published: float, predicted: float) -> list[str]:
 def loop_table(rows: dict[str, dict[str, str]]) -> list[str]:
     """The loop's rows: the whole figure, then the trainer's part above what is resident after init."""
     base, engine, resident = float(rows[AFTER_INIT]["memory"]), engine_bytes(), resident_bytes()
-    accounts = resident | {row: peak_bytes(run) for row, run in RUNS.items()}
+    runs = {row: steps()[where] for row, where in RUNS.items()}
+    accounts = resident | {row: peak_bytes(run) for row, run in runs.items()}
     lines = []
     for row in sorted(accounts, key=int):
         published = float(rows[row]["memory"])
@@ -127,7 +135,7 @@ def loop_table(rows: dict[str, dict[str, str]]) -> list[str]:
         if row != AFTER_INIT:
             above = (accounts[row] - resident[AFTER_INIT]) / GIB
             part, verdict = _compared(published - base, above), f"trainer {_verdict(published - base, above)}"
-        tokens = f"{RUNS[row].length:,}" if row in RUNS else "-"
+        tokens = f"{runs[row].length:,}" if row in runs else "-"
         lines.append([row, rows[row]["phase"], tokens, *whole, *part, verdict])
     columns = ["published", "arithmetic", "GiB", "%"]
     head = ["row", "figure", "tokens", *columns, *(f"trainer: {name}" for name in columns), "verdict"]
@@ -136,6 +144,23 @@ def loop_table(rows: dict[str, dict[str, str]]) -> list[str]:
 
 def _verdict(published: float, predicted: float) -> str:
     return "repeated" if abs(predicted / published - 1) <= CLOSE else "not repeated"
+
+
+def steps_table(base: float) -> list[str]:
+    """All steps of each log: the trainer's part of the peaks, their lengths, and how far arithmetic is off."""
+    weights, logs = resident_bytes()[AFTER_INIT], {}
+    for run in steps().values():
+        published, predicted = run.training_peak - base, (peak_bytes(run) - weights) / GIB
+        logs.setdefault(run.log, []).append((run.length, predicted - published, 100 * (predicted / published - 1)))
+    lines = []
+    for log, found in logs.items():
+        lengths, gaps, errors = zip(*found, strict=True)
+        spread = f"{min(gaps):+.2f} to {max(gaps):+.2f}"
+        close = sum(abs(error) <= 100 * CLOSE for error in errors)
+        worst = f"{max(errors, key=abs):+.1f} %"
+        lines.append([log, len(found), f"{min(lengths):,} to {max(lengths):,}", spread, worst, close])
+    head = ["log", "steps", "tokens", "difference, GiB", "worst", "repeated"]
+    return as_markdown(head, "lrrrrr", lines)
 
 
 def other_table() -> list[str]:
@@ -199,7 +224,13 @@ def missing_table(rows: dict[str, dict[str, str]]) -> list[str]:
 def page() -> str:
     """published_rl.md."""
     rows = {row["row"]: row for row in read_csv(HERE / "published_rl.csv")}
-    tables = {"loop": loop_table(rows), "others": other_table(), "missing": missing_table(rows)}
+    base = float(rows[AFTER_INIT]["memory"])
+    tables = {
+        "loop": loop_table(rows),
+        "steps": steps_table(base),
+        "others": other_table(),
+        "missing": missing_table(rows),
+    }
     text = (HERE / "published_rl.in.md").read_text(encoding="utf-8")
     return text.format(**{name: "\n".join(lines) for name, lines in tables.items()})
 

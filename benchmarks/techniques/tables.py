@@ -103,7 +103,7 @@ def page(entries: Entries, rows: list[Row], several: list[Row]) -> str:
         f"{num} techniques, each run by its own package on an emulated GPU beside the same run without it. Memory",
         "is the allocated peak, *emulated*; step time is *predicted* by counting the step's kernels, and a difference",
         "below 3 % cannot be told. No GPU was measured. `python benchmarks/techniques/techniques.py --check` compares",
-        "this page with its [journal](../../results/techniques/records.jsonl).",
+        "this page with its [journal](techniques.jsonl).",
         "",
         "![GiB saved against predicted time lost](techniques.svg)",
     ]

@@ -1,6 +1,6 @@
 """What each technique saves: ``python benchmarks/techniques/techniques.py --python ENVIRONMENT/bin/python``.
 
-Runs what the journal lacks (results/techniques/records.jsonl), each technique of vramprobe/data/techniques.toml on an
+Runs what the journal lacks (techniques.jsonl), each technique of vramprobe/data/techniques.toml on an
 emulated GPU by its own package, then writes techniques.md, techniques.csv, techniques.svg and the table that ships with
 the package. Memory is *emulated*, step time *predicted*. A run takes half a minute to two minutes on two cores.
 """
@@ -20,7 +20,7 @@ from benchmarks.techniques.runs import attempt, fingerprint
 from vramprobe.techniques.registry import KINDS, Technique, bases, combinations, of_kind, techniques
 
 ROOT = Path(__file__).resolve().parents[2]
-JOURNAL = ROOT / "results" / "techniques" / "records.jsonl"
+JOURNAL = Path(__file__).with_suffix(".jsonl")
 
 
 def todo() -> list[tuple[str, list[Technique]]]:

@@ -1,15 +1,18 @@
 """The largest batch of rows of real lengths, found without training on all: data_lengths.md.
 
-``python benchmarks/truth/data_lengths.py --run`` keeps two profiles of data_lengths_train.py on an emulated H100 in
-data_lengths.jsonl, some minutes on two cores: one asks the run's own loader and trains on a dozen batches, one trains
-on all 157 (``--whole``). Alone it writes the page from there; ``--check`` says whether it is what the profiles give.
+``python benchmarks/truth/data_lengths.py --run`` keeps profiles of data_lengths_train.py on an emulated H100 in
+data_lengths.jsonl, and what each took in data_lengths.csv, some minutes on two cores. Three ask the run's own loader
+and train on a dozen batches; one trains on all 157 (``--whole``). Alone it writes the page from there; ``--check``
+says whether it is what the profiles give. ``--run NAME`` runs one anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from vramprobe.records.profile import ProfileRecord, read_profiles
@@ -17,21 +20,50 @@ from vramprobe.units import format_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, write_or_check
+from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = Path(__file__).with_suffix(".jsonl")
 PAGE = Path(__file__).with_suffix(".md")
-TRAIN = ("python", "benchmarks/truth/data_lengths_train.py", "small", "20000", "128", "16384")
+SECONDS = Path(__file__).with_suffix(".csv")
+WHOLE = "20,000 rows, every step"
+#: By name: options of profile; of data_lengths_train.py the model, the rows, the rows of a batch, the longest.
+RUNS = {
+    "20,000 rows": ((), ("small", "20000", "128", "16384")),
+    WHOLE: (("--whole",), ("small", "20000", "128", "16384")),
+    "1,000,000 rows": ((), ("small", "1000000", "128", "16384")),
+    "100,000 rows, 8B": ((), ("8b", "100000", "2", "4096")),
+}
 
 
-def run() -> None:
-    """Both profiles anew."""
-    JOURNAL.unlink(missing_ok=True)
-    for options in ((), ("--whole",)):
-        command = [sys.executable, "-m", "vramprobe", "profile", "--emulate", "H100-SXM", "--trace", "none"]
-        command += ["--no-speed", *options, "--save", str(JOURNAL), "--json", "--", *TRAIN]
-        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+def run(names: list[str]) -> None:
+    """These profiles anew, and the seconds of each: the clock's, and the processors'."""
+    kept = dict(zip(RUNS, read_profiles(JOURNAL), strict=False)) if JOURNAL.exists() else {}
+    seconds = {row["name"]: row for row in read_csv(SECONDS)} if SECONDS.exists() else {}
+    new = JOURNAL.with_suffix(".new")
+    for name in names:
+        options, words = RUNS[name]
+        new.unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "vramprobe",
+            "profile",
+            "--emulate",
+            "H100-SXM",
+            "--trace",
+            "none",
+            "--no-speed",
+        ]
+        command += [*options, "--save", str(new), "--json", "--", "python", "benchmarks/truth/data_lengths_train.py"]
+        start, before = time.monotonic(), os.times()
+        subprocess.run([*command, *words], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        used = sum(os.times()[2:4]) - sum(before[2:4])
+        (kept[name],) = read_profiles(new)
+        seconds[name] = {"name": name, "elapsed": f"{time.monotonic() - start:.0f}", "processor": f"{used:.0f}"}
+    new.unlink(missing_ok=True)
+    JOURNAL.write_text("".join(kept[name].model_dump_json() + "\n" for name in RUNS if name in kept))
+    SECONDS.write_text(as_csv([seconds[name] for name in RUNS if name in seconds]))
 
 
 def difference(chosen: ProfileRecord, whole: ProfileRecord) -> float:
@@ -42,37 +74,65 @@ def difference(chosen: ProfileRecord, whole: ProfileRecord) -> float:
     return batches.peaks[-1].allocated_bytes / peak.allocated_bytes - 1
 
 
-def markdown(chosen: ProfileRecord, whole: ProfileRecord) -> str:
+def largest(profile: ProfileRecord) -> str:
+    """The largest batch of one that asked, the highest step of the other."""
+    (rank,) = profile.ranks
+    if rank.batches is not None:
+        return format_bytes(rank.batches.peaks[-1].allocated_bytes)
+    assert rank.peak is not None
+    return format_bytes(rank.peak.allocated_bytes)
+
+
+def profile_row(name: str, profile: ProfileRecord, seconds: dict[str, str]) -> tuple[str, ...]:
+    """One line of the table."""
+    (rank,) = profile.ranks
+    batches = rank.batches
+    held = f"{100 * max(abs(one.error) for one in batches.held_out):.2f}" if batches else ""
+    asked = (f"{batches.num_batches:,}", f"{batches.num_shapes:,}", str(batches.num_run)) if batches else ("",) * 3
+    steps = f"{rank.num_steps + (batches.num_run if batches else 0):,}"
+    return (name, *asked, steps, largest(profile), held, seconds["elapsed"], seconds["processor"])
+
+
+def markdown(profiles: dict[str, ProfileRecord], seconds: dict[str, dict[str, str]]) -> str:
     """The page."""
-    (one,), (all_steps,) = chosen.ranks, whole.ranks
-    batches, peak = one.batches, all_steps.peak
+    chosen, whole = profiles["20,000 rows"], profiles[WHOLE]
+    batches = profiles["1,000,000 rows"].ranks[0].batches
     assert batches is not None
-    assert peak is not None
-    error = max(abs(held.error) for held in batches.held_out)
-    rows = [
-        ("asked its loader", one.num_steps + batches.num_run, format_bytes(batches.peaks[-1].allocated_bytes)),
-        ("every step of an epoch", all_steps.num_steps, format_bytes(peak.allocated_bytes)),
-    ]
+    head = (
+        "profile",
+        "batches",
+        "shapes",
+        "run",
+        "steps",
+        "largest, allocated",
+        "held out, %",
+        "seconds",
+        "of processor",
+    )
+    rows = [profile_row(name, profile, seconds[name]) for name, profile in profiles.items()]
     quantiles = [(p.name, p.num_rows, f"{p.width:,}", format_bytes(p.allocated_bytes), p.source) for p in batches.peaks]
     lines = [
         "# The largest batch of rows of real lengths, without training on all",
         "",
         f"**Result:** the batch that the run's own loader named has a peak within "
         f"{100 * abs(difference(chosen, whole)):.2f} % of the highest of "
-        f"all {all_steps.num_steps:,} steps of the epoch (emulated against emulated).",
+        f"all {whole.ranks[0].num_steps:,} steps of the epoch (emulated against emulated). A million rows are "
+        f"asked, and an 8B answers for 100,000, in the seconds that the table shows.",
         "",
         "```",
         "python benchmarks/truth/data_lengths.py --run",
         "```",
         "",
-        "20,000 rows, their lengths drawn from the histogram that ships (`azure-chat`, [where it comes "
-        "from](../../docs/lengths.md#the-histogram-that-ships)); a Llama of two layers, transformers' `Trainer`, 128 "
-        "rows a batch, padded, on an emulated H100.",
+        "Rows' lengths are drawn from the histogram that ships (`azure-chat`, [where it comes "
+        "from](../../docs/lengths.md#the-histogram-that-ships)) and cut at 16,384 tokens (8B: 4,096); a Llama of two "
+        "layers, fully trained with 128 rows a batch, and LoRA of an 8B with gradient checkpointing and 2 rows a "
+        "batch; transformers' `Trainer`, padded batches, on an emulated H100. A profile that asks trains on a few "
+        "of the batches (run) and predicts held-out ones from the others; their largest error is shown. Seconds: one "
+        "run on two cores that did other work too, to make the rows included.",
         "",
-        *as_markdown(("profile", "steps on batches", "highest peak"), "lrr", rows),
+        *as_markdown(head, "lrrrrrrrr", rows),
         "",
-        f"The loader made {batches.num_batches:,} batches of {batches.num_shapes:,} shapes; {batches.num_run} were "
-        f"run. From the others, {len(batches.held_out)} held-out ones were predicted within {100 * error:.2f} %.",
+        "Of the million rows' batches:",
         "",
         *as_markdown(("batch", "rows", "length", "allocated", "source"), "lrrrl", quantiles),
         "",
@@ -83,12 +143,14 @@ def markdown(chosen: ProfileRecord, whole: ProfileRecord) -> str:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--run", nargs="*", metavar="NAME", choices=list(RUNS))
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()
-    if asked.run:
-        run()
-    write_or_check({PAGE: markdown(*read_profiles(JOURNAL))}, "truth/data_lengths.py", check=asked.check)
+    if asked.run is not None:
+        run(asked.run or list(RUNS))
+    profiles = dict(zip(RUNS, read_profiles(JOURNAL), strict=True))
+    seconds = {row["name"]: row for row in read_csv(SECONDS)}
+    write_or_check({PAGE: markdown(profiles, seconds)}, "truth/data_lengths.py", check=asked.check)
 
 
 if __name__ == "__main__":

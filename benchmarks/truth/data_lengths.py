@@ -2,7 +2,7 @@
 
 ``python benchmarks/truth/data_lengths.py --run`` keeps profiles of data_lengths_train.py on an emulated H100 in
 data_lengths.jsonl, and what each took in data_lengths.csv, some minutes on two cores. Three ask the run's own loader
-and train on a dozen batches; one trains on all 157 (``--whole``). Alone it writes the page from there; ``--check``
+and train on a dozen batches; one trains on all 782 (``--whole``). Alone it writes the page from there; ``--check``
 says whether it is what the profiles give. ``--run NAME`` runs one anew.
 """
 
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = Path(__file__).with_suffix(".jsonl")
 PAGE = Path(__file__).with_suffix(".md")
 SECONDS = Path(__file__).with_suffix(".csv")
-WHOLE = "20,000 rows, every step"
+WHOLE = "100,000 rows, every step"
 #: By name: options of profile; of data_lengths_train.py the model, the rows, the rows of a batch, the longest.
 RUNS = {
-    "20,000 rows": ((), ("small", "20000", "128", "16384")),
-    WHOLE: (("--whole",), ("small", "20000", "128", "16384")),
+    "100,000 rows": ((), ("small", "100000", "128", "16384")),
+    WHOLE: (("--whole",), ("small", "100000", "128", "16384")),
     "1,000,000 rows": ((), ("small", "1000000", "128", "16384")),
     "100,000 rows, 8B": ((), ("8b", "100000", "2", "4096")),
 }
@@ -95,7 +95,7 @@ def profile_row(name: str, profile: ProfileRecord, seconds: dict[str, str]) -> t
 
 def markdown(profiles: dict[str, ProfileRecord], seconds: dict[str, dict[str, str]]) -> str:
     """The page."""
-    chosen, whole = profiles["20,000 rows"], profiles[WHOLE]
+    chosen, whole = profiles["100,000 rows"], profiles[WHOLE]
     batches = profiles["1,000,000 rows"].ranks[0].batches
     assert batches is not None
     head = (

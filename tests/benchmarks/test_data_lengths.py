@@ -13,7 +13,7 @@ def test_the_page_is_made_of_profiles_that_agree(script: Callable[[str], ModuleT
     profiles = dict(zip(page.RUNS, read_profiles(page.JOURNAL), strict=True))
     seconds = {row["name"]: row for row in page.read_csv(page.SECONDS)}
     assert page.PAGE.read_text(encoding="utf-8") == page.markdown(profiles, seconds)
-    chosen, whole = profiles["20,000 rows"], profiles[page.WHOLE]
+    chosen, whole = profiles["100,000 rows"], profiles[page.WHOLE]
     batches = chosen.ranks[0].batches
     assert batches is not None
     assert whole.ranks[0].num_steps == batches.num_batches

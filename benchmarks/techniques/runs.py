@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 #: What every command of a Trainer has beside: it changes nothing in a step.
 TRAINING = "--output_dir out --per_device_train_batch_size 1 --max_steps 8 --report_to none --save_strategy no"
 LIMIT_SECONDS = 240
+_ERROR = re.compile(r"(?!subprocess\.CalledProcess)[\w.]*Error: ")
 
 
 def words_of(base: Base, several: list[Technique]) -> list[str]:
@@ -75,7 +77,7 @@ def attempt(base: Base, several: list[Technique], python: Path) -> dict[str, Any
         "packages": _versions(python, {"torch", "transformers", "peft", "trl"} | {one.package for one in several}),
     }
     if record is None or record.highest_rank is None or record.outcome.kind != "ok":
-        return entry | {"outcome": _why_not(record, said)}
+        return entry | {"outcome": _why_not(record, said.replace(str(python.parents[1]), "ENVIRONMENT"))}
     return entry | {"outcome": "ok"} | _kept(record)
 
 
@@ -108,7 +110,11 @@ def _why_not(record: ProfileRecord | None, said: str) -> dict[str, Any]:
             "requested_bytes": oom.requested_bytes,
         }
     own = getattr(record.outcome, "last_lines", None) if record is not None else None
-    lines = own or [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in said.splitlines() if line.strip()]
+    if own and not own[-1].startswith("subprocess.CalledProcessError"):
+        lines = own
+    elif own:  # a launcher's last words, that its rank failed: the rank's own error stands before them
+        lines = lines[: next((num for num, line in enumerate(lines, 1) if _ERROR.match(line)), len(lines))]
     return {"kind": "error", "last_lines": [line.replace(str(HERE.parents[1]) + "/", "") for line in lines[-6:]]}
 
 

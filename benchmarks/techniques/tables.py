@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import as_csv, as_markdown, write_or_check
-from benchmarks.techniques import picture
+from benchmarks.techniques import guides, picture
 from benchmarks.techniques.runs import fingerprint
 from vramprobe.techniques.registry import (
     FRAMEWORKS,
@@ -112,7 +112,8 @@ def page(entries: Entries, rows: list[Row], several: list[Row]) -> str:
             lines += _section(
                 kind, base, [by_id[one.id] for one in of_kind(kind) if one.base == base and one.id in by_id], entries
             )
-    lines += _together(several)
+    lines += _together(several, entries)
+    lines += guides.lines(entries)
     lines += _published(by_id)
     lines += ["", "## How each is switched on", ""]
     head = ["technique", "package", "TRL", "Axolotl", "LLaMA-Factory", "torchtune"]
@@ -168,11 +169,18 @@ def _shown(row: Row) -> list[str]:
     return [names, row["package"], *cells, step, host]
 
 
-def _together(several: list[Row]) -> list[str]:
-    if not several:
+def _together(several: list[Row], entries: Entries) -> list[str]:
+    shown = [row for row in several if not row["outcome"].startswith("error")]
+    if not shown:
         return []
-    head = ["together", "package", "peak, GiB", "saved, GiB", "saved, %", "step, predicted", "host, GiB"]
-    return ["", "## Several together, as far as run", "", *as_markdown(head, "llrrrrr", map(_shown, several))]
+    head = ["together", "package", "peak, GiB", "saved, GiB", "saved, %", "step, predicted", "host, GiB", "beside"]
+    found = [[*_shown(row), f"`{row['base']}`"] for row in shown]
+    lines = ["", "## Several together, as far as run", "", *as_markdown(head, "llrrrrrl", found), ""]
+    for name in dict.fromkeys(row["base"] for row in shown):
+        own = entries.get(fingerprint(bases()[name], []))
+        peak = f": {own['peak']['allocated_bytes'] / GIB:.2f} GiB" if own and own["outcome"] == "ok" else ""
+        lines.append(f"- `{name}`: {bases()[name].text}, {bases()[name].gpu}{peak}")
+    return lines
 
 
 def _published(rows: dict[str, Row]) -> list[str]:
@@ -180,9 +188,12 @@ def _published(rows: dict[str, Row]) -> list[str]:
     claimed = [one for one in techniques().values() if one.published]
     if not claimed:
         return []
-    head = ["technique", "its own documentation says", "here, allocated peak"]
-    found = [[one.name, f"[{one.published}]({one.published_at})", _here(rows.get(one.id))] for one in claimed]
-    return ["", "## Published savings beside ours", "", *as_markdown(head, "lll", found)]
+    head = ["technique", "its own documentation says", "here, allocated peak", "why they differ"]
+    found = [
+        [one.name, f"[{one.published}]({one.published_at})", _here(rows.get(one.id)), one.difference or "unexplained"]
+        for one in claimed
+    ]
+    return ["", "## Published savings beside ours", "", *as_markdown(head, "llll", found)]
 
 
 def _here(row: Row | None) -> str:

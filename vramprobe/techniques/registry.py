@@ -60,6 +60,7 @@ class Technique:
     remark: str = ""
     published: str = ""  # a saving that its own documentation claims, in its words
     published_at: str = ""
+    difference: str = ""  # why the run here saves another share; "" where that is not known
 
     @property
     def arguments(self) -> list[str]:

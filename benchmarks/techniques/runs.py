@@ -77,7 +77,7 @@ def attempt(base: Base, several: list[Technique], python: Path) -> dict[str, Any
         "packages": _versions(python, {"torch", "transformers", "peft", "trl"} | {one.package for one in several}),
     }
     if record is None or record.highest_rank is None or record.outcome.kind != "ok":
-        return entry | {"outcome": _why_not(record, said.replace(str(python.parents[1]), "ENVIRONMENT"))}
+        return entry | {"outcome": _why_not(record, said, str(python.parents[1]))}
     return entry | {"outcome": "ok"} | _kept(record)
 
 
@@ -99,7 +99,7 @@ def _kept(record: ProfileRecord) -> dict[str, Any]:
     return kept
 
 
-def _why_not(record: ProfileRecord | None, said: str) -> dict[str, Any]:
+def _why_not(record: ProfileRecord | None, said: str, environment: str) -> dict[str, Any]:
     """Why there is no number: out of memory, or the command's last lines."""
     if record is not None and record.outcome.kind == "oom":
         oom = record.outcome
@@ -115,7 +115,8 @@ def _why_not(record: ProfileRecord | None, said: str) -> dict[str, Any]:
         lines = own
     elif own:  # a launcher's last words, that its rank failed: the rank's own error stands before them
         lines = lines[: next((num for num, line in enumerate(lines, 1) if _ERROR.match(line)), len(lines))]
-    return {"kind": "error", "last_lines": [line.replace(str(HERE.parents[1]) + "/", "") for line in lines[-6:]]}
+    plain = "\n".join(lines[-6:]).replace(str(HERE.parents[1]) + "/", "").replace(environment, "ENVIRONMENT")
+    return {"kind": "error", "last_lines": plain.split("\n")}
 
 
 def _versions(python: Path, packages: set[str]) -> dict[str, str | None]:

@@ -382,5 +382,8 @@ def test_all_ranks_hear_the_same_a_late_one_too(tmp_path: Path) -> None:
         heard = list(pool.map(lambda at: agreement.heard(str(tmp_path), "batches", at, 3, {"at": at}), range(3)))
     assert heard == [[{"at": 0}, {"at": 1}, {"at": 2}]] * 3
     assert agreement.heard(str(tmp_path), "batches", 1, 3, {"at": "a second run"}) is None
+    agreement.say(str(tmp_path), "failed", 1, {"failed": True})
+    said = agreement.heard(str(tmp_path), "failed", 0, 2, {"why": ""})
+    assert own_batches.why_not(said) == ("rank 1 of 2 ended with an error", 0)
     assert agreement.heard(str(tmp_path), "late", 0, 2, {}, limit_seconds=0.1) is None
     assert agreement.heard(str(tmp_path), "late", 1, 2, {}, limit_seconds=0.1) is None  # though both have spoken now

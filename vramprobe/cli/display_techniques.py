@@ -42,19 +42,18 @@ def print_techniques(listed: Sequence[Technique]) -> None:
     console, found = Console(highlight=False), savings()
     for kind in KINDS:
         of_kind = [one for one in listed if one.kind == kind]
-        for base in dict.fromkeys(one.base for one in of_kind):
-            _print_base(console, kind, base, [one for one in of_kind if one.base == base], found)
-    console.print(
-        "memory: emulated, allocated peak; step time: predicted, below 3 % no difference that can be told",
-        soft_wrap=True,
-    )
-    console.print(
-        "how to switch each on in TRL, Axolotl, LLaMA-Factory, torchtune: --json, docs/techniques.md", soft_wrap=True
-    )
+        ran = [one for one in of_kind if one.id in found and found[one.id].saved_bytes is not None]
+        for base in dict.fromkeys(one.base for one in ran):
+            _print_base(console, kind, base, [one for one in ran if one.base == base], found)
+        if others := "; ".join(one.name for one in of_kind if one not in ran):
+            console.print(f"{kind}, no number (benchmarks/techniques/techniques.md): {others}", soft_wrap=True)
+        if of_kind:
+            console.print()
+    for note in _NOTES:
+        console.print(note, soft_wrap=True)
 
 
-def _print_base(console: Console, kind: str, base: str, listed: list[Technique], found: dict[str, Saving]) -> None:
-    ran = [one for one in listed if one.id in found and found[one.id].saved_bytes is not None]
+def _print_base(console: Console, kind: str, base: str, ran: list[Technique], found: dict[str, Saving]) -> None:
     for one in sorted(ran, key=lambda one: -found[one.id].saved_bytes):
         if one is max(ran, key=lambda one: found[one.id].saved_bytes):
             of = bases()[base]
@@ -64,14 +63,6 @@ def _print_base(console: Console, kind: str, base: str, listed: list[Technique],
                 f"  {'technique':<{_NAME_WIDTH}} {'saved':>10}  {'of peak':>7}  {'step':>7}  TRL", soft_wrap=True
             )
         console.print(_line(one, found[one.id]), soft_wrap=True)
-    others = [one for one in listed if one not in ran]
-    if others:
-        console.print(
-            f"{kind}, no number (benchmarks/techniques/techniques.md): {', '.join(one.name for one in others)}",
-            soft_wrap=True,
-        )
-    if listed:
-        console.print()
 
 
 def _line(one: Technique, saving: Saving) -> str:

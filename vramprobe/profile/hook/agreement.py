@@ -6,6 +6,7 @@ that came late hear the same.
 
 import json
 import os
+import threading
 import time
 
 _LIMIT_SECONDS = 180.0  # from a rank's own word on; above the time limits of what the ranks do before
@@ -24,13 +25,18 @@ def heard(folder, name, rank, num_ranks, said, limit_seconds=_LIMIT_SECONDS):
     return [_read(path) for path in paths] if _read(verdict) else None
 
 
+def say(folder, name, rank, said):
+    """What the others hear of a rank that will not wait for their words; what it has said before stays."""
+    _publish(_path(folder, name, rank), said)
+
+
 def _path(folder, name, who):
     return os.path.join(folder, f"{name}.{who}")
 
 
 def _publish(path, said):
     """The file as a whole, unless it is there already; -> whether it was not."""
-    beside = f"{path}.{os.getpid()}.part"
+    beside = f"{path}.{os.getpid()}-{threading.get_ident()}.part"
     with open(beside, "w", encoding="utf-8") as file:
         json.dump(said, file)
     try:

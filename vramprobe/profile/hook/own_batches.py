@@ -9,10 +9,11 @@ the batches of the same numbers, as in the epoch: on those that decide on any ra
 import functools
 import json
 import os
+import sys
 import time
 import weakref
 
-from .agreement import heard
+from .agreement import heard, say
 from .batch_shapes import Survey, shape_of
 from .journal import complain
 
@@ -66,6 +67,14 @@ class OwnBatches:
                 complain(error)
             self._is_done = not self._queue
         return not self._is_done
+
+    def leave(self, watch):
+        """At the process's end: one that failed says so, or the other ranks would wait for its word."""
+        if getattr(sys, "last_value", None) is None or watch.is_of_another_process:
+            return
+        at, num_ranks = watch.place_among_ranks
+        if num_ranks > 1:
+            say(self._folder, "batches", at, {"failed": True})
 
     def step_ended(self, step):
         """-> whether that was the last of them."""
@@ -170,6 +179,10 @@ def why_not(said):
     they do. A rank of None: each."""
     if said is None:
         return "not all ranks came so far in time, or an earlier run of the command did", None
+    failed = [at for at, one in enumerate(said) if one.get("failed")]
+    if failed:
+        alive = [at for at in range(len(said)) if at not in failed]
+        return f"rank {failed[0]} of {len(said)} ended with an error", alive[0]
     if all(one.get("why") == "" for one in said):
         return "", None
     reads = [at for at, one in enumerate(said) if one.get("why") != ""]

@@ -71,6 +71,8 @@ def _watch(folder, asked):
         return
     _watches.append(watch)
     atexit.register(watch.end)
+    if _own_batches is not None:
+        atexit.register(_own_batches.leave, watch)
     from multiprocessing import util
 
     os.register_at_fork(after_in_child=watch.forked)

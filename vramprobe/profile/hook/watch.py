@@ -117,13 +117,18 @@ class Watch:
             return 0, 1
         return rank()["rank"], rank()["world_size"]
 
+    @property
+    def is_of_another_process(self):
+        """Whether this one was forked since."""
+        return os.getpid() != self._pid
+
     def line(self, kind, **fields):
         """One more line in the journal."""
         self._journal.write(kind, **fields)
 
     def write_so_far(self):
         """As at the end, of a process that goes on."""
-        if self._ended or os.getpid() != self._pid:
+        if self._ended or self.is_of_another_process:
             return
         self.phases.close_so_far()
         self._trace.write_so_far(self._journal.path(".history"))
@@ -131,7 +136,7 @@ class Watch:
 
     def end(self):
         """The process ends: the last phase, the history, who read values, the counts."""
-        if self._ended or os.getpid() != self._pid:
+        if self._ended or self.is_of_another_process:
             return
         self._ended = True
         try:

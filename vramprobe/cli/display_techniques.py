@@ -54,14 +54,10 @@ def print_techniques(listed: Sequence[Technique]) -> None:
 
 
 def _print_base(console: Console, kind: str, base: str, ran: list[Technique], found: dict[str, Saving]) -> None:
+    of, peak = bases()[base], found[ran[0].id].base_bytes
+    console.print(f"{kind}, beside {of.text}, {of.gpu}: {format_bytes(peak)}", soft_wrap=True)
+    console.print(f"  {'technique':<{_NAME_WIDTH}} {'saved':>10}  {'of peak':>7}  {'step':>7}  TRL", soft_wrap=True)
     for one in sorted(ran, key=lambda one: -found[one.id].saved_bytes):
-        if one is max(ran, key=lambda one: found[one.id].saved_bytes):
-            of = bases()[base]
-            peak = found[one.id].base_bytes
-            console.print(f"{kind}, beside {of.text}, {of.gpu}: {format_bytes(peak)}", soft_wrap=True)
-            console.print(
-                f"  {'technique':<{_NAME_WIDTH}} {'saved':>10}  {'of peak':>7}  {'step':>7}  TRL", soft_wrap=True
-            )
         console.print(_line(one, found[one.id]), soft_wrap=True)
 
 

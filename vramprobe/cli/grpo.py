@@ -5,13 +5,12 @@ In: a cell's options, TRL's, and vLLM's share. Out: both accounts by stage, the 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vramprobe.cli.options import flag, print_json, with_options
+from vramprobe.cli.options import flag, print_json, takes_given
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,15 +30,7 @@ GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
 
 def takes_grpo(command: Callable[..., None]) -> Callable[..., Any]:
     """Give ``command(rollouts, …)`` the options of GRPO, those that were given."""
-
-    def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
-        annotation = Annotated[kind | None, typer.Option(flag(name), help=text, show_default=False)]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-    def gather(given: dict[str, Any], _: Any) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if value is not None}
-
-    return with_options(command, "rollouts", [parameter(name, *what) for name, what in GRPO_OPTIONS.items()], gather)
+    return takes_given(command, "rollouts", GRPO_OPTIONS)
 
 
 def show(

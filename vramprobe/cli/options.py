@@ -190,6 +190,21 @@ def with_options(
     return with_options
 
 
+def takes_given(
+    command: Callable[..., None], mapping: str, options: Mapping[str, tuple[Any, str]]
+) -> Callable[..., Any]:
+    """``command(mapping, …)`` with these options (name → type, help): it gets those that were given."""
+
+    def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
+        annotation = Annotated[kind | None, typer.Option(flag(name), help=text, show_default=False)]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    def gather(given: dict[str, Any], _: Any) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if value is not None}
+
+    return with_options(command, mapping, [parameter(name, *what) for name, what in options.items()], gather)
+
+
 def _require_all(cell: dict[str, Any], optional: Collection[str], asks: Mapping[str, str]) -> None:
     """Raise wrong usage for an option that is needed and was not given, as typer words it."""
     for name in _REQUIRED:

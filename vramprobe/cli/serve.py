@@ -5,13 +5,12 @@ In: vLLM's options. Out: where the GPU's memory goes and what the KV cache holds
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vramprobe.cli.options import flag, print_json, with_options
+from vramprobe.cli.options import flag, print_json, takes_given
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,16 +33,8 @@ OF_CELLS = ("model", "dtype")
 
 def takes_serving(command: Callable[..., None]) -> Callable[..., Any]:
     """Give ``command(serving, …)`` the options of an engine, those that were given."""
-
-    def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
-        annotation = Annotated[kind | None, typer.Option(flag(name), help=f"With --serve: {text}", show_default=False)]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-    def gather(given: dict[str, Any], _: Any) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if value is not None}
-
-    options = [parameter(name, *what) for name, what in SERVE_OPTIONS.items()]
-    return with_options(command, "serving", options, gather)
+    options = {name: (kind, f"With --serve: {text}") for name, (kind, text) in SERVE_OPTIONS.items()}
+    return takes_given(command, "serving", options)
 
 
 def show(

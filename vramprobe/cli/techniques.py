@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import Json, print_json, takes_a_cell
+from vramprobe.cli.options import Json, flag, print_json, takes_a_cell
 from vramprobe.options import RANK_OPTIONS
 
 _NEEDED = ("model", "method", "batch_size", "seq_len")
@@ -35,7 +35,7 @@ def techniques(
             display_techniques.print_techniques(listed)
         return
     missing = [name for name in _NEEDED if name not in cell]
-    flags = [f"--{name.replace('_', '-')}" for name in missing] + ([] if gpu else ["--gpu"])
+    flags = [*map(flag, missing), *([] if gpu else ["--gpu"])]
     if gpu is None or missing:
         raise typer.BadParameter(f"a ranking is for one cell on one GPU: give {', '.join(flags)}, too.")
     from vramprobe.techniques.ranking import rank

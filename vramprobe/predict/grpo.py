@@ -19,10 +19,10 @@ from vramprobe.predict.serve import Served, serve
 from vramprobe.predict.verdict import TIGHT_SHARE, usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
+from vramprobe.terms.cell.setup import TOKENS
+from vramprobe.terms.models.chunked_nll import WORDS
 
 TRAINER = "TRL 1.16 with vLLM in its process"
-# trl/kernels/chunked_logprob.py: a tile of logits, in the dtype of the computation
-_TILE_TOKENS, _TILE_VOCAB = 4096, 32768
 _ENGINE_TOKENS = 4096  # trl/generation/vllm_generation.py: max_num_batched_tokens
 _LONGEST = 1 << 20
 
@@ -108,7 +108,8 @@ def grpo(
     def fits(**change: Any) -> bool:
         return _predicted(asked._replace(**change)).verdict != "does not fit"
 
-    hundredths = _largest(lambda value: fits(gpu_memory_utilization=value / 100), 100, least=1, unimodal=False)
+    # a small share may fail, too: it does not hold one request
+    hundredths = next((share for share in range(100, 0, -1) if fits(gpu_memory_utilization=share / 100)), None)
     return found.model_copy(
         update={
             "largest_completion_length": _largest(lambda value: fits(max_completion_length=value), _LONGEST, least=1),
@@ -229,7 +230,7 @@ def _stages(
 def _tile_bytes(spec: CellSpec, asked: _Asked) -> tuple[int, int]:
     """(TRL's tile of logits, the hidden states of the completions), in 16 bits; only completions are scored."""
     scored = asked.num_generations * asked.max_completion_length
-    return 2 * min(scored, _TILE_TOKENS) * _TILE_VOCAB, 2 * scored * architecture(spec.architecture).head_width
+    return 2 * min(scored, TOKENS) * WORDS, 2 * scored * architecture(spec.architecture).head_width
 
 
 def _head_gradient(spec: CellSpec) -> int:
@@ -247,10 +248,8 @@ def _verdict(engine: Served, peak: Stage, usable: int) -> tuple[Literal["fits", 
     return ("fits" if peak.total_bytes <= TIGHT_SHARE * usable else "tight"), share
 
 
-def _largest(fits: Callable[[int], bool], limit: int, *, least: int, unimodal: bool = True) -> int | None:
-    """The largest number that fits, by bisection; where small ones may fail for another reason, one by one."""
-    if not unimodal:
-        return next((value for value in range(limit, least - 1, -1) if fits(value)), None)
+def _largest(fits: Callable[[int], bool], limit: int, *, least: int) -> int | None:
+    """The largest number that fits, by bisection."""
     if not fits(least):
         return None
     low, high = least, least + 1

@@ -19,6 +19,7 @@ from vramprobe.predict.verdict import verdict
 from vramprobe.spec import RECIPES, resolve
 from vramprobe.speed.step import estimate
 from vramprobe.techniques.registry import of_kind
+from vramprobe.units import GIB
 
 #: A step that is slower by less than this is no slower: the speed model cannot tell.
 _NO_LOSS = 0.001
@@ -63,16 +64,16 @@ def rank(*, gpu: str, kind: str | None = None, **words: Any) -> Ranking:
     words = {name: value for name, value in (recipe | words).items() if name not in ("recipe", "device")}
     now_bytes, now_seconds, _ = _predicted(words, card)
     found = []
-    known = [one for one in of_kind(kind) if one.changes is not None]
-    for one in known:
+    for one in of_kind(kind):
+        if one.changes is None:
+            continue
         try:
             to_bytes, seconds, judged = _predicted(words | one.changes, card)
         except VramprobeError:
             continue  # it cannot be combined with this cell
-        if now_bytes - to_bytes < LEAST_SHARE * now_bytes:
+        saved, lost = now_bytes - to_bytes, seconds / now_seconds - 1
+        if saved < LEAST_SHARE * now_bytes:
             continue
-        lost = seconds / now_seconds - 1
-        saved = now_bytes - to_bytes
         found.append(
             Ranked(
                 technique=one.id,
@@ -83,7 +84,7 @@ def rank(*, gpu: str, kind: str | None = None, **words: Any) -> Ranking:
                 from_seconds=now_seconds,
                 to_seconds=seconds,
                 slower_share=lost,
-                gib_per_percent=None if lost < _NO_LOSS else saved / 2**30 / (100 * lost),
+                gib_per_percent=None if lost < _NO_LOSS else saved / GIB / (100 * lost),
                 verdict=judged,
             )
         )

@@ -240,6 +240,7 @@ def test_no_gpu_is_a_choice_too(opened: Any) -> None:
 def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
     one = opened("#gc=1&nl=8&g=RTX-4090")
     button = one.tab.locator("[data-gpu=RTX-4090] .largest button").first
+    button.wait_for()  # until it is there, nothing says "so far" either
     waiting(one.tab.locator("#verdicts .largest")).not_to_contain_text("so far", timeout=60_000)
     largest = button.inner_text()
     button.click()

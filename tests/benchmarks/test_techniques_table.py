@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from grids import exhaustive
 
 Script = Callable[[str], ModuleType]
 
@@ -44,3 +45,35 @@ def test_another_gpu_or_argument_is_another_run(script: Script) -> None:
     bases, sgd = registry.bases(), registry.techniques()["sgd"]
     marks = {runs.fingerprint(base, several) for base in bases.values() for several in ([], [sgd])}
     assert len(marks) == 2 * len(bases)
+
+
+def test_arithmetic_says_of_each_technique_what_the_table_has(script: Script) -> None:
+    """Of a few; the test below has them all."""
+    assert_predicted_as_before(script, ("full-8b", ""), ("lora-8b", "nf4_double"), ("lora-8b", "nf4 + dora"))
+
+
+@exhaustive
+def test_arithmetic_says_of_every_technique_what_the_table_has(script: Script) -> None:
+    predicted = script("techniques.predicted")
+    rows = predicted.read_csv(predicted.TABLE)
+    assert len(rows) >= 20
+    assert_predicted_as_before(script, *((row["base"], row["techniques"]) for row in rows))
+
+
+def assert_predicted_as_before(script: Script, *runs: tuple[str, str]) -> None:
+    predicted = script("techniques.predicted")
+    rows = {(row["base"], row["techniques"]): row for row in predicted.read_csv(predicted.TABLE)}
+    found = {(base, " + ".join(names)): (base, names, words) for base, names, words in predicted.known()}
+    assert set(found) == set(rows)
+    for run in runs:
+        now = predicted.row_of(*found[run], rows[run])
+        assert {name: str(value) for name, value in now.items()} == rows[run], run
+
+
+def test_the_page_of_predicted_techniques_is_of_its_table(script: Script) -> None:
+    predicted = script("techniques.predicted")
+    rows = [
+        {name: int(value) if name.endswith("_bytes") else value for name, value in row.items()}
+        for row in predicted.read_csv(predicted.TABLE)
+    ]
+    assert predicted.TABLE.with_suffix(".md").read_text() == predicted.page(rows)

@@ -34,6 +34,7 @@ class Base:
     text: str
     gpu: str
     command: str
+    cell: dict[str, Any] | None = None  # the same as options of ``predict``, where arithmetic knows it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
             "vramprobe.cli.results",
             "vramprobe.cli.contribute",
             "vramprobe.cli.launch",
+            "vramprobe.cli.campaigns",
             "vramprobe.cli.calibrate_gpu",
             "vramprobe.cli.diff",
             "vramprobe.cli.display",

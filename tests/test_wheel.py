@@ -164,6 +164,7 @@ def test_every_file_of_the_package_ships(wheel: Path) -> None:
         path for path in tracked if "__pycache__" not in path and not path.endswith(BUILT)
     }
     assert {f"vramprobe/data/sweeps/{name}.yaml" for name in catalog.list_sweeps()} <= shipped
+    assert "vramprobe/data/campaigns/edges.yaml" in shipped
     assert "vramprobe/py.typed" in shipped
 
 
@@ -185,9 +186,10 @@ def test_without_a_compiler_all_but_it_is_installed(tmp_path: Path) -> None:
     assert not any(name.endswith(BUILT) for name in names)
 
 
-def test_the_repository_shows_the_sweeps_that_ship() -> None:
-    """One file each: configs/sweeps is a link."""
-    assert (ROOT / "configs" / "sweeps").resolve() == ROOT / "vramprobe" / "data" / "sweeps"
+def test_the_repository_shows_the_sweeps_and_campaigns_that_ship() -> None:
+    """One file each: the folders of configs/ are links."""
+    for name in ("sweeps", "campaigns"):
+        assert (ROOT / "configs" / name).resolve() == ROOT / "vramprobe" / "data" / name
 
 
 def test_nothing_heavy_is_installed(installed: Path, empty_folder: Path) -> None:

@@ -8,6 +8,7 @@ in the worker's process only, simulating in this one. Long because every stage s
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -24,7 +25,7 @@ from vramprobe.predict.grpo import grpo
 from vramprobe.predict.questions import cell, changes, given_fit, predict
 from vramprobe.predict.serve import serve
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
-from vramprobe.sweep.jobs import PlanEngine, default_results, job_of
+from vramprobe.sweep.jobs import Job, Load, PlanEngine, default_results, job_of
 
 if TYPE_CHECKING:
     from vramprobe.check import CheckReport
@@ -39,15 +40,18 @@ if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
     from vramprobe.simulate.run import Simulation
+    from vramprobe.sweep.campaign import Campaign
+    from vramprobe.sweep.definition import Sweep
     from vramprobe.sweep.launch import launch_tasks
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
+    from vramprobe.sweep.stages import StageResult
 
 __all__ = [
-    "calibrate", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute", "dataset",
-    "default_results", "doctor", "evaluate", "fit", "gpus", "grpo", "largest_model", "launch_tasks", "max_batch_size",
-    "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "predict",
-    "recommend", "report", "run", "serve", "simulate",
+    "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
+    "dataset", "default_results", "doctor", "evaluate", "fit", "gpus", "grpo", "largest_model", "launch_tasks",
+    "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan",
+    "plan_campaign", "predict", "recommend", "report", "run", "serve", "simulate",
 ]  # fmt: skip
 
 
@@ -202,8 +206,9 @@ def _simulated(
 
 
 def plan(
-    path: str | Path,
+    path: str | Path | Load,
     *,
+    choose: Callable[[Job], Sweep] = lambda job: job.sweep,
     out: str | Path | None = None,
     device: str = "auto",
     gpu: str | None = None,
@@ -220,7 +225,8 @@ def plan(
     """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
 
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
-    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula.
+    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula. ``choose``: the cells to
+    plan, once the GPU and the fit are known.
     """
     from vramprobe.measure import environment
     from vramprobe.sweep import runner
@@ -228,6 +234,7 @@ def plan(
     from vramprobe.sweep.resume import open_journal
 
     job = job_of(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides)
+    job = job._replace(sweep=choose(job))
     journal = open_journal(job.folder / runner.JOURNAL)
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
@@ -243,8 +250,9 @@ def plan(
 
 
 def run(
-    path: str | Path,
+    path: str | Path | Load,
     *,
+    choose: Callable[[Job], Sweep] = lambda job: job.sweep,
     out: str | Path | None = None,
     device: str = "auto",
     fit: str | Path | MemoryModel | None = None,
@@ -273,6 +281,8 @@ def run(
 
     ``on``: where cells run: here, or on the nodes of ``ray``, ``ray://HOST:PORT`` or ``slurm`` (``jobs`` at once). Of
     these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each.
+
+    ``choose``: the cells to run, once the GPU and the fit are known.
     """
     if policy is not None and policy.verify and emulate is None:
         _require_emulated()
@@ -289,6 +299,7 @@ def run(
         job = job_of(
             path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, card_of=card_of
         )
+        job = job._replace(sweep=choose(job))
         rate = job.rate if fleet is None else fleet.of_all_gpus(job.rate)
         summary = runner.run(
             job.sweep,
@@ -310,6 +321,54 @@ def run(
         )
     summary.notes[:0] = job.sweep.notes
     return summary
+
+
+def campaign(path: str | Path, *, out: str | Path | None = None, **words: Any) -> list[StageResult]:
+    """Run what is left of each stage of a campaign file; ``words`` are those of :func:`run`, whose limits are for all.
+
+    ``out`` is results/<device>/<campaign> by default. ``max_dollars`` counts what earlier runs have spent.
+    """
+    from vramprobe.sweep import stages
+
+    limits = {name: words.pop(name) for name in ("max_seconds", "max_dollars", "max_cells") if name in words}
+    shown = {name: words.pop(name) for name in ("on_stage", "on_result") if name in words}
+    asked = _campaign(path, words)
+    if out is None:
+        if words.get("on", "here") != "here":
+            raise SpecError(f"a campaign on {words['on']} needs a folder for its results: --out FOLDER")
+        out = _campaign_folder(asked, words.get("device", "auto"))
+    return stages.run_stages(asked, Path(out), functools.partial(run, **words), **limits, **shown)
+
+
+def plan_campaign(path: str | Path, *, out: str | Path | None = None, **words: Any) -> dict[str, Plan]:
+    """The plan of each stage that is run, by name; ``words`` are those of :func:`plan`.
+
+    Of a boundary: the cells that its first round would run. A fit that was not made yet does not predict.
+    """
+    from vramprobe.sweep import stages
+
+    asked = _campaign(path, words)
+    folder = _campaign_folder(asked, words.get("device", "auto"), words.get("gpu")) if out is None else Path(out)
+    return stages.plan_stages(asked, folder, functools.partial(plan, **words))
+
+
+def _campaign(path: str | Path, words: dict[str, Any]) -> Campaign:
+    from vramprobe.sweep.campaign import campaign_in
+
+    found = campaign_in(path)
+    if found is None:
+        raise SpecError(f"{path} is a sweep, not a campaign: it has no stages")
+    for name in ("only", "skip", "shard"):
+        if words.get(name):
+            raise SpecError(f"--{name} is for a sweep, and {path} is a campaign; drop it, or run one of its sweeps")
+    return found
+
+
+def _campaign_folder(asked: Campaign, device: str, gpu: str | None = None) -> Path:
+    """results/<device>/<campaign>, by its first sweep."""
+    first = next(name for name, stage in asked.stages.items() if not stage.fit)
+    load = functools.partial(asked.sweep, first)
+    return job_of(load, None, device, gpu, "none", None, None, (), (), None, {}).folder.parent
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:

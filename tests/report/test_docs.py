@@ -28,6 +28,7 @@ from typer.main import get_command
 from vramprobe.cli import verbs
 from vramprobe.measure import environment
 from vramprobe.records.record import record_from_json
+from vramprobe.sweep.campaign import campaign_in
 
 ROOT = Path(__file__).parents[2]
 #: What `make` sets an environment up from.
@@ -90,6 +91,8 @@ HOW = {
     "vramprobe run configs/sweeps/80gb.yaml --on ray://head-node:10001": Way(
         elsewhere="tests/sweep/test_on_ray.py", why="it needs a cluster"
     ),
+    "vramprobe plan edges --gpu RTX-4090": Way(elsewhere="tests/sweep/test_campaign.py"),
+    "vramprobe run edges --budget 0.50": Way(elsewhere="tests/sweep/test_campaign.py", why="it needs a GPU"),
     "vramprobe launch h200-speed --gpu H100-SXM,A100-80GB-SXM --spot --budget 5 --bucket s3://my-records --dry-run": (
         AS_IT_IS
     ),
@@ -366,12 +369,21 @@ def test_the_example_runs(example: str, workshop: Path) -> None:
 
 def test_the_sweep_in_the_pages_expands(tmp_path: Path) -> None:
     sweeps = [text for page in PAGES for language, text in fences(page) if language == "yaml"]
+    sweeps = [text for text in sweeps if "stages:" not in text]
     assert sweeps
     for text in sweeps:
         (tmp_path / "mine.yaml").write_text(text)
         done = run_in(tmp_path, shlex.split("vramprobe plan mine.yaml --device cpu --json"))
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["cells"]
+
+
+def test_the_campaign_in_the_pages_is_one(tmp_path: Path) -> None:
+    campaigns = [text for page in PAGES for language, text in fences(page) if language == "yaml" and "stages:" in text]
+    assert campaigns
+    for text in campaigns:
+        (tmp_path / "mine.yaml").write_text(text)
+        assert campaign_in(tmp_path / "mine.yaml").stages
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,4 +1,4 @@
-"""The sweep files that ship under data/sweeps/ (the repository's configs/sweeps), by name.
+"""The files that ship under data/sweeps/ and data/campaigns/ (the repository's configs/), by name.
 
 In: what a user typed for a sweep. Out: the file's path. Reads no sweep; sweep/definition.py does.
 """
@@ -16,10 +16,11 @@ def list_sweeps() -> list[str]:
 
 
 def sweep_file(name: str | Path) -> Path:
-    """The shipped file of that name, whatever its case; else ``name`` as a path, which nobody has looked for yet.
+    """The shipped sweep or campaign of that name, whatever its case; else ``name`` as a path, not looked for yet.
 
     Names win over a local file, as those of models do; write ``./24gb`` for the file. A Path is never a name.
     """
-    if isinstance(name, str) and name.lower() in list_sweeps():
-        return data_file(f"sweeps/{name.lower()}.yaml")
+    for folder in ("sweeps", "campaigns") if isinstance(name, str) else ():
+        if name.lower() in {path.stem for path in data_file(folder).glob("*.yaml")}:
+            return data_file(f"{folder}/{name.lower()}.yaml")
     return Path(name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramprobe.cli import campaigns
 from vramprobe.cli.emulate import enter_emulated
 from vramprobe.cli.options import Emulate, Json, SweepFile, Timeout, print_json, takes_a_sweep
 from vramprobe.errors import SpecError
@@ -28,12 +29,15 @@ def plan(
     emulate: Emulate = None,
     json_output: Json = False,
 ) -> None:
-    """Show what a sweep would run and cost: cells, predicted peaks, what fits, minutes, dollars."""
+    """Show what a sweep or a campaign would run and cost: cells, predicted peaks, what fits, minutes, dollars."""
     from vramprobe import api
 
     if emulate is not None and gpu is not None:
         raise SpecError(f"--emulate {emulate} and --gpu {gpu} both name the GPU to plan for; drop one of them")
     enter_emulated(emulate, job["device"])
+    if campaigns.is_campaign(sweep):
+        campaigns.plan(sweep, job | {"gpu": gpu}, as_json=json_output)
+        return
     _show_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
 
 
@@ -71,7 +75,7 @@ def run(
     emulate: Emulate = None,
     json_output: Json = False,
 ) -> None:
-    """Run a sweep, each cell in its own process; run it again to resume."""
+    """Run a sweep or a campaign, each cell in its own process; run it again to resume."""
     from vramprobe import api
     from vramprobe.cli import live
 
@@ -88,6 +92,9 @@ def run(
         "max_dollars": budget,
         "max_cells": limit,
     }
+    if campaigns.is_campaign(sweep):
+        campaigns.run(sweep, job | where, limits, dry_run=dry_run, as_json=json_output)
+        return
     if dry_run:
         if on != "here":
             raise SpecError(

@@ -31,6 +31,7 @@ from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError, UnknownName, VramprobeError
 from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.spec import CellSpec, option_names, resolve
+from vramprobe.sweep.yaml_file import parsed
 
 _TOP_KEYS = ("name", "description", "defaults", "cells")
 _BLOCK_KEYS = ("exclude", "hold_out")
@@ -67,7 +68,12 @@ def load_sweep(path: str | Path, *, device: str, overrides: dict[str, Any] | Non
     autocast and lora_dtype. A relative model path starts at the working folder. Cells with the same fingerprint are
     dropped with a note. Raises SpecError, or MissingDependency for a model on a hub that cannot be asked.
     """
-    content = _mapping(_parsed(catalog.sweep_file(path)), str(path), "name, defaults and cells")
+    return sweep_of(parsed(catalog.sweep_file(path)), path, device=device, overrides=overrides)
+
+
+def sweep_of(raw: Any, path: str | Path, *, device: str, overrides: dict[str, Any] | None = None) -> Sweep:
+    """The sweep that a file has as its content, read already; ``path`` is its place, for messages and its name."""
+    content = _mapping(raw, str(path), "name, defaults and cells")
     _refuse_unknown(content, _TOP_KEYS, str(path), "sweep key")
     defaults = _values(content.get("defaults", {}), f"{path}, defaults")
     for key, several in defaults.items():
@@ -141,43 +147,6 @@ def _shard(text: str) -> tuple[int, int]:
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise SpecError(f"shard {text!r} cannot be; write i/n with i from 1 to n, for instance 2/4")
     return int(match[1]), int(match[2])
-
-
-def _parsed(path: Path) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """YAML keeps the last of two equal keys without a word; here they are an error."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key_node, _ in node.value:
-                if not isinstance(key_node, yaml.ScalarNode):
-                    continue
-                if key_node.value in seen:
-                    line = key_node.start_mark.line + 1
-                    raise SpecError(f"{path}, line {line}: {key_node.value!r} is there twice; keep one")
-                seen.add(key_node.value)
-            return super().construct_mapping(node, deep)
-
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except FileNotFoundError:
-        known = ", ".join(catalog.list_sweeps())
-        raise SpecError(f"no sweep file {path}; give one's path, or the name of one that ships: {known}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"the sweep file {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise SpecError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    except SpecError:
-        raise
-    except (ValueError, RecursionError) as error:  # a date that no calendar has, 5,000 digits or brackets
-        raise SpecError(f"{path} holds a value that YAML cannot read: {error}") from None
-    if content is None:
-        raise SpecError(f"{path} is empty; write `cells:` and under it a list of blocks, each `- model: …`")
-    return content
 
 
 def _block(raw: Any, where: str) -> _Block:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Whether cells without arithmetic are simulated where a sweep is planned.
 PlanEngine = Literal["auto", "formula"]
+#: Gives a sweep, for a ``device`` and with ``overrides``, as definition.load_sweep does of a file.
+Load = Callable[..., "definition.Sweep"]
 
 
 class Job(NamedTuple):
@@ -46,7 +48,7 @@ class Job(NamedTuple):
 
 
 def job_of(
-    path: str | Path,
+    path: str | Path | Load,
     out: str | Path | None,
     device: str,
     gpu: str | None,
@@ -62,7 +64,8 @@ def job_of(
 ) -> Job:
     """The sweep of a file as it is to be planned or run; the arguments are those of api.plan.
 
-    ``card_of`` finds the GPU that the sweep will use; this machine's by default.
+    ``path`` may be what gives the sweep of a device. ``card_of`` finds the GPU that the sweep will use; this machine's
+    by default.
     """
     from vramprobe.measure.environment import device_to_use
     from vramprobe.sweep import definition
@@ -71,9 +74,8 @@ def job_of(
     if gpu is not None and device == "cpu":
         raise SpecError(f"a plan for {gpu} is one for device cuda, and cpu was given; drop one of them")
     device = "cuda" if gpu is not None else device_to_use(device)
-    chosen = definition.select(
-        definition.load_sweep(path, device=device, overrides=overrides), only=only, skip=skip, shard=shard
-    )
+    load = path if callable(path) else functools.partial(definition.load_sweep, path)
+    chosen = definition.select(load(device=device, overrides=overrides), only=only, skip=skip, shard=shard)
     card = card_named(gpu) if gpu is not None else (card_of or _card_here)(chosen)
     folder = Path(out) if out is not None else default_results(chosen.name, device, card)
     return Job(chosen, folder, card, _fit_of(fit, folder, card), hourly_rate(card, usd_per_hour, provider))

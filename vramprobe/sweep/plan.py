@@ -215,7 +215,7 @@ def _second_attempts(rows: list[Row], policy: Policy) -> list[Row]:
 
 def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy: Policy) -> Row:
     """The row once more when its turn has come: an OOM of this run may have made it certain."""
-    skipped = certain_oom(row.spec, ooms, row.prediction, _card_bytes(row.spec, card))
+    skipped = certain_oom(row.spec, ooms, row.prediction, card_bytes(row.spec, card))
     if skipped is None or row.verdict == "certain oom":  # the latter: judged already
         return row
     if not policy.skip:
@@ -260,7 +260,7 @@ def _row(
         prediction=prediction,
         note=note,
         seconds=seconds,
-        verdict=_verdict(prediction, card, _card_bytes(cell.spec, card)),
+        verdict=_verdict(prediction, card, card_bytes(cell.spec, card)),
     )
     return with_evidence(row, ooms, card, policy)
 
@@ -295,7 +295,7 @@ def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Pr
     gpu = card and card.gpu
     if spec.num_gpus > 1:
         found = predict(spec, fit, gpu=gpu)
-        room, high = _card_bytes(spec, card), found.peak_allocated_bytes.high
+        room, high = card_bytes(spec, card), found.peak_allocated_bytes.high
         is_open = room is not None and found.peak_allocated_bytes.value <= room < _MOST_RESERVED * high
         return predict(spec, fit, gpu=gpu, replays=True, retries=True) if is_open else found
     try:
@@ -313,7 +313,7 @@ def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int 
     return "fits" if judged.verdict == "fits" else "risky"
 
 
-def _card_bytes(spec: CellSpec, card: Card | None) -> int | None:
+def card_bytes(spec: CellSpec, card: Card | None) -> int | None:
     """The memory that ``spec`` will find: the card's, or what it is limited to."""
     known = [size for size in (card and card.total_bytes, spec.limit_vram_bytes) if size is not None]
     return min(known, default=None)

@@ -118,6 +118,42 @@ def test_a_step_on_an_emulated_card_is_counted_exactly(tmp_path: Path, capfd: py
     assert [row["read"] for row in copied] == [2 * 64 * 512]
 
 
+REPEATED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight, given.t() @ x
+
+weight = torch.zeros(256, 512, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(NUM_STEPS):
+    x = torch.zeros(64, 512, device="cuda", requires_grad=True)
+    for use_reentrant in (False, True):
+        checkpoint(lambda x: Product.apply(x, weight).tanh(), x, use_reentrant=use_reentrant).sum().backward()
+    optimizer.step()
+"""
+
+
+@exhaustive
+def test_the_repeated_forward_of_an_autograd_function_is_no_backward(tmp_path: Path) -> None:
+    """Gradients are off in it, as in backward: bitsandbytes' products are such."""
+    assert profiled(tmp_path, REPEATED, num_steps=4).exit_status == 0
+    (count,) = lines(tmp_path, "count")
+    product = 2 * 64 * 512 * 256
+    flops = {phase: 0 for phase in ("forward", "recompute", "backward")}
+    for row in count["rows"]:
+        flops[row["phase"]] = flops.get(row["phase"], 0) + row["flops"]
+    assert flops == {"forward": 2 * product, "recompute": 2 * product, "backward": 4 * product, "optimizer": 0}
+
+
 def test_a_library_whose_base_class_hands_out_its_functions_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitsandbytes 0.43: ``lib`` is of a class that inherits ``__getattr__``."""
     values = ModuleType("vramprobe_values")

@@ -6,6 +6,7 @@ in it). The counters are the process's: operators of two threads at once share t
 end.
 """
 
+import sys
 import time
 
 import torch
@@ -16,6 +17,18 @@ from .operators import row_of
 
 _COUNTED_STEP = 2
 _SUMS = ("flops", "read", "written", "launches")
+_FORWARD = torch.autograd.Function.apply.__func__.__code__
+_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+
+
+def _in_a_functions_forward():
+    """Whether the innermost ``autograd.Function`` that runs is in its forward, where gradients are off."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _BACKWARD:
+        if frame.f_code is _FORWARD:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class StepCount:
@@ -112,7 +125,7 @@ class StepCount:
         if self._phases.name == "optimizer_step":
             return "optimizer"
         if torch._C._current_graph_task_id() != -1:
-            return "recompute" if torch.is_grad_enabled() else "backward"
+            return "recompute" if torch.is_grad_enabled() or _in_a_functions_forward() else "backward"
         return "forward"
 
     def _note_unclaimed(self, before):

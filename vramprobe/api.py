@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vramprobe.sweep.campaign import Campaign
     from vramprobe.sweep.definition import Sweep
     from vramprobe.sweep.launch import launch_tasks
+    from vramprobe.sweep.on_data import Data
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
     from vramprobe.sweep.stages import StageResult
@@ -220,12 +221,14 @@ def plan(
     shard: str | None = None,
     engine: PlanEngine = "auto",
     policy: Policy | None = None,
+    data: Data | None = None,
     **overrides: Any,
 ) -> Plan:
     """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
 
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
-    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula. ``choose``: the cells to
+    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula. ``data``: each cell at the
+    longest batch that it makes of these rows, in place of its seq_len, which truncates them. ``choose``: the cells to
     plan, once the GPU and the fit are known.
     """
     from vramprobe.measure import environment
@@ -233,7 +236,7 @@ def plan(
     from vramprobe.sweep.plan import plan_sweep
     from vramprobe.sweep.resume import open_journal
 
-    job = job_of(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides)
+    job = job_of(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides, data=data)
     job = job._replace(sweep=choose(job))
     journal = open_journal(job.folder / runner.JOURNAL)
     context_of = environment.here() if gpu is None else lambda spec: None
@@ -263,6 +266,7 @@ def run(
     shard: str | None = None,
     engine: PlanEngine = "formula",
     policy: Policy | None = None,
+    data: Data | None = None,
     on: str = "here",
     jobs: int | None = None,
     gpu: str | None = None,
@@ -277,7 +281,7 @@ def run(
     """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of.
 
     Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
-    simulate cells without arithmetic, unless ``engine`` is auto.
+    simulate cells without arithmetic, unless ``engine`` is auto. ``data`` is :func:`plan`'s.
 
     ``on``: where cells run: here, or on the nodes of ``ray``, ``ray://HOST:PORT`` or ``slurm`` (``jobs`` at once). Of
     these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each.
@@ -296,9 +300,8 @@ def run(
         if fleet is not None:
             stack.callback(fleet.close)
             device, card_of = fleet.device if device == "auto" else device, fleet.card_of
-        job = job_of(
-            path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, card_of=card_of
-        )
+        words = {"data": data, "card_of": card_of}
+        job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, **words)
         job = job._replace(sweep=choose(job))
         rate = job.rate if fleet is None else fleet.of_all_gpus(job.rate)
         summary = runner.run(

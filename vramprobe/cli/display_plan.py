@@ -6,6 +6,7 @@ In: a frozen Plan. Out: text on the terminal (rich), plain lines where there is 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,14 +27,16 @@ def print_plan(plan: Plan) -> None:
     """The cells in the order of running, then how many fit, the time and the cost."""
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)
-    for title in ("", "verdict", "predicted peak", "from", "to", "about", "cell"):
-        table.add_column(title, justify="right" if title in ("predicted peak", "from", "to", "about") else "left")
+    of_data = ("padding", "truncated") if plan.data else ()
+    for title in ("", "verdict", "predicted peak", "from", "to", "about", *of_data, "cell"):
+        table.add_column(title, justify="left" if title in ("", "verdict", "cell") else "right")
     for row in plan.rows:
         peak = row.prediction.peak_allocated_bytes if row.prediction else None
         sizes = [format_bytes(size) for size in (peak.value, peak.low, peak.high)] if peak else ["-", "", ""]
         verdict = row.verdict if plan.card and (row.is_run or row.action == "skip") else ""
         about = format_seconds(row.seconds) if row.is_run else ""
-        table.add_row(row.action, verdict, *sizes, about, escape(row.spec.cell_id))
+        of_data = _shares(plan, row) if plan.data else ()
+        table.add_row(row.action, verdict, *sizes, about, *of_data, escape(row.spec.cell_id))
     # As wide as its longest id: ids are there to be copied, and a terminal wraps better than a table folds.
     Console(highlight=False, width=_NO_WIDTH).print(table)
     told = [row for row in plan.rows if _is_worth_a_word(row)]
@@ -44,6 +47,12 @@ def print_plan(plan: Plan) -> None:
     for note, count in Counter(row.note for row in plan.rows if row.note).items():
         console.print(f"[yellow]no prediction[/] for {count}: {escape(note)}", soft_wrap=True)
     console.print(plan_in_words(plan), markup=False, soft_wrap=True)
+
+
+def _shares(plan: Plan, row: Row) -> tuple[str, str]:
+    """Of the tokens that are computed, those of padding; of the data's rows, those that are truncated."""
+    found = plan.data[row.spec.fingerprint]
+    return f"{100 * found.padding_share:.1f} %", f"{100 * found.num_truncated / found.num_rows:.2g} %"
 
 
 def _is_worth_a_word(row: Row) -> bool:
@@ -95,6 +104,7 @@ def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
             "note": row.note,
             "expected_seconds": round(row.seconds, 1),
         }
+        | ({"data": asdict(plan.data[row.spec.fingerprint])} if plan.data else {})
         for row in plan.rows
     ]
     return {

@@ -44,19 +44,17 @@ Verify = Annotated[
     typer.Option("--verify", help="Emulated only: repeat a step with other tensor values and compare its allocations."),
 ]
 #: The lengths of a data set, and how they become batches.
+_LENGTHS_FORMS = (
+    "a file with one per line, FILE.csv:column, FILE.jsonl:column, a CSV with length,count, "
+    "'p50=600 p99=3000 max=8192', or azure-chat, which ships."
+)
+_SAMPLER_HELP = "How --lengths become batches: random | sequential | group_by_length | packing."
+_PAD_HELP = "Pad each batch of --lengths to a multiple of so many tokens."
 Lengths = Annotated[
-    str | None,
-    typer.Option(
-        help="The data's lengths in tokens, truncated to --seq-len: a file with one per line, FILE.csv:column, "
-        "FILE.jsonl:column, a CSV with length,count, 'p50=600 p99=3000 max=8192', or azure-chat, which ships."
-    ),
+    str | None, typer.Option(help=f"The data's lengths in tokens, truncated to --seq-len: {_LENGTHS_FORMS}")
 ]
-BatchSampler = Annotated[
-    str, typer.Option(help="How --lengths become batches: random | sequential | group_by_length | packing.")
-]
-PadToMultipleOf = Annotated[
-    int, typer.Option(min=1, help="Pad each batch of --lengths to a multiple of so many tokens.")
-]
+BatchSampler = Annotated[str, typer.Option(help=_SAMPLER_HELP)]
+PadToMultipleOf = Annotated[int, typer.Option(min=1, help=_PAD_HELP)]
 
 
 def print_json(value: Any) -> None:
@@ -99,6 +97,14 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
         ("--verify",),
         "Emulated only: repeat a step with other tensor values and compare its allocations.",
     ),
+    "lengths": (
+        str | None,
+        None,
+        (),
+        f"Each cell at the longest batch of this data, its seq_len the truncation: {_LENGTHS_FORMS}",
+    ),
+    "sampler": (str, "random", (), _SAMPLER_HELP),
+    "pad_to_multiple_of": (int, 1, (), _PAD_HELP),
 }
 
 
@@ -154,7 +160,8 @@ def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:
         )
         engine = {name: value for name in ("engine",) if (value := given.pop(name)) is not None}
         lists = {name: given[name] or () for name in ("only", "skip")}
-        return given | lists | engine | {"policy": policy}
+        data = _data_of(**{name: given.pop(name) for name in ("lengths", "sampler", "pad_to_multiple_of")})
+        return given | lists | engine | {"policy": policy, "data": data}
 
     options = [
         inspect.Parameter(
@@ -166,6 +173,18 @@ def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:
         for name, (kind, default, flags, text) in SWEEP_OPTIONS.items()
     ]
     return with_options(command, "job", options, gather)
+
+
+def _data_of(lengths: str | None, sampler: str, pad_to_multiple_of: int) -> Any:
+    """The rows that ``--lengths`` names; None without it. Raises wrong usage for the others of it alone."""
+    from vramprobe.lengths.reading import read_lengths
+    from vramprobe.sweep.on_data import Data
+
+    if lengths is None:
+        if sampler != "random" or pad_to_multiple_of != 1:
+            raise typer.BadParameter("--sampler and --pad-to-multiple-of need --lengths.")
+        return None
+    return Data(read_lengths(lengths), sampler, pad_to_multiple_of)
 
 
 def with_options(

@@ -19,6 +19,7 @@ class PaddedData:
     num_tokens: int  # after truncation
     num_padded_tokens: int  # what is computed
     longest: int  # tokens by row of the longest batch, after padding
+    num_truncated: int
 
     @property
     def padding_share(self) -> float:
@@ -51,4 +52,5 @@ def padded_data(
         num_tokens=sum(one.num_tokens for one in batches),
         num_padded_tokens=sum(one.shape.num_tokens for one in batches),
         longest=max(one.shape.seq_len for one in batches),
+        num_truncated=sum(length > max_length for length in lengths),
     )

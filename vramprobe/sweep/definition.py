@@ -22,16 +22,19 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError, UnknownName, VramprobeError
 from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.spec import CellSpec, option_names, resolve
 from vramprobe.sweep.yaml_file import parsed
+
+if TYPE_CHECKING:
+    from vramprobe.lengths.padding import PaddedData
 
 _TOP_KEYS = ("name", "description", "defaults", "cells")
 _BLOCK_KEYS = ("exclude", "hold_out")
@@ -43,13 +46,17 @@ _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", st
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Cells in file order, each once; ``held_out``: fingerprints to keep out of the fit; ``notes`` are for the user."""
+    """Cells in file order, each once; ``held_out``: fingerprints to keep out of the fit; ``notes`` are for the user.
+
+    ``data``: the padding of each cell's batches by its fingerprint, where the sweep was put on a data set (on_data.py).
+    """
 
     name: str
     description: str
     cells: tuple[CellSpec, ...]
     held_out: frozenset[str]
     notes: tuple[str, ...]
+    data: Mapping[str, PaddedData] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.sweep import definition
     from vramprobe.sweep.card import Card, Rate
+    from vramprobe.sweep.on_data import Data
     from vramprobe.sweep.plan import TraceEngine
 
 #: Whether cells without arithmetic are simulated where a sweep is planned.
@@ -60,6 +61,7 @@ def job_of(
     shard: str | None,
     overrides: dict[str, Any],
     *,
+    data: Data | None = None,
     card_of: Callable[[definition.Sweep], Card | None] | None = None,
 ) -> Job:
     """The sweep of a file as it is to be planned or run; the arguments are those of api.plan.
@@ -75,7 +77,12 @@ def job_of(
         raise SpecError(f"a plan for {gpu} is one for device cuda, and cpu was given; drop one of them")
     device = "cuda" if gpu is not None else device_to_use(device)
     load = path if callable(path) else functools.partial(definition.load_sweep, path)
-    chosen = definition.select(load(device=device, overrides=overrides), only=only, skip=skip, shard=shard)
+    loaded = load(device=device, overrides=overrides)
+    if data is not None:
+        from vramprobe.sweep.on_data import on_data
+
+        loaded = on_data(loaded, data)
+    chosen = definition.select(loaded, only=only, skip=skip, shard=shard)
     card = card_named(gpu) if gpu is not None else (card_of or _card_here)(chosen)
     folder = Path(out) if out is not None else default_results(chosen.name, device, card)
     return Job(chosen, folder, card, _fit_of(fit, folder, card), hourly_rate(card, usd_per_hour, provider))

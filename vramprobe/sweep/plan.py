@@ -8,12 +8,13 @@ together, so that an OOM saves the larger cells behind it. Never runs anything a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
+from vramprobe.lengths.padding import PaddedData
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
@@ -94,6 +95,7 @@ class Plan:
     fit: MemoryModel | None
     ooms: tuple[RunRecord, ...] = ()  # of this very card, which the verdicts rest on
     num_slots: int = 1  # cells that run at once
+    data: Mapping[str, PaddedData] = field(default_factory=dict)  # by fingerprint, of a sweep on a data set
 
     @property
     def to_run(self) -> list[Row]:
@@ -141,7 +143,7 @@ def plan_sweep(
     policy = policy or Policy()
     cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
     known = [cell.record for cell in cells if cell.record is not None and cell.action != "stale"]  # of this machine
-    return make_plan(
+    made = make_plan(
         cells,
         card=card,
         fit=fit,
@@ -153,6 +155,7 @@ def plan_sweep(
         stop=stop,
         num_slots=num_slots,
     )
+    return replace(made, data=sweep.data)
 
 
 def _ooms_on(

@@ -361,9 +361,9 @@ def _campaign(path: str | Path, words: dict[str, Any]) -> Campaign:
     found = campaign_in(path)
     if found is None:
         raise SpecError(f"{path} is a sweep, not a campaign: it has no stages")
-    for name in ("only", "skip", "shard"):
+    for name, option in {"only": "only", "skip": "skip", "shard": "shard", "data": "lengths"}.items():
         if words.get(name):
-            raise SpecError(f"--{name} is for a sweep, and {path} is a campaign; drop it, or run one of its sweeps")
+            raise SpecError(f"--{option} is for a sweep, and {path} is a campaign; drop it, or run one of its sweeps")
     return found
 
 

@@ -33,6 +33,7 @@ from vramprobe.sweep.card import Card, Rate
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.jobs import Job
 from vramprobe.sweep.limits import limits
+from vramprobe.sweep.on_data import Data
 from vramprobe.sweep.plan import Policy
 from vramprobe.sweep.progress import Progress, RunSummary
 from vramprobe.units import GIB
@@ -277,6 +278,8 @@ def test_a_sweep_is_no_campaign_and_a_campaign_takes_no_options_of_one(tmp_path:
         api.campaign("quickstart")
     with pytest.raises(SpecError, match="--shard is for a sweep"):
         api.campaign("edges", shard="1/2")
+    with pytest.raises(SpecError, match="--lengths is for a sweep"):
+        api.campaign("edges", data=Data([5]))
     with pytest.raises(SpecError, match="needs a folder for its results"):
         api.campaign("edges", on="ray")
 

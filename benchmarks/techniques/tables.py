@@ -19,6 +19,7 @@ from vramprobe.techniques.registry import (
     combinations,
     left_out,
     of_kind,
+    remarks_of,
     techniques,
 )
 from vramprobe.units import GIB
@@ -151,7 +152,13 @@ def _section(kind: str, base: str, rows: list[Row], entries: Entries) -> list[st
         f"## {kind.capitalize()}, beside {of.text}, {of.gpu}{peak}{seconds}",
         "",
         *as_markdown(head, "llrrrrr", [_shown(row) for row in shown]),
+        *_remarks(shown),
     ]
+
+
+def _remarks(rows: list[Row]) -> list[str]:
+    found = remarks_of([techniques()[row["technique"]] for row in rows])
+    return ["", *(f"- {', '.join(names)}: {remark}." for remark, names in found.items())] if found else []
 
 
 def _shown(row: Row) -> list[str]:

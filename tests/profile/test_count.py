@@ -148,7 +148,7 @@ def test_the_repeated_forward_of_an_autograd_function_is_no_backward(tmp_path: P
     assert profiled(tmp_path, REPEATED, num_steps=4).exit_status == 0
     (count,) = lines(tmp_path, "count")
     product = 2 * 64 * 512 * 256
-    flops = {phase: 0 for phase in ("forward", "recompute", "backward")}
+    flops = dict.fromkeys(("forward", "recompute", "backward"), 0)
     for row in count["rows"]:
         flops[row["phase"]] = flops.get(row["phase"], 0) + row["flops"]
     assert flops == {"forward": 2 * product, "recompute": 2 * product, "backward": 4 * product, "optimizer": 0}

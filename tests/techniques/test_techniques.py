@@ -15,7 +15,16 @@ from vramprobe.errors import UnknownName
 from vramprobe.predict.changes import candidates
 from vramprobe.spec import resolve
 from vramprobe.techniques.ranking import rank
-from vramprobe.techniques.registry import Technique, bases, combinations, command_of, left_out, of_kind, techniques
+from vramprobe.techniques.registry import (
+    Technique,
+    bases,
+    combinations,
+    command_of,
+    left_out,
+    of_kind,
+    remarks_of,
+    techniques,
+)
 from vramprobe.techniques.savings import Saving, savings
 
 CELL = {"model": "llama-3.1-8b", "method": "lora", "batch_size": 1, "seq_len": 2048}
@@ -68,6 +77,16 @@ def test_arguments_of_a_technique_follow_those_of_its_base() -> None:
     words = command_of(bases()["full-8b"], [techniques()["sgd"]])
     assert words[:2] == ["python", "train.py"]
     assert words[-4:] == ["--optim", "adamw_torch_fused", "--optim", "sgd"]
+
+
+def test_remarks_name_those_that_share_them() -> None:
+    paged = [one for one in techniques().values() if one.id.startswith("paged_")]
+    (remark,) = remarks_of([techniques()["sgd"], *paged])
+    assert "managed memory" in remark
+    assert remarks_of([techniques()["sgd"], *paged])[remark] == [one.name for one in paged]
+    shown = CliRunner().invoke(app, ["techniques", "--kind", "optimizer"]).output
+    assert "paged 8-bit AdamW *" in shown
+    assert shown.count(remark) == 1
 
 
 def test_a_saving_is_the_difference_and_its_share() -> None:

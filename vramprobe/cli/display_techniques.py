@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from vramprobe.cli.display_changes import option_words
-from vramprobe.techniques.registry import FRAMEWORKS, KINDS, Technique, bases, techniques
+from vramprobe.techniques.registry import FRAMEWORKS, KINDS, Technique, bases, remarks_of, techniques
 from vramprobe.techniques.savings import Saving, savings
 from vramprobe.units import GIB, format_bytes
 
@@ -57,15 +57,19 @@ def _print_base(console: Console, kind: str, base: str, ran: list[Technique], fo
     of, peak = bases()[base], found[ran[0].id].base_bytes
     console.print(f"{kind}, beside {of.text}, {of.gpu}: {format_bytes(peak)}", soft_wrap=True)
     console.print(f"  {'technique':<{_NAME_WIDTH}} {'saved':>10}  {'of peak':>7}  {'step':>7}  TRL", soft_wrap=True)
-    for one in sorted(ran, key=lambda one: -found[one.id].saved_bytes):
+    ordered = sorted(ran, key=lambda one: -found[one.id].saved_bytes)
+    for one in ordered:
         console.print(_line(one, found[one.id]), soft_wrap=True)
+    for remark, names in remarks_of(ordered).items():
+        console.print(f"  * {', '.join(names)}: {remark}", soft_wrap=True)
 
 
 def _line(one: Technique, saving: Saving) -> str:
     share, slower = saving.saved_share, saving.slower_share
     step = f"{slower:+.0%}" if slower is not None else "unknown"
     saved = f"{saving.saved_bytes / GIB:+.2f} GiB"
-    return f"  {one.name:<{_NAME_WIDTH}} {saved:>10}  {share:>7.1%}  {step:>7}  {one.switch('trl')}".rstrip()
+    name = f"{one.name} *" if one.remark else one.name
+    return f"  {name:<{_NAME_WIDTH}} {saved:>10}  {share:>7.1%}  {step:>7}  {one.switch('trl')}".rstrip()
 
 
 def print_ranking(found: Ranking) -> None:

@@ -92,7 +92,22 @@ def bases() -> dict[str, Base]:
 @cache
 def techniques() -> dict[str, Technique]:
     """Every technique by id."""
-    return {name: Technique(id=name, **table) for name, table in _table()["technique"].items()}
+    return {name: Technique(id=name, **_with_remark(table)) for name, table in _table()["technique"].items()}
+
+
+def _with_remark(table: dict[str, Any]) -> dict[str, Any]:
+    """The shared remark that it names, in full."""
+    said = table.get("remark", "")
+    return table | {"remark": _table()["remark"].get(said, said)}
+
+
+def remarks_of(several: Sequence[Technique]) -> dict[str, list[str]]:
+    """Each remark on these techniques, and the names of those that it is on."""
+    found: dict[str, list[str]] = {}
+    for one in several:
+        if one.remark:
+            found.setdefault(one.remark, []).append(one.name)
+    return found
 
 
 def of_kind(kind: str | None) -> list[Technique]:

@@ -193,12 +193,18 @@ def test_limits_are_for_all_stages_and_a_budget_counts_earlier_runs(tmp_path: Pa
         "model": None,
         "held-out": "limit",
     }
-    spent = json.loads((out / stages.SPENT).read_text())["dollars"]
-    assert spent > 0
+    assert json.loads((out / stages.SPENT).read_text())["dollars"] > 0
+    (out / stages.SPENT).write_text('{"dollars": 1e6}')
     played = Played()
-    assert list(run(asked, out, played, max_dollars=spent).values())[-1].stopped_by == "budget"
+    assert list(run(asked, out, played, max_dollars=1e6 + 1).values())[-1].stopped_by == "budget"
     assert played.ran == []
-    assert run(asked, out, played, max_dollars=spent + 1e6)["largest"].stopped_by is None
+    assert run(asked, out, played, max_dollars=2e6)["largest"].stopped_by is None
+
+
+def test_a_limit_that_one_stage_has_used_up_lets_the_next_begin_nothing(tmp_path: Path) -> None:
+    played = Played()
+    results = run(campaign(tmp_path), tmp_path / "out", played, max_cells=8)
+    assert (len(played.ran), list(results)[-1], results["held-out"].stopped_by) == (8, "held-out", "limit")
 
 
 def test_a_cell_that_fails_ends_the_search_and_is_tried_again_by_the_next_run(tmp_path: Path) -> None:

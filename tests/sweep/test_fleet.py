@@ -25,6 +25,7 @@ from vramprobe.records import store
 from vramprobe.records.record import Environment, Error, Ok, RunRecord, Timeout, new_attempt_id, record_from_json
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import fleet, runner
+from vramprobe.sweep.bookkeeping import Bookkeeping
 from vramprobe.sweep.card import Card, Rate
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.fleet import Fleet, fleet_on
@@ -228,6 +229,39 @@ def test_an_oom_skips_the_larger_cells_and_a_replicate_waits_for_its_first_attem
         (2048, "skipped"): 1,
     }
     assert pool.most_at_once == 1  # one GPU
+
+
+@pytest.mark.parametrize("max_cells", [None, 5])
+def test_what_is_left_is_the_sum_over_the_cells_that_are_left(max_cells: int | None, tmp_path: Path) -> None:
+    """By prefix sums, because a sweep may have 10,000 cells; here counted one by one."""
+    cells = [
+        make_spec(model=model, seq_len=16 * number, timing_steps=0)
+        for number in range(1, 5)
+        for model in (str(TINY_LLAMA_PATH), "smollm2-135m")
+    ]
+    books: list[Bookkeeping] = []
+
+    class Watched(Fleet):
+        def run(self, given: Bookkeeping) -> None:
+            books.append(given)
+            super().run(given)
+
+    seen = 0
+
+    def on_event(event: Progress) -> None:
+        nonlocal seen
+        if event.kind == "finished":
+            (one,) = books
+            rest = [row for row in event.plan.rows[event.index :] if row.is_run]
+            rest = rest if max_cells is None else rest[: max_cells - one.clock.num_cells]
+            expected = sum(one.pace.correct(row.num_params, row.seconds) for row in rest)
+            assert event.left_seconds == pytest.approx(expected / event.plan.num_slots)
+            seen += 1
+
+    many, sweep = Watched(PlayedPool(node("a"))), sweep_of(*cells)
+    many.card_of(sweep)
+    runner.run(sweep, tmp_path, executor=many, on_event=on_event, limits=Limits(max_cells=max_cells))
+    assert seen == (max_cells or len(cells))
 
 
 def test_the_log_of_a_failed_cell_is_brought_here(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ whoever shows them, a RunSummary. Starts no process and knows no executor but by
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -145,11 +148,22 @@ class Bookkeeping:
 
     def _left_seconds(self, index: int) -> float:
         """Expected from row ``index`` (1-based) on, at the pace so far, for as many cells as may still be started."""
-        rest = [row for row in self.plan.rows[index - 1 :] if row.is_run]
+        positions, sums = self._ahead
+        first, last = bisect.bisect_left(positions, index - 1), len(positions)
         if self.limits.max_cells is not None:
-            rest = rest[: max(self.limits.max_cells - self.clock.num_cells, 0)]
-        seconds = sum(self.pace.correct(row.num_params, row.seconds) for row in rest)
+            last = min(last, first + max(self.limits.max_cells - self.clock.num_cells, 0))
+        seconds = sum(self.pace.correct(size, upto[last] - upto[first]) for size, upto in sums.items())
         return seconds / self.plan.num_slots + self._start_seconds
+
+    @functools.cached_property
+    def _ahead(self) -> tuple[list[int], dict[int, list[float]]]:
+        """(places of the rows that are run, by model size the seconds expected of all before each of them)."""
+        rows = [(place, row) for place, row in enumerate(self.plan.rows) if row.is_run]
+        sums = {
+            size: [0.0, *itertools.accumulate(row.seconds * (row.num_params == size) for _, row in rows)]
+            for size in {row.num_params for _, row in rows}
+        }
+        return [place for place, _ in rows], sums
 
     @property
     def _start_seconds(self) -> float:

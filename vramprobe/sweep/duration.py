@@ -7,6 +7,7 @@ account's constants are assumptions until a record of the device corrects them. 
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Iterable
@@ -68,18 +69,25 @@ class Pace:
     """What cells really took against what was expected of them, by model size; it grows as a sweep runs."""
 
     def __init__(self) -> None:
-        self._ratios: list[tuple[float, float]] = []  # log of the parameters, taken / expected
+        self._ratios: dict[int, list[float]] = {}  # taken / expected by parameters, ascending
+        self._factors: dict[int, float] = {}  # asked for since the last cell; a sweep may have 10,000
 
     def learn(self, num_params: int, expected_seconds: float, taken_seconds: float) -> None:
         """Take note of one finished cell."""
-        self._ratios.append((math.log(num_params), taken_seconds / expected_seconds))
+        bisect.insort(self._ratios.setdefault(num_params, []), taken_seconds / expected_seconds)
+        self._factors.clear()
 
     def correct(self, num_params: int, expected_seconds: float) -> float:
         """Seconds, by the median over cells of comparable models, else over all; as expected before the first."""
+        if num_params not in self._factors:
+            self._factors[num_params] = self._factor(num_params)
+        return expected_seconds * self._factors[num_params]
+
+    def _factor(self, num_params: int) -> float:
         size, reach = math.log(num_params), math.log(_COMPARABLE_FACTOR)
-        near = [ratio for known, ratio in self._ratios if abs(known - size) <= reach]
-        ratios = near or [ratio for _, ratio in self._ratios]
-        return expected_seconds * (statistics.median(ratios) if ratios else 1.0)
+        near = [ratios for known, ratios in self._ratios.items() if abs(math.log(known) - size) <= reach]
+        ratios = [ratio for several in near or self._ratios.values() for ratio in several]
+        return statistics.median(ratios) if ratios else 1.0
 
 
 def pace_of(records: Iterable[RunRecord], gpu: catalog.Gpu | None) -> Pace:

@@ -101,7 +101,9 @@ class Purse:
         return on_event
 
     def used(self, summary: RunSummary) -> None:
-        """A sweep has ended."""
+        """A sweep has ended. Where no cell was left to begin with, that is the limit that stopped it."""
+        if self._cells_left == 0 and summary.stopped_by == "max-time":
+            summary.stopped_by = "limit"
         self._seconds_left -= summary.seconds
         if self._cells_left is not None:
             ran = sum(record.outcome.kind != "skipped" for record in summary.records)

@@ -1,25 +1,21 @@
-"""Cells per second on a Ray cluster of four local nodes, against four processes without; nodes killed at random.
+"""Cells per second on a Ray cluster of four local nodes, against four processes without Ray.
 
 ``python benchmarks/speed/fleet.py`` (needs Ray; about 20 minutes on two cores). Tiny CPU cells. The two take turns,
-part by part, so that what else the machine does falls on both. ``--kills 50``: the cells again, while so many nodes are
-killed and replaced; the journal must have one record of each cell. Prints; asserts the set of records.
+part by part, so that what else the machine does falls on both. Prints; asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
 from pathlib import Path
 
-from vramprobe.records import store
 from vramprobe.spec import resolve
 from vramprobe.sweep import runner
 from vramprobe.sweep.definition import Sweep
@@ -79,31 +75,6 @@ def with_ray(first: int, count: int, folder: Path) -> float:
     return (count - NUM_NODES) / (ends[-1] - ends[NUM_NODES - 1])
 
 
-def under_kills(count: int, num_kills: int, cluster: object, nodes: list, folder: Path) -> None:
-    """Kill a node, and add another, so many times while the cells run."""
-    sweep, fleet, chance, killed = cells(0, count), Fleet(RayPool()), random.Random(0), []
-    fleet.card_of(sweep)
-
-    def on_event(event: runner.Progress) -> None:
-        due = num_kills * sum(record.outcome.kind == "ok" for record in summary_records) // count
-        if event.kind == "finished":
-            summary_records.append(event.record)
-            if len(killed) < min(due + 1, num_kills):
-                node = nodes.pop(chance.randrange(len(nodes)))
-                cluster.remove_node(node, allow_graceful=False)
-                killed.append(node)
-                nodes.append(add(cluster))
-
-    summary_records: list = []
-    summary = runner.run(sweep, folder, executor=fleet, on_event=on_event)
-    found = store.read(folder)
-    assert Counter(one.fingerprint for one in found.records) == Counter(one.fingerprint for one in sweep.cells)
-    print(
-        f"{len(killed)} nodes killed: {len(found.records)} records of {count} cells, each once; "
-        f"{len(found.unfinished)} attempts lost and made again; {summary.seconds:.0f} s"
-    )
-
-
 def add(cluster: object) -> object:
     """A node with one core; a busy machine may need several tries to start one."""
     for tries_left in (2, 1, 0):
@@ -118,32 +89,29 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--cells", type=int, default=400)
     words.add_argument("--part", type=int, default=100)
-    words.add_argument("--kills", type=int, default=0)
     given = words.parse_args()
     warnings.simplefilter("ignore")
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    nodes = [add(cluster) for _ in range(NUM_NODES)]
+    for _ in range(NUM_NODES):
+        add(cluster)
     ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if given.kills:
-            under_kills(given.cells, given.kills, cluster, nodes, folder)
-        else:
-            with_ray(10**7, 3 * NUM_NODES, folder / "warm")
-            rates: dict[str, list[float]] = {"ray": [], "processes": []}
-            for part, first in enumerate(range(0, given.cells, given.part)):
-                turns = [("ray", with_ray), ("processes", without_ray)]
-                for name, run in turns if part % 2 == 0 else reversed(turns):
-                    rates[name].append(run(first, given.part, folder / name / str(part)))
-                print({name: [round(one, 2) for one in found] for name, found in rates.items()}, flush=True)
-            ray_rate, plain_rate = (statistics.harmonic_mean(rates[name]) for name in ("ray", "processes"))
-            print(
-                f"{given.cells} cells each: {ray_rate:.2f} a second on Ray, {plain_rate:.2f} in {NUM_NODES} processes "
-                f"without: {ray_rate / plain_rate:.2f} ×"
-            )
+        with_ray(10**7, 3 * NUM_NODES, folder / "warm")
+        rates: dict[str, list[float]] = {"ray": [], "processes": []}
+        for part, first in enumerate(range(0, given.cells, given.part)):
+            turns = [("ray", with_ray), ("processes", without_ray)]
+            for name, run in turns if part % 2 == 0 else reversed(turns):
+                rates[name].append(run(first, given.part, folder / name / str(part)))
+            print({name: [round(one, 2) for one in found] for name, found in rates.items()}, flush=True)
+        ray_rate, plain_rate = (statistics.harmonic_mean(rates[name]) for name in ("ray", "processes"))
+        print(
+            f"{given.cells} cells each: {ray_rate:.2f} a second on Ray, {plain_rate:.2f} in {NUM_NODES} processes "
+            f"without: {ray_rate / plain_rate:.2f} ×"
+        )
     ray.shutdown()
     cluster.shutdown()
 

@@ -110,6 +110,7 @@ HOW = {
     "vramprobe merge out/one out/two -o out/all.jsonl": Way(
         instead="vramprobe merge results/cpu/quickstart -o out/all.jsonl", why="the shards above are not run"
     ),
+    "vramprobe export results -o records.parquet": AS_IT_IS,
     "vramprobe check results/h100-sxm/80gb": AS_IT_IS,  # the workshop has the committed records there, too
     "vramprobe fit results/cpu/quickstart --out out/fit.json": AS_IT_IS,
     f"vramprobe predict {HELD_OUT} --fit out/fit.json": AS_IT_IS,
@@ -210,6 +211,7 @@ HOW = {
     "python benchmarks/speed/counted_work.py": HOURS,
     "python benchmarks/speed/cell_overhead.py": HOURS,
     "python benchmarks/speed/fleet.py": HOURS,
+    "python benchmarks/speed/node_kills.py": Way(more="--check", why="it needs Ray, and half an hour"),
     "python benchmarks/speed/scale.py": HOURS,
     "python benchmarks/speed/suite.py": HOURS,
     "python benchmarks/speed/emulated_speed.py": HOURS,

@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 
 def load(path: str | Path = "results", of: Literal["records", "phases", "ranks"] = "records") -> pd.DataFrame:
-    """Return the results in a .jsonl file or folder as a pandas DataFrame.
+    """Return the results in a .jsonl file or folder, or an exported .parquet file, as a pandas DataFrame.
 
     ``of="records"``: one row per record of a cell, failures and simulations included. ``of="phases"``: one row per
     record, rank and phase. ``of="ranks"``: one row per rank. Phases and ranks of profiled commands are rows, too.
@@ -28,9 +28,9 @@ def load(path: str | Path = "results", of: Literal["records", "phases", "ranks"]
     docs/dataframes.md lists every column, and so does ``vramprobe.records.columns``. Raises StoreError for a place
     without records.
     """
-    from vramprobe.records import frames
+    from vramprobe.records import frames, parquet
 
-    return frames.load(path, of)
+    return parquet.load(Path(path), of) if Path(path).suffix == parquet.SUFFIX else frames.load(path, of)
 
 
 def load_ipython_extension(shell):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.recommend.questions import recommend
+    from vramprobe.records.parquet import export
     from vramprobe.records.record import RunRecord
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
     from vramprobe.simulate.run import Simulation
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
-    "dataset", "default_results", "doctor", "evaluate", "fit", "gpus", "grpo", "largest_model", "launch_tasks",
-    "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan",
-    "plan_campaign", "predict", "recommend", "report", "run", "serve", "simulate",
+    "dataset", "default_results", "doctor", "evaluate", "export", "fit", "gpus", "grpo", "largest_model",
+    "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models",
+    "plan", "plan_campaign", "predict", "recommend", "report", "run", "serve", "simulate",
 ]  # fmt: skip
 
 
@@ -61,6 +62,7 @@ _IN_THEIR_ROOMS = {
     "card_truth": "vramprobe.report.card_truth",
     "card_truth_gpu": "vramprobe.report.card_truth",
     "contribute": "vramprobe.check.contribute",
+    "export": "vramprobe.records.parquet",
     "launch_tasks": "vramprobe.sweep.launch",
     "merge": "vramprobe.check.merge",
     "recommend": "vramprobe.recommend.questions",

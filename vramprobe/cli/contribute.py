@@ -1,4 +1,4 @@
-"""``vramprobe merge`` and ``vramprobe contribute``: records of several machines or people in one file.
+"""``vramprobe merge``, ``contribute`` and ``export``: records of several machines or people in one file.
 
 In: journals. Out: a new one, and who gave what, or what was stripped, as text or JSON.
 """
@@ -50,6 +50,23 @@ def contribute(
         print_json(made._asdict() | {"file": str(made.file), "report": made.report.model_dump(mode="json")})
     else:
         _print_contribution(made)
+
+
+def export(
+    results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The new .parquet file.")],
+    json_output: Json = False,
+) -> None:
+    """Write all records to one Parquet file, which `vramprobe.load` and DuckDB read in seconds."""
+    from vramprobe import api
+    from vramprobe.cli import display
+
+    with display.working("reading records"):
+        num_rows = api.export(results, out)
+    if json_output:
+        print_json({"file": str(out), "records": num_rows})
+    else:
+        print(f"{num_rows:,} records → {out}")
 
 
 def _print_merged(merged: Merged) -> None:

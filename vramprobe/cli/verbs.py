@@ -184,6 +184,7 @@ for verb in (
     results.check,
     contribute_verbs.merge,
     contribute_verbs.contribute,
+    contribute_verbs.export,
     calibrate_gpu_verb.calibrate_gpu,
     results.fit,
     predict_verb.predict,

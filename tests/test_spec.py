@@ -367,6 +367,7 @@ OTHER_VALUES: dict[str, Any] = {
     "torch_compile": True,
     "fused_linear_cross_entropy": True,
     "loss": "chunked_nll",
+    "trainer": "dpo",
     "num_gpus": 2,
     "sharding": "fsdp",
     "shard_size": 2,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vramprobe.optimizers import OPTIMIZERS
+from vramprobe.trainers import TRAINERS
 
 Method = Literal["full", "lora", "qlora"]
 Quant = Literal["none", "nf4", "nf4-single", "fp4", "int8"]
@@ -20,6 +21,8 @@ Device = Literal["cuda", "cpu"]
 #: How head and loss are computed: by the model's own forward, from all logits; or by TRL's fused head (its
 #: ``chunked_nll``, and its ``nll`` since logits are no longer made), from tiles of them.
 Loss = Literal["nll", "chunked_nll"]
+#: Who computes the loss of a micro-batch, and of what (trainers.py).
+Trainer = Literal[tuple(TRAINERS)]
 Weights = Literal["random", "pretrained"]
 #: How several ranks share one model: torch's DDP; DeepSpeed's stages; FSDP2 (``fully_shard``) and FSDP1, both through
 #: accelerate, that gather anew in backward or, under shard-grad-op, keep what forward gathered, or, under hybrid, share

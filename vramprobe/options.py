@@ -21,6 +21,7 @@ from vramprobe.choices import (
     Optim,
     Quant,
     Sharding,
+    Trainer,
     Weights,
 )
 
@@ -166,6 +167,13 @@ OPTIONS: dict[str, Option] = {
         str,
         f"Head and loss: {_words(Loss)}, TRL's from tiles of the logits (default nll: the model's own).",
         "how head and loss were computed: nll (the model's own forward), chunked_nll (TRL's, tiles of the logits)",
+        is_recipe=True,
+    ),
+    "trainer": Option(
+        str,
+        f"Trainer: {_words(Trainer)}, TRL's but for sft (default sft); of dpo a batch is so many pairs. predict "
+        "also takes grpo, with --rollout vllm.",
+        "whose loss was computed, by its name in TRL: sft (next tokens), dpo (pairs, with a reference model)",
         is_recipe=True,
     ),
     **_ADAPTER,

@@ -31,12 +31,14 @@ from vramprobe.choices import (
     Optim,
     Quant,
     Sharding,
+    Trainer,
     Weights,
 )
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
 from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, reasons_not_run, rules_of
+from vramprobe.trainers import TRAINERS
 from vramprobe.units import parse_bytes, short_bytes
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
@@ -78,6 +80,7 @@ class CellSpec(BaseModel):
     torch_compile: bool = False
     fused_linear_cross_entropy: bool = False  # Liger's head and loss in one, which never holds all logits
     loss: Loss = "nll"  # of the model's own forward, or TRL's from tiles of the logits
+    trainer: Trainer = "sft"  # whose loss is computed, with what it holds beside the model
 
     num_gpus: int = 1  # a rank each, with the cell's batch; under device-map, cards of one process
     sharding: Sharding | None = None  # of the ranks, or of the layers; null for one GPU
@@ -160,8 +163,13 @@ class CellSpec(BaseModel):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one micro-batch: batch × length."""
-        return self.batch_size * self.seq_len
+        """Tokens of one micro-batch: rows × length."""
+        return self.num_rows * self.seq_len
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences of one micro-batch: a trainer may have several for each of its examples."""
+        return self.batch_size * TRAINERS[self.trainer].rows
 
     @property
     def model_label(self) -> str:
@@ -189,7 +197,19 @@ class CellSpec(BaseModel):
     @property
     def uses_trl(self) -> bool:
         """Whether TRL's own code computes its loss."""
-        return self.loss != "nll"
+        return self.of_trl != ""
+
+    @property
+    def of_trl(self) -> str:
+        """The option by which it does, as in ``loss chunked_nll``; empty where it does not."""
+        if self.trainer != "sft":
+            return f"trainer {self.trainer}"
+        return f"loss {self.loss}" if self.loss != "nll" else ""
+
+    @property
+    def num_models(self) -> int:
+        """2 where a reference model stands beside the one that is trained; with adapters that one is both."""
+        return 2 if TRAINERS[self.trainer].has_reference and self.method == "full" else 1
 
     @property
     def limit_vram_bytes(self) -> int | None:
@@ -228,6 +248,7 @@ class CellSpec(BaseModel):
         parts += ["compiled"] if self.torch_compile else []
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
         parts += [self.loss.replace("_", "-")] if self.loss != "nll" else []
+        parts += [self.trainer] if self.trainer != "sft" else []
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
         groups = "" if self.shard_size is None else f"{self.shard_size}"
         parts += [f"{self.sharding}{groups}-x{self.num_gpus}"] if self.sharding else []

@@ -1,8 +1,9 @@
-"""Losses by arithmetic against emulated runs: ``python benchmarks/truth/losses.py`` (rebuilds losses.csv and its .md).
+"""Losses and trainers by arithmetic against emulated runs: ``python benchmarks/truth/losses.py`` (rebuilds losses.csv
+and its .md).
 
 Each cell runs on an emulated GPU by TRL's own code (``vramprobe run --emulate``, records under ``out/losses``), and is
 predicted. It runs those that the csv lacks (10 s each). ``--check`` predicts all anew and compares. What TRL's whole
-trainer takes was read from ``vramprobe profile``: TRAINER. Emulated, not measured on a GPU.
+trainer takes was read from ``vramprobe profile``: COMMANDS. Emulated, not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe import api
 from vramprobe.records import store
 from vramprobe.spec import resolve
+from vramprobe.trainers import TRAINERS as ROWS
 
 TABLE = Path(__file__).with_suffix(".csv")
 OUT = Path(__file__).parents[2] / "out" / "losses"
@@ -31,10 +33,11 @@ CKPT, TWO = {"gradient_checkpointing": True}, {"num_layers": 2}
 def cell(model: str, method: str, batch_size: int, seq_len: int, **more: Any) -> Words:
     """A cell's words."""
     sizes = {"batch_size": batch_size, "seq_len": seq_len}
-    return {"model": model, "method": method, **sizes, "timing_steps": 0, "loss": "chunked_nll"} | more
+    what = {} if "trainer" in more else {"loss": "chunked_nll"}
+    return {"model": model, "method": method, **sizes, "timing_steps": 0} | what | more
 
 
-CELLS = [
+LOSSES = [
     cell("llama-3.2-1b", "full", 2, 512, **TWO),
     cell("llama-3.2-1b", "full", 2, 512, recipe="mixed", **TWO),
     cell("llama-3.2-1b", "lora", 2, 512, **TWO),
@@ -50,18 +53,35 @@ CELLS = [
     cell("qwen3-0.6b", "full", 1, 2048, optim="adamw_bnb_8bit", **TWO),
     cell("llama-3.2-1b", "full", 2, 1024, autocast="bf16", **CKPT),
 ]
-#: (what follows COMMAND, GiB allocated in the profile, the cell that has its options).
-TRAINER: list[tuple[str, float, Words]] = [
-    (
-        "--use_peft",
-        2.73,
-        cell("llama-3.2-1b", "lora", 2, 1024, lora_targets="q_v", lora_dropout=0.05, **CKPT),
-    ),
-    ("full", 10.21, CELLS[-1]),
+TRAINERS = {
+    "dpo": [
+        cell("llama-3.2-1b", "full", 1, 512, trainer="dpo", **TWO),
+        cell("llama-3.2-1b", "full", 2, 512, trainer="dpo", recipe="mixed", **TWO),
+        cell("llama-3.2-1b", "lora", 1, 512, trainer="dpo", **TWO),
+        cell("llama-3.2-1b", "lora", 2, 1024, trainer="dpo", **CKPT),
+        cell("qwen2.5-0.5b", "full", 2, 1024, trainer="dpo", **CKPT),
+        cell("qwen2.5-0.5b", "full", 4, 1024, trainer="dpo", recipe="mixed", grad_accum=2, num_layers=4),
+        cell("qwen2.5-1.5b", "qlora", 1, 2048, trainer="dpo", **CKPT),
+        cell("gemma-2-2b", "lora", 1, 1024, trainer="dpo", **TWO, **CKPT),
+        cell("smollm2-135m", "full", 1, 512, trainer="dpo", recipe="fp32", num_layers=4),
+        cell("llama-3.1-8b", "qlora", 1, 4096, trainer="dpo", kbit_prep="trl", num_layers=4, **CKPT),
+        cell("pythia-160m", "lora", 1, 1024, trainer="dpo"),
+        cell("smollm2-360m", "lora", 1, 512, trainer="dpo"),
+        cell("qwen3-0.6b", "full", 1, 2048, trainer="dpo", optim="adamw_bnb_8bit", **TWO),
+        cell("llama-3.2-1b", "full", 2, 1024, trainer="dpo", autocast="bf16", **CKPT),
+    ],
+}
+CELLS = LOSSES + [words for cells in TRAINERS.values() for words in cells]
+_LIKE_PEFT = {"lora_targets": "q_v", **CKPT}
+#: (TRL's command, GiB allocated in its profile, the cell that has its options).
+COMMANDS: list[tuple[str, float, Words]] = [
+    ("trl sft --use_peft", 2.73, cell("llama-3.2-1b", "lora", 2, 1024, lora_dropout=0.05, **_LIKE_PEFT)),
+    ("trl sft", 10.21, LOSSES[-1]),
+    ("trl dpo --use_peft", 3.11, cell("llama-3.2-1b", "lora", 2, 1024, trainer="dpo", **_LIKE_PEFT)),
+    ("trl dpo", 12.51, TRAINERS["dpo"][-1]),
 ]
-COMMAND = (
-    f"vramprobe profile --emulate {CARD} --empty-weights --steps-only -- trl sft --dtype bfloat16 "
-    "--model_name_or_path meta-llama/Llama-3.2-1B --dataset_name trl-lib/Capybara --per_device_train_batch_size 2 "
+OPTIONS = (
+    "--dtype bfloat16 --model_name_or_path meta-llama/Llama-3.2-1B --dataset_name DATA --per_device_train_batch_size 2 "
     "--max_length 1024"
 )
 
@@ -98,43 +118,66 @@ def predicted(words: Words) -> tuple[int, int]:
     return found.peak_allocated_bytes.value, found.reserved_bytes.value
 
 
-def page(rows: list[Words]) -> str:
-    """The page of these rows."""
+def compared(cells: list[Words], rows: dict[str, Words], other: Words) -> tuple[list[list[str]], float]:
+    """(a line for each of these cells, the largest error in %); the last column: the same cell with ``other`` words."""
     lines, worst = [], 0.0
-    for words, row in zip(CELLS, rows, strict=True):
+    for words in cells:
+        row = rows[resolve(device="cuda", **words).fingerprint]
         emulated = int(row["emulated_allocated_bytes"]), int(row["emulated_reserved_bytes"])
         counted = predicted(words)
         errors = [100 * (mine / theirs - 1) for mine, theirs in zip(counted, emulated, strict=True)]
         worst = max(worst, abs(errors[0]))
-        with_logits = predicted(words | {"loss": "nll"})[0]
         numbers = [f"{size / 2**30:.3f}" for size in (emulated[0], counted[0])]
-        lines.append([row["cell"], *numbers, *(f"{error:+.3f}" for error in errors), f"{with_logits / 2**30:.3f}"])
-    head = ["cell", "emulated GiB", "arithmetic GiB", "error, %", "error of reserved, %", "with loss nll, GiB"]
-    trained = []
-    for name, allocated, words in TRAINER:
+        otherwise = f"{predicted(words | other)[0] / 2**30:.3f}"
+        lines.append([row["cell"], *numbers, *(f"{error:+.3f}" for error in errors), otherwise])
+    return lines, worst
+
+
+def page(rows: list[Words]) -> str:
+    """The page of these rows."""
+    by_cell = {row["fingerprint"]: row for row in rows}
+    head = ["cell", "emulated GiB", "arithmetic GiB", "error, %", "error of reserved, %"]
+    lines, worst = compared(LOSSES, by_cell, {"loss": "nll"})
+    text = [
+        "# Losses and trainers by arithmetic",
+        "",
+        f"{len(lines)} cells with `--loss chunked_nll`, run by TRL 1.16's own code on an emulated {CARD} and",
+        f"predicted. Allocated memory differs by at most {worst:.3f} %. Neither was measured on a GPU.",
+        "",
+        *as_markdown([*head, "with loss nll, GiB"], "lrrrrr", lines),
+        "",
+        "The last column is the same cell with all logits, by arithmetic.",
+        "",
+    ]
+    for name, cells in TRAINERS.items():
+        lines, worst = compared(cells, by_cell, {"trainer": "sft", "loss": "chunked_nll"})
+        text += [
+            f"## `--trainer {name}`",
+            "",
+            f"{len(lines)} cells, whose loss TRL's own `{ROWS[name].trl}` computes. Allocated memory differs by at",
+            f"most {worst:.3f} %. The last column is TRL's supervised training with the same options, by arithmetic.",
+            "",
+            *as_markdown([*head, "with sft, GiB"], "lrrrrr", lines),
+            "",
+        ]
+    whole = []
+    for command, allocated, words in COMMANDS:
         counted = predicted(words)[0] / 2**30
-        trained.append([name, f"{allocated:.2f}", f"{counted:.2f}", f"{100 * (counted / allocated - 1):+.2f}"])
+        whole.append([f"`{command}`", f"{allocated:.2f}", f"{counted:.2f}", f"{100 * (counted / allocated - 1):+.2f}"])
     return "\n".join(
         [
-            "# Losses by arithmetic",
+            *text,
+            "## TRL's whole trainers",
             "",
-            f"{len(lines)} cells with `--loss chunked_nll`, run by TRL 1.16's own code on an emulated {CARD} and",
-            f"predicted. Allocated memory differs by at most {worst:.3f} %. Neither was measured on a GPU.",
+            f"`vramprobe profile --emulate {CARD} --empty-weights --steps-only -- COMMAND {OPTIONS}`,",
+            "beside the cell that has these options. DATA is `trl-lib/Capybara` for `sft`, else",
+            "`trl-lib/ultrafeedback_binarized`. A profile prints two decimals, so that its error is known to 0.2 %.",
             "",
-            *as_markdown(head, "lrrrrr", lines),
-            "",
-            "The last column is the same cell with all logits, by arithmetic.",
-            "",
-            "## TRL's whole trainer",
-            "",
-            f"`{COMMAND}`,",
-            "beside the cell that has its options. A profile prints two decimals, so that its error is known to 0.2 %.",
-            "",
-            "In full training the trainer holds 501 MiB more at its peak: one more gradient of the tied head and",
-            "embedding, while both parts of it are added. The cell, whose emulated run is in the table above, adds",
+            "In full training the trainer holds up to 501 MiB more at its peak: one more gradient of the tied head and",
+            "embedding, while both parts of it are added. The cell, whose emulated run is in the tables above, adds",
             "them in place. Why the trainer does not is unexplained.",
             "",
-            *as_markdown(["command", "emulated GiB", "arithmetic GiB", "error, %"], "lrrr", trained),
+            *as_markdown(["command", "emulated GiB", "arithmetic GiB", "error, %"], "lrrr", whole),
             "",
         ]
     )

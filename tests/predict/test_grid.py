@@ -34,6 +34,7 @@ SETUPS: list[dict[str, Any]] = [
 ]
 #: On a GPU alone.
 TILED = {"model": "llama-3.2-3b", "method": "lora", "loss": "chunked_nll"}
+PAIRS = {"model": "qwen2.5-0.5b", "method": "full", "trainer": "dpo"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def same(cells: CellArrays, where: tuple[int, ...], spec: CellSpec, model: Memor
 
 
 @pytest.mark.parametrize("with_fit", [False, True])
-@pytest.mark.parametrize("words", [*SETUPS, TILED], ids=lambda words: words["model"])
+@pytest.mark.parametrize("words", [*SETUPS, TILED, PAIRS], ids=lambda words: words["model"])
 def test_a_grid_is_to_the_byte_what_predict_says(words: dict[str, Any], with_fit: bool, model: MemoryModel) -> None:
     given, spec = model if with_fit else None, spec_of(words)
     rng = np.random.default_rng(7)

@@ -119,6 +119,16 @@ def expected(options, fit=None):
         return None
 
 
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_page_counts_a_trainers_reference_too(answers, method):
+    options = {"model": "qwen3-0.6b", "method": method, "batch_size": 2, "seq_len": 2048, "trainer": "dpo"}
+    asked = [options, options | {"batch_size": 1, "gradient_checkpointing": True, "device": "cuda"}]
+    for one, answer in zip(asked, answers([question(one) for one in asked]), strict=True):
+        wanted = expected(one | {"device": "cuda"})
+        assert wanted is not None
+        assert {name: answer.get(name) for name in wanted} == wanted
+
+
 def test_the_page_counts_what_predict_counts_to_the_byte(answers, part):
     rng = random.Random(0)
     asked = [some_options(rng) for _ in range(2 * NUM_CELLS // part)]

@@ -75,7 +75,7 @@ def test_no_more_memory_is_taken_for_the_logits_of_a_longer_sequence() -> None:
         (CHUNKED | {"device": "cpu"}, "runs TRL's Triton kernels; it needs device cuda"),
         (CHUNKED | {"fused_linear_cross_entropy": True}, "both replace the model's head and loss; use one of them"),
         (CHUNKED | {"method": "lora", "lora_targets": "lm_head"}, "passes its adapter by; leave lm_head out"),
-        (CHUNKED | {"model": "t5-small"}, "of models that predict the next token; use loss nll for t5"),
+        (CHUNKED | {"model": "t5-small"}, "of models that predict the next token; leave it out for t5"),
         (CHUNKED | {"torch_compile": True}, "not run compiled; leave torch_compile out"),
         (CHUNKED | {"padding": True}, "leave padding out"),
     ],
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused_with_what_can(words: dict[str, Any], why: str
 
 def test_several_gpus_and_a_simulation_are_refused() -> None:
     cell = make_spec(model="llama-3.2-1b", **CHUNKED)
-    with pytest.raises(SpecError, match="run on one GPU alone, and not under ddp; use loss nll"):
+    with pytest.raises(SpecError, match="run on one GPU alone, and not under ddp; leave one of them out"):
         make_spec(**CHUNKED, model="llama-3.2-1b", num_gpus=2, sharding="ddp")
     with pytest.raises(NotSimulated, match=r"loss chunked_nll cannot be simulated: .* the formula engine"):
         simulate(cell)
@@ -98,8 +98,8 @@ def test_without_trl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     from vramprobe.workload.loss import load_trl
 
     monkeypatch.setitem(sys.modules, "trl.trainer.utils", None)
-    with pytest.raises(MissingDependency, match=r"is TRL's fused head, .* Install vramprobe\[trl\]"):
-        load_trl()
+    with pytest.raises(MissingDependency, match=r"is computed by trl 1.16, .* Install vramprobe\[trl\]"):
+        load_trl(make_spec(model="llama-3.2-1b", **CHUNKED))
 
 
 def test_a_cell_without_it_is_the_cell_that_it_was() -> None:
@@ -112,5 +112,5 @@ def test_a_cell_without_it_is_the_cell_that_it_was() -> None:
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp", "zero3", "tp", "device-map"])
 def test_no_rank_is_predicted_with_it(sharding: str) -> None:
     words = CHUNKED | {"model": "llama-3.2-1b", "method": "full", "batch_size": 1, "seq_len": 512}
-    with pytest.raises(SpecError, match=f"run on one GPU alone, and not under {sharding}; use loss nll"):
+    with pytest.raises(SpecError, match=f"run on one GPU alone, and not under {sharding}; leave one of them out"):
         api.predict(**words, num_gpus=2, sharding=sharding)

@@ -5,7 +5,7 @@ In: a cell's options, TRL's, and vLLM's share. Out: both accounts by stage, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,9 +16,10 @@ from vramprobe.units import format_bytes
 if TYPE_CHECKING:
     from vramprobe.predict.grpo import Grpo
 
+#: The value of a cell's --trainer that means this, and that no cell that runs has.
+GRPO = "grpo"
 #: Option → (type, help), in TRL's words; the defaults are in predict/grpo.py.
 GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
-    "trainer": (str, "grpo: TRL's GRPO with --rollout vllm on the same --gpu."),
     "rollout": (str, "With --trainer grpo: vllm, the engine that generates, in the trainer's process."),
     "num_generations": (int, "With --trainer grpo: completions per prompt; one group is a micro-batch (default 8)."),
     "max_prompt_length": (int, "With --trainer grpo: longest prompt in tokens (default 512)."),
@@ -33,6 +34,11 @@ def takes_grpo(command: Callable[..., None]) -> Callable[..., Any]:
     return takes_given(command, "rollouts", GRPO_OPTIONS)
 
 
+def is_grpo(cell: Mapping[str, Any]) -> bool:
+    """Whether this trainer is asked for."""
+    return cell.get("trainer") == GRPO
+
+
 def show(
     cell: dict[str, Any],
     rollouts: dict[str, Any],
@@ -45,9 +51,9 @@ def show(
     """Predict and print. Raises wrong usage for another trainer or engine, and for options that it does not have."""
     from vramprobe import api
 
-    words = dict(rollouts)
-    for name, known in (("trainer", "grpo"), ("rollout", "vllm")):
-        given = words.pop(name, None)
+    words, cell = dict(rollouts), dict(cell)
+    for name, known, where in (("trainer", GRPO, cell), ("rollout", "vllm", words)):
+        given = where.pop(name, None)
         if given != known:
             said = f"{flag(name)} {given}" if given else f"no {flag(name)}"
             raise typer.BadParameter(f"{said} given; --trainer grpo --rollout vllm is what can be predicted.")

@@ -115,15 +115,18 @@ def takes_a_cell(
     optional: Collection[str] = (),
     without: Collection[str] = (),
     freed_by: Collection[str] = (),
+    freed_if: Callable[[Mapping[str, Any]], bool] = lambda given: False,
 ) -> Callable[..., Any]:
     """Give ``command(cell, …)`` every option of a cell, as ``--batch-size`` and so on.
 
     ``asks``: flag of the command → the option that it asks for, which cannot be given with it. ``optional``: options
     that the command does without; ``without``: those that it does not have. ``freed_by``: flags of the command with
-    any of which no option is needed: it checks them itself.
+    any of which no option is needed: it checks them itself. ``freed_if``: the same of a cell's own options.
     """
     if command is None:
-        return functools.partial(takes_a_cell, asks=asks, optional=optional, without=without, freed_by=freed_by)
+        return functools.partial(
+            takes_a_cell, asks=asks, optional=optional, without=without, freed_by=freed_by, freed_if=freed_if
+        )
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
         flags = (f"{flag(name)}/--no-{flag(name)[2:]}",) if kind is bool else (flag(name),)
@@ -135,7 +138,7 @@ def takes_a_cell(
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def gather(given: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-        if not any(others[name] for name in freed_by):
+        if not any(others[name] for name in freed_by) and not freed_if(given):
             _require_one_question(given, [name for name in asks if others[name]], asks)
             if freed_by:
                 _require_all(given, optional, asks)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"},
     without=RANK_OPTIONS,
     freed_by=("serve", "rollouts"),
+    freed_if=grpo_option.is_grpo,
 )
 def predict(
     cell: dict[str, Any],
@@ -107,7 +108,7 @@ def predict(
     from vramprobe.cli import display
     from vramprobe.predict.verdict import verdict
 
-    if serve or rollouts:
+    if serve or rollouts or grpo_option.is_grpo(cell):
         others = {
             "fit": fit,
             "max_batch": max_batch,

@@ -24,7 +24,7 @@ from vramprobe.simulate.allocator.compiled import counting_allocator
 from vramprobe.simulate.allocator.config import parse_alloc_conf
 from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell.loading import BATCH
+from vramprobe.terms.cell.loading import batch_names
 from vramprobe.terms.step.requests import Run
 
 #: PYTORCH_ALLOC_CONF, and after how many steps torch.cuda.empty_cache() is called (0: never).
@@ -62,7 +62,7 @@ class _Steps(Run):
     def go_on(self, allocator: CachingAllocator, *, is_first: bool) -> None:
         """One step; ``is_first``: the first of this allocator, which makes the optimizer's state."""
         self.allocator, self._num_steps = allocator, 0 if is_first else 1
-        for name in BATCH:
+        for name in batch_names(self.spec):
             if allocator.has(name):
                 allocator.free(name)
             allocator.allocate(name, _BYTES_PER_TOKEN * self.spec.num_tokens)

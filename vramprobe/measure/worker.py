@@ -246,7 +246,7 @@ def load_libraries(spec: CellSpec) -> None:
     if spec.uses_trl:
         from vramprobe.workload.loss import load_trl
 
-        load_trl()
+        load_trl(spec)
 
 
 def _train(

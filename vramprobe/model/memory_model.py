@@ -45,9 +45,10 @@ CHOICES = (
     "gradient_checkpointing",
     "fused_linear_cross_entropy",
     "loss",
+    "trainer",
 )
 #: What a fit has seen of a choice that did not exist when it was made.
-_SEEN_BEFORE = {"fused_linear_cross_entropy": ["False"], "loss": ["nll"]}
+_SEEN_BEFORE = {"fused_linear_cross_entropy": ["False"], "loss": ["nll"], "trainer": ["sft"]}
 
 
 # Wide enough for any real fit, and narrow enough that no prediction from a damaged one leaves the range of floats.

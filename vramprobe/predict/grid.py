@@ -32,6 +32,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES, Course, course_of
 from vramprobe.terms.cell.setup import MAX_UNSORTED_TOKENS, TOKENS
 from vramprobe.terms.tape.graph import Place
+from vramprobe.trainers import TRAINERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,14 +142,15 @@ def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, le
 
     beyond_window = length >= (arch.sliding_window or 0)
     alike = beyond_window == beyond_window[one]
-    num_tokens = batch * length
+    num_rows = batch * TRAINERS[spec.trainer].rows
+    num_tokens = num_rows * length
     if spec.device == "cuda" and spec.method == "full":  # what an embedding's gradient sorts
         steps = (num_tokens > MAX_UNSORTED_TOKENS).astype(np.int64) + (
             num_tokens > max(arch.vocab_size, MAX_UNSORTED_TOKENS)
         )
         alike &= steps == steps[one]
-    if spec.loss == "chunked_nll":
-        is_tiled = num_tokens - batch > TOKENS
+    if spec.uses_trl:
+        is_tiled = num_tokens - num_rows > TOKENS
         alike &= is_tiled == is_tiled[one]
     if spec.fused_linear_cross_entropy:
         share = -(-num_tokens // -(-arch.vocab_size // arch.head_width))
@@ -229,7 +231,7 @@ def _outside(
         return doublings, 0.0, is_far
     numbers = {
         "num_params": np.full(1, course.arch.num_params),
-        "num_tokens": batch * length,
+        "num_tokens": batch * TRAINERS[spec.trainer].rows * length,
         "seq_len": length,
         "batch_size": batch,
     }

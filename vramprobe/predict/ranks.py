@@ -45,7 +45,7 @@ def require_possible(spec: CellSpec) -> None:
         raise SpecError(reason)
     if spec.num_gpus > 1 and (reason := cannot_quantize(spec)):
         raise SpecError(reason)
-    if spec.loss != "nll" and (reason := cannot_step(spec)):
+    if spec.uses_trl and (reason := cannot_step(spec)):
         raise SpecError(reason)
 
 

@@ -48,7 +48,7 @@ def lora_target_names(spec: Cell) -> list[str] | None:
 
 def reasons_against(spec: Cell) -> list[str]:
     """Why this combination cannot run; empty when it can."""
-    rules = _method_rules(spec) + _loss_rules(spec) + _precision_rules(spec) + _device_rules(spec)
+    rules = _method_rules(spec) + _trl_rules(spec) + _precision_rules(spec) + _device_rules(spec)
     return [reason for broken, reason in rules if broken] + _architecture_reasons(spec)
 
 
@@ -89,28 +89,35 @@ def _method_rules(spec: Cell) -> list[tuple[bool, str]]:
     ]
 
 
-def _loss_rules(spec: Cell) -> list[tuple[bool, str]]:
-    is_fused = spec.loss == "chunked_nll"
+def _trl_rules(spec: Cell) -> list[tuple[bool, str]]:
+    what, is_run = spec.of_trl, spec.uses_trl
     return [
         (
-            is_fused and spec.fused_linear_cross_entropy,
-            "loss chunked_nll and fused_linear_cross_entropy both replace the model's head and loss; use one of them",
+            is_run and spec.fused_linear_cross_entropy,
+            f"{what} and fused_linear_cross_entropy both replace the model's head and loss; use one of them",
         ),
         (
-            is_fused and "lm_head" in (lora_target_names(spec) or ()),
-            "loss chunked_nll reads the head's own weight and passes its adapter by; leave lm_head out of "
-            "lora_targets, or use loss nll",
+            spec.trainer != "sft" and spec.loss != "nll",
+            f"{what} has a head and loss of its own; leave loss out",
         ),
         (
-            is_fused and spec.model_type == "t5",
-            "loss chunked_nll is of models that predict the next token; use loss nll for t5",
+            spec.trainer != "sft" and bool(spec.lora_dropout),
+            f"{what}: TRL switches every dropout off; leave lora_dropout out",
         ),
-        (is_fused and spec.torch_compile, "loss chunked_nll is not run compiled; leave torch_compile out"),
         (
-            is_fused and spec.padding,
-            "loss chunked_nll leaves padded tokens out, which is not followed here; leave padding out",
+            is_run and "lm_head" in (lora_target_names(spec) or ()),
+            f"{what} reads the head's own weight and passes its adapter by; leave lm_head out of lora_targets",
         ),
-        (is_fused and spec.device == "cpu", "loss chunked_nll runs TRL's Triton kernels; it needs device cuda"),
+        (
+            is_run and spec.model_type == "t5",
+            f"{what} is of models that predict the next token; leave it out for t5",
+        ),
+        (is_run and spec.torch_compile, f"{what} is not run compiled; leave torch_compile out"),
+        (
+            is_run and spec.padding,
+            f"{what} leaves padded tokens out, which is not followed here; leave padding out",
+        ),
+        (is_run and spec.device == "cpu", f"{what} runs TRL's Triton kernels; it needs device cuda"),
     ]
 
 

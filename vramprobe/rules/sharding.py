@@ -270,8 +270,8 @@ def cannot_group(spec: Cell) -> str | None:
 def cannot_step(spec: Cell) -> str | None:
     """Why a rank's parameters are not stepped, by its optimizer or from its loss."""
     rules = rules_of(spec.sharding)
-    if spec.loss != "nll":
-        return f"loss {spec.loss} is run on one GPU alone, and not under {spec.sharding}; use loss nll"
+    if spec.uses_trl:
+        return f"{spec.of_trl} is run on one GPU alone, and not under {spec.sharding}; leave one of them out"
     if not rules.optimizers or spec.optim in rules.optimizers:
         return None
     return (

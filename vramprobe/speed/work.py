@@ -13,6 +13,7 @@ from vramprobe.architecture import Architecture, architecture
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
+from vramprobe.trainers import TRAINERS
 
 #: Bytes that eager kernels read and write per element, forward; the backward does twice as much. An RMS norm of
 #: transformers is six kernels through fp32: 2→4, 4→4, 4→, 4→4, 4→2, 2→2. A layer norm is one kernel of torch's.
@@ -78,7 +79,7 @@ def _count(spec: CellSpec, fused: bool) -> Work:
     arch = architecture(spec.architecture)
     stored = tensors(spec, arch)
     tokens, length = spec.num_tokens, spec.seq_len
-    again = 1 if spec.gradient_checkpointing else 0
+    again = _further_forwards(spec)
     targets = lora_targets(spec, arch)
     full = spec.method == "full"
     dense = 2 if spec.autocast != "none" or spec.dtype != "fp32" else 4  # bytes of what is multiplied
@@ -120,14 +121,15 @@ def _count(spec: CellSpec, fused: bool) -> Work:
     head = float(arch.vocab_size * arch.head_width)
     head_bytes = dense * (tokens * (arch.vocab_size + arch.head_width) + head)
     head_uses = 2 + (1 if full else 0) + (1 if spec.uses_trl else 0)  # whose tiles are made again in backward
+    head_uses += 1 if TRAINERS[spec.trainer].has_reference else 0
     products.append(Product(2 * tokens * head, head_bytes, head_uses))
 
-    attention = sum(_attention_flops(arch, spec.batch_size, length, layer) for layer in range(arch.num_layers))
+    attention = sum(_attention_flops(arch, spec.num_rows, length, layer) for layer in range(arch.num_layers))
     queries = arch.num_heads * arch.head_size
     keys = arch.num_kv_heads * arch.head_size
     attention_bytes = 2.0 * tokens * (2 * queries + 2 * keys) * arch.num_layers * (1 + again + _BACKWARD)
     if spec.attn == "eager":  # scores, mask, softmax in fp32, cast, product
-        attention_bytes += 20.0 * spec.batch_size * arch.num_heads * length * length * arch.num_layers * (1 + again + 2)
+        attention_bytes += 20.0 * spec.num_rows * arch.num_heads * length * length * arch.num_layers * (1 + again + 2)
 
     layer_bytes, layer_kernels = _elementwise(arch, tokens, wide, fused)
     passes = 1 + again + _BACKWARD
@@ -151,7 +153,7 @@ def _count(spec: CellSpec, fused: bool) -> Work:
     per_layer += (_PACKED_KERNELS * copies_of_products) if spec.quant != "none" else 0
     per_layer += (_CAST_KERNELS * copies_of_products) if spec.autocast != "none" and not fused else 0
     trained = [t for t in stored if t.trained]
-    model_flops = sum(_without_recomputation(p, spec, full) for p in products[:-1])
+    model_flops = sum(_of_one_forward(p, spec, full) for p in products[:-1])
     return Work(
         num_tokens=tokens,
         products=tuple(products),
@@ -169,9 +171,14 @@ def _count(spec: CellSpec, fused: bool) -> Work:
     )
 
 
-def _without_recomputation(product: Product, spec: CellSpec, full: bool) -> float:
-    again = 1 if spec.gradient_checkpointing else 0
+def _of_one_forward(product: Product, spec: CellSpec, full: bool) -> float:
+    again = _further_forwards(spec)
     return product.flops * (product.count / _uses(product, again, full)) * (_uses(product, again, full) - again)
+
+
+def _further_forwards(spec: CellSpec) -> int:
+    """Forwards of the layers beside the first: recomputed ones, and a reference model's."""
+    return (1 if spec.gradient_checkpointing else 0) + (1 if TRAINERS[spec.trainer].has_reference else 0)
 
 
 def _uses(product: Product, again: int, full: bool) -> int:

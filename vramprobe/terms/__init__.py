@@ -8,9 +8,9 @@ independence line) or torch.
 from __future__ import annotations
 
 from vramprobe.terms.step.moments import (
-    BATCH_BYTES_PER_TOKEN,
     Course,
     Moment,
+    batch_bytes,
     course_of,
     ledger_terms,
     moments,
@@ -19,10 +19,10 @@ from vramprobe.terms.step.moments import (
 from vramprobe.terms.tape.graph import CAUSES
 
 __all__ = [
-    "BATCH_BYTES_PER_TOKEN",
     "CAUSES",
     "Course",
     "Moment",
+    "batch_bytes",
     "course_of",
     "ledger_terms",
     "moments",

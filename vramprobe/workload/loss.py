@@ -6,10 +6,12 @@ TRL's Triton kernels need a GPU.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.errors import MissingDependency
 from vramprobe.spec import CellSpec
+from vramprobe.trainers import TRAINERS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,23 +20,26 @@ if TYPE_CHECKING:
 _WITH_METRICS = ("log_probs", "entropy", "is_top1")
 
 
-def load_trl() -> None:
-    """Import what runs. Raises MissingDependency where it is not installed."""
+def load_trl(spec: CellSpec) -> None:
+    """Import what the cell runs of it. Raises MissingDependency where it is not installed."""
     try:
         from trl.trainer.utils import add_fused_lm_head  # noqa: F401
+
+        if name := TRAINERS[spec.trainer].trl:
+            getattr(import_module("trl"), name)
     except ImportError as error:
         raise MissingDependency(
-            f"loss chunked_nll is TRL's fused head, of trl 1.16, which is not to be had here: {error}. "
-            "Install vramprobe[trl], or use loss nll"
+            f"{spec.of_trl} is computed by trl 1.16, which is not to be had here: {error}. "
+            "Install vramprobe[trl], or leave it out"
         ) from error
 
 
-def fuse_head(model: nn.Module) -> None:
+def fuse_head(spec: CellSpec, model: nn.Module) -> None:
     """Patch the model's forward as SFTTrainer does."""
-    load_trl()
+    load_trl(spec)
     from trl.trainer.utils import add_fused_lm_head
 
-    add_fused_lm_head(_base_of(model), outputs=_WITH_METRICS)
+    add_fused_lm_head(base_of(model), outputs=_WITH_METRICS)
 
 
 def options_of(spec: CellSpec) -> dict[str, Any]:
@@ -42,6 +47,6 @@ def options_of(spec: CellSpec) -> dict[str, Any]:
     return {"fused_lm_head": True} if spec.loss == "chunked_nll" else {}
 
 
-def _base_of(model: nn.Module) -> nn.Module:
+def base_of(model: nn.Module) -> nn.Module:
     """The model itself, without peft around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -16,11 +16,13 @@ from torch import nn
 
 from vramprobe.records.record import PhaseName
 from vramprobe.spec import CellSpec
+from vramprobe.trainers import TRAINERS
 from vramprobe.workload.fused_loss import fuse_loss
 from vramprobe.workload.loss import fuse_head, options_of
 from vramprobe.workload.model import TORCH_DTYPES
 from vramprobe.workload.stepper import Stepper
 from vramprobe.workload.storages import Storages, storages_of
+from vramprobe.workload.trainer import Trainer, reference_storages, trainer_of
 
 #: One token in so many is padding, rounded up; and the label that the library's losses leave out.
 _PADDED_PART, _NO_LOSS = 8, -100
@@ -58,8 +60,9 @@ class Workload:
     spec: CellSpec
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    batch: dict[str, torch.Tensor]  # input_ids and labels, both (batch_size, seq_len) int64
+    batch: dict[str, torch.Tensor]  # input_ids and what goes with them, all (rows, seq_len) int64
     stepper: Stepper
+    trainer: Trainer | None = None  # what computes the loss; null: the model itself
 
 
 def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | None = None) -> Workload:
@@ -73,13 +76,14 @@ def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | Non
         if spec.fused_linear_cross_entropy:
             fuse_loss(spec, getattr(model, "module", model))  # which DDP wraps
         if spec.loss == "chunked_nll":
-            fuse_head(model)
+            fuse_head(spec, model)
+        trainer = trainer_of(spec, model)
         if spec.torch_compile:
             model.compile()  # in place: names and parameters stay; the first forward compiles
     with observer.phase("batch"):
         batch = _make_batch(spec, getattr(model, "module", model))
     observer.holds("batch", storages_of(batch.values()))
-    return Workload(spec, model, optimizer, batch, stepper)
+    return Workload(spec, model, optimizer, batch, stepper, trainer)
 
 
 def train_step(work: Workload, observer: Observer, step: int) -> None:
@@ -97,7 +101,7 @@ def train_step(work: Workload, observer: Observer, step: int) -> None:
         stepper.step(work.model, work.optimizer)
     observer.holds("optimizer_state", stepper.state(work.model, work.optimizer), step)
     # Not once after prepare: bitsandbytes casts its layers' biases and moves int8 scales in the first forward.
-    observer.holds("weights", stepper.weights(work.model), step)
+    observer.holds("weights", stepper.weights(work.model) | reference_storages(work.trainer), step)
     with observer.phase("zero_grad", step):
         work.optimizer.zero_grad(set_to_none=True)
     observer.holds("kept_gradients", stepper.kept_gradients(work.model), step)
@@ -154,6 +158,9 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The loss; the logits and the rest of the outputs are gone when this returns, as they are in a trainer."""
     spec = work.spec
     autocast: AbstractContextManager = nullcontext()
+    if work.trainer is not None:  # which puts each of its models under autocast
+        loss = work.trainer.loss(batch)
+        return loss / spec.grad_accum if spec.grad_accum > 1 else loss
     if spec.autocast != "none" and not work.stepper.autocasts:
         autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])
     with autocast:
@@ -162,10 +169,15 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
-    """Exactly batch × length random tokens and as many labels; a mask only with padding, for it changes the kernel."""
-    shape = (spec.batch_size, spec.seq_len)
+    """Random tokens, and labels or what a trainer's collator puts in their place. A mask of the model's own loss only
+    with padding, for it changes the kernel; a trainer's masks leave nothing out.
+    """
+    shape = (spec.num_rows, spec.seq_len)
     vocab_size = model.config.get_text_config().vocab_size
     input_ids = torch.randint(vocab_size, shape, device=spec.device)
+    if spec.trainer != "sft":
+        masks = {name: torch.ones_like(input_ids) for name in TRAINERS[spec.trainer].inputs[1:]}
+        return {"input_ids": input_ids} | masks
     batch = {"input_ids": input_ids, "labels": input_ids.clone()}
     if spec.padding:  # as a collator pads: on the right, and no loss there
         num_padded = -(-spec.seq_len // _PADDED_PART)

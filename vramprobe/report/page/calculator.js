@@ -194,7 +194,7 @@ function $moments(spec, chip = $kernels$chip.A100) {
   const {idle, at_step, walk, left, of_gradients} = $courseOf(spec, chip);
   const all = new Map($entries(at_step)).get("gradients");
   const remainders = (terms) => left + $shareOf(of_gradients, new Map($entries(terms)).get("gradients") ?? 0, all);
-  const now = $const($union(idle, $dict([["batch", $terms$step$moments.BATCH_BYTES_PER_TOKEN * spec.num_tokens]])));
+  const now = $const($union(idle, $dict([["batch", $terms$step$moments.batch_bytes(spec)]])));
   const places = [...$entries(walk.highest(spec.batch_size, spec.seq_len)), [$terms$step$moments._OPTIMIZER, at_step]];
   return $const($list(places.map(([[phase, place], terms]) =>
     new $terms$step$moments.Moment(phase, place, $const($terms$step$moments._in_order($union($union(now, terms), $dict([["block_remainders", remainders(terms)]]))))))));

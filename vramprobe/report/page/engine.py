@@ -46,6 +46,7 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture.mixtures": None,
     "architecture": None,
     "optimizers": {"Optimizer", "_ROWS", "OPTIMIZERS"},
+    "trainers": None,
     "rules.cell": None,
     "rules.sharding": {
         "SHARD_SIZE", "DTENSOR_OPTIMIZERS", "CPU_ADAM", "ROW_WISE", "_NO_RING", "ShardingRules", "_4_BIT", "_NO_INT8",
@@ -71,14 +72,14 @@ _MODULES: dict[str, set[str] | None] = {
     "terms.step.walk": None,
     "terms.cell.remainders": None,
     "terms.step.moments": {
-        "BATCH_BYTES_PER_TOKEN", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
+        "batch_bytes", "_OPTIMIZER", "Moment", "_idle_terms", "_gradients_bytes", "_in_order",
     },
     "terms": None,
     "terms.step.versions": None,
     "terms.tape.scratch": None,
     "terms.cell.loading": {
-        "load", "packed_number", "BATCH", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised", "_quantise",
-        "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes",
+        "load", "batch_names", "packed_number", "_TILE_BYTES", "_SHIFTED", "_load_whole", "_load_quantised",
+        "_quantise", "_add_buffers", "_add_adapters", "_cast", "_loaded_bytes",
     },
     "terms.tape.request_log": {
         "SAMPLED", "STREAM", "_END", "_TEMPLATE", "Chunk", "chunks_of", "NotAlike",

@@ -15,9 +15,8 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
+from vramprobe.trainers import TRAINERS
 
-#: input_ids and labels.
-BATCH = ("input_ids", "labels")
 #: What weights are filled from: 2^20 numbers in fp32.
 _TILE_BYTES = 4 * 2**20
 _SHIFTED = 3  # of a doubly quantised weight's parts: the scales less their mean, which go
@@ -52,15 +51,28 @@ def load(spec: CellSpec, arch: Architecture, tensors: Sequence[tuple[str, Tensor
     _add_adapters(spec, [one for one in tensors if one[1].role == "adapter"], allocator)
     if spec.kbit_prep == "trl":
         _cast(spec, [one for one in base if not one[1].quantised], allocator)
-    for name in BATCH:
+    if spec.num_models > 1:
+        _load_whole(spec, arch, base, allocator, "reference")
+    for name in batch_names(spec):
         allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)
 
 
-def _load_whole(spec: CellSpec, arch: Architecture, base: Sequence[tuple[str, Tensor]], allocator: Allocator) -> None:
+def batch_names(spec: CellSpec) -> tuple[str, ...]:
+    """The inputs of a micro-batch."""
+    return TRAINERS[spec.trainer].inputs
+
+
+def _load_whole(
+    spec: CellSpec,
+    arch: Architecture,
+    base: Sequence[tuple[str, Tensor]],
+    allocator: Allocator,
+    what: str = "weight",
+) -> None:
     """A tied head stands until the weights are filled."""
     for name, tensor in base:
-        allocator.allocate(("weight", name), _loaded_bytes(spec, tensor))
-    _add_buffers(spec, arch, allocator)
+        allocator.allocate((what, name), _loaded_bytes(spec, tensor))
+    _add_buffers(spec, arch, allocator, what)
     passing = ["tile"]
     if arch.tied:
         allocator.allocate("head", _loaded_bytes(spec, base[0][1]))
@@ -114,9 +126,9 @@ def _quantise(spec: CellSpec, name: str, tensor: Tensor, allocator: Allocator) -
     allocator.free("whole")
 
 
-def _add_buffers(spec: CellSpec, arch: Architecture, allocator: Allocator) -> None:
+def _add_buffers(spec: CellSpec, arch: Architecture, allocator: Allocator, what: str = "weight") -> None:
     for number, size_bytes in enumerate(parameters.buffer_parts(arch, spec.dtype)):
-        allocator.allocate(("buffer", number), size_bytes)
+        allocator.allocate((what, "buffer", number), size_bytes)
 
 
 def _add_adapters(spec: CellSpec, adapters: Sequence[tuple[str, Tensor]], allocator: Allocator) -> None:

@@ -35,9 +35,9 @@ def of_what_stands(spec: CellSpec, tensors: Sequence[Tensor]) -> int:
     total = 0
     for tensor in tensors:
         parts = parameters.quantised_parts(tensor, spec.quant) if tensor.quantised else [tensor.num_bytes]
-        if tensor.trained:
-            parts = parts + optimizer.allocated_state_parts(spec, tensor)
-        total += tensor.num_copies * sum(remainder(part) for part in parts)
+        state = optimizer.allocated_state_parts(spec, tensor) if tensor.trained else []
+        of_models = spec.num_models * sum(remainder(part) for part in parts)
+        total += tensor.num_copies * (of_models + sum(remainder(part) for part in state))
     return total
 
 

@@ -20,17 +20,28 @@ _NUM_STATISTICS = 7
 
 def chunked_nll(model: Model, hidden: Value) -> Value:
     """The loss of the hidden states, by SFTTrainer."""
-    tape, num_tokens = model.tape, model.setup.num_tokens
-    mask = tape.new(num_tokens, "bool")
-    scored = _picked(model, hidden)
-    logs = _scattered(model, _log_probs(model, scored), mask)
-    entropies, hits = tape.new(num_tokens, "fp32"), tape.new(num_tokens, "bool")
-    del scored
+    tape = model.tape
+    logs, metrics = scored(model, hidden, num_metrics=1)
     loss = tape.new(1, "fp32")
     numel = logs.numel
     tape.record([logs], [loss], [], lambda grads: [tape.new(numel, "fp32")])
-    del entropies, hits
+    del metrics
     return loss
+
+
+def scored(model: Model, hidden: Value, *, num_metrics: int) -> tuple[Value, list[Value]]:
+    """(the log-probability of each label, what is computed beside it): so many numbers, and whether it is the likeliest
+    word.
+    """
+    tape, num_tokens = model.tape, model.setup.num_tokens
+    mask = tape.new(num_tokens, "bool")
+    picked = _picked(model, hidden)
+    logs = _scattered(model, _log_probs(model, picked), mask)
+    metrics = [tape.new(num_tokens, "fp32") for _ in range(num_metrics)]
+    if num_metrics:
+        metrics.append(tape.new(num_tokens, "bool"))
+    del picked
+    return logs, metrics
 
 
 def _picked(model: Model, hidden: Value) -> Value:

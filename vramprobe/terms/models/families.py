@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
 from vramprobe.terms.cell.parameters import part_of
-from vramprobe.terms.models import falcon, gpt_oss, llama, mla, relatives, variants
+from vramprobe.terms.models import falcon, gpt_oss, llama, mla, preference, relatives, variants
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.experts import mixture
@@ -18,33 +18,19 @@ from vramprobe.terms.models.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.models.modules import Model
 from vramprobe.terms.tape import layout
 from vramprobe.terms.tape.graph import TEMPORARY, Checkpoint, Value
-from vramprobe.terms.tape.tape import MIDDLE_LAYER
+from vramprobe.terms.tape.tape import MIDDLE_LAYER, REFERENCE
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]
 
 
 def forward(model: Model) -> Value:
-    """One forward with the loss, as ``model(input_ids, labels=…).loss``; returns the loss."""
+    """One forward with the loss, as ``model(input_ids, labels=…).loss`` or the trainer's own; returns the loss."""
     tape = model.tape
-    embed, layer, finish = _family(model.arch)
-    tape.at("forward", "embedding")
-    tape.come_to_part("embedding")
-    hidden = embed(model)
-    model.held.append(hidden)
-    for index in model.layers:
-        model.enter(index)
-        tape.at("forward", layer_place(model.arch, index))
-        tape.come_to_part(index)
-        given = model.brought(hidden)
-        hidden = _checkpointed(model, layer, given) if model.setup.gradient_checkpointing else layer(model, given)
-        del given
-        model.held_in_layer = None
-        model.leave_layer()
-    tape.at("forward", "loss")
-    tape.come_to_part("norm")
-    hidden = finish(model, tape.brought(hidden))
-    model.end_of_layers()
+    if model.setup.trainer == "dpo":
+        loss = preference.dpo(model, last_hidden, reference_hidden)
+        return op.scaled(loss) if model.setup.accumulates else loss
+    hidden = last_hidden(model)
     with tape.cause("logits", saved="logits"):
         if model.setup.loss == "chunked_nll":
             loss = chunked_nll(model, hidden)
@@ -66,6 +52,35 @@ def forward(model: Model) -> Value:
         del wide
     model.cache.clear()
     return op.scaled(loss) if model.setup.accumulates else loss
+
+
+def last_hidden(model: Model, of: str = "") -> Value:
+    """What comes out of the last norm; ``of``: what the names of its places begin with."""
+    tape = model.tape
+    embed, layer, finish = _family(model.arch)
+    tape.at("forward", of + "embedding")
+    tape.come_to_part("embedding")
+    hidden = embed(model)
+    model.held.append(hidden)
+    for index in model.layers:
+        model.enter(index)
+        tape.at("forward", of + layer_place(model.arch, index))
+        tape.come_to_part(index)
+        given = model.brought(hidden)
+        hidden = _checkpointed(model, layer, given) if model.setup.gradient_checkpointing else layer(model, given)
+        del given
+        model.held_in_layer = None
+        model.leave_layer()
+    tape.at("forward", of + "loss")
+    tape.come_to_part("norm")
+    hidden = finish(model, tape.brought(hidden))
+    model.end_of_layers()
+    return hidden
+
+
+def reference_hidden(model: Model) -> Value:
+    """The same of a trainer's reference model."""
+    return last_hidden(model, REFERENCE)
 
 
 def make_gradients(model: Model) -> None:

@@ -18,7 +18,7 @@ from vramprobe.architecture import Architecture, UnsupportedArchitecture, archit
 from vramprobe.choices import DEVICE_MAP
 from vramprobe.kernels.chip import A100, Chip
 from vramprobe.spec import CellSpec
-from vramprobe.terms import BATCH_BYTES_PER_TOKEN, Moment, course_of
+from vramprobe.terms import Moment, batch_bytes, course_of
 from vramprobe.terms.cell import optimizer, parameters, remainders
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.cell.setup import setup_of
@@ -43,7 +43,7 @@ class Card(NamedTuple):
 
     def moments(self, spec: CellSpec) -> list[Moment]:
         """The moments at the cell's batch size and length, in the order of the step."""
-        idle = self.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens if self.has_batch else 0}
+        idle = self.idle | {"batch": batch_bytes(spec) if self.has_batch else 0}
         places = self.walk.highest(spec.batch_size, spec.seq_len)
         made = []
         for (phase, label), terms in [*places.items(), (("optimizer_step", "optimizer"), self.at_step)]:

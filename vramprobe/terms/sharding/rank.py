@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.spec import CellSpec
-from vramprobe.terms import BATCH_BYTES_PER_TOKEN, Moment
+from vramprobe.terms import Moment, batch_bytes
 from vramprobe.terms.cell import parameters
-from vramprobe.terms.cell.loading import BATCH, Allocator, packed_number
+from vramprobe.terms.cell.loading import Allocator, batch_names, packed_number
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.step.walk import Walk
 from vramprobe.terms.tape.graph import CAUSES, ITEMSIZE_BYTES
@@ -97,7 +97,7 @@ class RankCourse:
 
 def moments_of(course: RankCourse, spec: CellSpec) -> list[Moment]:
     """The moments of a step at the cell's batch size and length, in the order of the step."""
-    idle = course.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens}
+    idle = course.idle | {"batch": batch_bytes(spec)}
     places = course.walk.highest(spec.batch_size, spec.seq_len)
     made = []
     for (phase, label), terms in [*places.items(), (("optimizer_step", "optimizer"), course.at_step)]:
@@ -126,5 +126,5 @@ def add_buffers(spec: CellSpec, arch: Architecture, allocator: Allocator) -> Non
 
 def add_batch(spec: CellSpec, allocator: Allocator) -> None:
     """Request one rank's ids and labels."""
-    for name in BATCH:
+    for name in batch_names(spec):
         allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)

@@ -22,9 +22,8 @@ from vramprobe.terms.cell.setup import Branch, Setup, branch_of, setup_of
 from vramprobe.terms.step.walk import Walk, walk_of
 from vramprobe.terms.tape.graph import CAUSES, Place
 from vramprobe.terms.tape.sizes import Digits
+from vramprobe.trainers import TRAINERS
 
-#: input_ids and labels are int64, and the cell passes no mask.
-BATCH_BYTES_PER_TOKEN = 2 * 8
 _OPTIMIZER: Place = ("optimizer_step", "optimizer")
 #: What of a spec decides no moment, or is left open in a Course.
 _NOT_IN_A_COURSE = {
@@ -84,6 +83,7 @@ class Course:
     at_step: dict[str, int]
     setup: Setup
     gradient_remainders: int = 0  # of all gradients' blocks; as many of them are counted as there are gradients
+    batch_bytes_per_token: int = 0  # of all rows of an example
     ranks: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # the same on several GPUs, kept (ranks.py)
     rank_moments: dict[tuple[Any, ...], list[Moment]] = field(default_factory=dict)  # of sizes that were asked for
 
@@ -97,7 +97,7 @@ class Course:
         bytes by cause), each as the multiples of 1, b, s, b·s, s² and b·s² (sizes.py).
         """
         idle = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.idle.items()}
-        idle["batch"] = (0, 0, 0, BATCH_BYTES_PER_TOKEN, 0, 0)
+        idle["batch"] = (0, 0, 0, self.batch_bytes_per_token, 0, 0)
         step = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.at_step.items()}
 
         def whole(terms: dict[str, Digits]) -> dict[str, Digits]:
@@ -141,7 +141,8 @@ def course_of(spec: CellSpec, chip: Chip = A100) -> Course:
     left = 0
     if spec.device == "cuda":
         idle["block_remainders"], left = remainders.of_what_stands(spec, tensors), remainders.of_gradients(trained)
-    course = Course(arch, idle, step, setup_of(spec, arch, tensors, chip), left)
+    per_token = batch_bytes(spec) // (spec.batch_size * spec.seq_len)
+    course = Course(arch, idle, step, setup_of(spec, arch, tensors, chip), left, per_token)
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
     _courses.setdefault(key, {})[branch_of(spec, arch)] = course
@@ -159,7 +160,7 @@ def moments(spec: CellSpec, chip: Chip = A100) -> list[Moment]:
 
 def moments_of(course: Course, spec: CellSpec) -> list[Moment]:
     """The same of a cell whose course is at hand."""
-    idle = course.idle | {"batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens}
+    idle = course.idle | {"batch": batch_bytes(spec)}
     places = course.walk.highest(spec.batch_size, spec.seq_len) | {_OPTIMIZER: course.at_step}
     return [
         Moment(
@@ -174,10 +175,16 @@ def moments_of(course: Course, spec: CellSpec) -> list[Moment]:
 def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], state_bytes: int) -> dict[str, int]:
     """What is alive between two steps."""
     return {
-        "weights": parameters.weights_bytes(tensors, spec.quant) + parameters.buffers_bytes(arch, spec.dtype),
+        "weights": spec.num_models
+        * (parameters.weights_bytes(tensors, spec.quant) + parameters.buffers_bytes(arch, spec.dtype)),
         "optimizer_state": state_bytes,
-        "batch": BATCH_BYTES_PER_TOKEN * spec.num_tokens,
+        "batch": batch_bytes(spec),
     }
+
+
+def batch_bytes(spec: CellSpec) -> int:
+    """The inputs of a micro-batch, int64."""
+    return 8 * len(TRAINERS[spec.trainer].inputs) * spec.num_tokens
 
 
 def _gradients_bytes(trained: Sequence[Tensor]) -> int:

@@ -1,0 +1,150 @@
+"""TRL's preference trainers: run by their own code on an emulated GPU, counted, and refused where they are not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulated import swept
+from factories import make_spec
+from grids import exhaustive
+
+from vramprobe import api
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.model.replayed import replayed
+from vramprobe.simulate.run import NotSimulated, simulate
+from vramprobe.speed.work import work_of
+from vramprobe.terms import moments
+from vramprobe.trainers import TRAINERS
+
+OF_TRL = [name for name, row in TRAINERS.items() if row.trl]
+DPO: dict[str, Any] = {"model": "llama-3.2-1b", "trainer": "dpo", "device": "cuda"}
+#: Two layers of a small model with a large vocabulary.
+SWEEP = """
+name: trainers
+defaults: {model: qwen2.5-0.5b, num_layers: 2, batch_size: 2, seq_len: 512, timing_steps: 0}
+cells:
+  - {trainer: TRAINER, method: full, recipe: mixed}
+  - {trainer: TRAINER, method: qlora, gradient_checkpointing: true}
+"""
+PARAMS_OF_TWO_LAYERS = 128_256 * 2048 + 2048 + 2 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048)
+
+
+@exhaustive
+@pytest.mark.parametrize("trainer", OF_TRL)
+def test_arithmetic_is_what_trl_allocates_on_an_emulated_gpu(trainer: str, tmp_path: Path) -> None:
+    records = swept(tmp_path, SWEEP.replace("TRAINER", trainer), cards="RTX-4090")
+    assert [record.outcome.kind for record in records] == ["ok", "ok"]
+    for record in records:
+        words = record.spec.model_dump(exclude={"architecture"}, exclude_none=True, exclude_defaults=True)
+        found = api.predict(gpu="RTX-4090", **words)
+        assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)
+        assert found.reserved_bytes.value == pytest.approx(record.peak.reserved_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(("method", "num_models"), [("full", 2), ("lora", 1)])
+def test_full_training_holds_a_second_model_and_adapters_none(method: str, num_models: int) -> None:
+    cell = make_spec(method=method, num_layers=2, **DPO)
+    of_sft = cell.model_copy(update={"trainer": "sft"})
+    weights, alone = moments(cell)[0].terms["weights"], moments(of_sft)[0].terms["weights"]
+    assert weights == num_models * alone
+    if method == "full":
+        rotary = 2 * 4 * 32
+        assert weights == 2 * (2 * PARAMS_OF_TWO_LAYERS + rotary)
+
+
+def test_a_batch_of_pairs_has_twice_the_rows_and_two_masks() -> None:
+    cell = make_spec(method="lora", batch_size=3, seq_len=64, **DPO)
+    assert cell.num_tokens == 2 * 3 * 64
+    assert moments(cell)[0].terms["batch"] == 3 * 8 * 2 * 3 * 64
+
+
+def test_the_reference_runs_while_the_graph_of_the_trained_model_stands_and_keeps_nothing() -> None:
+    """At its last norm it holds a few hidden states more, however deep it is; backward finds none of them."""
+    cell = make_spec(method="lora", batch_size=1, seq_len=512, num_layers=4, **DPO)
+    found = {(one.phase, one.label): one.terms for one in moments(cell)}
+    kept = found["forward", "loss"]["saved_activations"]
+    for place in ("embedding", "first layer", "a middle layer", "last layer", "loss"):
+        assert found["forward", f"reference: {place}"]["saved_activations"] == kept
+    deeper = cell.model_copy(update={"num_layers": 8, "architecture": cell.architecture | {"num_hidden_layers": 8}})
+    more = {(one.phase, one.label): one.terms for one in moments(deeper)}
+    last = "forward", "reference: last layer"
+    assert more[last]["temporaries"] == found[last]["temporaries"]
+    alone = cell.model_copy(update={"trainer": "sft", "loss": "chunked_nll", "batch_size": 2})
+    without = {(one.phase, one.label): one.terms for one in moments(alone)}
+    assert found["backward", "last layer"] == without["backward", "last layer"] | {"batch": 3 * 8 * 1024}
+
+
+def test_checkpoints_are_the_trained_models_alone() -> None:
+    cell = make_spec(method="lora", batch_size=1, seq_len=512, gradient_checkpointing=True, **DPO)
+    found = {(one.phase, one.label): one.terms for one in moments(cell)}
+    assert found["forward", "reference: loss"]["checkpoint_store"] == found["forward", "loss"]["checkpoint_store"]
+    assert "recomputed_layer" not in found["forward", "reference: last layer"]
+
+
+def test_the_replay_has_both_models() -> None:
+    cell = make_spec(method="full", batch_size=1, seq_len=256, num_layers=2, **DPO)
+    alone = replayed(cell.model_copy(update={"trainer": "sft", "loss": "chunked_nll", "batch_size": 2}))
+    both = replayed(cell)
+    assert both.load_bytes - alone.load_bytes == pytest.approx(2 * PARAMS_OF_TWO_LAYERS, rel=0.01)
+    assert both.reserved_bytes > alone.reserved_bytes + 1.9 * PARAMS_OF_TWO_LAYERS
+
+
+def test_a_step_computes_a_forward_more() -> None:
+    cell = make_spec(method="full", batch_size=1, seq_len=256, **DPO)
+    alone = work_of(cell.model_copy(update={"trainer": "sft", "loss": "chunked_nll", "batch_size": 2}))
+    assert work_of(cell).num_tokens == alone.num_tokens
+    assert 4 / 3 - 0.05 < work_of(cell).product_flops / alone.product_flops < 4 / 3 + 0.05
+
+
+@pytest.mark.parametrize("trainer", OF_TRL)
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"trainer": "ppo"}, "trainer: 'ppo' given; allowed: 'sft'"),
+        ({"loss": "chunked_nll"}, "has a head and loss of its own; leave loss out"),
+        ({"method": "lora", "lora_dropout": 0.1}, "TRL switches every dropout off; leave lora_dropout out"),
+        ({"device": "cpu"}, "runs TRL's Triton kernels; it needs device cuda"),
+        ({"fused_linear_cross_entropy": True}, "both replace the model's head and loss; use one of them"),
+        ({"num_gpus": 2, "sharding": "fsdp"}, "is run on one GPU alone, and not under fsdp; leave one of them out"),
+    ],
+    ids=["unknown", "loss", "dropout", "cpu", "liger", "ranks"],
+)
+def test_what_cannot_be_is_refused_with_what_can(trainer: str, words: dict[str, Any], why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        make_spec(**DPO | {"trainer": trainer} | words)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"model": "gpt2"}, "models with dropout"),
+        ({"model": "mixtral-8x7b", "method": "lora"}, "mixtures, whose router adds to its loss"),
+        ({"model": "mistral-7b-v0.1", "method": "lora", "seq_len": 4096}, "a mask beyond the sliding window"),
+    ],
+    ids=["dropout", "mixture", "window"],
+)
+def test_what_is_not_counted_is_said_and_not_simulated(words: dict[str, Any], why: str) -> None:
+    asked = {"method": "full", "batch_size": 1, "seq_len": 128, "gpu": "RTX-4090"} | DPO | words
+    with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for trainer dpo with {why}"):
+        api.predict(**asked)
+    with pytest.raises(NotSimulated, match="trainer dpo cannot be simulated"):
+        simulate(make_spec(**DPO))
+
+
+def test_without_trl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramprobe.workload.loss import load_trl
+
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.setitem(sys.modules, "trl.trainer.utils", None)
+    with pytest.raises(MissingDependency, match=r"trainer dpo is computed by trl 1\.16, .* Install vramprobe\[trl\]"):
+        load_trl(make_spec(**DPO))
+
+
+def test_a_cell_without_it_is_the_cell_that_it_was() -> None:
+    cell = make_spec(model="llama-3.2-1b")
+    assert cell.fingerprint == make_spec(model="llama-3.2-1b", trainer="sft").fingerprint
+    assert make_spec(**DPO).cell_id.endswith("_dpo")

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from vramprobe.cli.display_batches import print_batches
 from vramprobe.cli.display_cards import print_cards
+from vramprobe.cli.display_engine import print_answers, print_engine
 from vramprobe.cli.display_growth import print_growth
 from vramprobe.cli.display_host import print_host
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
@@ -23,7 +24,6 @@ from vramprobe.units import format_bytes, signed_bytes, word_for
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff import Change, Difference
-    from vramprobe.records.engine import EngineMemory
     from vramprobe.records.profile import (
         BlocksAlike,
         PlaceBytes,
@@ -42,12 +42,15 @@ def print_profile(record: ProfileRecord) -> None:
     console = Console(highlight=False, emoji=False)
     console.print(f"[bold]{escape(_line(record.name))}[/]")
     console.print(_where(record))
-    _print_outcome(console, record.outcome, max((rank.num_steps for rank in record.ranks), default=0))
+    if record.answers:
+        print_answers(console, record.answers)
+    else:
+        _print_outcome(console, record.outcome, max((rank.num_steps for rank in record.ranks), default=0))
     if record.replaced:
         console.print("\nreplaced by --empty-weights:")
         _print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
     if record.engine is not None:
-        _print_engine(console, record.engine)
+        print_engine(console, record.engine)
     shown = _rank_shown(record)
     if len(record.ranks) > 1:
         _print_ranks(console, record)
@@ -138,27 +141,6 @@ def _print_oom(console: Console, outcome: ProfileOutcome) -> None:
         print_bars(console, _known(outcome.alive.parts()))
 
 
-def _print_engine(console: Console, engine: EngineMemory) -> None:
-    """An inference engine's own account, as it rounds it."""
-    console.print(f"\nas {engine.engine} {engine.version or ''} logged it:")
-    for what, gib in (
-        ("weights", engine.weights_gib),
-        ("non-torch", engine.non_torch_gib),
-        ("activation peak", engine.activation_peak_gib),
-        ("CUDA graphs", engine.graph_gib),
-        ("CUDA graphs, estimated", engine.graph_estimated_gib),
-        ("KV cache", engine.kv_cache_gib),
-    ):
-        if gib is not None:
-            console.print(f"  {what:<22} {gib:8.2f} GiB")
-    if engine.kv_cache_tokens is not None:
-        console.print(f"  {'KV cache':<22} {engine.kv_cache_tokens:,} tokens")
-    if engine.kv_cache_blocks is not None:
-        console.print(f"  {'KV cache':<22} {engine.kv_cache_blocks:,} blocks")
-    if engine.max_concurrency is not None and engine.length_tokens is not None:
-        console.print(f"  {'concurrency':<22} {engine.max_concurrency:.2f} requests of {engine.length_tokens:,} tokens")
-
-
 def _rank_shown(record: ProfileRecord) -> RankProfile | None:
     """The rank whose blocks are shown: the one with the highest peak."""
     return record.highest_rank
@@ -201,7 +183,8 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
             console.print(f"     {format_bytes(value)} {what}")
     if rank.num_alloc_retries:
         console.print(f"     {rank.num_alloc_retries} allocation retries: cached blocks were freed to make space")
-    console.print(f"{rank.num_steps} {'step' if rank.num_steps == 1 else 'steps'}{_repeats(rank)}")
+    if not record.answers:
+        console.print(f"{rank.num_steps} {'step' if rank.num_steps == 1 else 'steps'}{_repeats(rank)}")
     if rank.at_peak is not None and rank.at_peak != getattr(record.outcome, "alive", None):  # that is shown already
         console.print(
             f"\nlive tensors at the peak ({_at(rank.at_peak_of)}), {format_bytes(rank.at_peak.total_bytes)} requested:"

@@ -27,7 +27,7 @@ def print_run_phases(console: Console, record: ProfileRecord) -> None:
         console.print(f"  {one.name:<16}  {format_bytes(one.allocated_bytes):>12}  {reserved:>12}{ranks[one.name]}")
     # what ran out in a phase stays alive after it, held by the error: the phase is named
     top = max(phases, key=lambda one: (one.allocated_bytes, one.name != "after_training"))
-    training = next((one for one in phases if one.name == "training"), None)
+    training = next((one for one in phases if one.name in ("training", "serving")), None)
     second = max((one for one in phases if one is not top), key=lambda one: one.allocated_bytes, default=None)
     than = second if top is training else training
     more = (

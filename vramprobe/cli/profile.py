@@ -94,6 +94,13 @@ def profile(
     gpus: Annotated[
         str | None, typer.Option(help="Memory, time and cost on these GPUs: all, or names separated by commas.")
     ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERxPROMPTxCOMPLETION",
+            help="Requests to the server that the command starts, in tokens, before it is ended (default 1x32x8).",
+        ),
+    ] = None,
     host_memory: Annotated[
         str | None,
         typer.Option(help="Emulated only: would the ranks' CPU tensors and pinned memory fit a host of 128GiB?"),
@@ -122,6 +129,7 @@ def profile(
     """Run any training command and show where its GPU memory goes, by phase, rank and cause."""
     from vramprobe.cli import display_profile
     from vramprobe.profile import launch
+    from vramprobe.profile.requests import requests_of
     from vramprobe.profile.stand_ins import stand_ins
 
     if trace is not None and trace not in _TRACES:
@@ -160,6 +168,7 @@ def profile(
         speed=speed,
         one_rank=_one_rank(command or [], emulate, only_rank, world_size),
         stand_ins=stand_ins(seq_len, image_size) if empty_weights else None,
+        requests=None if whole and requests is None else requests_of(requests, command or []),
     )
     if bool(command) == (from_folder is not None):
         raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")

@@ -31,7 +31,7 @@ from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
 from vramprobe.profile.step_time import step_time
 from vramprobe.recommend.prices import chosen, shipped_offers
-from vramprobe.records.engine import EngineMemory
+from vramprobe.records.engine import Answer, EngineMemory
 from vramprobe.records.profile import (
     Live,
     ProfileEnvironment,
@@ -93,7 +93,7 @@ def _record(run: RawRun, host_memory_bytes: int | None) -> ProfileRecord:
                 "reserved; the device tier has what the GPU holds"
             )
         seen_by_rank.append(seen)
-        if raw.end is None and run.launcher is not None:
+        if raw.end is None and run.launcher is not None and not launcher.get("answers"):  # a server ends its own hard
             remarks.add("it was killed, or ended without a word; what it did until then is shown")
         for said in raw.warnings:
             remarks.add(said)
@@ -116,6 +116,7 @@ def _record(run: RawRun, host_memory_bytes: int | None) -> ProfileRecord:
         outcome=_outcome(run, seen_by_rank, warnings),
         environment=environment,
         engine=_engine(run, environment),
+        answers=[Answer(**one) for one in launcher.get("answers") or ()],
         emulation=emulation,
         context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
         ranks=found,

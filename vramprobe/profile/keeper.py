@@ -112,9 +112,9 @@ def _reaped_within(seconds, pid):
     """Wait for all to end, so long; -> (the status of ``pid`` where it ended, whether any is left)."""
     until, status = time.monotonic() + seconds, None
     while True:
-        found = _reap(pid)
-        status = status if found is None else found
         is_any = bool(_below(os.getpid()))
+        found = _reap(pid)  # after the look: who died meanwhile is buried all the same
+        status = status if found is None else found
         if not is_any or time.monotonic() > until:
             return status, is_any
         time.sleep(0.01)

@@ -29,6 +29,7 @@ from vramprobe.profile.from_outside import seen_from_outside
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
+from vramprobe.profile.requests import Client, Requests
 from vramprobe.sweep.signals import signals_that_end
 
 #: What site_folder (emulate/values/hook.py) puts into the command's processes, beside the values' own.
@@ -51,6 +52,7 @@ class Options:
     one_rank: tuple[int, int] | None = None  # this one of so many, of which no other runs
     trace_step: int = 3
     stand_ins: Mapping[str, Any] | None = None  # for what is not there (stand_ins.py)
+    requests: Requests | None = None  # to the server that the command starts; it is ended once they are answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +95,12 @@ def run(
     ):
         told["emulator"] = emulator
         write_told(folder, told)
-        ended, tail = _wait(command, environment | {FOLDER_VARIABLE: str(folder)}, folder)
+        environment |= {FOLDER_VARIABLE: str(folder)}
+        ended, tail, answers = _wait(command, environment, folder, options.requests, say)
         shutil.rmtree(folder / "discarded", ignore_errors=True)  # hook/discard.py
     number = ended.exit_status - 128 if ended.exit_status > 128 else None
     told |= {"ended_ns": time.time_ns(), "exit_status": ended.exit_status, "signal": number, "tail": tail}
-    told["cards"] = [asdict(card) for card in cards]
+    told |= {"cards": [asdict(card) for card in cards], "answers": answers}
     try:
         write_told(folder, told | {"stopped": ended.stopped, "num_left": ended.num_left})
     except StoreError as error:  # what the processes wrote may still be read
@@ -168,8 +171,10 @@ def _with_a_cuda_build(command: list[str], say: _Say) -> tuple[Path, str]:
     return python, path
 
 
-def _wait(command: list[str], environment: dict[str, str], folder: Path) -> tuple[Ended, list[str]]:
-    """Run it to its end; -> how it ended, its last lines on stderr."""
+def _wait(
+    command: list[str], environment: dict[str, str], folder: Path, requests: Requests | None, say: _Say
+) -> tuple[Ended, list[str], list[dict[str, Any]] | None]:
+    """Run it to its end; -> how it ended, its last lines on stderr, what a server answered where it was asked."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     words = [str(executable_of(command, environment)), *command[1:]]
     read, written = os.pipe()
@@ -180,18 +185,26 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path) -> tupl
             os.close(written)
         reader = threading.Thread(target=_pass_on, args=(stderr, tail), daemon=True)
         reader.start()
+        client = Client(requests, kept.end, say) if requests else None
         try:
             with _signals_are_the_commands(kept) as ended_by:
                 status, num_left = kept.wait()
         finally:  # also when an exception of ours ends it: the command goes first
+            if client is not None:
+                client.close()
             kept.close()
         reader.join(_DYING_SECONDS)
-    stopped = _was_stopped([_last_line(path) for path in folder.glob("*.jsonl")])
+    answers = client.answers if client is not None else None
+    stopped = answers is not None or _was_stopped([_last_line(path) for path in folder.glob("*.jsonl")])
     if stopped:
         status = 0
     if ended_by:
         status = 128 + ended_by[-1]
-    return Ended(exit_status=128 - status if status < 0 else status, stopped=stopped, num_left=num_left), list(tail)
+    return (
+        Ended(exit_status=128 - status if status < 0 else status, stopped=stopped, num_left=num_left),
+        list(tail),
+        answers,
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""EngineMemory: where an inference engine says that its GPU memory goes.
+"""EngineMemory: where an inference engine says that its GPU memory goes; Answer: what it answered to a request.
 
 In: an engine's own figures. Out: a frozen value in a profile's record. They are the engine's, rounded as it prints
 them; nothing is computed from them.
@@ -28,3 +28,12 @@ class EngineMemory(BaseModel):
     kv_cache_blocks: int | None = None
     length_tokens: int | None = None  # of a request, for max_concurrency
     max_concurrency: float | None = None  # requests of that length at once
+
+
+class Answer(BaseModel):
+    """What a server under --requests answered to one request; one of both is null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    completion_tokens: int | None
+    error: str | None

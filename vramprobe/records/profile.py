@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.data_batches import DataBatches
-from vramprobe.records.engine import EngineMemory
+from vramprobe.records.engine import Answer, EngineMemory
 from vramprobe.records.record import Amount, Composition, Emulation, Moved
 from vramprobe.records.step_time import CardTime, StepTime
 
@@ -304,6 +304,7 @@ class ProfileRecord(_Frozen):
     replaced: list[Replaced] = []
     step_time: StepTime | None = None  # predicted; null where no step was counted
     engine: EngineMemory | None = None  # an inference engine's own account
+    answers: list[Answer] = []  # of a server, to each request of --requests
     warnings: list[str] = []
 
     @property

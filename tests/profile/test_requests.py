@@ -1,0 +1,128 @@
+"""Requests to a server that is profiled: a server of a few lines stands in for vLLM's, over HTTP as it does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vramprobe.errors import SpecError
+from vramprobe.profile import launch, requests
+from vramprobe.profile.analyse import analyse
+from vramprobe.profile.ranks import run_phases
+from vramprobe.profile.requests import Requests, requests_of
+
+SERVER = """
+import http.server, json, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, status, said):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+    def do_GET(self):
+        self.answer(200, {"data": [{"id": "tiny"}]})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open("asked.jsonl", "a") as file:
+            file.write(json.dumps(asked) + "\\n")
+        if len(asked["prompt"]) > 100:
+            return self.answer(400, {"message": "the prompt is too long"})
+        self.answer(200, {"usage": {"completion_tokens": asked["max_tokens"]}})
+    def log_message(self, *args):
+        pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def test_what_is_asked_for_follows_from_the_option_and_the_command() -> None:
+    served = ["/env/bin/vllm", "serve", "Qwen/Qwen3-0.6B"]
+    assert requests_of(None, served) == Requests(number=1, prompt_tokens=32, completion_tokens=8, port=8000)
+    assert requests_of("4x1024x128", [*served, "--port", "9000"]) == Requests(
+        number=4, prompt_tokens=1024, completion_tokens=128, port=9000
+    )
+    sglang = requests_of(None, ["python", "-m", "sglang.launch_server", "--port=31000"])
+    assert sglang is not None
+    assert sglang.port == 31000
+    assert requests_of(None, ["python", "train.py", "--port", "9000"]) is None
+    assert str(requests_of("1x10x2", served)) == "1 request of 10 + 2 tokens"
+
+
+@pytest.mark.parametrize(
+    ("said", "command", "words"),
+    [
+        ("4x1024", ["vllm", "serve"], "give NUMBERxPROMPTxCOMPLETION"),
+        ("0x1x1", ["vllm", "serve"], "give NUMBERxPROMPTxCOMPLETION"),
+        ("1x2x3", ["python", "train.py"], "is for a server: vllm serve"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(said: str, command: list[str], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        requests_of(said, command)
+
+
+def test_what_an_engine_does_after_its_start_is_serving() -> None:
+    """Without an engine, or with a training step, it keeps its name."""
+
+    def names(*phases: str) -> list[str]:
+        tiers = dict.fromkeys(
+            ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes", "device_peak_bytes"), 1
+        )
+        seen = [SimpleNamespace(name=name, step=None, **tiers) for name in phases]
+        return [one.name for one in run_phases(seen)]  # type: ignore[arg-type]
+
+    assert names("load", "engine_load", "evaluation", "other") == ["load", "engine_load", "serving"]
+    assert names("load", "evaluation", "other") == ["load", "evaluation", "after_training"]
+    assert names("engine_load", "evaluation", "backward") == ["engine_load", "evaluation", "backward"]
+
+
+def served(folder: Path, script: str, asked: Requests) -> tuple[launch.Ended, list[str]]:
+    (folder / "server.py").write_text(script)
+    (folder / "run").mkdir()
+    said: list[str] = []
+    options = launch.Options(trace="none", steps=None, requests=asked)
+    command = [sys.executable, "server.py", "--port", str(asked.port)]
+    return launch.run(command, folder / "run", options, say=said.append), said
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.parametrize(("prompt_tokens", "num_ok"), [(10, 3), (200, 0)], ids=["answered", "refused"])
+def test_a_server_is_asked_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, num_ok: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = Requests(number=3, prompt_tokens=prompt_tokens, completion_tokens=7, port=free_port())
+    ended, said = served(tmp_path, SERVER.replace("sys.argv[2]", str(asked.port)), asked)
+    assert (ended.exit_status, ended.stopped, ended.num_left) == (0, True, 0)
+    got = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+    assert [(len(one["prompt"]), one["max_tokens"], one["model"]) for one in got] == [(prompt_tokens, 7, "tiny")] * 3
+    record = analyse(tmp_path / "run")
+    assert [one.completion_tokens for one in record.answers] == [7] * num_ok + [None] * (3 - num_ok)
+    assert any("the prompt is too long" in line for line in said) == (num_ok == 0)
+
+
+def test_a_server_that_ends_by_itself_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    ended, _ = served(tmp_path, "raise SystemExit(3)", asked)
+    assert (ended.exit_status, ended.stopped) == (3, False)
+    assert analyse(tmp_path / "run").answers == []
+
+
+def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(requests, "START_SECONDS", 1.0)
+    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    ended, said = served(tmp_path, "import time; time.sleep(600)", asked)
+    assert ended.exit_status == 143
+    assert said == [f"http://127.0.0.1:{asked.port} has not answered for 0 minutes: the command is ended"]

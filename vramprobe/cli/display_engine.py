@@ -1,0 +1,43 @@
+"""What the command line shows of an inference engine: its own account of its memory, what it answered.
+
+In: an EngineMemory, Answers. Out: lines on the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from vramprobe.records.engine import Answer, EngineMemory
+
+
+def print_engine(console: Console, engine: EngineMemory) -> None:
+    """An inference engine's own account, as it rounds it."""
+    console.print(f"\nas {engine.engine} {engine.version or ''} logged it:")
+    for what, gib in (
+        ("weights", engine.weights_gib),
+        ("non-torch", engine.non_torch_gib),
+        ("activation peak", engine.activation_peak_gib),
+        ("CUDA graphs", engine.graph_gib),
+        ("CUDA graphs, estimated", engine.graph_estimated_gib),
+        ("KV cache", engine.kv_cache_gib),
+    ):
+        if gib is not None:
+            console.print(f"  {what:<22} {gib:8.2f} GiB")
+    if engine.kv_cache_tokens is not None:
+        console.print(f"  {'KV cache':<22} {engine.kv_cache_tokens:,} tokens")
+    if engine.kv_cache_blocks is not None:
+        console.print(f"  {'KV cache':<22} {engine.kv_cache_blocks:,} blocks")
+    if engine.max_concurrency is not None and engine.length_tokens is not None:
+        console.print(f"  {'concurrency':<22} {engine.max_concurrency:.2f} requests of {engine.length_tokens:,} tokens")
+
+
+def print_answers(console: Console, answers: Sequence[Answer]) -> None:
+    tokens = [one.completion_tokens for one in answers if one.completion_tokens is not None]
+    console.print(f"ended after {len(tokens)} of {len(answers)} requests, {sum(tokens):,} tokens generated")
+    for why in dict.fromkeys(one.error for one in answers if one.error):
+        console.print(f"[red]error[/] of a request: {escape(why)}")

@@ -31,6 +31,7 @@ FINISHED = ("ok", "oom", "invalid")
 #: Outcomes that are nobody's failure: a result, or a cell that is still to be run.
 NOT_FAILED = ("ok", "oom", "skipped", "interrupted")
 _READ_BLOCK_BYTES = 2**16
+_RECORD_BEGINS = f'{{"format":{max(FORMAT_HISTORY)},'.encode()
 _HEAD_BYTES = 200  # of a line: its format and its kind stand there
 
 
@@ -349,6 +350,9 @@ def describe_torn_tail(path: Path, size_bytes: int) -> str:
 
 def read_line(line: bytes, file: Path, number: int) -> RunRecord | Started:
     """One line of a journal. Raises StoreError, naming file and line, for anything else."""
+    if line.startswith(_RECORD_BEGINS):
+        with suppress(ValidationError):  # another kind of line, or a damaged one: below
+            return record_from_json(line)
     where = f"{file}, line {number}"
     try:
         content = json.loads(line)

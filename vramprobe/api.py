@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vramprobe.sweep.campaign import Campaign
     from vramprobe.sweep.definition import Sweep
     from vramprobe.sweep.launch import launch_tasks
+    from vramprobe.sweep.launch_command import launch_command
     from vramprobe.sweep.on_data import Data
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
@@ -52,8 +53,9 @@ if TYPE_CHECKING:
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
     "dataset", "default_results", "doctor", "evaluate", "export", "fit", "gpus", "grpo", "largest_model",
-    "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus", "min_gpus_by_sharding", "models",
-    "plan", "plan_campaign", "predict", "recommend", "report", "run", "serve", "simulate",
+    "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
+    "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "recommend", "report", "run", "serve",
+    "simulate",
 ]  # fmt: skip
 
 
@@ -63,6 +65,7 @@ _IN_THEIR_ROOMS = {
     "card_truth_gpu": "vramprobe.report.card_truth",
     "contribute": "vramprobe.check.contribute",
     "export": "vramprobe.records.parquet",
+    "launch_command": "vramprobe.sweep.launch_command",
     "launch_tasks": "vramprobe.sweep.launch",
     "merge": "vramprobe.check.merge",
     "recommend": "vramprobe.recommend.questions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_every_cause_at_the_peak_is_known(tmp_path: Path) -> None:
     assert rank.at_peak.parts() == AT_PEAK
     assert rank.at_peak_of == "backward of step 2"
     assert record.warnings == []
+
+
+def test_a_step_is_timed_on_a_real_gpu_alone(tmp_path: Path) -> None:
+    """From the end of one optimizer step to the next, by hand: the median of those after the first."""
+    script = training(num_steps=5, emulated=False)
+    ends = [line["end_ns"] for line in script.lines if line["line"] == "phase" and line["name"] == "optimizer_step"]
+    steps = sorted(there - here for here, there in pairwise(ends))
+    for name in ("real", "few", "emulated"):
+        (tmp_path / name).mkdir()
+    record = analysed(tmp_path / "real", script)
+    assert len(steps) == 4
+    assert record.measured_step_seconds == pytest.approx((steps[1] + steps[2]) / 2e9)
+    assert analysed(tmp_path / "few", training(num_steps=3, emulated=False)).measured_step_seconds is None
+    assert analysed(tmp_path / "emulated", training(num_steps=5)).measured_step_seconds is None
 
 
 def test_sums_are_equal_to_the_byte(tmp_path: Path) -> None:

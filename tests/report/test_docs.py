@@ -96,6 +96,16 @@ HOW = {
     "vramprobe launch h200-speed --gpu H100-SXM,A100-80GB-SXM --spot --budget 5 --bucket s3://my-records --dry-run": (
         AS_IT_IS
     ),
+    "vramprobe status": Way(elsewhere="tests/sweep/test_launch_command.py", why="it needs SkyPilot"),
+    "vramprobe collect": Way(elsewhere="tests/sweep/test_launch_command.py", why="it needs SkyPilot"),
+    "vramprobe profile --emulate H100-SXM --empty-weights --save predicted.jsonl -- python train.py": Way(
+        elsewhere="tests/profile/test_emulated_run.py", why="it needs a command"
+    ),
+    "vramprobe launch --predicted predicted.jsonl --gpu H100-SXM --bucket s3://my-records --dry-run "
+    "-- python train.py": Way(elsewhere="tests/sweep/test_launch_command.py", why="it needs a command and its profile"),
+    "vramprobe diff predicted.jsonl measured.jsonl": Way(
+        elsewhere="tests/profile/test_profile_limits.py", why="it needs two profiles"
+    ),
     "vramprobe run configs/sweeps/80gb.yaml --on slurm": Way(
         elsewhere="tests/sweep/test_on_slurm.py", why="it needs a cluster"
     ),
@@ -211,6 +221,7 @@ HOW = {
     "python benchmarks/speed/counted_work.py": HOURS,
     "python benchmarks/speed/cell_overhead.py": HOURS,
     "python benchmarks/speed/fleet.py": HOURS,
+    "python benchmarks/speed/fleet_simulated.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/node_kills.py": Way(more="--check", why="it needs Ray, and half an hour"),
     "python benchmarks/speed/scale.py": HOURS,
     "python benchmarks/speed/suite.py": HOURS,
@@ -224,7 +235,7 @@ HOW = {
 #: Files that name scripts and tables in sentences.
 SAYING = (".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml")
 #: Named in the pages, and made by whoever follows them.
-MADE_BY_A_USER = {"results/h100-sxm/80gb", "results/…/*.jsonl", "slurm-jobs/", "truth.md"}
+MADE_BY_A_USER = {"requirements.txt", "results/h100-sxm/80gb", "results/…/*.jsonl", "slurm-jobs/", "truth.md"}
 
 
 def name_of(page: Path) -> str:

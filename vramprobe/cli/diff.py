@@ -58,7 +58,13 @@ class Limits:
     Raises SpecError and StoreError at once for what cannot be read: before a command runs for minutes.
     """
 
-    def __init__(self, max_allocated: str | None, max_growth: str | None, baseline: Path | None) -> None:
+    def __init__(
+        self,
+        max_allocated: str | None,
+        max_growth: str | None,
+        baseline: Path | None,
+        max_slowdown: float | None = None,
+    ) -> None:
         from vramprobe.profile.diff import parse_limit
         from vramprobe.records.profile import last_profile
 
@@ -67,6 +73,12 @@ class Limits:
         self._allocated = max_allocated, None if max_allocated is None else parse_bytes(max_allocated)
         self._growth = max_growth, None if max_growth is None else parse_limit(max_growth)
         self._baseline = None if baseline is None else last_profile(baseline)
+        self._slowdown = max_slowdown
+        if max_slowdown is not None and (self._baseline is None or step_seconds(self._baseline) is None):
+            raise SpecError(
+                f"--max-slowdown {max_slowdown:g}: of which time? Give --baseline FILE with a step time, which "
+                "`vramprobe profile --emulate GPU --save FILE` predicts"
+            )
         if max_growth is not None and self._baseline is not None and self._baseline.outcome.kind != "ok":
             raise SpecError(
                 f"{baseline} ended as {self._baseline.outcome.kind}, so that nothing can be said of growth since: make "
@@ -95,11 +107,30 @@ class Limits:
             exceeded.append(f"--max-growth {said}: the run ended as {record.outcome.kind}, so its growth is not known")
         elif difference is not None and limit is not None:
             exceeded += [f"--max-growth {said}: {one}" for one in too_much(difference, limit)]
+        if self._slowdown is not None:
+            exceeded += self._too_slow(record, self._slowdown)
         for one in exceeded:
             say(one)
         if summary is not None:
             _append(summary, record, difference, exceeded)
         return bool(exceeded)
+
+    def _too_slow(self, record: ProfileRecord, most: float) -> list[str]:
+        """A sentence where a step took longer than allowed, and where its time is not known."""
+        assert self._baseline is not None
+        before, now = step_seconds(self._baseline), step_seconds(record)
+        assert before is not None
+        if now is None:
+            return [f"--max-slowdown {most:g}: no step time is known; at least four steps must end on a real GPU"]
+        told = f"a step took {now:.3g} s, {now / before:.2f} × the baseline's {before:.3g} s"
+        return [f"--max-slowdown {most:g}: {told}"] if now > most * before else []
+
+
+def step_seconds(record: ProfileRecord) -> float | None:
+    """Of a step: measured where that is known, else predicted."""
+    if record.measured_step_seconds is not None:
+        return record.measured_step_seconds
+    return None if record.step_time is None else record.step_time.seconds
 
 
 def _append(path: Path, record: ProfileRecord, difference: Difference | None, exceeded: Sequence[str]) -> None:

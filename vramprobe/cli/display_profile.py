@@ -20,7 +20,7 @@ from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_rollout import print_rollout
 from vramprobe.cli.display_run_phases import print_run_phases, rank_name
 from vramprobe.cli.display_step_time import print_step_time, print_time_difference
-from vramprobe.units import format_bytes, signed_bytes, word_for
+from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff import Change, Difference
@@ -63,6 +63,10 @@ def print_profile(record: ProfileRecord) -> None:
         print_host(console, record.host)
     if record.step_time is not None:
         print_step_time(console, record.step_time)
+    if record.measured_step_seconds is not None:
+        console.print(
+            f"\nstep time [bold]{short_seconds(record.measured_step_seconds)}[/] measured (median, wall time)"
+        )
     print_cards(console, record.cards)
     for warning in record.warnings:
         console.print(f"[yellow]note[/]: {escape(_line(warning))}")

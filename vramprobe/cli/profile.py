@@ -118,6 +118,10 @@ def profile(
         Path | None, typer.Option(help="Compare with the last profile of this .jsonl file (--save).")
     ] = None,
     max_growth: MaxGrowth = None,
+    max_slowdown: Annotated[
+        float | None,
+        typer.Option(help="Exit with 1 if a step takes more than so many times the baseline's step time, e.g. 1.5."),
+    ] = None,
     summary: Summary = None,
     save: Annotated[Path | None, typer.Option(help="Append the profile to this .jsonl file.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep the raw files of all processes in this new folder.")] = None,
@@ -153,7 +157,7 @@ def profile(
         from vramprobe.report.timeline_file import require_writable
 
         require_writable(timeline, also=(".json",))
-    limits = Limits(max_allocated, max_growth, baseline)
+    limits = Limits(max_allocated, max_growth, baseline, max_slowdown)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(
             "--verify runs more steps of the command under other values: give --emulate GPU, and no --whole"

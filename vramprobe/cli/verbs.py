@@ -181,6 +181,8 @@ for verb in (
     sweeps.plan,
     sweeps.run,
     launch_verb.launch,
+    launch_verb.status,
+    launch_verb.collect,
     results.check,
     contribute_verbs.merge,
     contribute_verbs.contribute,

@@ -27,6 +27,7 @@ from vramprobe.profile.growth import growth_of
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.host import host_memory
 from vramprobe.profile.lifetimes import Span
+from vramprobe.profile.measured_time import measured_step_seconds
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
 from vramprobe.profile.step_time import step_time
@@ -122,6 +123,7 @@ def _record(run: RawRun, host_memory_bytes: int | None) -> ProfileRecord:
         ranks=found,
         host=host_memory(run.ranks, host_memory_bytes),
         step_time=time,
+        measured_step_seconds=measured_step_seconds(run),
         replaced=[_only(Replaced, one) for one in run.replaced if one.get("kind") != "missing"],
         warnings=list(dict.fromkeys(warnings)),
     )

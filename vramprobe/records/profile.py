@@ -303,6 +303,7 @@ class ProfileRecord(_Frozen):
     host: HostMemory | None = None  # null on a real GPU, where nobody counts it
     replaced: list[Replaced] = []
     step_time: StepTime | None = None  # predicted; null where no step was counted
+    measured_step_seconds: float | None = None  # on a real GPU: the median of its steps' wall time
     engine: EngineMemory | None = None  # an inference engine's own account
     answers: list[Answer] = []  # of a server, to each request of --requests
     warnings: list[str] = []

@@ -6,11 +6,13 @@ managed job, which SkyPilot starts again after a preemption and takes down at th
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import yaml
 
@@ -24,7 +26,9 @@ from vramprobe.sweep.resume import Journal
 #: A machine without work is taken down after so long.
 _IDLE_MINUTES = 10
 #: Where the bucket is seen; writes are cached on the disk and uploaded by SkyPilot, the running journal included.
-_MOUNTED = "/vramprobe-results"
+MOUNTED = "/vramprobe-results"
+#: What was launched from a folder, for status and collect.
+PLANNED = "launch.json"
 _BUCKET = re.compile(r"(s3|gs|r2|azure|cos|oci)://[\w./-]+|[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PACKAGE = Path(__file__).parents[1]
 
@@ -42,6 +46,29 @@ class Task:
     def name(self) -> str:
         """Of the job, and of its file without .yaml."""
         return yaml.safe_load(self.text)["name"]
+
+    def as_planned(self) -> dict[str, Any]:
+        """What status and collect read again."""
+        return {
+            "name": self.name,
+            "gpu": self.gpu,
+            "num_gpus": 1,
+            "planned_seconds": round(self.plan.seconds, 1),
+            "planned_dollars": self.plan.dollars and round(self.plan.dollars, 4),
+            "usd_per_hour": self.plan.rate and self.plan.rate.usd_per_hour,
+        }
+
+
+class Launched(Protocol):
+    """A task that was written: a sweep's or a command's."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    def as_planned(self) -> dict[str, Any]: ...
 
 
 def launch_tasks(
@@ -63,7 +90,7 @@ def launch_tasks(
     plans = {gpu: _planned(path, gpu, Path(out) / "records", usd_per_hour) for gpu in gpus}
     words = {"bucket": bucket, "spot": spot, "provider": provider, "budget": budget}
     found = tasks(plans, name, name=Path(name).stem, **words)
-    return found, write(found, Path(out))
+    return found, write(found, Path(out), bucket)
 
 
 def _planned(path: str | Path, gpu: str, folder: Path, usd_per_hour: float | None) -> Plan:
@@ -87,13 +114,18 @@ def tasks(
 
     Raises SpecError for a bucket that cannot be, a GPU that SkyPilot has no name for, or a budget without prices.
     """
-    if not _BUCKET.fullmatch(bucket):
-        raise SpecError(f"bucket {bucket!r} given; write its name, or s3://NAME, gs://NAME, r2://NAME, azure://NAME")
+    require_bucket(bucket)
     budgets = _shares(plans, budget)
     return [
         Task(gpu, plan, _text(gpu, plan, sweep, name, bucket, spot, provider, budgets[gpu]), budgets[gpu])
         for gpu, plan in plans.items()
     ]
+
+
+def require_bucket(bucket: str) -> None:
+    """Raise SpecError for what is no bucket."""
+    if not _BUCKET.fullmatch(bucket):
+        raise SpecError(f"bucket {bucket!r} given; write its name, or s3://NAME, gs://NAME, r2://NAME, azure://NAME")
 
 
 def skypilot_names(gpu: str) -> list[str]:
@@ -135,24 +167,31 @@ def _text(
     budget: float | None,
 ) -> str:
     short = catalog.find_gpu(gpu).short_name
-    out = f"{_MOUNTED}/{short.lower()}/{name}"
+    out = f"{MOUNTED}/{short.lower()}/{name}"
     run = ["vramprobe", "run", sweep, "--device", "cuda", "--out", out]
     if budget is not None:
         run += ["--budget", f"{budget:.2f}", "--price", f"{plan.rate.usd_per_hour:g}"]
-    is_url = "://" in bucket
-    resources = {
-        "accelerators": dict.fromkeys(skypilot_names(gpu), 1),
-        "use_spot": spot,
-        "autostop": {"idle_minutes": _IDLE_MINUTES, "down": True},
-    }
+    job = re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{name}-{short}".lower())
     content = {
-        "name": re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{name}-{short}".lower()),
-        "resources": resources | ({"infra": provider.lower()} if provider else {}),
-        "file_mounts": {_MOUNTED: {"source" if is_url else "name": bucket, "mode": "MOUNT_CACHED"}},
+        **machine(job, gpu, 1, bucket, spot, provider),
         **_code(),
         "run": "\n".join(["set -e", "vramprobe doctor --device cuda", shlex.join(run), ""]),
     }
     return yaml.safe_dump(content, sort_keys=False)
+
+
+def machine(name: str, gpu: str, num_gpus: int, bucket: str, spot: bool, provider: str | None) -> dict[str, Any]:
+    """The part of a task that says what is rented, and where its results go."""
+    resources = {
+        "accelerators": dict.fromkeys(skypilot_names(gpu), num_gpus),
+        "use_spot": spot,
+        "autostop": {"idle_minutes": _IDLE_MINUTES, "down": True},
+    }
+    return {
+        "name": name,
+        "resources": resources | ({"infra": provider.lower()} if provider else {}),
+        "file_mounts": {MOUNTED: {"source" if "://" in bucket else "name": bucket, "mode": "MOUNT_CACHED"}},
+    }
 
 
 def _code() -> dict[str, str]:
@@ -163,6 +202,14 @@ def _code() -> dict[str, str]:
     from vramprobe import __version__
 
     return {"setup": f"pip install 'vramprobe[measure]=={__version__}'\n"}
+
+
+def code_elsewhere() -> tuple[dict[str, str], str]:
+    """The same beside the user's own folder, which is sent: (file mounts, the setup's lines)."""
+    root = _PACKAGE.parent
+    if (root / "pyproject.toml").exists():
+        return {"~/.vramprobe/code": str(root)}, "pip install ~/.vramprobe/code\n"
+    return {}, _code()["setup"].replace("[measure]", "")
 
 
 def sent(sweep: str | Path) -> str:
@@ -178,10 +225,15 @@ def sent(sweep: str | Path) -> str:
     return str(path.relative_to(root))
 
 
-def write(found: Sequence[Task], folder: Path) -> list[Path]:
-    """Write each task's file."""
+def write(found: Sequence[Launched], folder: Path, bucket: str) -> list[Path]:
+    """Write each task's file, and what was planned."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{task.name}.yaml" for task in found]
-    for file, task in zip(files, found, strict=True):
-        file.write_text(task.text)
-    return files
+    file = folder / PLANNED
+    before = json.loads(file.read_text()) if file.exists() else {"bucket": bucket, "tasks": []}
+    if before["bucket"] != bucket:
+        raise SpecError(f"{folder} has a launch into {before['bucket']}; name another folder with --out")
+    planned = {one["name"]: one for one in (*before["tasks"], *(task.as_planned() for task in found))}
+    for task in found:
+        (folder / f"{task.name}.yaml").write_text(task.text)
+    file.write_text(json.dumps({"bucket": bucket, "tasks": list(planned.values())}, indent=1) + "\n")
+    return [folder / f"{task.name}.yaml" for task in found]

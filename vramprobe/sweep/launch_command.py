@@ -1,0 +1,155 @@
+"""Launch of a training command: its first steps are measured on the rented GPU and held to their prediction.
+
+In: a command, the profile that an emulated run of it left, limits. Out: the task for SkyPilot: set up, doctor as a
+gate, profile the first steps, and go on or stop. Rents nothing by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vramprobe import catalog
+from vramprobe.errors import SpecError
+from vramprobe.records.profile import ProfileRecord, last_profile
+from vramprobe.sweep.card import Rate, card_named, hourly_rate
+from vramprobe.sweep.launch import MOUNTED, code_elsewhere, machine, require_bucket, write
+
+#: Where the machine finds the prediction.
+_PREDICTED = "~/.vramprobe/predicted.jsonl"
+#: More than the predicted interval's width on published runs, less than what is worth paying for.
+MAX_GROWTH, MAX_SLOWDOWN, STEPS = "5%", 1.5, 10
+
+
+@dataclass(frozen=True)
+class CommandTask:
+    """A command's task for SkyPilot, and what is predicted of it: bytes of the fullest GPU, seconds and dollars."""
+
+    gpu: str
+    name: str
+    text: str
+    num_gpus: int
+    predicted_bytes: int
+    predicted_step_seconds: float | None
+    rate: Rate | None
+    steps: int = STEPS
+
+    @property
+    def usd_per_1000_steps(self) -> float | None:
+        """At the predicted step time; None where that or the price is not known."""
+        if self.rate is None or self.predicted_step_seconds is None:
+            return None
+        return self.rate.dollars(1000 * self.predicted_step_seconds) * self.num_gpus
+
+    def as_planned(self) -> dict[str, Any]:
+        """What status and collect read again; how long the command runs is its own affair."""
+        return {
+            "name": self.name,
+            "gpu": self.gpu,
+            "num_gpus": self.num_gpus,
+            "planned_seconds": None,
+            "planned_dollars": None,
+            "usd_per_hour": self.rate and self.rate.usd_per_hour * self.num_gpus,
+        }
+
+
+def launch_command(
+    command: Sequence[str],
+    gpu: str,
+    *,
+    predicted: str | Path,
+    bucket: str,
+    out: str | Path,
+    steps: int = STEPS,
+    max_growth: str = MAX_GROWTH,
+    max_slowdown: float = MAX_SLOWDOWN,
+    spot: bool = False,
+    provider: str | None = None,
+    usd_per_hour: float | None = None,
+    folder: str | Path = ".",
+) -> tuple[CommandTask, Path]:
+    """Write the SkyPilot task of a command that is run in ``folder``: (task, its file); nothing is rented.
+
+    ``predicted``: a journal whose last profile is an emulated run of the command on this GPU. Raises SpecError for
+    another GPU's, StoreError where there is none.
+    """
+    require_bucket(bucket)
+    record, short = last_profile(Path(predicted)), catalog.find_gpu(gpu).short_name
+    _require_of(record, predicted, short)
+    num_gpus = max(len(record.ranks), 1)
+    name = re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{Path(_script(command)).stem}-{short}".lower()).strip("-")
+    step_seconds = record.step_time and record.step_time.seconds
+    limits = ["--max-growth", max_growth]
+    limits += [] if step_seconds is None else ["--max-slowdown", f"{max_slowdown:g}"]
+    task = CommandTask(
+        gpu=gpu,
+        name=name,
+        text=_text(command, name, short, num_gpus, str(predicted), bucket, steps, limits, spot, provider, Path(folder)),
+        num_gpus=num_gpus,
+        predicted_bytes=record.highest_rank.peak.allocated_bytes,
+        predicted_step_seconds=step_seconds,
+        rate=hourly_rate(card_named(gpu), usd_per_hour),
+        steps=steps,
+    )
+    (file,) = write([task], Path(out), bucket)
+    return task, file
+
+
+def _require_of(record: ProfileRecord, predicted: str | Path, short: str) -> None:
+    how = f"vramprobe profile --emulate {short} --empty-weights --save FILE -- COMMAND"
+    if record.outcome.kind != "ok" or record.highest_rank is None:
+        raise SpecError(f"the last profile of {predicted} ended as {record.outcome.kind}; make another: {how}")
+    seen = catalog.gpu_seen(record.environment.device_name or "")
+    if seen is None or seen.short_name != short:
+        said = record.environment.device_said
+        raise SpecError(f"the last profile of {predicted} is of {said}, and {short} is to be rented; make one: {how}")
+
+
+def _script(command: Sequence[str]) -> str:
+    """The word that names the command: its first .py file, else its program."""
+    return next((word for word in command if word.endswith(".py")), command[0])
+
+
+def _text(
+    command: Sequence[str],
+    name: str,
+    short: str,
+    num_gpus: int,
+    predicted: str,
+    bucket: str,
+    steps: int,
+    limits: list[str],
+    spot: bool,
+    provider: str | None,
+    folder: Path,
+) -> str:
+    out = f"{MOUNTED}/{short.lower()}/{name}"
+    words = ["vramprobe", "profile", "--trace", "none", "--steps", str(steps), *limits]
+    gate = f"{shlex.join(words)} --baseline {_PREDICTED} --save {out}/measured.jsonl -- {shlex.join(command)}"
+    run = [
+        "set -e",
+        "vramprobe doctor --device cuda",
+        f"mkdir -p {out}",
+        f"if [ ! -f {out}/as-predicted ]; then",
+        f"  {gate}",
+        f"  touch {out}/as-predicted",
+        "fi",
+        shlex.join(command),
+        "",
+    ]
+    mounted, install = code_elsewhere()
+    has_list = (folder / "requirements.txt").exists()
+    content = machine(name, short, num_gpus, bucket, spot, provider)
+    content["file_mounts"] |= {_PREDICTED: str(Path(predicted).resolve())} | mounted
+    content |= {
+        "workdir": str(folder.resolve()),
+        "setup": "pip install -r requirements.txt\n" * has_list + install,
+        "run": "\n".join(run),
+    }
+    return yaml.safe_dump(content, sort_keys=False)

@@ -41,6 +41,8 @@ TORCH_SIDE = (
     "vramprobe.simulate.run",
     "vramprobe.simulate.kernels.scratch",
     "vramprobe.simulate.fake.shapes",
+    "vramprobe.simulate.fake.values",
+    "vramprobe.simulate.fake.vision",
 )
 
 

@@ -344,6 +344,9 @@ def test_ids_are_readable() -> None:
 OTHER_VALUES: dict[str, Any] = {
     "architecture": TINY_LLAMA | {"hidden_size": 128},
     "num_layers": 1,
+    "images": 1,
+    "image_size": "640x480",
+    "freeze_vision": True,
     "weights": "pretrained",
     "trust_remote_code": True,
     "method": "qlora",

@@ -108,7 +108,23 @@ OPTIONS: dict[str, Option] = {
     ),
     "method": Option(str, _words(Method), "full, lora or qlora"),
     "batch_size": Option(int, "Sequences per micro-batch.", "sequences per micro-batch"),
-    "seq_len": Option(int, "Tokens per sequence.", "tokens per sequence"),
+    "seq_len": Option(int, "Tokens per sequence, without those of --images.", "tokens per sequence, images apart"),
+    "images": Option(
+        int,
+        "Images per sequence of a vision-language model; their tokens come on top of --seq-len (default 0).",
+        "images per sequence",
+    ),
+    "image_size": Option(
+        str,
+        "WIDTHxHEIGHT in pixels of each image of --images (default 640x480).",
+        "width and height of each image in pixels; NA without images",
+    ),
+    "freeze_vision": Option(
+        bool,
+        "Train nothing, and put no adapter, in the vision tower and its projector.",
+        "whether the vision tower and its projector were left as they are",
+        is_recipe=True,
+    ),
     "recipe": Option(str, f"Sets dtype and autocast together: {' | '.join(RECIPES)}.", None),
     "dtype": Option(
         str, f"Dtype of the weights as loaded: {_words(Dtype)} (default bf16).", "dtype of the weights as loaded"

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from vramprobe import catalog
+from vramprobe.architecture.images import DEFAULT_IMAGE_SIZE, Image, image_of, parse_image_size
 from vramprobe.choices import (
     RECIPES,
     Attention,
@@ -37,6 +38,7 @@ from vramprobe.choices import (
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
+from vramprobe.rules.images import reasons_against_images
 from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, reasons_not_run, rules_of
 from vramprobe.trainers import TRAINERS
 from vramprobe.units import parse_bytes, short_bytes
@@ -82,6 +84,10 @@ class CellSpec(BaseModel):
     loss: Loss = "nll"  # of the model's own forward, or TRL's from tiles of the logits
     trainer: Trainer = "sft"  # whose loss is computed, with what it holds beside the model
 
+    images: int = 0  # per sequence; their tokens come on top of seq_len
+    image_size: str | None = None  # of each image, before the processor resizes it: "640x480"
+    freeze_vision: bool = False  # neither trained parameters nor adapters in the vision tower and what projects it
+
     num_gpus: int = 1  # a rank each, with the cell's batch; under device-map, cards of one process
     sharding: Sharding | None = None  # of the ranks, or of the layers; null for one GPU
     shard_size: int | None = None  # ranks that have one model among them, where several groups do; null for one group
@@ -103,6 +109,24 @@ class CellSpec(BaseModel):
         if value < 1:
             raise ValueError("must be at least 1")
         return value
+
+    @field_validator("images")
+    @classmethod
+    def _no_fewer_than_none(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError("must be 0 or more")
+        return value
+
+    @field_validator("image_size")
+    @classmethod
+    def _image_text(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            width, height = parse_image_size(value)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        return f"{width}x{height}"
 
     @field_validator("steps")
     @classmethod
@@ -152,7 +176,7 @@ class CellSpec(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if reasons := reasons_against(self) + reasons_not_run(self):
+        if reasons := reasons_against(self) + reasons_not_run(self) + reasons_against_images(self):
             raise ValueError("; ".join(reasons))
         return self
 
@@ -162,9 +186,19 @@ class CellSpec(BaseModel):
         return self.architecture["model_type"]
 
     @property
+    def image(self) -> Image | None:
+        """What the processor makes of each image; None without images."""
+        return image_of(self.architecture, *parse_image_size(self.image_size)) if self.images else None
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of one sequence: those of its text and of its images."""
+        return self.seq_len + (self.images * self.image.num_tokens if self.images else 0)
+
+    @property
     def num_tokens(self) -> int:
-        """Tokens of one micro-batch: rows × length."""
-        return self.num_rows * self.seq_len
+        """Tokens of one micro-batch: rows × length, those of images included."""
+        return self.num_rows * self.row_tokens
 
     @property
     def num_rows(self) -> int:
@@ -244,6 +278,8 @@ class CellSpec(BaseModel):
         parts += [f"ga{self.grad_accum}"] if self.grad_accum > 1 else []
         parts += ["ckpt"] if self.gradient_checkpointing else []
         parts += [self.attn] if self.attn != "sdpa" else []
+        parts += [f"{self.images}x{self.image_size}"] if self.images else []
+        parts += ["frozen-vision"] if self.freeze_vision else []
         parts += ["padded"] if self.padding else []
         parts += ["compiled"] if self.torch_compile else []
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
@@ -321,6 +357,8 @@ def resolve(
     words = with_defaults(words, architecture["model_type"])
     if rest.get("sharding") in HYBRID and rest.get("shard_size") is None:
         rest = rest | {"shard_size": SHARD_SIZE}
+    if rest.get("images") and rest.get("image_size") is None:
+        rest = rest | {"image_size": DEFAULT_IMAGE_SIZE}
     made = {"model": entry.name, "architecture": architecture, "num_layers": num_layers}
     return checked(CellSpec, made | words | rest)
 

@@ -20,12 +20,14 @@ from vramprobe.architecture.parts import (
     Linear,
     Parameter,
     Role,
+    Tower,
     UnsupportedArchitecture,
     Wrapped,
 )
 from vramprobe.architecture.relatives import RELATIVES
 from vramprobe.architecture.releases import habits
 from vramprobe.architecture.variants import VARIANTS, variant
+from vramprobe.architecture.vision import VISION_LANGUAGE, vision_language
 
 __all__ = [
     "LLAMA_LIKE",
@@ -38,6 +40,7 @@ __all__ = [
     "Linear",
     "Parameter",
     "Role",
+    "Tower",
     "UnsupportedArchitecture",
     "Wrapped",
     "architecture",
@@ -50,6 +53,7 @@ _INVENTORIES = {
     **OLDER,
     **RELATIVES,
     **MIXTURES,
+    **dict.fromkeys(VISION_LANGUAGE, vision_language),
 }
 SUPPORTED_MODEL_TYPES = tuple(_INVENTORIES)
 

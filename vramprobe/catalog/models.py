@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from vramprobe.catalog.profiled import find_profiled
+from vramprobe.catalog.profiled import ProfiledModel, find_profiled
 from vramprobe.catalog.shipped import csv_rows, data_file
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
@@ -32,7 +32,7 @@ class ModelEntry:
     name: str  # slug, absolute path or hub id; find_model(entry.name) finds it again
     hf_id: str | None  # null for a local path
     config: dict[str, Any]
-    n_params: int | None  # verified; null outside the catalog
+    n_params: int | None  # verified; null outside the catalog's PARAMETERS.csv
     n_embedding_params: int | None
     origin: Literal["catalog", "path", "hub"]
     dtype: str | None = None  # of the checkpoint's weights on the hub, in torch's word; null where no source tells it
@@ -66,7 +66,7 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
     if path.exists():
         return _path_entry(path, trust_remote_code)
     if (profiled := find_profiled(name)) is not None:
-        raise SpecError(profiled.why_not_predicted(name))
+        return _profiled_entry(profiled, name)
     if name.endswith(".json") or name.startswith((".", "~", os.sep)):
         raise UnknownName("model", name, [], f"No file or folder is there. {_INSTEAD}.")
     if _HUB_ID.fullmatch(name):
@@ -107,6 +107,20 @@ def _catalog_entry(slug: str) -> ModelEntry:
         n_embedding_params=int(row["n_embedding_params"]),
         origin="catalog",
         dtype=row["dtype"] or None,
+    )
+
+
+def _profiled_entry(model: ProfiledModel, given: str) -> ModelEntry:
+    if not model.is_simulated:
+        raise SpecError(model.why_not_predicted(given))
+    return ModelEntry(
+        name=model.name,
+        hf_id=model.hf_id,
+        config=json.loads(model.config.read_text(encoding="utf-8")),
+        n_params=None,
+        n_embedding_params=None,
+        origin="catalog",
+        dtype=model.dtype,
     )
 
 

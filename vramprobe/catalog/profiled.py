@@ -1,11 +1,12 @@
-"""The models that ``vramprobe profile --empty-weights`` knows and arithmetic does not: encoders, embedding and
-vision-language models.
+"""The models that ``vramprobe profile --empty-weights`` knows and the catalog does not: encoders, embedding and
+vision-language models. Those whose images are counted are simulated as well.
 
 In: a name as users write it. Out: a frozen ProfiledModel with its config.json's place, or None. Touches no network.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,13 @@ class ProfiledModel:
     pooling: str | None  # of an embedding model: mean or lasttoken
     config: Path
     source: str
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it can be a cell's model: its images are counted."""
+        from vramprobe.architecture.images import knows_images  # not for --help
+
+        return knows_images(json.loads(self.config.read_text(encoding="utf-8")))
 
     def why_not_predicted(self, given: str) -> str:
         """One line for verbs that predict and simulate."""

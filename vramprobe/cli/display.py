@@ -282,7 +282,12 @@ def print_models(entries: Sequence[catalog.ModelEntry], profiled: Sequence[Profi
     _print_tables(
         [
             Table(title="Models", columns=columns, rows=entries),
-            Table(title="Only in profile --emulate GPU --empty-weights", columns=others, rows=profiled),
+            Table(title="With images (--images)", columns=others, rows=[one for one in profiled if one.is_simulated]),
+            Table(
+                title="Only in profile --emulate GPU --empty-weights",
+                columns=others,
+                rows=[one for one in profiled if not one.is_simulated],
+            ),
         ]
     )
 

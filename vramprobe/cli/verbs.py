@@ -91,7 +91,10 @@ def models(json_output: Json = False) -> None:
             {"slug": entry.name, "hf_id": entry.hf_id, "model_type": entry.model_type, "num_params": entry.n_params}
             for entry in entries
         ]
-        others = [{"slug": one.name, "hf_id": one.hf_id, "kind": one.kind, "profile_only": True} for one in profiled]
+        others = [
+            {"slug": one.name, "hf_id": one.hf_id, "kind": one.kind, "profile_only": not one.is_simulated}
+            for one in profiled
+        ]
         print_json([*known, *others])
     else:
         display.print_models(entries, profiled)

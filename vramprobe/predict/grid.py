@@ -92,6 +92,8 @@ def predict_grid(
     import numpy as np
 
     batch, length = np.broadcast_arrays(_counts("batch_sizes", batch_sizes), _counts("seq_lens", seq_lens))
+    image_tokens = spec.row_tokens - spec.seq_len
+    length = length + image_tokens
     shape, batch, length = batch.shape, batch.ravel(), length.ravel()
     # One row or one token takes another course than several (terms/tape/sizes.py).
     groups = [np.flatnonzero(((batch == 1) == b) & ((length == 1) == s)) for b in (True, False) for s in (True, False)]
@@ -99,12 +101,13 @@ def predict_grid(
     for where in groups:
         while where.size:
             longest = length[where].argmax()
-            sizes = {"batch_size": int(batch[where[longest]]), "seq_len": int(length[where[longest]])}
+            sizes = {"batch_size": int(batch[where[longest]]), "seq_len": int(length[where[longest]]) - image_tokens}
             course = course_of(spec.model_copy(update=sizes), chip_like(gpu))
             alike = _branches_like(longest, spec, course.arch, batch[where], length[where])
             these, where = where[alike], where[~alike]
             parts.append((these, _predict_course(spec, course, batch[these], length[these], model, gpu)))
-    return _joined(parts, batch.size, shape)
+    found = _joined(parts, batch.size, shape)
+    return found if not image_tokens else replace(found, seq_len=found.seq_len - image_tokens)
 
 
 def predict_cells(

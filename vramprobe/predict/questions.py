@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vramprobe import catalog, spec
+from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding
 from vramprobe.errors import OutOfRange, SpecError
 from vramprobe.rules.sharding import HYBRID
@@ -62,6 +63,8 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
             raise SpecError(f"{name}: {value!r} given; allowed: {', '.join(allowed)}")
         if name in _BESIDE and "sharding" not in ranks:
             raise SpecError(f"{name} {value} is for several GPUs; give {_BESIDE[name]}")
+    if ranks and has_images(one.architecture):
+        raise SpecError(f"{one.model} has a vision tower, which is predicted on one GPU; leave {', '.join(ranks)} out")
     if ("sharding" in ranks) != ("num_gpus" in ranks):
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
     return one.model_copy(update=ranks)

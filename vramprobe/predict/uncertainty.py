@@ -63,7 +63,7 @@ def outside(spec: CellSpec, model: MemoryModel | None) -> Outside:
     numbers = {
         "num_params": architecture(spec.architecture).num_params,
         "num_tokens": spec.num_tokens,
-        "seq_len": spec.seq_len,
+        "seq_len": spec.row_tokens,
         "batch_size": spec.batch_size,
     }
     for name, value in numbers.items():

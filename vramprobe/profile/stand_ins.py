@@ -6,20 +6,17 @@ id and slug, and which columns well-known datasets have. Runs nothing.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
+from vramprobe.architecture.images import DEFAULT_IMAGE_SIZE, parse_image_size
 from vramprobe.catalog.models import list_models
 from vramprobe.catalog.profiled import list_profiled
 from vramprobe.catalog.shipped import csv_rows, data_file, split
-from vramprobe.errors import SpecError
 
 #: (name in the process, folder, module), as emulate/values/hook.py takes hooks.
 HOOK = ("vramprobe_empty", str(Path(__file__).with_name("empty")), "start")
 DEFAULT_SEQ_LEN = 2048
-DEFAULT_IMAGE_SIZE = "640x480"  # the usual size in COCO, which most of the public instruction sets with images use
-MAX_IMAGE_SIDE = 16384
 
 
 def stand_ins(seq_len: int | None = None, image_size: str | None = None) -> dict[str, Any]:
@@ -47,15 +44,3 @@ def stand_ins(seq_len: int | None = None, image_size: str | None = None) -> dict
         "models": models,
         "datasets": datasets,
     }
-
-
-def parse_image_size(text: str) -> tuple[int, int]:
-    """``WIDTHxHEIGHT`` in pixels. Raises SpecError."""
-    found = re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", text.strip(), re.I)
-    width, height = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= min(width, height) <= max(width, height) <= MAX_IMAGE_SIDE:
-        raise SpecError(
-            f"--image-size {text}: give WIDTHxHEIGHT in pixels, 1 to {MAX_IMAGE_SIDE} each, "
-            f"such as {DEFAULT_IMAGE_SIZE}"
-        )
-    return width, height

@@ -85,7 +85,7 @@ RECORDS = {
     **{name: _of_option(OPTIONS[name]) for name in CellSpec.model_fields if name in OPTIONS},
     "model_label": _MODEL_LABEL,
     "model_type": _text("model family, by transformers"),
-    "num_tokens": _integer("batch_size × seq_len"),
+    "num_tokens": _integer("batch_size × tokens per sequence, those of images included"),
     "num_params": _integer("parameters of the live base model; tied ones once, a 4-bit weight as its elements"),
     "num_trainable_params": _integer("trainable parameters of the live model"),
     "num_quantised_params": _integer("quantized parameters of the live model"),

@@ -48,6 +48,8 @@ from vramprobe.simulate.fake import fused_loss
 from vramprobe.simulate.fake.adapters import peft_on_a_card
 from vramprobe.simulate.fake.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.fake.recorder import Recorder
+from vramprobe.simulate.fake.vision import KERNELS as VISION_KERNELS
+from vramprobe.simulate.fake.vision import images_on_fake_tensors
 from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
 from vramprobe.simulate.kernels import cuda
@@ -273,12 +275,13 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
     own_kernels = KERNELS | (kernels(chip) if spec.needs_bitsandbytes else {})
     own_kernels |= fused_loss.KERNELS if spec.fused_linear_cross_entropy else {}
     if chip is None:
-        recorder, rng_state = Recorder(cpu_scratch, own_kernels), _rng_state
+        recorder, rng_state = Recorder(cpu_scratch, own_kernels, knows_values=spec.images > 0), _rng_state
     else:
         on_host = frozenset({torch.ops.aten.lift_fresh.default})  # torch.tensor(number), such as an optimizer's step
-        own_kernels = cuda.KERNELS | own_kernels
+        own_kernels = cuda.KERNELS | own_kernels | (VISION_KERNELS if spec.images else {})
         workspace = cublas_workspace_bytes(chip.capability[0])
-        recorder = Recorder(partial(cuda_scratch, chip=chip), own_kernels, workspace, on_host, MADE)
+        scratch = partial(cuda_scratch, chip=chip)
+        recorder = Recorder(scratch, own_kernels, workspace, on_host, MADE, knows_values=spec.images > 0)
         state = _rng_state()  # a real tensor: both generators keep their state in the host's memory
         rng_state = lambda: state  # noqa: E731
     set_autocast_enabled, rand = torch.set_autocast_enabled, torch.rand
@@ -305,6 +308,7 @@ def session(spec: CellSpec, chip: Chip | None) -> Iterator[Recorder]:
         on_cuda(chip) if chip is not None else nullcontext(),
         peft_on_a_card(recorder) if chip is not None and spec.method != "full" else nullcontext(),
         fused_loss.liger_on_fake_tensors(chip) if spec.fused_linear_cross_entropy else nullcontext(),
+        images_on_fake_tensors(recorder, spec.model_type) if spec.images else nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
     ):

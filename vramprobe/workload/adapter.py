@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
+from vramprobe.workload.images import freeze_vision, vision_pattern
 from vramprobe.workload.model import TORCH_DTYPES
 
 #: Non-reentrant, as transformers and torch advise: needs no input gradients on frozen embeddings.
@@ -29,7 +30,10 @@ def prepare_model(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
     if spec.gradient_checkpointing:
         _enable_checkpointing(model)
     if spec.method == "full":
-        return model.requires_grad_(True)
+        model.requires_grad_(True)
+        if spec.freeze_vision:
+            freeze_vision(model)
+        return model
     adapted = _add_adapters(spec, model)
     if spec.kbit_prep == "trl":
         _cast_like_trl(adapted)
@@ -53,6 +57,7 @@ def _add_adapters(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
         lora_alpha=spec.lora_alpha,
         lora_dropout=spec.lora_dropout,
         target_modules="all-linear" if names is None else names,
+        exclude_modules=vision_pattern() if spec.freeze_vision else None,
         use_dora=spec.dora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # gpt2's transposed linear
         task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",

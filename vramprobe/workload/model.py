@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 from vramprobe import catalog
@@ -59,7 +66,10 @@ def config_from_dict(architecture: dict[str, Any]) -> Any:
 
 
 def model_class(config: Any) -> type:
-    """The auto class with a language-modelling loss: sequence-to-sequence for encoder-decoders, causal otherwise."""
+    """The auto class with a language-modelling loss: with the vision tower where there is one, sequence-to-sequence for
+    encoder-decoders, causal otherwise."""
+    if getattr(config, "vision_config", None) is not None:
+        return AutoModelForImageTextToText
     return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
 
 

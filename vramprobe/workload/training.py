@@ -18,6 +18,7 @@ from vramprobe.records.record import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.trainers import TRAINERS
 from vramprobe.workload.fused_loss import fuse_loss
+from vramprobe.workload.images import add_images, is_vision, text_tokens
 from vramprobe.workload.loss import fuse_head, options_of
 from vramprobe.workload.model import TORCH_DTYPES
 from vramprobe.workload.stepper import Stepper
@@ -60,7 +61,7 @@ class Workload:
     spec: CellSpec
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    batch: dict[str, torch.Tensor]  # input_ids and what goes with them, all (rows, seq_len) int64
+    batch: dict[str, torch.Tensor]  # input_ids and what goes with them, (rows, row_tokens) int64, and those of images
     stepper: Stepper
     trainer: Trainer | None = None  # what computes the loss; null: the model itself
 
@@ -117,12 +118,16 @@ class StackFacts:
 
 @contextmanager
 def watch_stack(model: nn.Module) -> Iterator[StackFacts]:
-    """While open, notes the facts of the first forward through the longest stack of layers.
+    """While open, notes the facts of the first forward through the longest stack of layers, a vision tower's apart.
 
     Not of a compiled one: a hook within it would be compiled too, and break the graph that is measured.
     """
     facts = StackFacts()
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    stacks = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) and not is_vision(name)
+    ]
     if not stacks or getattr(model, "_compiled_call_impl", None) is not None:
         yield facts
         return
@@ -169,16 +174,18 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
-    """Random tokens, and labels or what a trainer's collator puts in their place. A mask of the model's own loss only
+    """Random tokens, images beside them, and labels or what a trainer's collator puts in their place. A mask of the model's own loss only
     with padding, for it changes the kernel; a trainer's masks leave nothing out.
     """
-    shape = (spec.num_rows, spec.seq_len)
-    vocab_size = model.config.get_text_config().vocab_size
+    shape = (spec.num_rows, spec.row_tokens)
+    vocab_size = text_tokens(spec, model.config.get_text_config().vocab_size)
     input_ids = torch.randint(vocab_size, shape, device=spec.device)
     if spec.trainer != "sft":
         masks = {name: torch.ones_like(input_ids) for name in TRAINERS[spec.trainer].inputs[1:]}
         return {"input_ids": input_ids} | masks
     batch = {"input_ids": input_ids, "labels": input_ids.clone()}
+    if spec.images:
+        add_images(spec, model.config, batch)
     if spec.padding:  # as a collator pads: on the right, and no loss there
         num_padded = -(-spec.seq_len // _PADDED_PART)
         batch["attention_mask"] = torch.ones_like(input_ids)

@@ -44,6 +44,7 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture.variants": None,
     "architecture.releases": None,
     "architecture.mixtures": None,
+    "architecture.vision": None,
     "architecture": None,
     "optimizers": {"Optimizer", "_ROWS", "OPTIMIZERS"},
     "trainers": None,
@@ -143,7 +144,7 @@ _MODULES: dict[str, set[str] | None] = {
 #: Members of classes that the page does not ask for.
 _UNWANTED = {
     "spec": frozenset(
-        {"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params", "is_divided", "is_spread"}
+        {"fingerprint", "limit_vram_bytes", "needs_bitsandbytes", "num_params", "is_divided", "is_spread", "image"}
     ),
     "recommend.prices": frozenset({"is_old"}),
 }

@@ -10,13 +10,16 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vramprobe.measure.trace import Event
+from vramprobe.simulate.fake import values
 from vramprobe.simulate.fake.shapes import ShapeCache
 from vramprobe.simulate.kernels import cuda
 
@@ -31,7 +34,8 @@ Kernels = dict[str, Callable[..., Any]]
 _ADD = torch.ops.aten.add.Tensor
 #: What backward does in place, but never under a dispatch mode: adding gradients that meet, and writing into zeros that
 #: it has just made (FunctionsManual.cpp, ``index_backward`` and ``value_selecting_reduction_backward``).
-_MENDED = frozenset({_ADD, torch.ops.aten.index_put.default, torch.ops.aten.scatter.src})
+_INDEX_PUT = torch.ops.aten.index_put.default
+_MENDED = frozenset({_ADD, _INDEX_PUT, torch.ops.aten.scatter.src})
 _DEVICE = torch.ops.prim.device.default
 #: Copies indices to the device of what they point into; a list of numbers was made in the host's memory.
 _INDEX = torch.ops.aten.index.Tensor
@@ -71,6 +75,8 @@ class Recorder(TorchDispatchMode):
         blas_workspace_bytes: int = 0,
         on_host: frozenset[Any] = frozenset(),
         made: Mapping[Any, Made] = MappingProxyType({}),
+        *,
+        knows_values: bool = False,
     ) -> None:
         super().__init__()
         self.events: list[Event] = []
@@ -78,6 +84,8 @@ class Recorder(TorchDispatchMode):
         self._scratch = scratch
         self._kernels = kernels
         self._made = made
+        self._knows_values = knows_values
+        self._call = partial(values.call, _SHAPES.call) if knows_values else _SHAPES.call
         self._on_host = on_host  # operators whose results are not in the device's memory
         self.workspaces: dict[str, int] = {}  # thread → the address of its BLAS workspace, which stays
         self.thread = "main"  # a device's backward runs on a thread of its own: whoever starts one says so here
@@ -95,19 +103,18 @@ class Recorder(TorchDispatchMode):
         if func is _DEVICE:  # most calls by number; the mode below would take its long way
             return args[0].fake_device
         if func is _VALUE:
-            return _ANSWERS.get(args[0].dtype, 1)
+            known = values.number_of(args[0])
+            return _ANSWERS.get(args[0].dtype, 1) if known is None else known
         kernel = self._kernels.get(func._name)
         if kernel is not None:
             with self, _autocast_again() if self.autocast else nullcontext():
                 return kernel(*args, **(kwargs or {}))
-        if func is _INDEX:
-            for index in args[1]:
-                if index is not None:
-                    self.move_to_device(index)
+        copied = self._copies_of(args[1]) if func is _INDEX else []
         in_place = func in _MENDED and _is_in_place(func, args, sys._getframe(1))
-        result = _SHAPES.call(func, args, kwargs or {})
-        if func in self._on_host:
-            self.hide(result)
+        result = self._call(func, args, kwargs or {})
+        if func in self._on_host or (self._knows_values and self._is_of_host(args)):
+            for made in tree_leaves(result):
+                self.hide(made)
         elif in_place:
             self._hand_over(args[0].untyped_storage(), result.untyped_storage())
         elif isinstance(result, torch.Tensor):
@@ -120,7 +127,23 @@ class Recorder(TorchDispatchMode):
         if func in _BLAS and self.blas_workspace_bytes and self.thread not in self.workspaces:
             self.workspaces[self.thread] = self._allocate(self.blas_workspace_bytes)
         self._take(self._scratch(func, args, result))
+        for ptr, size_bytes in copied:
+            self._note(ptr, -size_bytes)
         return result
+
+    def _copies_of(self, indices: list[torch.Tensor | None]) -> list[tuple[int, int]]:
+        """Copies on the device of indices that are in the host's memory: (address, bytes)."""
+        hidden = [index for index in indices if index is not None and self._is_hidden(index)]
+        sizes = [index.numel() * index.dtype.itemsize for index in hidden]
+        return [(self._allocate(size_bytes), size_bytes) for size_bytes in sizes]
+
+    def _is_of_host(self, args: tuple[Any, ...]) -> bool:
+        """Whether all tensors among the arguments, of which there are some, are in the host's memory."""
+        tensors = [value for value in tree_leaves(args) if isinstance(value, torch.Tensor)]
+        return bool(tensors) and all(map(self._is_hidden, tensors))
+
+    def _is_hidden(self, tensor: torch.Tensor) -> bool:
+        return self._blocks.get(tensor.untyped_storage()._cdata) == (0, 0)
 
     def _take(self, scratch: list[int]) -> None:
         """Allocate these sizes, give back the newest of a size that comes with a minus, and in the end the rest."""
@@ -160,7 +183,7 @@ class Recorder(TorchDispatchMode):
     def move_to_device(self, tensor: torch.Tensor) -> None:
         """Copy a tensor that was made in the host's memory, where an operator has not done so by now."""
         storage = tensor.untyped_storage()
-        if self._blocks.get(storage._cdata) == (0, 0):
+        if self._is_hidden(tensor):
             del self._blocks[storage._cdata]
             self._see(tensor)
 
@@ -226,4 +249,6 @@ def _is_in_place(func: Any, args: tuple[Any, ...], caller: FrameType) -> bool:
     if caller.f_code is cuda.math_attention.__code__:
         return func is _ADD  # the mask, to the scores
     by_engine = caller.f_code.co_name == _ENGINE_FRAME and not torch.is_grad_enabled()  # its own C++ code
+    if func is _INDEX_PUT and args[3:] != (True,):  # the gradient of what was written over, less what was written
+        return False
     return by_engine and (func is not _ADD or _adds_in_place(args))

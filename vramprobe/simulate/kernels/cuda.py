@@ -281,7 +281,8 @@ def native_layer_norm(
     """``layer_norm_cuda`` (cuda/layer_norm_kernel.cu): mean and deviation are of the accumulation's dtype, fp32."""
     kept = input.dim() - len(normalized_shape)
     shape = [*input.shape[:kept], *[1] * len(normalized_shape)]
-    out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    whole = input.contiguous()  # a copy of patches as a convolution leaves them, which goes with this call
+    out = torch.empty_like(whole)
     statistics = [torch.empty(shape, dtype=torch.float32 if is_16_bit(input) else input.dtype) for _ in range(2)]
     return (out, *statistics)
 

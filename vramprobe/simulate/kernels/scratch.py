@@ -93,6 +93,11 @@ def _softmax_backward(args: tuple[Any, ...], chip: Chip) -> list[int]:
     return [args[0].numel() * args[0].dtype.itemsize]
 
 
+def _layer_norm_backward(args: tuple[Any, ...], chip: Chip) -> list[int]:
+    """cuda/layer_norm_kernel.cu, ``layer_norm_backward_cuda``: contiguous copies of the gradient and the input."""
+    return [one.numel() * one.dtype.itemsize for one in args[:2] if not one.is_contiguous()]
+
+
 def _as_int64(args: tuple[Any, ...], chip: Chip) -> list[int]:
     """A running count of booleans is one of their copy (ReduceOps.cpp, ``cumsum_out``)."""
     return [] if args[0].dtype.is_floating_point or args[0].dtype == torch.int64 else [8 * args[0].numel()]
@@ -119,6 +124,7 @@ _SCRATCH: dict[Any, Callable[[tuple[Any, ...], Chip], list[int]]] = {
     _aten._scaled_dot_product_flash_attention.default: _flash_forward,
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten.cumsum.default: _as_int64,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.pow.Scalar: lambda args, chip: [8],  # the base, as a tensor
 }
 

@@ -63,8 +63,14 @@ def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
         dtype = spec.dtype if full else _base_dtype(spec, p, own_linear=arch.own_linears)
         if arch.model_type == "gpt_oss" and spec.dtype == "fp16" and p.role == "norm":
             dtype = "fp32"  # transformers loads them so (_keep_in_fp32_modules)
-        base.append(Tensor(p.name, shape, dtype, full, quantised, p.role, p.per_layer, arch.num_copies(p)))
+        trained = full and not (spec.freeze_vision and _is_vision(p.name))
+        base.append(Tensor(p.name, shape, dtype, trained, quantised, p.role, p.per_layer, arch.num_copies(p)))
     return tuple(base if full else base + _adapters(spec, arch))
+
+
+def _is_vision(name: str) -> bool:
+    """Whether a parameter is a vision tower's or its projector's."""
+    return name.startswith("visual.")
 
 
 def part_of(tensor: Tensor) -> str:
@@ -138,7 +144,7 @@ def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
     copies = {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters}
     made = []
     for linear in arch.linears:
-        if linear.name in targets:
+        if linear.name in targets and not (spec.freeze_vision and _is_vision(linear.name)):
             shapes = {"lora_A": (rank, linear.num_in), "lora_B": (linear.num_out, rank)}
             if spec.dora:
                 shapes["lora_magnitude_vector"] = (linear.num_out,)
@@ -193,6 +199,8 @@ def buffer_parts(arch: Architecture, dtype: str) -> list[int]:
         table = arch.habits.rotary_positions * arch.rotary_size * ITEMSIZE_BYTES[dtype]
         return arch.num_layers * [table, table, arch.rotary_size // 2 * 4]
     frequencies = [4 * (arch.rotary_size // 2)] * (2 * arch.num_rotary_tables)
+    if arch.tower is not None:  # its own two, of a quarter of a head for each of two axes
+        frequencies = [arch.tower.width // arch.tower.num_heads] * 2 + frequencies
     return frequencies + ([ITEMSIZE_BYTES[dtype]] if arch.scales_embedding else [])
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vramprobe.architecture import Architecture, UnsupportedArchitecture
+from vramprobe.architecture import Architecture, Tower, UnsupportedArchitecture
 from vramprobe.errors import SpecError
+from vramprobe.kernels.attention import chosen
 from vramprobe.kernels.chip import A100, Chip
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import Tensor
@@ -31,6 +32,17 @@ TOKENS = 4096
 #: Whether the length is beyond a sliding window, a fused loss's chunk, and what an embedding's gradient sorts: all that
 #: batch and length decide but sizes.
 Branch = tuple[bool, int | None, Sorted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """The patches of a row's images."""
+
+    per_row: int
+    per_image: int
+    per_window: int  # of an image's largest window
+    row_bytes: int  # of what a row's images add to the batch: the patches, and each image's sides
+    token_bytes: int  # of what they add for each token: whether it is an image's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +68,7 @@ class Setup:
     chip: Chip = A100  # whose attention kernels run
     linears_save_inputs: bool = False  # also of frozen weights: ZeRO-3's own (deepspeed/runtime/zero/linear.py)
     adapter_input: str | None = None  # a dtype that an adapter's input is raised to before FSDP1 lowers it again
+    pixels: Pixels | None = None  # null without images
     scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property
@@ -104,9 +117,11 @@ def setup_of(
         )
     if spec.trainer != "sft":
         _require_followed(spec, arch)
+    if arch.tower is not None:
+        _require_fused(spec, arch.tower, chip)
     beyond_window, loss_chunk, sorted_ids = branch_of(spec, arch)
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
-    sizes = open_sizes(spec.batch_size, spec.seq_len, num_elements.bit_length() + _ROOM_BITS)
+    sizes = open_sizes(spec.batch_size, spec.row_tokens, num_elements.bit_length() + _ROOM_BITS)
     return Setup(
         arch=arch,
         tensors=tensors,
@@ -127,6 +142,7 @@ def setup_of(
         sorted_ids=sorted_ids,
         chip=chip,
         adapter_input=adapter_input,
+        pixels=pixels_of(spec, arch.tower),
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )
 
@@ -146,6 +162,38 @@ def _require_followed(spec: CellSpec, arch: Architecture) -> None:
             )
 
 
+def _require_fused(spec: CellSpec, tower: Tower, chip: Chip) -> None:
+    """Raise UnsupportedArchitecture where a tower runs other attention than sdpa's in 16 bits."""
+    dtype = spec.dtype if spec.autocast == "none" else spec.autocast
+    head = tower.width // tower.num_heads
+    if spec.device == "cpu" or spec.attn != "sdpa" or chosen(chip, head, head, dtype) not in ("flash", "cudnn"):
+        raise UnsupportedArchitecture(
+            "the formula engine has arithmetic for a vision tower under sdpa's fused attention in 16 bits on CUDA "
+            "alone; take --engine trace"
+        )
+
+
+def pixels_of(spec: CellSpec, tower: Tower | None) -> Pixels | None:
+    """The patches of a cell with a tower; null without images."""
+    if tower is None or not spec.images:
+        return None
+    rows, columns = spec.image.height // tower.patch, spec.image.width // tower.patch
+    window = min(rows, tower.window or rows) * min(columns, tower.window or columns)
+    per_row = spec.images * rows * columns
+    return Pixels(
+        per_row=per_row,
+        per_image=rows * columns,
+        per_window=window,
+        row_bytes=4 * per_row * tower.patch_numel + 3 * 8 * spec.images,
+        token_bytes=8,
+    )
+
+
+def image_batch_bytes(spec: CellSpec, pixels: Pixels) -> int:
+    """What images add to the batch."""
+    return pixels.row_bytes * spec.batch_size + pixels.token_bytes * spec.num_tokens
+
+
 def branch_of(spec: CellSpec, arch: Architecture) -> Branch:
     """What batch and length decide beside the sizes.
 
@@ -153,7 +201,7 @@ def branch_of(spec: CellSpec, arch: Architecture) -> Branch:
     (masking_utils._ignore_causal_mask_sdpa). A fused loss's chunk of tokens, as in :attr:`Setup.loss_chunk`, and what
     the gradient of a trained embedding sorts.
     """
-    beyond_window = arch.sliding_window is not None and spec.seq_len >= arch.sliding_window
+    beyond_window = arch.sliding_window is not None and spec.row_tokens >= arch.sliding_window
     loss_chunk = None
     if spec.fused_linear_cross_entropy:
         loss_chunk = _loss_chunk(arch, spec.num_tokens)

@@ -98,9 +98,13 @@ class Model(Weights):
         if self.arch.scales_embedding:
             out = op.elementwise(out)
         if self.setup.gradient_checkpointing and not tensor.trained and ids is None:
-            self.tape.require_grad(out)
-            self._inputs.append(out)
+            self.require_input_grad(out)
         return out
+
+    def require_input_grad(self, out: Value) -> None:
+        """Make what comes out of an input's embedding need a gradient."""
+        self.tape.require_grad(out)
+        self._inputs.append(out)
 
     @property
     def head(self) -> str:
@@ -216,7 +220,8 @@ class Model(Weights):
 
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""
-        rows = self.setup.batch_size if self.tape.has_parts else 1  # as position ids have them
+        # As position ids have them.
+        rows = self.setup.batch_size if self.tape.has_parts or self.arch.tower is not None else 1
         numel = rows * self.setup.seq_len * self.arch.rotary_size
         if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"

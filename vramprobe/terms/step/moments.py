@@ -18,7 +18,7 @@ from vramprobe.options import RANK_OPTIONS
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell import optimizer, parameters, remainders
 from vramprobe.terms.cell.parameters import Tensor
-from vramprobe.terms.cell.setup import Branch, Setup, branch_of, setup_of
+from vramprobe.terms.cell.setup import Branch, Setup, branch_of, image_batch_bytes, pixels_of, setup_of
 from vramprobe.terms.step.walk import Walk, walk_of
 from vramprobe.terms.tape.graph import CAUSES, Place
 from vramprobe.terms.tape.sizes import Digits
@@ -68,7 +68,7 @@ def ledger_terms(spec: CellSpec, chip: Chip = A100) -> dict[str, int]:
     return {
         **_idle_terms(spec, arch, tensors, optimizer.state_bytes(spec, trained)),
         "gradients": _gradients_bytes(trained),
-        "saved_activations": walk.saved_bytes(spec.batch_size, spec.seq_len),
+        "saved_activations": walk.saved_bytes(spec.batch_size, spec.row_tokens),
     }
 
 
@@ -97,7 +97,9 @@ class Course:
         bytes by cause), each as the multiples of 1, b, s, b·s, s² and b·s² (sizes.py).
         """
         idle = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.idle.items()}
-        idle["batch"] = (0, 0, 0, self.batch_bytes_per_token, 0, 0)
+        pixels = self.setup.pixels
+        per_row, per_token = (pixels.row_bytes, pixels.token_bytes) if pixels is not None else (0, 0)
+        idle["batch"] = (0, per_row, 0, self.batch_bytes_per_token + per_token, 0, 0)
         step = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.at_step.items()}
 
         def whole(terms: dict[str, Digits]) -> dict[str, Digits]:
@@ -125,7 +127,7 @@ def course_of(spec: CellSpec, chip: Chip = A100) -> Course:
     ``chip``: whose attention kernels run. Raises UnsupportedArchitecture for what the formula engine has no
     arithmetic for.
     """
-    sides = spec.batch_size == 1, spec.seq_len == 1, spec.grad_accum == 1
+    sides = spec.batch_size == 1, spec.row_tokens == 1, spec.grad_accum == 1
     key = spec.model_dump_json(exclude=_NOT_IN_A_COURSE), *sides, chip
     known = _courses.get(key, {})
     for course in known.values():
@@ -141,7 +143,7 @@ def course_of(spec: CellSpec, chip: Chip = A100) -> Course:
     left = 0
     if spec.device == "cuda":
         idle["block_remainders"], left = remainders.of_what_stands(spec, tensors), remainders.of_gradients(trained)
-    per_token = batch_bytes(spec) // (spec.batch_size * spec.seq_len)
+    per_token = 8 * len(TRAINERS[spec.trainer].inputs) * TRAINERS[spec.trainer].rows
     course = Course(arch, idle, step, setup_of(spec, arch, tensors, chip), left, per_token)
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
@@ -161,7 +163,7 @@ def moments(spec: CellSpec, chip: Chip = A100) -> list[Moment]:
 def moments_of(course: Course, spec: CellSpec) -> list[Moment]:
     """The same of a cell whose course is at hand."""
     idle = course.idle | {"batch": batch_bytes(spec)}
-    places = course.walk.highest(spec.batch_size, spec.seq_len) | {_OPTIMIZER: course.at_step}
+    places = course.walk.highest(spec.batch_size, spec.row_tokens) | {_OPTIMIZER: course.at_step}
     return [
         Moment(
             phase,
@@ -183,8 +185,10 @@ def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], s
 
 
 def batch_bytes(spec: CellSpec) -> int:
-    """The inputs of a micro-batch, int64."""
-    return 8 * len(TRAINERS[spec.trainer].inputs) * spec.num_tokens
+    """The inputs of a micro-batch: int64 for each token, and what images add."""
+    of_tokens = 8 * len(TRAINERS[spec.trainer].inputs) * spec.num_tokens
+    pixels = pixels_of(spec, architecture(spec.architecture).tower) if spec.images else None
+    return of_tokens if pixels is None else of_tokens + image_batch_bytes(spec, pixels)
 
 
 def _gradients_bytes(trained: Sequence[Tensor]) -> int:

@@ -62,7 +62,7 @@ class Run:
         self._tensors = self._in_order(tensors)
 
     def _sized(self, setup: Setup) -> Setup:
-        return replace(setup, sizes=Given(self.spec.batch_size, self.spec.seq_len))
+        return replace(setup, sizes=Given(self.spec.batch_size, self.spec.row_tokens))
 
     def _in_order(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
         return list(in_order(Model(Tape(), self._setup, range(self.arch.num_layers)), tensors))

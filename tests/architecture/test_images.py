@@ -1,0 +1,60 @@
+"""Images as they are counted, against transformers' own processors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import pytest
+
+from vramprobe.architecture.images import Image, image_of
+from vramprobe.catalog.profiled import find_profiled
+from vramprobe.errors import SpecError
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("transformers")
+SIZES = [(640, 480), (480, 640), (1024, 1024), (37, 29), (500, 20), (1111, 333), (4000, 3000)]
+
+
+def config_of(slug: str) -> dict[str, Any]:
+    found = find_profiled(slug)
+    assert found is not None
+    return json.loads(found.config.read_text())
+
+
+@pytest.mark.parametrize(("slug", "limits"), [("qwen2.5-vl-7b", (3136, 12845056)), ("qwen3-vl-8b", (65536, 16777216))])
+def test_qwen_resizes_as_its_processor_does(slug: str, limits: tuple[int, int]) -> None:
+    own = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    config = config_of(slug)
+    side = 2 * config["vision_config"]["patch_size"]
+    for width, height in [*SIZES, (16384, 16384), (20, 20), (4000, 20)]:
+        high, wide = own.smart_resize(height, width, side, *limits)
+        assert image_of(config, width, height) == Image(1, high, wide, high * wide // side**2), (width, height)
+    with pytest.raises(SpecError, match="beyond 200 to 1"):
+        image_of(config, 4020, 20)
+
+
+@pytest.mark.parametrize(("slug", "kind"), [("smolvlm-instruct", "idefics3"), ("smolvlm2-500m", "smolvlm")])
+def test_smolvlm_cuts_into_tiles_as_its_processor_does(slug: str, kind: str) -> None:
+    own = importlib.import_module(f"transformers.models.{kind}.image_processing_pil_{kind}")
+    name = {"idefics3": "Idefics3ImageProcessorPil", "smolvlm": "SmolVLMImageProcessorPil"}[kind]
+    config = config_of(slug)
+    tile, patch = config["vision_config"]["image_size"], config["vision_config"]["patch_size"]
+    processor = getattr(own, name)(size={"longest_edge": 4 * tile}, max_image_size={"longest_edge": tile})
+    processor.do_normalize = processor.do_rescale = False
+    for width, height in SIZES[:2] + SIZES[3:5]:
+        made = processor(images=[[np.zeros((height, width, 3), dtype=np.uint8)]])["pixel_values"]
+        tokens = (tile // patch) ** 2 // config["scale_factor"] ** 2
+        assert np.asarray(made).shape == (1, number := image_of(config, width, height).num_tiles, 3, tile, tile)
+        assert image_of(config, width, height) == Image(number, tile, tile, number * tokens)
+
+
+def test_gemma_makes_all_images_alike() -> None:
+    found = {image_of(config_of("gemma-3-4b-it"), *size) for size in SIZES}
+    assert found == {Image(1, 896, 896, 256)}
+
+
+def test_a_model_without_a_tower_has_no_images() -> None:
+    with pytest.raises(SpecError, match="images are known for qwen2_5_vl"):
+        image_of({"model_type": "llama"}, 640, 480)

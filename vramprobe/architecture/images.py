@@ -1,0 +1,135 @@
+"""Images: what a vision-language model's processor makes of an image of a given size, by arithmetic.
+
+In: a config.json as a dict, an image's width and height in pixels. Out: a frozen Image: the tiles that enter the vision
+tower, and the tokens of the text that they replace. The rules are those of the processors of transformers 5.23
+(``image_processing_qwen2_vl.py``, ``image_processing_idefics3.py``, ``image_processing_gemma3.py``) with the settings
+that each family publishes. It never asks transformers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vramprobe.errors import SpecError
+
+DEFAULT_IMAGE_SIZE = "640x480"  # the usual size in COCO, which most of the public instruction sets with images use
+MAX_IMAGE_SIDE = 16384
+#: Pixels of an image, at least and at most, after it is resized (each family's preprocessor_config.json).
+_QWEN2_PIXELS, _QWEN3_PIXELS = (3136, 12845056), (65536, 16777216)
+#: Longest side after the first resize, in tiles; and what no image exceeds (``MAX_IMAGE_SIZE``).
+_TILES_PER_SIDE, _LONGEST_SIDE = 4, 4096
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image as it enters the tower: ``num_tiles`` tiles of ``height`` × ``width`` pixels; and its tokens."""
+
+    num_tiles: int
+    height: int
+    width: int
+    num_tokens: int
+
+
+def parse_image_size(text: str) -> tuple[int, int]:
+    """``WIDTHxHEIGHT`` in pixels. Raises SpecError."""
+    found = re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", text.strip(), re.I)
+    width, height = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= min(width, height) <= max(width, height) <= MAX_IMAGE_SIDE:
+        raise SpecError(
+            f"--image-size {text}: give WIDTHxHEIGHT in pixels, 1 to {MAX_IMAGE_SIDE} each, "
+            f"such as {DEFAULT_IMAGE_SIZE}"
+        )
+    return width, height
+
+
+def image_of(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """An image of that size for this model. Raises SpecError for a family without images here, or a size that its
+    processor refuses."""
+    rule = _RULES.get(config["model_type"])
+    if rule is None or not has_images(config):
+        raise SpecError(f"images are known for {', '.join(_RULES)}, and this model is {config['model_type']}")
+    return rule(config, width, height)
+
+
+def has_images(config: Mapping[str, Any]) -> bool:
+    """Whether this is the config of a model with a vision tower."""
+    return isinstance(config.get("vision_config"), Mapping)
+
+
+def knows_images(config: Mapping[str, Any]) -> bool:
+    """Whether :func:`image_of` counts its images."""
+    return has_images(config) and config["model_type"] in _RULES
+
+
+def _qwen(config: Mapping[str, Any], width: int, height: int, *, patch: int, pixels: tuple[int, int]) -> Image:
+    """``smart_resize``: both sides a multiple of a token's, their product within ``pixels``."""
+    if max(height, width) > 200 * min(height, width):
+        raise SpecError(f"an image of {width} × {height} pixels: Qwen's processor refuses sides beyond 200 to 1")
+    merge = config["vision_config"].get("spatial_merge_size", 2)
+    side = config["vision_config"].get("patch_size", patch) * merge
+    least, most = pixels
+    rows, columns = round(height / side), round(width / side)
+    if rows * columns * side**2 > most:
+        shrink = math.sqrt(height * width / most)
+        rows, columns = (max(1, math.floor(length / shrink / side)) for length in (height, width))
+    elif rows * columns * side**2 < least:
+        grow = math.sqrt(least / (height * width))
+        rows, columns = (math.ceil(length * grow / side) for length in (height, width))
+    return Image(1, rows * side, columns * side, rows * columns)
+
+
+def _qwen2(config: Mapping[str, Any], width: int, height: int) -> Image:
+    return _qwen(config, width, height, patch=14, pixels=_QWEN2_PIXELS)
+
+
+def _qwen3(config: Mapping[str, Any], width: int, height: int) -> Image:
+    return _qwen(config, width, height, patch=16, pixels=_QWEN3_PIXELS)
+
+
+def _gemma3(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Every image the same: pan and scan is off, as it is published."""
+    side = config["vision_config"].get("image_size", 224)
+    return Image(1, side, side, config.get("mm_tokens_per_image", 256))
+
+
+def _tiled(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Enlarged to four tiles' length, cut into tiles, with the whole image as one more where there are several."""
+    vision = config["vision_config"]
+    tile, patch = vision.get("image_size", 224), vision.get("patch_size", 32)
+    wide, high = _longest(width, height, _TILES_PER_SIDE * tile, even=True)
+    if max(wide, high) > _LONGEST_SIDE:
+        wide, high = _longest(wide, high, _LONGEST_SIDE)
+    columns, rows = _in_tiles(wide, high, tile)
+    num_tiles = rows * columns + 1 if max(rows, columns) > 1 else 1
+    return Image(num_tiles, tile, tile, num_tiles * (tile // patch) ** 2 // config.get("scale_factor", 2) ** 2)
+
+
+def _longest(width: int, height: int, longest: int, *, even: bool = False) -> tuple[int, int]:
+    """Both sides where the longer one becomes ``longest``; the shorter one rounded down, then up to an even number."""
+    ratio = width / height
+    shorter = int(longest / ratio) if width >= height else int(longest * ratio)
+    shorter = max(shorter + shorter % 2 if even else shorter, 1)
+    return (longest, shorter) if width >= height else (shorter, longest)
+
+
+def _in_tiles(width: int, height: int, tile: int) -> tuple[int, int]:
+    """Columns and rows: the longer side rounded up to whole tiles, then the other one in its proportion."""
+    ratio = width / height
+    if width >= height:
+        columns = math.ceil(width / tile)
+        return columns, math.ceil(int(columns * tile / ratio) / tile)
+    rows = math.ceil(height / tile)
+    return math.ceil(int(rows * tile * ratio) / tile), rows
+
+
+_RULES: dict[str, Callable[[Mapping[str, Any], int, int], Image]] = {
+    "qwen2_5_vl": _qwen2,
+    "qwen3_vl": _qwen3,
+    "gemma3": _gemma3,
+    "idefics3": _tiled,
+    "smolvlm": _tiled,
+}

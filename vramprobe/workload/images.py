@@ -1,0 +1,70 @@
+"""A cell's images: what a collator would hand to the model beside the tokens, and which modules see them.
+
+In: a cell, tokens on its device. Out: the tokens with placeholders where the images' features go, and the tensors that
+the family's processor makes of images of that size. Values are random: memory does not depend on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vramprobe.spec import CellSpec
+
+#: The modules between pixels and the language model's embeddings, by their families' names.
+VISION_MODULES = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector"})
+
+
+def is_vision(module_name: str) -> bool:
+    """Whether a module or parameter of this name is in a vision tower or its projector."""
+    return not VISION_MODULES.isdisjoint(module_name.split("."))
+
+
+def vision_pattern() -> str:
+    """The same as a regular expression for peft's ``exclude_modules``."""
+    return rf"(.*\.)?({'|'.join(sorted(VISION_MODULES))})(\..*)?"
+
+
+def freeze_vision(model: nn.Module) -> None:
+    """Train none of their parameters."""
+    for name, parameter in model.named_parameters():
+        if is_vision(name):
+            parameter.requires_grad_(False)
+
+
+def text_tokens(spec: CellSpec, vocab_size: int) -> int:
+    """How many of the vocabulary's tokens stand for text: the first half, where no family has its image tokens."""
+    return vocab_size // 2 if spec.images else vocab_size
+
+
+def add_images(spec: CellSpec, config: Any, batch: dict[str, torch.Tensor]) -> None:
+    """Put placeholders into the batch's tokens, each image's between two equal parts of text, and add its pixels."""
+    image = spec.image
+    assert image is not None
+    token = getattr(config, "image_token_id", None) or config.image_token_index
+    for number in range(spec.images):
+        start = (number + 1) * spec.seq_len // (spec.images + 1) + number * image.num_tokens
+        batch["input_ids"][:, start : start + image.num_tokens] = token
+    kinds = (batch["input_ids"] == token).long()
+    num_images, device = spec.batch_size * spec.images, spec.device
+    vision = config.vision_config
+    match spec.model_type:
+        case "qwen2_5_vl" | "qwen3_vl":
+            rows, columns = image.height // vision.patch_size, image.width // vision.patch_size
+            width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+            batch["mm_token_type_ids"] = kinds
+            batch["image_grid_thw"] = torch.ones(num_images, 3, dtype=torch.int64, device=device)
+            batch["image_grid_thw"][:, 1], batch["image_grid_thw"][:, 2] = rows, columns
+            batch["pixel_values"] = torch.rand(num_images * rows * columns, width, device=device)
+        case "gemma3":
+            batch["token_type_ids"] = kinds
+            batch["pixel_values"] = torch.rand(
+                num_images, vision.num_channels, image.height, image.width, device=device
+            )
+        case _:
+            tiles = (spec.batch_size, spec.images * image.num_tiles)
+            size = (image.height, image.width)
+            batch["pixel_values"] = torch.rand(*tiles, vision.num_channels, *size, device=device)
+            batch["pixel_attention_mask"] = torch.ones(*tiles, *size, dtype=torch.int64, device=device)

@@ -13,6 +13,7 @@ from empty_package import replaced, repositories
 from grids import grid
 from typer.testing import CliRunner
 
+from vramprobe.architecture import VISION_LANGUAGE, architecture
 from vramprobe.architecture.images import image_of, parse_image_size
 from vramprobe.catalog import find_model
 from vramprobe.catalog.profiled import find_profiled, list_profiled
@@ -53,6 +54,8 @@ def test_each_config_builds_the_class_that_it_names(name, empty) -> None:
     made.tie_weights()
     count = sum(one.numel() for one in made.parameters())
     assert name not in PUBLISHED or count == PUBLISHED[name]
+    if raw["model_type"] in VISION_LANGUAGE:
+        assert architecture(raw).num_params == count
 
 
 def test_each_config_says_where_it_is_from() -> None:

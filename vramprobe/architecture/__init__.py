@@ -35,6 +35,7 @@ __all__ = [
     "RELATIVES",
     "SUPPORTED_MODEL_TYPES",
     "VARIANTS",
+    "VISION_LANGUAGE",
     "Architecture",
     "Experts",
     "Linear",

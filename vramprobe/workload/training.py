@@ -174,8 +174,8 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
-    """Random tokens, images beside them, and labels or what a trainer's collator puts in their place. A mask of the model's own loss only
-    with padding, for it changes the kernel; a trainer's masks leave nothing out.
+    """Random tokens, images beside them, and labels or what a trainer's collator puts in their place. A mask of the
+    model's own loss only with padding, for it changes the kernel; a trainer's masks leave nothing out.
     """
     shape = (spec.num_rows, spec.row_tokens)
     vocab_size = text_tokens(spec, model.config.get_text_config().vocab_size)

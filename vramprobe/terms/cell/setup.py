@@ -163,7 +163,12 @@ def _require_followed(spec: CellSpec, arch: Architecture) -> None:
 
 
 def _require_fused(spec: CellSpec, tower: Tower, chip: Chip) -> None:
-    """Raise UnsupportedArchitecture where a tower runs other attention than sdpa's in 16 bits."""
+    """Raise UnsupportedArchitecture where a tower runs other attention than sdpa's in 16 bits, or does not run."""
+    if not spec.images:  # a tower that no image goes through gets no gradients, and so no optimizer state
+        raise UnsupportedArchitecture(
+            f"the formula engine has no arithmetic for {spec.model_type} without images; give images, or take "
+            "--engine trace"
+        )
     dtype = spec.dtype if spec.autocast == "none" else spec.autocast
     head = tower.width // tower.num_heads
     if spec.device == "cpu" or spec.attn != "sdpa" or chosen(chip, head, head, dtype) not in ("flash", "cudnn"):

@@ -36,7 +36,7 @@ def embed(model: Model, checkpointed: Checkpointed) -> Value:
 def _features(model: Model, checkpointed: Checkpointed) -> list[Value]:
     """What the tower makes of all images: of its last block first, then of those that have mergers of their own."""
     tower, tape = model.arch.tower, model.tape
-    hidden = _patches(model)
+    hidden, pixels = _patches(model)
     # In fp32 without a graph, and in the order of the windows.
     cos, sin = (tape.new(hidden.numel // tower.num_heads, "fp32") for _ in range(2))
     if tower.is_windowed:
@@ -51,14 +51,15 @@ def _features(model: Model, checkpointed: Checkpointed) -> list[Value]:
         if index in tower.deepstack:
             others.append(_merged(model, f"visual.deepstack_merger_list.{tower.deepstack.index(index)}", hidden))
     merged = _merged(model, "visual.merger", hidden)
+    del pixels
     if tower.is_windowed:
         merged = _in_another_order(merged)
     model.held += [hidden, merged]  # of the tower's output, which the model's own forward keeps
     return [_joined(merged), *others]
 
 
-def _patches(model: Model) -> Value:
-    """A convolution whose patches do not overlap, and in Qwen 3 learned positions."""
+def _patches(model: Model) -> tuple[Value, Value | None]:
+    """A convolution whose patches do not overlap, and in Qwen 3 learned positions; the pixels in the tower's dtype."""
     tower, tape, setup = model.arch.tower, model.tape, model.setup
     name = "visual.patch_embed.proj"
     weight = model.weight(f"{name}.weight")
@@ -74,16 +75,25 @@ def _patches(model: Model) -> Value:
         return [tape.new(size, weight_dtype) for size in sizes]
 
     tape.record([weight, *bias], [out], [pixels] if pixels is not None else [], backward)
-    if not weight.needs_grad and setup.gradient_checkpointing:
-        model.require_input_grad(out)  # peft's enable_input_require_grads, of patches as of tokens
-    if pixels is not None:
-        model.held.append(pixels)
+    if not weight.needs_grad and setup.gradient_checkpointing and tower.is_windowed:
+        model.require_input_grad(out)  # transformers' enable_input_require_grads, which knows Qwen 2.5's patches
     del copies
     if tower.is_windowed:
-        return _in_another_order(out)
-    table, places = model.weight("visual.pos_embed.weight"), tape.new(num * tower.width, dtype)
-    tape.record([table], [places], [], lambda grads: [tape.new(table.numel, table.dtype)])
-    return op.add(out, places)
+        return _in_another_order(out), pixels
+    return op.add(out, op.cast(_positions(model, num), dtype)), pixels
+
+
+def _positions(model: Model, num: int) -> Value:
+    """The learned positions of as many patches: of each the four nearest rows of the table, weighted and added up."""
+    tape, width = model.tape, model.arch.tower.width
+    table = model.weight("visual.pos_embed.weight")
+    num_sorted = min(4 * num, table.numel // width) if tape.device == "cuda" else 0
+    rows = op.embedding(4 * num, table, width, tape.new(4 * num, "int64"), num_sorted)
+    weighted = op.mul(rows, tape.new(4 * num, "fp32"))
+    del rows
+    out, numel = tape.new(num * width, "fp32"), weighted.numel
+    tape.record([weighted], [out], [], lambda grads: [tape.view(grads[0], numel)])
+    return out
 
 
 def _in_another_order(value: Value) -> Value:

@@ -1,0 +1,109 @@
+"""Vision towers by arithmetic, against the same cells on fake tensors, whose peaks are those of an emulated GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from factories import make_spec
+from grids import grid
+from vision import VISION
+
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
+from vramprobe.errors import SpecError
+from vramprobe.predict import questions
+from vramprobe.predict.grid import predict_grid
+from vramprobe.predict.predict import predict
+from vramprobe.spec import CellSpec, checked
+
+pytest.importorskip("torch")
+A100 = find_gpu("A100-80GB")
+CKPT, FROZEN, LORA, QLORA = (
+    {"gradient_checkpointing": True},
+    {"freeze_vision": True},
+    {"method": "lora"},
+    {"method": "qlora"},
+)
+#: Wide enough for what is left out (positions, indices, kernels' scratch) to count for little.
+WIDE = {
+    "vision_config": {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "out_hidden_size": 256},
+    "text_config": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "head_dim": 64,
+        "vocab_size": 16000,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0},
+    },
+}
+CELLS: list[tuple[str, dict[str, Any]]] = [
+    (family, options)
+    for family in ("qwen2_5_vl", "qwen3_vl")
+    for options in (
+        {},
+        LORA,
+        LORA | FROZEN,
+        LORA | FROZEN | CKPT,
+        QLORA,
+        QLORA | CKPT,
+        CKPT,
+        FROZEN,
+        {"batch_size": 1, "images": 1},
+        {"grad_accum": 2},
+    )
+]
+
+
+def cell(family: str, **options: Any) -> CellSpec:
+    """Two rows, of two images each."""
+    words = {"batch_size": 2, "seq_len": 48, "device": "cuda", "timing_steps": 0} | options
+    num_images = words.pop("images", 2)
+    own = {"freeze_vision": words.pop("freeze_vision", False), "images": num_images}
+    own |= {"image_size": "300x200"} if num_images else {}
+    config = VISION[family] | {part: VISION[family][part] | wide for part, wide in WIDE.items()}
+    config |= {"image_token_id": 15998, "video_token_id": 15999}  # as high as in the published vocabularies
+    return checked(CellSpec, make_spec(**words).model_dump() | own | {"architecture": config})
+
+
+@pytest.mark.parametrize(("family", "options"), grid(CELLS, CELLS[1], CELLS[-5]))
+def test_the_peak_is_the_simulated_one(family: str, options: dict[str, Any]) -> None:
+    from vramprobe.simulate.run import simulate
+
+    spec = cell(family, **options)
+    alive = simulate(spec, gpu=A100).record.ledger.at_peak
+    counted = predict(spec, gpu=A100)
+    requested = counted.peak_allocated_bytes.value - counted.terms.get("block_remainders", 0)
+    assert requested == pytest.approx(alive.total_bytes, rel=0.005)
+    for cause in ("weights", "optimizer_state", "batch"):
+        assert counted.terms[cause] == getattr(alive, f"{cause}_bytes"), cause
+
+
+def test_a_grid_and_a_single_prediction_agree() -> None:
+    spec = cell("qwen2_5_vl", **LORA)
+    found = predict_grid(spec, [1, 3], [48, 480], gpu=A100)
+    for index, (batch, length) in enumerate(((1, 48), (3, 480))):
+        one = predict(spec.model_copy(update={"batch_size": batch, "seq_len": length}), gpu=A100)
+        assert found.peak_allocated_bytes.value[index] == one.peak_allocated_bytes.value
+    assert found.seq_len.tolist() == [48, 480]
+
+
+def test_a_frozen_tower_saves_what_it_would_have_kept() -> None:
+    trained, frozen = (predict(cell("qwen3_vl", **LORA | more), gpu=A100) for more in ({}, FROZEN))
+    assert frozen.terms["saved_activations"] < trained.terms["saved_activations"] / 2
+    assert frozen.terms["optimizer_state"] < trained.terms["optimizer_state"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"attn": "eager"}, {"dtype": "fp32", "autocast": "none"}, {"device": "cpu"}, {"images": 0}]
+)
+def test_what_is_not_counted_is_left_to_the_simulation(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedArchitecture, match="--engine trace"):
+        predict(cell("qwen2_5_vl", **options))
+
+
+def test_a_tower_is_predicted_on_one_gpu() -> None:
+    words = {"model": "qwen2.5-vl-3b", "method": "lora", "batch_size": 1, "seq_len": 64, "images": 1}
+    with pytest.raises(SpecError, match="predicted on one GPU; leave sharding, num_gpus out"):
+        questions.predict(sharding="fsdp", num_gpus=8, **words)
+    found = questions.predict(gpu="A100-80GB", **words)
+    assert (found.engine, found.peak_phase) == ("formula", "backward")

@@ -73,10 +73,6 @@ HOW = {
     ),
     "vramprobe profile --emulate RTX-4090 --empty-weights --baseline memory.jsonl --max-growth 2% --summary summary.md "
     "-- python train.py": Way(elsewhere="tests/profile/test_profile_limits.py", why="it needs a command, a baseline"),
-    "vramprobe simulate --model qwen2.5-vl-7b --method lora --batch-size 1 --seq-len 512 --images 1 "
-    "--image-size 1024x1024 --gpu A100-80GB": Way(
-        elsewhere="tests/simulate/test_simulate_images.py", why="100 windows an image take a minute"
-    ),
     "python benchmarks/truth/vision.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(

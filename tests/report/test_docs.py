@@ -173,6 +173,9 @@ HOW = {
     "python benchmarks/truth/snapshots.py CLONES": Way(
         elsewhere="tests/benchmarks/test_public_snapshots.py", why="it needs clones of eight repositories"
     ),
+    "python benchmarks/truth/data_creep.py --run": Way(
+        elsewhere="tests/benchmarks/test_data_lengths.py", why="its runs take minutes"
+    ),
     "python benchmarks/truth/data_lengths.py --run": Way(
         elsewhere="tests/benchmarks/test_data_lengths.py", why="its runs take minutes"
     ),

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vramprobe.cli.display_creep import course_lines
 from vramprobe.units import format_bytes, short_count
 
 if TYPE_CHECKING:
     from vramprobe.lengths.answer import LengthsAnswer, Limit
-    from vramprobe.lengths.creep import Course
+    from vramprobe.lengths.course import Course
 
 _MAX_ROWS = 4  # indices that a line names
 
@@ -89,7 +90,10 @@ def print_lengths(varied: Varied) -> None:
     for note in found.notes:
         print(f"note: {note}")
     if varied.courses:
-        _print_courses(varied.courses)
+        longest = max(one.num_steps for one in varied.courses)
+        print(f"\nreserved memory by the allocator's replay, {longest:,} steps of these batches:")
+        for line in course_lines(varied.courses, "step 1"):
+            print(f"  {line}")
     print("\nthe worst batch:")
 
 
@@ -109,37 +113,3 @@ def _limit(what: str, limit: Limit) -> str:
         return f"max length {limit.value:,} fits: no row is longer"
     cut = f"{100 * limit.rows_cut_share:.2g} % of the rows and {100 * limit.tokens_cut_share:.2g} % of the tokens"
     return f"max length {limit.value:,} fits: truncating there cuts {cut}"
-
-
-def _print_courses(courses: list[Course]) -> None:
-    """One line for each setting, in GiB beside the first."""
-    longest = max(one.num_steps for one in courses)
-    print(f"\nreserved memory by the allocator's replay, {longest:,} steps of these batches:")
-    print(f"  {'setting':<52}{'step 1':>11}{'last step':>11}{'peak':>11}{'retries':>9}")
-    for one in courses:
-        name = one.alloc_conf.replace(",per_process_memory_fraction:", ", memory fraction ")
-        name = name or "default"
-        name += f", empty_cache each {one.empty_cache_steps} steps" if one.empty_cache_steps else ""
-        sizes = (one.first_reserved_bytes, one.last_reserved_bytes, one.peak_reserved_bytes)
-        oom = f"  out of memory at step {one.oom_step:,}" if one.oom_step is not None else ""
-        cells = "".join(f"{format_bytes(size) if size else '-':>11}" for size in sizes)
-        print(f"  {name:<52}{cells}{one.num_alloc_retries:>9,}{oom}")
-    print(f"  {_advice(courses)}")
-
-
-def _advice(courses: list[Course]) -> str:
-    """Which setting reserves least, of those that ran the longest; the allocated peak is what none can go below."""
-    default, longest = courses[0], max(one.num_steps for one in courses)
-    least = min((one for one in courses if one.num_steps == longest), key=lambda one: one.peak_reserved_bytes)
-    name = least.alloc_conf or "the default"
-    name += f" with empty_cache each {least.empty_cache_steps} steps" if least.empty_cache_steps else ""
-    if longest == 0:
-        return "no setting completes the first step"
-    if default.oom_step is not None and least.oom_step is None:
-        return (
-            f"{courses[0].alloc_conf or 'the default'} runs out of memory at step {default.oom_step:,}; {name} does not"
-        )
-    saved = default.peak_reserved_bytes - least.peak_reserved_bytes
-    if saved <= 0:
-        return "no setting reserves less than the first"
-    return f"{name} reserves {format_bytes(saved)} less than {default.alloc_conf or 'the default'} at the peak"

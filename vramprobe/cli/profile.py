@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,6 +105,14 @@ def profile(
         str | None,
         typer.Option(help="Emulated only: would the ranks' CPU tensors and pinned memory fit a host of 128GiB?"),
     ] = None,
+    replay_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Play so many steps of the data's batches through the allocator, under several settings (default: "
+            "those of an epoch, under the run's own).",
+        ),
+    ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(
@@ -131,7 +139,7 @@ def profile(
     json_output: Json = False,
 ) -> None:
     """Run any training command and show where its GPU memory goes, by phase, rank and cause."""
-    from vramprobe.cli import display_profile
+    from vramprobe.cli import display, display_profile
     from vramprobe.profile import launch
     from vramprobe.profile.requests import requests_of
     from vramprobe.profile.stand_ins import stand_ins
@@ -153,6 +161,11 @@ def profile(
     host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
     if host_memory is not None and emulate is None and from_folder is None:
         raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")
+    if replay_steps is not None and from_folder is None and (emulate is None or whole or steps_only or trace):
+        raise SpecError(
+            f"--replay-steps {replay_steps}: only an emulated run asks its data for all batches and records what each "
+            "step requests: add --emulate GPU, without --whole, --steps-only and --trace"
+        )
     if timeline is not None:
         from vramprobe.report.timeline_file import require_writable
 
@@ -179,7 +192,8 @@ def profile(
     with _home(folder, from_folder) as home:
         status = launch.run(command, home, options, emulate=emulate, say=say).exit_status if command else 0
         try:
-            record, failed = analysed(home, gpus, timeline, save, host_memory_bytes)
+            with display.working(f"replaying {replay_steps:,} steps") if replay_steps else nullcontext():
+                record, failed = analysed(home, gpus, timeline, save, host_memory_bytes, replay_steps)
         except VramprobeError as error:
             say(str(error))
             raise typer.Exit(status or 1) from None
@@ -197,13 +211,18 @@ def profile(
 
 
 def analysed(
-    home: Path, gpus: str | None, timeline: Path | None, save: Path | None, host_memory_bytes: int | None = None
+    home: Path,
+    gpus: str | None,
+    timeline: Path | None,
+    save: Path | None,
+    host_memory_bytes: int | None = None,
+    replay_steps: int | None = None,
 ) -> tuple[ProfileRecord, list[VramprobeError]]:
     """The profile of a run's folder, kept and drawn where that is asked for; and why it could not be, as it is to be
     shown all the same."""
     from vramprobe.profile.analyse import analyse
 
-    record = analyse(home, gpus=_names(gpus), host_memory_bytes=host_memory_bytes)
+    record = analyse(home, gpus=_names(gpus), host_memory_bytes=host_memory_bytes, replay_steps=replay_steps)
     failed: list[VramprobeError] = []
     if save is not None:
         from vramprobe.records.profile import append_profile

@@ -20,7 +20,7 @@ from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks, rollout
 from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
-from vramprobe.profile.data_batches import data_batches
+from vramprobe.profile.data_creep import batches_and_creep
 from vramprobe.profile.engines import vllm
 from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.growth import growth_of
@@ -55,15 +55,19 @@ _BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def analyse(
-    folder: Path, *, gpus: Sequence[str] | str | None = None, host_memory_bytes: int | None = None
+    folder: Path,
+    *,
+    gpus: Sequence[str] | str | None = None,
+    host_memory_bytes: int | None = None,
+    replay_steps: int | None = None,
 ) -> ProfileRecord:
     """The profile of the run in ``folder``, with a verdict for each of ``gpus`` (``"all"``: of the catalog) and for a
-    host with so much memory.
+    host with so much memory. ``replay_steps``: of the run's batches through the allocator, under several settings.
 
     Raises StoreError for files that are none of a run's, UnknownName for a card.
     """
     run = read_run(folder)
-    record = _record(run, host_memory_bytes)
+    record = _record(run, host_memory_bytes, replay_steps)
     if gpus is None:
         return record
     found = cards.verdicts(run, record, gpus)
@@ -71,7 +75,7 @@ def analyse(
     return record.model_copy(update={"cards": timed})
 
 
-def _record(run: RawRun, host_memory_bytes: int | None) -> ProfileRecord:
+def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None) -> ProfileRecord:
     launcher = run.launcher or {}
     warnings = list(run.warnings)
     found, seen_by_rank = [], []
@@ -84,7 +88,7 @@ def _record(run: RawRun, host_memory_bytes: int | None) -> ProfileRecord:
         homes = ranks.homes_of(raw.process, launcher.get("folder"))
         more = {
             "rollout": rollout.stages(raw, seen),
-            "batches": data_batches(raw, context_bytes),
+            "batches": batches_and_creep(raw, seen, context_bytes, replay_steps, len(run.ranks)),
             "growth": growth_of(raw, seen, context_bytes, homes),
         }
         found.append(profile.model_copy(update=more))

@@ -72,12 +72,12 @@ def lives_of(history: RawHistory) -> Lives:
     stacks = column(history.stacks_of, before[:, 2], np.int32)
     times = column(history.times_us, np.zeros(len(before)), np.int64)
     is_request = np.concatenate([np.ones(len(before), bool), actions[chosen] == ACTIONS["alloc"]])
-    starts, ends = _paired(addresses, is_request)
+    starts, ends = paired(addresses, is_request)
     positions = np.concatenate([np.full(len(before), -1), chosen])
     return _lives(addresses, sizes, stacks, np.maximum.accumulate(times), positions, starts, ends, len(before))
 
 
-def _paired(addresses: np.ndarray, is_request: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def paired(addresses: np.ndarray, is_request: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(positions of requests, positions of what ends each: the next event at its address; the number of events)."""
     count = len(addresses)
     order = np.lexsort((np.arange(count), addresses))

@@ -51,6 +51,47 @@ class DataLimit(_Frozen):
     tokens_cut_share: float | None = None
 
 
+class HeldOutRequests(_Frozen):
+    """A step that was run and not used to learn from: its requests, those that differ from what was foreseen, bytes."""
+
+    num_requests: Amount
+    num_different: Amount
+    bytes_requested: Amount
+    bytes_different: Amount
+
+    @property
+    def error(self) -> float:
+        """The share of the bytes that differ."""
+        return self.bytes_different / max(self.bytes_requested, 1)
+
+
+class CreepCourse(_Frozen):
+    """Reserved memory over the run's steps under one allocator setting, predicted; steps are counted from 1."""
+
+    alloc_conf: str
+    empty_cache_steps: Amount  # 0: never
+    num_steps: int  # that were completed, those that the run itself made among them
+    first_reserved_bytes: Amount  # before the first step on batches that were played
+    last_reserved_bytes: Amount
+    peak_reserved_bytes: Amount
+    peak_allocated_bytes: Amount
+    num_alloc_retries: Amount
+    oom_step: int | None = None
+
+
+class DataCreep(_Frozen):
+    """The run's batches, one after the other, through the caching allocator. ``why_not``: all else is empty."""
+
+    why_not: str | None = None
+    first_step: int | None = None  # that is played; those before are the run's own
+    num_requests: Amount = 0  # of a step, over all shapes
+    num_inexact: Amount = 0  # whose sizes follow no rule by the batch's shape
+    inexact_at: list[str] = []  # the lines that make most of them
+    held_out: list[HeldOutRequests] = []
+    replay_error_bytes: int | None = None  # reserved by the replay of the run's own steps, less what the run reserved
+    courses: list[CreepCourse] = []  # the run's own setting first
+
+
 class DataBatches(_Frozen):
     """Batches by their shape: rows × tokens after padding."""
 
@@ -67,3 +108,4 @@ class DataBatches(_Frozen):
     fits: bool | None = None  # the largest batch; null where that is not known
     max_length: DataLimit | None = None  # only where it does not fit
     max_batch_size: DataLimit | None = None  # at the largest batch's width
+    creep: DataCreep | None = None

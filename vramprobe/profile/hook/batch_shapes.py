@@ -98,6 +98,11 @@ class Survey:
                 break
         return found
 
+    def order(self, table, most):
+        """The first batches' shapes in the sampler's order, as positions in that table."""
+        at = {tuple(row[:2]): position for position, row in enumerate(table)}
+        return [at[tuple(shape)] for shape in self.shapes[:most]]
+
     def table(self):
         """[rows, width, number of batches, the first of them] by shape, from few tokens to many."""
         counts, first = Counter(self.shapes), {}

@@ -22,6 +22,7 @@ _NUM_SPREAD, _NUM_HELD_OUT = 4, 3
 _MAX_MICRO_STEPS = 96  # of all that is played
 _LIMIT_SECONDS = 150.0  # then the largest comes next
 _MAX_ROWS = 64  # whose indices are told
+_MAX_ORDER = 20_000  # batches whose shapes are told one by one
 _MAX_RANKS = 8  # whose own largest batch is trained on, the run's beside
 
 
@@ -117,6 +118,7 @@ class OwnBatches:
             is_complete=self._survey.is_complete,
             micro_steps=said["size"],
             shapes=said["table"],
+            order=self._survey.order(said["table"], _MAX_ORDER),
             num_batches=len(self._survey.batches),
             num_rows=sum(map(len, self._survey.batches)),
             lengths=_histogram(self._survey.lengths),

@@ -1,0 +1,227 @@
+"""The batches of a run's own data, step by step through the caching allocator: reserved memory over a long run.
+
+In: a RawRank with its history, the steps on chosen batches, shapes in the run's order. Out: a DataCreep. The requests
+before the first chosen batch are the run's own; those after are learnt (requests_by_shape.py), the result *predicted*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import cycle, islice, pairwise
+
+import numpy as np
+
+from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, settings_for
+from vramprobe.profile.data_batches import data_batches
+from vramprobe.profile.ranks import Seen, line_said
+from vramprobe.profile.raw import RawRank
+from vramprobe.profile.requests_by_shape import Learnt, Template
+from vramprobe.profile.size_by_shape import Shape
+from vramprobe.profile.step_requests import Log, log_of, units_of
+from vramprobe.records.data_batches import CreepCourse, DataBatches, DataCreep, HeldOutRequests
+from vramprobe.simulate.allocator.allocator import CachingAllocator
+from vramprobe.simulate.allocator.compiled import counting_allocator
+from vramprobe.simulate.allocator.config import parse_alloc_conf
+from vramprobe.simulate.allocator.ledger import Device
+
+_MOST_LINES = 3
+_FEWEST = 3  # shapes to learn from
+_MOST_EVENTS = 10_000_000  # that are played where nobody asks for a number of steps: some seconds
+_TIMES_SLOWER = 10  # without the allocator in C
+
+
+class Run:
+    """What a profiled run teaches about its next steps; ``first_step``: the first that is played.
+
+    Raises ValueError for a run that teaches nothing, with the reason.
+    """
+
+    def __init__(self, raw: RawRank, seen: Seen) -> None:
+        num_micro_steps = (raw.batches or {}).get("micro_steps", 1)
+        plays = {line["step"]: line for line in raw.plays if line["step"] not in {one.step for one in raw.ooms}}
+        if len({(line["rows"], line["width"]) for line in plays.values() if not line["held_out"]}) < _FEWEST:
+            raise ValueError(f"fewer than {_FEWEST} shapes of batches were run")
+        self.first_step = min(plays)
+        self.log = log_of(seen)
+        units = units_of(seen, self.log, [self.first_step - 1, *plays], num_micro_steps)
+        missing = [step for step in (self.first_step - 1, *plays) if step not in units]
+        if missing:
+            raise ValueError(f"the history does not have step {missing[0]} whole")
+        shape_of = {step: (line["rows"], line["width"]) for step, line in plays.items()}
+        steps = [(shape_of[step], units[step]) for step, line in plays.items() if not line["held_out"]]
+        self.before = units[self.first_step - 1]
+        held_out = [step for step, line in plays.items() if line["held_out"]]
+        self.learnt = Learnt(steps, self.before, [units[step] for step in held_out])
+        self.held_out = [self.learnt.held_out(shape_of[step], units[step]) for step in held_out]
+
+    def steps(self, shapes: Iterable[Shape]) -> Iterator[list[list[int]]]:
+        """The events of each step on these batches, for CachingAllocator.play; a list ends where the cache is emptied.
+
+        Requests are numbered from ``num_before`` on.
+        """
+        learnt, number = self.learnt, self.num_before
+        last, shapes = learnt.before.copy(), iter(shapes)
+        while batches := list(islice(shapes, learnt.num_micro_steps)):
+            own = np.full(learnt.num_names, -1)
+            step: list[list[int]] = [[]]
+            for micro_step, shape in enumerate(batches):
+                template, sizes = learnt.micro_step(micro_step, shape)
+                own[template.names] = number + np.arange(len(sizes))
+                number += len(sizes)
+                first, *others = _events(template, sizes, own, last)
+                step[-1] += first
+                step += others
+                step[-1] += _left(own, learnt.freed_by(micro_step, 0)) + _left(last, learnt.freed_by(micro_step, 1))
+            yield step
+            last = own
+
+    @property
+    def num_events(self) -> int:
+        """Of a step, requests and frees: those of the step before the first that is played."""
+        return self.before[-1].stop - self.before[0].start
+
+    @property
+    def num_before(self) -> int:
+        """Requests that the run itself made before the first step that is played."""
+        return int(self.log.is_request[: self.before[-1].stop].sum())
+
+
+def _events(template: Template, sizes: np.ndarray, own: np.ndarray, last: np.ndarray) -> list[list[int]]:
+    """One micro-step's events; blocks are taken out of ``own`` and ``last`` as they are freed."""
+    events, num_names = template.events, len(own)
+    found = np.where(events >= 0, sizes[np.maximum(events, 0)], 0)
+    for blocks, shift in ((own, 0), (last, num_names)):
+        names = ~events - shift
+        is_free = (names >= 0) & (names < num_names) & (events < 0)
+        found[is_free] = ~blocks[names[is_free]]
+        blocks[names[is_free]] = -1
+    cuts = [0, *template.empties, len(found)]
+    parts = [found[start:stop] for start, stop in pairwise(cuts)]
+    return [part[part != 0].tolist() for part in parts]  # ~-1 is 0: a block that this shape's step before did not make
+
+
+def _left(blocks: np.ndarray, names: np.ndarray) -> list[int]:
+    """Frees of these, as far as they are there, of shapes whose next step ran with another order of requests."""
+    names = names[blocks[names] >= 0]
+    found = (~blocks[names]).tolist()
+    blocks[names] = -1
+    return found
+
+
+def recorded(log: Log, stop: int) -> list[list[int]]:
+    """The run's own events up to ``stop``, as ``Run.steps`` has them."""
+    events = np.where(log.is_request, log.sizes[log.blocks], ~log.blocks)[:stop]
+    cuts = [0, *log.empties[log.empties < stop].tolist(), stop]
+    return [events[start:end].tolist() for start, end in pairwise(cuts)]
+
+
+def play(allocator: CachingAllocator, parts: Sequence[list[int]], number: int) -> None:
+    """These events; requests are numbered from ``number`` on. Raises OutOfMemory."""
+    for at, part in enumerate(parts):
+        if at:
+            allocator.empty_cache()
+        allocator.play(part, number, 0)
+        number += sum(event > 0 for event in part)
+
+
+def batches_and_creep(
+    raw: RawRank, seen: Seen | None, context_bytes: int | None, num_steps: int | None, num_ranks: int
+) -> DataBatches | None:
+    """What the run's own data needs, with reserved memory over its steps; the arguments are those of data_creep."""
+    found = data_batches(raw, context_bytes)
+    creep = None if found is None else data_creep(raw, seen, context_bytes, num_steps, num_ranks)
+    return found and found.model_copy(update={"creep": creep})
+
+
+def data_creep(
+    raw: RawRank, seen: Seen | None, context_bytes: int | None, num_steps: int | None = None, num_ranks: int = 1
+) -> DataCreep | None:
+    """Reserved memory over ``num_steps`` steps of the run's batches, under several settings; null: as many as an epoch
+    has, within what one of ``num_ranks`` may take, under the run's own. None where the batches were not asked for, or
+    are all alike.
+    """
+    if len((raw.batches or {}).get("shapes") or ()) < 2 or not raw.plays:
+        return None
+    if seen is None:
+        return DataCreep(why_not="no allocations were recorded (--trace all)")
+    try:
+        return _predicted(raw, seen, context_bytes, num_steps, num_ranks)
+    except Exception as error:  # of a history that is made otherwise: it costs this answer, not the profile
+        return DataCreep(why_not=str(error) or type(error).__name__)
+
+
+def _predicted(raw: RawRank, seen: Seen, context_bytes: int | None, num_steps: int | None, num_ranks: int) -> DataCreep:
+    run, batches = Run(raw, seen), raw.batches or {}
+    table = [(rows, width) for rows, width, *_ in batches["shapes"]]
+    order = [table[at] for at in batches.get("order") or range(len(table))]
+    own = (seen.history.allocator.get("alloc_conf") or "", 0)
+    is_slow = isinstance(counting_allocator(parse_alloc_conf(own[0])), CachingAllocator)
+    most = max(_MOST_EVENTS // (_TIMES_SLOWER if is_slow else 1) // num_ranks // max(run.num_events, 1), 1)
+    settings = SETTINGS if num_steps else (own,)
+    courses = courses_of(
+        run,
+        cycle(order),
+        num_steps or min(-(-len(order) // run.learnt.num_micro_steps), most),
+        device_of(raw, context_bytes),
+        settings_for(own[0], settings, has_limit=raw.process.device_total_bytes is not None),
+    )
+    replayed = courses[0].reserved_bytes
+    end = [one.reserved_end_bytes for one in raw.phases if one.step == run.first_step - 1][-1]
+    return DataCreep(
+        first_step=run.first_step,
+        num_requests=run.learnt.num_names,
+        num_inexact=len(run.learnt.inexact_tokens),
+        inexact_at=_lines(run, seen),
+        held_out=[HeldOutRequests(**asdict(one)) for one in run.held_out],
+        replay_error_bytes=replayed[0] - end if replayed and end is not None else None,
+        courses=[_as_record(one, run.first_step) for one in courses],
+    )
+
+
+def _lines(run: Run, seen: Seen) -> list[str]:
+    """Where the requests are made that no rule foresees, those of the most first."""
+    stacks = Counter(run.log.stack_of(token) for token in run.learnt.inexact_tokens)
+    found = dict.fromkeys(line_said(seen.places.of(stack)) for stack, _ in stacks.most_common())
+    return list(found)[:_MOST_LINES]
+
+
+def device_of(raw: RawRank, context_bytes: int | None) -> Device:
+    """The card as the run had it."""
+    total = raw.process.device_total_bytes
+    return Device(total_bytes=total, segment_bytes=None if total is None else total - (context_bytes or 0))
+
+
+def courses_of(
+    run: Run, shapes: Iterable[Shape], num_steps: int, device: Device, settings: Sequence[tuple[str, int]]
+) -> list[Course]:
+    """A Course for each setting, whose first step is all that the run did before ``first_step``."""
+    own = recorded(run.log, run.before[-1].stop)
+    courses = [CourseUnderWay(one, device) for one in settings]
+    for course in courses:
+        course.step(partial(play, parts=own, number=0))
+    number = run.num_before
+    for step in islice(run.steps(shapes), num_steps):
+        for course in courses:
+            course.step(partial(play, parts=step, number=number))
+        number += sum(event > 0 for part in step for event in part)
+        if all(course.oom_step is not None for course in courses):
+            break
+    return [course.course() for course in courses]
+
+
+def _as_record(course: Course, first_step: int) -> CreepCourse:
+    """Its steps counted as the run's."""
+    return CreepCourse(
+        alloc_conf=course.alloc_conf,
+        empty_cache_steps=course.empty_cache_steps,
+        num_steps=first_step - 2 + course.num_steps,
+        first_reserved_bytes=course.first_reserved_bytes,
+        last_reserved_bytes=course.last_reserved_bytes,
+        peak_reserved_bytes=course.peak_reserved_bytes,
+        peak_allocated_bytes=course.peak_allocated_bytes,
+        num_alloc_retries=course.num_alloc_retries,
+        oom_step=None if course.oom_step is None else first_step - 2 + course.oom_step,
+    )

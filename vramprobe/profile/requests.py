@@ -81,7 +81,7 @@ def _server(command: Sequence[str]) -> int | None:
 
 
 def _port(command: Sequence[str]) -> int | None:
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+    for word, following in zip(command, [*command, ""][1:], strict=True):
         said = following if word == "--port" else word.removeprefix("--port=") if word.startswith("--port=") else ""
         if said.isdigit():
             return int(said)

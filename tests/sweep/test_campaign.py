@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -318,3 +323,30 @@ def test_an_emulated_card_runs_out_of_memory_right_behind_the_boundary(tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
     (boundary,) = json.loads(done.stdout.splitlines()[-1])["boundaries"]
     assert boundary["is_exact"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_kill_9_of_a_real_campaign_loses_no_record_and_doubles_none(tmp_path: Path) -> None:
+    small = f"model: {TINY_LLAMA_PATH}, seq_len: [16, 32], timing_steps: 0"
+    (tmp_path / "some.yaml").write_text(
+        f"stages:\n  calibration: {{sweep: {{cells: [{{{small}, method: [full, lora], batch_size: [1, 2]}}]}}}}\n"
+        f"  model: {{fit: calibration}}\n"
+        f"  held-out: {{predict_with: model, sweep: {{cells: [{{{small}, method: full, batch_size: 4}}]}}}}\n"
+    )
+    words = [sys.executable, "-m", "vramprobe", "run", "some.yaml", "--device", "cpu", "--out", "out"]
+
+    def num_records() -> int:
+        return sum(len(stages.read_records(folder)) for folder in (tmp_path / "out").glob("*"))
+
+    for wanted in (3, 9):
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(words, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+        while num_records() < wanted and process.poll() is None:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert vramprobe(*words[3:], cwd=tmp_path).returncode == 0
+    found = Counter(record.fingerprint for record in store.read(tmp_path / "out").records)
+    assert sorted(found.values()) == [1] * 10
+    assert len(json.loads((tmp_path / "out" / "held-out" / stages.PREDICTIONS).read_text())) == 2

@@ -1,7 +1,7 @@
 """Launch of a training command: its first steps are measured on the rented GPU and held to their prediction.
 
-In: a command, the profile that an emulated run of it left, limits. Out: the task for SkyPilot: set up, doctor as a
-gate, profile the first steps, and go on or stop. Rents nothing by itself.
+In: a command, the profile that an emulated run of it left, limits. Out: the task for SkyPilot: set up,
+profile the first steps, and go on or stop. Rents nothing by itself.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ def _text(
     gate = f"{shlex.join(words)} --baseline {_PREDICTED} --save {out}/measured.jsonl -- {shlex.join(command)}"
     run = [
         "set -e",
-        "vramprobe doctor --device cuda",
         f"mkdir -p {out}",
         f"if [ ! -f {out}/as-predicted ]; then",
         f"  {gate}",

@@ -227,7 +227,7 @@ HOW = {
     "python benchmarks/speed/fleet.py": HOURS,
     "python benchmarks/speed/fleet_simulated.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/node_kills.py": Way(more="--check", why="it needs Ray, and half an hour"),
-    "python benchmarks/speed/scale.py": HOURS,
+    "python benchmarks/speed/scale.py": Way(more="--check", why="an hour, and 9 GB"),
     "python benchmarks/speed/suite.py": HOURS,
     "python benchmarks/speed/emulated_speed.py": HOURS,
     "python benchmarks/truth/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),

@@ -18,32 +18,36 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.counted_rows import as_record, count_cell, count_command, from_record, recipe_of
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.speed.speed_model import coverage_table, percent, table
+from benchmarks.tables import as_csv, read_csv, write_or_check
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.shipped import data_file
-from vramprobe.literature.published_speed import SpeedCase, SpeedRow, observations
+from vramprobe.literature.published_speed import (
+    FIRST_FLASH,
+    FIRST_FLASH_SLOWER,
+    SpeedCase,
+    SpeedRow,
+    observations,
+)
 from vramprobe.speed.counted import Count, Row, time_of
-from vramprobe.speed.counted_fit import (
+from vramprobe.speed.counted_fit import CountedStep
+from vramprobe.speed.fit import (
     EXPECTED,
-    CountedStep,
     card_of,
-    fit_counted,
-    fit_rates,
-    half_widths,
+    fit_speed,
+    inside_intervals,
     left_out_errors,
     log_error,
     rates_of,
     source_of,
-    unproven,
 )
-from vramprobe.speed.rates import SpeedFit
+from vramprobe.speed.rates import Condition, SpeedFit
 
 OUT = Path(__file__).resolve().with_suffix(".md")
 ROWS, JOURNAL = OUT.with_suffix(".csv"), OUT.with_suffix(".jsonl")
@@ -59,9 +63,6 @@ PAIRS: list[tuple[int | str, int | str]] = [
     ("mixtral_qlora_none_4", "mixtral_qlora_foak_4"),
     (1101, 1102),
 ]
-#: Sources whose attention is FlashAttention's first version or its Triton twin. FlashAttention-2, which is counted, is
-#: about twice as fast (its paper, arXiv 2307.08691).
-_FIRST_FLASH, _FIRST_FLASH_SLOWER = ("llm-foundry",), 2.0
 #: "multinode 2x2": what their network takes is not counted.
 _TWO_MACHINES = (1061, 1062)
 Record = dict[str, Any]
@@ -80,7 +81,7 @@ def steps() -> list[tuple[Record, CountedStep]]:
         count = from_record(record)
         step = CountedStep(
             source=record["source"],
-            count=with_first_flash(count) if record["source"] in _FIRST_FLASH else count,
+            count=with_first_flash(count) if record["source"] in FIRST_FLASH else count,
             gpu=find_gpu(record["card"]),
             tokens=record["tokens"],
             tokens_per_second=record["published"],
@@ -94,7 +95,7 @@ def with_first_flash(count: Count) -> Count:
 
     def slower(row: Row) -> Row:
         is_attention = row.what == "attention"
-        return dataclasses.replace(row, flops=round(row.flops * _FIRST_FLASH_SLOWER)) if is_attention else row
+        return dataclasses.replace(row, flops=round(row.flops * FIRST_FLASH_SLOWER)) if is_attention else row
 
     return dataclasses.replace(count, rows=tuple(map(slower, count.rows)))
 
@@ -161,7 +162,7 @@ class Findings(NamedTuple):
     by_card: Errors
     alone: Errors
     aside: Errors
-    inside: dict[int, bool]
+    inside: dict[int, tuple[Condition, bool]]
 
     @property
     def shown(self) -> Errors:
@@ -179,9 +180,9 @@ def findings() -> Findings:
         {number[id(one)]: error for pairs in left_out_errors(whole, by).values() for one, error in pairs}
         for by in (source_of, card_of)
     )
-    expected = unproven(rates_of([math.log(value) for value, _ in EXPECTED.values()]), everything)
+    expected = rates_of([math.log(value) for value, _ in EXPECTED.values()])
     digest = hashlib.sha256(JOURNAL.read_bytes()).hexdigest()[:16]
-    fit = fit_counted(whole, f"counted_steps.jsonl, sha256 {digest}", _summary(by_source)[1])
+    fit = fit_speed(whole, f"counted_steps.jsonl, sha256 {digest}", _summary(by_source)[1])
     return Findings(
         records=records,
         steps=everything,
@@ -189,8 +190,8 @@ def findings() -> Findings:
         by_source=by_source,
         by_card=by_card,
         alone={at: log_error(one, expected) for at, one in enumerate(everything)},
-        aside={number[id(one)]: log_error(one, fit) for record, one in found if why_aside(record)},
-        inside=covered(whole, number),
+        aside={number[id(one)]: log_error(one, fit.rates) for record, one in found if why_aside(record)},
+        inside={number[id(one)]: (condition, is_inside) for one, condition, is_inside in inside_intervals(whole)},
     )
 
 
@@ -203,11 +204,13 @@ def as_page(found: Findings) -> str:
         ("count, kernel tables alone (no training step)", {at: found.alone[at] for at in found.by_source}),
         ("arithmetic, source left out, of those that it has", known),
         ("count of the same", {at: found.by_source[at] for at in known}),
-        ("count, fitted to all (not a test)", {at: log_error(found.steps[at], found.fit) for at in found.by_source}),
+        (
+            "count, fitted to all (not a test)",
+            {at: log_error(found.steps[at], found.fit.rates) for at in found.by_source},
+        ),
         ("steps set aside, by the fit to the others", found.aside),
     ]
     shares = [one.count.unclaimed_share for one in found.steps]
-    covered_share = percent(sum(found.inside.values()) / max(1, len(found.inside)))
     head = HEAD.format(
         num=len(found.steps),
         sources=len({one.source for one in found.steps}),
@@ -222,8 +225,8 @@ def as_page(found: Findings) -> str:
         head,
         "## Left out\n",
         table(["way", "steps", "median", "90 % below", "worst"], [[name, *_told(one)] for name, one in ways if one]),
-        f"The 80 % interval of a fit, and of intervals, that have not seen the source holds {covered_share} of the "
-        f"{len(found.inside)} steps.\n",
+        "What the 80 % interval of a fit, and of widths, that have not seen the source holds:\n",
+        coverage_table(found.inside.values()),
         "## By source and card (source left out)\n",
         table(["source, card", "steps", "median", "90 % below", "worst", "in the interval"], _groups(found)),
         "## Pairs\n",
@@ -271,7 +274,7 @@ def as_rows(found: Findings) -> str:
                 "error_source_left_out": _signed(found.shown[at]),
                 "error_card_left_out": _signed(found.by_card.get(at)),
                 "error_tables_alone": _signed(found.alone[at]),
-                "in_interval": {True: "yes", False: "no", None: ""}[found.inside.get(at)],
+                "in_interval": {True: "yes", False: "no", None: ""}[found.inside.get(at, (None, None))[1]],
                 "unclaimed_launches": one.count.num_launches - one.count.num_claimed,
             }
             | {f"seconds_{name}": f"{value:.4g}" for name, value in sorted(seconds.items())}
@@ -323,22 +326,6 @@ read.
 """
 
 
-def covered(everything: Sequence[CountedStep], number: dict[int, int]) -> dict[int, bool]:
-    """Whether each source's steps lie in the interval of a fit, and of intervals, that have not seen the source."""
-    inside: dict[int, bool] = {}
-    for source in sorted({one.source for one in everything}):
-        others = [one for one in everything if one.source != source]
-        if len({one.source for one in others}) < 2:
-            continue
-        rates = fit_rates(others)
-        fit = unproven(rates, others).model_copy(update={"half_widths": half_widths(others, rates)})
-        for one in everything:
-            if one.source == source:
-                found = time_of(one.count, one.gpu, fit=fit)
-                inside[number[id(one)]] = found.low_seconds <= one.seconds <= found.high_seconds
-    return inside
-
-
 def arithmetic(found: Findings) -> Errors:
     """What speed_model.csv says of the same lines."""
     known = {row["line"]: row for row in read_csv(OUT.with_name("speed_model.csv"))}
@@ -352,7 +339,7 @@ def _groups(found: Findings) -> list[list[str]]:
         groups.setdefault(f"{one.source}, {one.gpu.short_name}", []).append(at)
     lines = []
     for name, which in sorted(groups.items()):
-        held = [found.inside[at] for at in which if at in found.inside]
+        held = [found.inside[at][1] for at in which if at in found.inside]
         share = percent(sum(held) / len(held)) if held else "-"
         lines.append([name, *_told({at: found.shown[at] for at in which}), share])
     return lines
@@ -393,14 +380,6 @@ def _told(errors: Errors) -> list[str]:
 
 def _signed(error: float | None) -> str:
     return "" if error is None else f"{100 * (math.exp(error) - 1):+.1f} %"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(as_markdown(head, "l" + "r" * (len(head) - 1), lines)) + "\n"
 
 
 def main() -> None:

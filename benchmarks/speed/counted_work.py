@@ -49,11 +49,9 @@ FlopCounterMode over transformers, peft and bitsandbytes on an emulated {card}, 
 attention's scores whole; below the diagonal, where a causal kernel computes, are half of them and half a diagonal, and
 that is set beside the arithmetic's. Rebuild: `python benchmarks/speed/counted_work.py`.
 
-What differs has a cause, and the arithmetic was left as it is: its rates are fitted with it. Adapters without
-checkpointing: the first layer's frozen projections hand no gradient further down, which is one layer of all (these
-cells have two). Checkpointing: torch's stops as soon as it has all that backward wants, so that a layer's last product
-is not repeated, unless it has an adapter. Eager attention computes the scores above the diagonal, too, and none again
-in backward.
+What differs has a cause. Adapters without checkpointing: the first layer's frozen projections hand no gradient further
+down, which is one layer of all (these cells have two). Eager attention computes the scores above the diagonal, too, and
+none again in backward.
 
 | cell | products: arithmetic | counted | differs | attention: arithmetic | counted | differs |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -114,7 +112,8 @@ def line(words: dict[str, Any], counted: dict[str, int]) -> list[str]:
     attention = sum(count for name, count in counted.items() if ("bmm" if eager else "attention") in name)
     products = sum(counted.values()) - attention
     computed = attention if eager else attention * (spec.seq_len + 1) / (2 * spec.seq_len)
-    return [spec.cell_id, *_pair(work.product_flops, products), *_pair(work.attention_flops, computed)]
+    ours = work.attention_flops + work.attention_backward_flops
+    return [spec.cell_id, *_pair(work.product_flops, products), *_pair(ours, computed)]
 
 
 def _pair(ours: float, counted: float) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog.shipped import data_file
+from vramprobe.errors import FitError
 from vramprobe.literature.published_speed import (
     NoCase,
     Reason,
@@ -22,6 +23,7 @@ from vramprobe.literature.published_speed import (
 )
 from vramprobe.speed.fit import fit_rates, log_error
 from vramprobe.speed.rates import shipped_speed
+from vramprobe.speed.work import work_of
 
 ROWS = list_published_speed()
 CASES = [(row, case_of(row)) for row in ROWS]
@@ -102,9 +104,31 @@ def test_a_row_with_a_value_that_cannot_be_is_refused(name: str, value: object) 
 def test_the_fit_that_ships_is_what_the_rows_give() -> None:
     found = [one for *_, one in observations()]
     fit = shipped_speed()
-    assert fit_rates(found) == fit.rates
-    assert fit.num_configurations == len(found) == sum(fit.sources.values())
+    assert fit_rates([one for one in found if not one.is_aside]) == fit.rates
+    assert fit.num_configurations == sum(not one.is_aside for one in found) == sum(fit.sources.values())
     assert hashlib.sha256(data_file("published_speed.csv").read_bytes()).hexdigest()[:16] in fit.data
+
+
+def test_what_its_source_ran_is_what_is_counted() -> None:
+    """fms-acceleration: the Trainer's default AdamW, a foreach; dropout in adapters; reentrant checkpoints.
+    llm-foundry: the first FlashAttention, whose attention takes as long as twice the operations of the second."""
+    found = {row.family: (case, one) for row, case, one in observations() if row.method in ("full", "pretrain")}
+    case, one = found["fms-acceleration"]
+    assert case.spec.optim == "adamw_torch"
+    assert one.work.products == work_of(case.spec, is_reentrant=True).products
+    case, one = found["llm-foundry"]
+    assert case.spec.optim == "adamw_torch_fused"
+    assert one.work.attention_flops == 2 * work_of(case.spec).attention_flops
+    adapted = [case for row, case, _ in observations() if row.family == "fms-acceleration" and case.spec.lora_r]
+    assert {case.spec.lora_dropout for case in adapted} == {0.1}
+
+
+def test_steps_whose_links_are_not_known_are_predicted_and_not_fitted_to() -> None:
+    found = [one for *_, one in observations()]
+    aside = [one for one in found if one.is_aside]
+    assert Counter(one.source for one in aside) == {"fsdp_qlora": 4, "qwen-readme": 2}
+    with pytest.raises(FitError, match="no published step"):
+        fit_rates(aside)
 
 
 def test_a_source_left_out_is_predicted() -> None:

@@ -223,6 +223,8 @@ HOW = {
     "python benchmarks/speed/predict_speed.py": HOURS,
     "python benchmarks/speed/recommend_speed.py": HOURS,
     "python benchmarks/speed/counted_work.py": HOURS,
+    "python benchmarks/speed/ranks.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/speed/pairs.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/cell_overhead.py": HOURS,
     "python benchmarks/speed/fleet.py": HOURS,
     "python benchmarks/speed/fleet_simulated.py": Way(more="--check", why="it would write its table"),

@@ -12,17 +12,8 @@ from benchmarks.speed.counted_steps import JOURNAL, steps, why_aside, with_first
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import FitError
 from vramprobe.speed.counted import Count, Row, time_of
-from vramprobe.speed.counted_fit import (
-    EXPECTED,
-    CountedStep,
-    Ideal,
-    fit_rates,
-    half_widths,
-    left_out_errors,
-    rates_of,
-    source_of,
-    unproven,
-)
+from vramprobe.speed.counted_fit import CountedStep
+from vramprobe.speed.fit import EXPECTED, fit_rates, left_out_errors, rates_of, source_of, unproven, with_widths
 from vramprobe.speed.rates import shipped_counted
 
 A100 = find_gpu("A100-80GB-SXM")
@@ -72,19 +63,19 @@ def test_a_step_at_full_rates_gives_the_times_of_its_count() -> None:
     rates = shipped_counted().rates
     for _, one in steps()[::4]:
         expected = time_of(one.count, one.gpu, fit=unproven(rates, [one])).seconds
-        assert Ideal(one).seconds(rates) == pytest.approx(expected)
+        assert one.seconds(rates) == pytest.approx(expected)
 
 
 def test_a_source_that_is_left_out_is_predicted_by_the_others() -> None:
     slow, fast = made_by({"product": 0.8}, "slow"), made_by({"product": 0.95}, "fast")
     errors = left_out_errors([*slow, *fast], source_of)
     assert errors["slow"][0][1] > 0.05 > -0.05 > errors["fast"][0][1]
-    widths = half_widths([*slow, *fast], fit_rates([*slow, *fast]))
-    assert widths["card never seen"] >= widths["short steps"] >= widths["usual"] >= 0.05
+    widths = with_widths(fit_rates([*slow, *fast]), [*slow, *fast]).half_widths
+    assert min(widths["card never seen"], widths["short steps"]) >= widths["usual"] >= 0.05
 
 
 def test_nothing_to_fit_to_is_said() -> None:
-    with pytest.raises(FitError, match="no counted step"):
+    with pytest.raises(FitError, match="no published step"):
         fit_rates([])
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vramprobe.catalog import find_gpu, fp32_tflops, list_gpus
+from vramprobe.speed.rates import kernel_tables
 from vramprobe.speed.shapes import (
     attention_share,
-    kernel_tables,
     product_share,
     sent_bytes_per_second,
     stand_in,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -22,7 +22,7 @@ from vramprobe.choices import Sharding
 from vramprobe.spec import CellSpec, checked, with_defaults
 from vramprobe.speed.fit import Observation
 from vramprobe.speed.step import Kernel
-from vramprobe.speed.work import work_of
+from vramprobe.speed.work import Work, work_of
 
 #: Why a row is no case. A row that has several reasons gets the first in this order.
 Reason = Literal[
@@ -142,6 +142,15 @@ class SpeedRow(BaseModel):
             self.fused_kernels,
             self.packed,
         )
+
+
+#: Sources whose attention is FlashAttention's first version or its Triton twin. FlashAttention-2 is about twice as fast
+#: (its paper, arXiv 2307.08691), so theirs has the operations of so many of it.
+FIRST_FLASH, FIRST_FLASH_SLOWER = ("llm-foundry",), 2.0
+#: Sources on transformers' Trainer of 2023 to 2025, whose checkpoints repeat a layer whole.
+_REENTRANT = ("fms-acceleration", "qwen-readme")
+#: A source's word for an optimizer whose step is torch's foreach, many kernels; torchtune's AdamW is fused.
+_FOREACH = ("adamw_torch(HF default)", "adamw", "AdamW")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +275,8 @@ def _spec(row: SpeedRow, config: dict[str, Any], batch: int | None, length: int 
     if "n_positions" in config:
         config = config | {"n_positions": length}
     words: dict[str, Any] = {"method": method, "device": "cuda", "dtype": "bf16", "attn": "sdpa"}
+    if row.optimizer in _FOREACH and row.family != "torchtune":
+        words["optim"] = "adamw_torch"
     words["autocast"] = "bf16" if "amp" in (row.dtype or "") or method == "qlora" else "none"
     if method == "full" and row.family in ("llm-foundry", "fms-fsdp", "tinyllama", "internevo"):
         words["dtype"], words["autocast"] = "fp32", "bf16"  # fp32 master weights, cast when gathered
@@ -273,6 +284,8 @@ def _spec(row: SpeedRow, config: dict[str, Any], batch: int | None, length: int 
         words |= {"quant": "nf4", "kbit_prep": "peft" if "baseline-peft-bnb" in row.notes else "none"}
     if method != "full":
         words |= {"lora_r": int(row.lora_r or 16), "lora_targets": _targets(row, config)}
+        if row.family == "fms-acceleration":
+            words["lora_dropout"] = 0.1  # as its own commands launch it
     return checked(
         CellSpec,
         {
@@ -362,7 +375,27 @@ def _config(model: str) -> dict[str, Any] | None:
     }
 
 
-def observations() -> list[tuple[SpeedRow, SpeedCase, Observation]]:
+def has_unknown_links(row: SpeedRow, case: SpeedCase) -> bool:
+    """Whether a fit to its step says nothing of links: four GPUs on two machines whose network is not known (Qwen's
+    "multinode 2x2"), and FSDP on a machine whose source calls its PCIe lanes slow (fsdp_qlora's RTX 3090).
+    """
+    is_slow = row.family == "fsdp_qlora" and case.gpu.short_name == "RTX-3090" and case.sharding == "fsdp"
+    return row.sharding == "multinode 2x2" or is_slow
+
+
+def _work(row: SpeedRow, case: SpeedCase) -> Work:
+    """As its source's libraries of the day do it."""
+    work = work_of(case.spec, fused=case.fused, is_reentrant=row.family in _REENTRANT)
+    times = FIRST_FLASH_SLOWER if row.family in FIRST_FLASH else 1.0
+    return replace(
+        work,
+        attention_flops=times * work.attention_flops,
+        attention_backward_flops=times * work.attention_backward_flops,
+    )
+
+
+@cache
+def observations() -> tuple[tuple[SpeedRow, SpeedCase, Observation], ...]:
     """Each configuration whose step can be counted, once: its first row and the geometric mean of its repeats."""
     repeats: dict[tuple[Any, ...], list[tuple[SpeedRow, SpeedCase]]] = {}
     for row in list_published_speed():
@@ -374,13 +407,14 @@ def observations() -> list[tuple[SpeedRow, SpeedCase, Observation]]:
         rate = math.exp(sum(math.log(one.tokens_per_second) for _, one in pairs) / len(pairs))
         observation = Observation(
             source=row.family,
-            work=work_of(case.spec, fused=case.fused),
+            work=_work(row, case),
             grad_accum=case.spec.grad_accum,
             gpu=case.gpu,
             num_gpus=case.num_gpus,
             sharding=case.sharding,
             kernel=case.kernel,
             tokens_per_second=rate,
+            is_aside=has_unknown_links(row, case),
         )
         found.append((row, case, observation))
-    return found
+    return tuple(found)

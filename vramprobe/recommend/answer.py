@@ -262,7 +262,7 @@ def _notes(question: Question, options: list[Option], offers: list[Offer], today
         notes.append(f"the speed of {', '.join(timed)} is scaled to your records of it")
     unseen = sorted({one.gpu for one in options if one.hours and one.setting.estimate.condition == "card never seen"})
     if unseen:
-        notes.append(f"no published step of {', '.join(unseen)} was at hand: by the data sheet, and a wide interval")
+        notes.append(f"fewer than two sources publish steps of {', '.join(unseen)}: a wide interval")
     used = [one.offer for one in options if one.offer is not None]
     return [*notes, *price_notes(used, today), _not_counted(used)]
 

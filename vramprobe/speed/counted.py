@@ -22,7 +22,6 @@ from vramprobe.speed.rates import (
     Condition,
     Rates,
     SpeedFit,
-    generation_of,
     shipped_counted,
 )
 from vramprobe.speed.shapes import LARGE_MESSAGE, attention_share, product_share, sent_bytes_per_second, times_faster
@@ -40,12 +39,9 @@ FULL_RATES = Rates(
     attention=1.0,
     stream=1.0,
     dequantise=1.0,
-    dequantise_gptq=1.0,
     link=1.0,
     kernel_seconds=1.0,
     step_seconds=1.0,
-    generations={},
-    attention_of={},
 )
 KERNELS = ("products", "attention", "memory-bound", "dequantize", "optimizer")
 Line = tuple[str, int, str]
@@ -203,10 +199,10 @@ class _Roofline:
     def __init__(self, gpu: Gpu, fit: SpeedFit) -> None:
         if gpu.half_dense_tflops is None:
             raise SpecError(f"the peak rate of {gpu.name} is not known, so a step's time cannot be predicted")
-        rates, generation = fit.rates, generation_of(gpu)
+        rates = fit.rates
         self.gpu, self.peak = gpu, gpu.half_dense_tflops * 1e12
-        self._product = self.peak * rates.product * rates.generations.get(generation, 1.0)
-        self._attention = self.peak * rates.attention * rates.attention_of.get(generation, 1.0)
+        self._product = self.peak * rates.product
+        self._attention = self.peak * rates.attention
         plain = fp32_tflops(gpu)
         self._fp32_share = plain / gpu.half_dense_tflops if plain else _FP32_SHARE_ELSEWHERE
         self._stream = gpu.bandwidth_gb_s * 1e9 * rates.stream

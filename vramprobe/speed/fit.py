@@ -1,56 +1,75 @@
 """Fit: published steps -> Rates, and how far they are off on sources and cards that the fit has not seen.
 
-In: Observations. Out: a SpeedFit. Least squares on the logarithm of tokens per second, a large error counted by its
-size and not its square, and each rate held to what is known of such kernels anywhere, so that few rows move it little.
-Loads numpy and scipy, as model/fit.py does; what it leaves behind is read without them.
+In: Steps, by arithmetic (Observation) or counted (counted_fit.py). Out: a SpeedFit. Least squares on the logarithm of a
+step's seconds, a large error counted by its size and not its square, and each rate held to what is known of such
+kernels anywhere, so that few rows move it little. Loads numpy and scipy, as model/fit.py does; what it leaves behind is
+read without them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol, TypeVar
 
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
 from vramprobe.errors import FitError
 from vramprobe.speed.rates import Condition, Rates, SpeedFit
-from vramprobe.speed.step import Kernel, condition_of, parts_of
+from vramprobe.speed.step import Ideal, Kernel, condition_of, ideal_of
 from vramprobe.speed.work import Work
 
-#: What was expected of each rate before any row was looked at, and how sure that is (one standard deviation of its
-#: logarithm). cuBLAS reaches about 0.8 of an A100's peak in large products and 0.68 of an H100's, whose clock falls;
-#: FlashAttention-2 half of an A100's peak (its paper) and 0.35 of an H100's (FlashAttention-3's paper); simple kernels
-#: 0.8 of the bandwidth; a launch from Python takes some 6 µs.
+#: What was expected of each rate before any counted row was looked at, and how sure that is (one standard deviation of
+#: its logarithm). A long step's clock is some 5 to 10 % below that of a short run of one kernel; simple kernels reach
+#: 0.8 of the bandwidth; a launch takes Python and autograd some 8 µs.
 EXPECTED = {
-    "product": (0.8, 0.15),
-    "attention": (0.5, 0.3),
-    "stream": (0.8, 0.2),
+    "product": (0.93, 0.07),
+    "attention": (0.9, 0.15),
+    "stream": (0.8, 0.15),
     "dequantise": (0.5, 0.5),
-    "dequantise_gptq": (0.15, 1.0),
-    "link": (0.6, 0.5),
-    "kernel_seconds": (6e-6, 0.5),
+    "link": (0.8, 0.3),
+    "kernel_seconds": (8e-6, 0.4),
     "step_seconds": (0.01, 1.0),
 }
-EXPECTED_GENERATIONS = {
-    "Ampere": (1.0, 0.05),
-    "Ada Lovelace": (1.0, 0.15),
-    "Hopper": (0.85, 0.15),
-    "GeForce": (1.0, 0.15),
-}
-EXPECTED_ATTENTION = {
-    "Ampere": (1.0, 0.05),
-    "Ada Lovelace": (1.0, 0.15),
-    "Hopper": (0.7, 0.2),
-    "GeForce": (1.0, 0.15),
-}
+#: The same of what arithmetic has beside these. NCCL between machines reaches some 0.6 of the network's rate.
+EXPECTED_OF_ARITHMETIC = {"dequantise_gptq": (0.15, 1.0), "network": (0.6, 0.5)}
 #: Errors beyond this count by their size (soft L1).
-_USUAL_ERROR = 0.1
+_USUAL_ERROR = 0.05
+#: Where the card decides every step, a slower host changes nothing, and its rate stays as it was: then the fit starts
+#: from hosts this much apart, too.
+_SLOWER_HOST, _UNMOVED = math.log(2), 0.01
 #: Of what was left out, an interval holds so much.
 SHARE = 0.8
 #: No interval is narrower: repeats of one run on other vendors' machines and versions differ by so much.
 LEAST_HALF_WIDTH = 0.05
+
+
+class Step(Protocol):
+    """A published step; ``expected``: what was expected of the rates that it needs. One set aside is not fitted to."""
+
+    expected: ClassVar[Mapping[str, tuple[float, float]]]
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def gpu(self) -> Gpu: ...
+    @property
+    def is_aside(self) -> bool: ...
+    @property
+    def published_seconds(self) -> float: ...
+    def seconds(self, rates: Rates) -> float:
+        """By any rates."""
+        ...
+
+    def condition(self, fit: SpeedFit) -> Condition:
+        """What its interval goes by."""
+        ...
+
+
+S = TypeVar("S", bound=Step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,120 +84,166 @@ class Observation:
     sharding: Sharding
     kernel: Kernel
     tokens_per_second: float
+    is_aside: bool = False
+
+    expected: ClassVar = EXPECTED | EXPECTED_OF_ARITHMETIC
+
+    @property
+    def published_seconds(self) -> float:
+        return self.grad_accum * self.work.num_tokens / self.tokens_per_second
+
+    @cached_property
+    def ideal(self) -> Ideal:
+        """At full rates."""
+        return ideal_of(self.work, self.gpu, self.num_gpus, self.sharding)
+
+    def seconds(self, rates: Rates) -> float:
+        return self.ideal.at(rates, self.kernel).step_seconds(self.grad_accum)
+
+    def condition(self, fit: SpeedFit) -> Condition:
+        return condition_of(self.work, self.gpu, self.num_gpus, fit.cards)
 
 
-def predicted(one: Observation, rates: Rates) -> float:
-    """Tokens per second of one GPU."""
-    parts = parts_of(one.work, one.gpu, one.num_gpus, one.sharding, rates, one.kernel)
-    return one.grad_accum * one.work.num_tokens / parts.step_seconds(one.grad_accum)
+def log_error(one: Step, rates: Rates) -> float:
+    """log(predicted / published) of tokens per second."""
+    return math.log(one.published_seconds / one.seconds(rates))
 
 
-def log_error(one: Observation, rates: Rates) -> float:
-    """log(predicted / published)."""
-    return math.log(predicted(one, rates) / one.tokens_per_second)
-
-
-def fit_rates(observations: Sequence[Observation]) -> Rates:
-    """Rates by least squares. A source of n configurations counts as √n of them: they share its conditions."""
+def fit_rates(steps: Sequence[Step]) -> Rates:
+    """Rates by least squares. A source of n steps counts as √n of them: they share its conditions."""
     import numpy as np
     from scipy.optimize import least_squares
 
-    if not observations:
+    steps = [one for one in steps if not one.is_aside]
+    if not steps:
         raise FitError("no published step is left to fit rates to")
-    expected, scale = np.array(_flat(0)), np.array(_flat(1))
-    sizes = Counter(one.source for one in observations)
-    weights = np.array([sizes[one.source] ** -0.25 for one in observations])
+    names = list(steps[0].expected)
+    expected = np.log([value for value, _ in steps[0].expected.values()])
+    scale = np.array([width for _, width in steps[0].expected.values()])
+    sizes = Counter(one.source for one in steps)
+    weights = np.array([sizes[one.source] ** -0.25 for one in steps])
 
     def residuals(point: np.ndarray) -> np.ndarray:
-        rates = _rates(point)
-        errors = weights * np.array([log_error(one, rates) for one in observations]) / _USUAL_ERROR
+        rates = rates_of(point, names)
+        errors = weights * np.array([log_error(one, rates) for one in steps]) / _USUAL_ERROR
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-        return np.concatenate([soft, (point - np.log(expected)) / scale])
+        return np.concatenate([soft, (point - expected) / scale])
 
-    return rounded(_rates(least_squares(residuals, np.log(expected)).x))
+    is_host = np.array(names) == "kernel_seconds"
+    found = least_squares(residuals, expected)
+    if abs(found.x - expected)[is_host] < _UNMOVED:
+        others = [least_squares(residuals, expected + _SLOWER_HOST * times * is_host) for times in (1, 2)]
+        found = min([found, *others], key=lambda one: one.cost)
+    return Rates(**{name: short(math.exp(value)) for name, value in zip(names, found.x, strict=True)})
 
 
-def rounded(rates: Rates) -> Rates:
-    """Three digits: a solver's steps differ between processors in the sixth, and the rows carry no more than two."""
-    return Rates.model_validate(
-        {
-            name: {key: short(number) for key, number in value.items()} if isinstance(value, dict) else short(value)
-            for name, value in rates.model_dump().items()
-        }
-    )
+def rates_of(point: Sequence[float], names: Iterable[str] = EXPECTED) -> Rates:
+    """Rates from their logarithms."""
+    return Rates(**{name: math.exp(value) for name, value in zip(names, point, strict=True)})
 
 
 def short(value: float) -> float:
-    """The digits with which a rate is kept."""
+    """Three digits: a solver's steps differ between processors in the sixth, and the rows carry no more than two."""
     return float(f"{value:.3g}")
 
 
-def _flat(which: int) -> list[float]:
-    groups = (EXPECTED, EXPECTED_GENERATIONS, EXPECTED_ATTENTION)
-    return [pair[which] for group in groups for pair in group.values()]
+def source_of(one: Step) -> str:
+    return one.source
 
 
-def _rates(point: Sequence[float]) -> Rates:
-    values = iter(math.exp(value) for value in point)
-    named = {name: next(values) for name in EXPECTED}
-    generations = {name: next(values) for name in EXPECTED_GENERATIONS}
-    return Rates(**named, generations=generations, attention_of={name: next(values) for name in EXPECTED_ATTENTION})
+def card_of(one: Step) -> str:
+    """The chip, by its architecture and peak: A100s of 40 and 80 GB say nothing new of each other."""
+    return f"{one.gpu.arch}, {one.gpu.half_dense_tflops} TFLOP/s"
 
 
-def left_out_errors(observations: Sequence[Observation], by: str) -> dict[str, list[tuple[Observation, float]]]:
-    """By source or card (``by``: ``source`` or ``gpu``): its observations and log errors of a fit without them."""
-    groups: dict[str, list[Observation]] = {}
-    for one in observations:
-        groups.setdefault(one.source if by == "source" else one.gpu.short_name, []).append(one)
+def left_out_errors(steps: Sequence[S], by: Callable[[S], str]) -> dict[str, list[tuple[S, float]]]:
+    """By source or card: its steps and their log errors by a fit without them."""
+    groups: dict[str, list[S]] = {}
+    for one in steps:
+        groups.setdefault(by(one), []).append(one)
     found = {}
     for name, group in sorted(groups.items()):
-        rates = fit_rates([one for one in observations if all(one is not other for other in group)])
-        found[name] = [(one, log_error(one, rates)) for one in group]
+        others = [one for one in steps if by(one) != name]
+        if others:
+            rates = fit_rates(others)
+            found[name] = [(one, log_error(one, rates)) for one in group]
     return found
 
 
-def half_widths(
-    by_source: dict[str, list[tuple[Observation, float]]], by_card: dict[str, list[tuple[Observation, float]]]
-) -> dict[Condition, float]:
-    """By condition, what :data:`SHARE` of the errors on what was left out stay below; a source's share is √n."""
-    cards = sorted({one.gpu.short_name for pairs in by_source.values() for one, _ in pairs})
+def known_cards(steps: Sequence[Step]) -> list[str]:
+    """Cards whose chip two sources have steps of: of one alone it cannot be told from its source."""
+    sources: dict[str, set[str]] = {}
+    for one in steps:
+        sources.setdefault(card_of(one), set()).add(one.source)
+    return sorted({one.gpu.short_name for one in steps if len(sources[card_of(one)]) > 1})
+
+
+def unproven(rates: Rates, steps: Sequence[Step]) -> SpeedFit:
+    """These rates with intervals of no width: for predicting what they were not fitted to."""
+    return SpeedFit(
+        rates=rates,
+        half_widths=dict.fromkeys(("usual", "short steps", "several machines", "card never seen"), 0.0),
+        cards=known_cards(steps),
+        sources={},
+        num_configurations=sum(not one.is_aside for one in steps),
+        median_error=0.0,
+        data="",
+    )
+
+
+def half_widths(steps: Sequence[S], fit: SpeedFit) -> dict[Condition, float]:
+    """By condition, what :data:`SHARE` of the errors on sources left out stay below, each step counted once; for a card
+    never seen, of those on cards left out, where a card of n steps counts as √n: a new one is like any of them.
+    """
     sized: dict[Condition, list[tuple[float, float]]] = {}
-    for pairs in by_source.values():
+    for pairs in left_out_errors(steps, source_of).values():
         for one, error in pairs:
-            condition = condition_of(one.work, one.gpu, one.num_gpus, cards)
-            sized.setdefault(condition, []).append((abs(error), len(pairs) ** -0.5))
-    unseen = [(abs(error), len(pairs) ** -0.5) for pairs in by_card.values() for _, error in pairs]
-    widths = {condition: weighted_quantile(pairs) for condition, pairs in sized.items()}
-    usual = widths.get("usual", LEAST_HALF_WIDTH)
+            sized.setdefault(one.condition(fit), []).append((abs(error), 1.0))
+    by_card = left_out_errors(steps, card_of).values()
+    unseen = [(abs(error), len(pairs) ** -0.5) for pairs in by_card for _, error in pairs]
+    usual = _quantile(sized.get("usual", []), LEAST_HALF_WIDTH)
     found: dict[Condition, float] = {"usual": usual}
     conditions: tuple[Condition, ...] = ("short steps", "several machines")
     for condition in conditions:
-        found[condition] = max(usual, widths.get(condition, 2 * usual))
-    found["card never seen"] = max(*found.values(), weighted_quantile(unseen))
+        found[condition] = max(usual, _quantile(sized.get(condition, []), 2 * usual))
+    found["card never seen"] = max(usual, _quantile(unseen, 2 * usual))
     return found
 
 
-def weighted_quantile(pairs: list[tuple[float, float]]) -> float:
-    """The weighted quantile of (error, weight)."""
+def _quantile(pairs: list[tuple[float, float]], otherwise: float) -> float:
+    """The weighted quantile of (error, weight), of nothing ``otherwise``."""
     reached, whole = 0.0, sum(weight for _, weight in pairs)
     for error, weight in sorted(pairs):
         reached += weight
         if reached >= SHARE * whole:
             return max(error, LEAST_HALF_WIDTH)
-    return LEAST_HALF_WIDTH
+    return otherwise
 
 
-def fit_speed(observations: Sequence[Observation], data: str, median_error: float) -> SpeedFit:
-    """All of it, as it ships; ``median_error`` is of sources left out, in good conditions."""
-    rates = fit_rates(observations)
-    widths = half_widths(left_out_errors(observations, "source"), left_out_errors(observations, "gpu"))
-    sources = Counter(one.source for one in observations)
-    return SpeedFit(
-        rates=rates,
-        half_widths={name: short(width) for name, width in widths.items()},
-        cards=sorted({one.gpu.short_name for one in observations}),
-        sources=dict(sorted(sources.items())),
-        num_configurations=len(observations),
-        median_error=short(median_error),
-        data=data,
-    )
+def with_widths(rates: Rates, steps: Sequence[S]) -> SpeedFit:
+    """These rates, which were fitted to ``steps``, with the intervals that these give."""
+    fit = unproven(rates, steps)
+    return fit.model_copy(update={"half_widths": {name: short(w) for name, w in half_widths(steps, fit).items()}})
+
+
+def inside_intervals(steps: Sequence[S]) -> list[tuple[S, Condition, bool]]:
+    """Whether each source's steps lie in the interval of a fit, and of widths, that have not seen the source; nothing
+    of a source without which less than two are left.
+    """
+    found = []
+    for source in sorted({one.source for one in steps}):
+        others = [one for one in steps if one.source != source]
+        if len({one.source for one in others}) < 2:
+            continue
+        fit = with_widths(fit_rates(others), others)
+        for one in (one for one in steps if one.source == source):
+            condition = one.condition(fit)
+            found.append((one, condition, abs(log_error(one, fit.rates)) <= fit.half_widths[condition]))
+    return found
+
+
+def fit_speed(steps: Sequence[S], data: str, median_error: float) -> SpeedFit:
+    """All of it, as it ships; ``median_error`` is of sources left out."""
+    sources = dict(sorted(Counter(one.source for one in steps if not one.is_aside).items()))
+    told = {"sources": sources, "median_error": short(median_error), "data": data}
+    return with_widths(fit_rates(steps), steps).model_copy(update=told)

@@ -1,17 +1,16 @@
 """Rates: how much of a data sheet's figures a training step reaches, as numbers that a fit left behind.
 
-In: data/rates/speed.json. Out: frozen Rates with what they were fitted to and how far they are off. Reads nothing at
-import; the fit itself is fit.py.
+In: data/rates/. Out: frozen Rates with what they were fitted to and how far they are off, and tables of measured
+kernels. Reads nothing at import; the fit itself is fit.py.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
 
@@ -28,22 +27,24 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+_Read = TypeVar("_Read", bound=_Frozen)
+
+
 class Rates(_Frozen):
-    """Shares of a card's peak (products, attention), bandwidth (stream, dequantised weights) and link; seconds of a
-    kernel's launch and of what an optimizer step takes besides. ``generations`` multiplies a generation's products,
-    ``attention_of`` its attention.
+    """Shares of what measured kernels reach by shape (products, attention, link), of the bandwidth (stream, dequantised
+    weights); seconds of a kernel's launch and of what an optimizer step takes besides. Arithmetic's alone: the share of
+    the bandwidth in GPTQ's dequantisation, and of the network's rate between machines.
     """
 
     product: float
     attention: float
     stream: float
     dequantise: float
-    dequantise_gptq: float
     link: float
     kernel_seconds: float
     step_seconds: float
-    generations: dict[str, float]
-    attention_of: dict[str, float]
+    dequantise_gptq: float | None = None
+    network: float | None = None
 
 
 class SpeedFit(_Frozen):
@@ -58,28 +59,46 @@ class SpeedFit(_Frozen):
     data: str  # the file, and the digest of its text
 
 
-def generation_of(gpu: Gpu) -> str:
-    """Which cards share an efficiency: NVIDIA's architecture, and GeForce's apart, whose tensor cores add in fp32 at
-    half the rate.
-    """
-    return "GeForce" if gpu.name.startswith("GeForce") else gpu.arch
+class KernelTables(_Frozen):
+    """Measured kernels. Shares are per mille of a card's 16-bit peak; speeds GB/s of a whole message."""
+
+    source: str
+    alike: dict[str, str]  # architecture, with its board's links where these decide → the card whose table is read
+    m: list[int]
+    n: list[int]
+    k: list[int]
+    products: dict[str, list[int]]  # by m, then n, then k
+    narrow_m: list[int]
+    faster: dict[str, dict[str, list[float]]]  # fp8 or nvfp4 → card → times as fast as in 16 bit, by m
+    lengths: list[int]
+    attention: dict[str, dict[str, list[int]]]  # card → head width → by length
+    sizes: list[int]  # bytes
+    collectives: dict[str, dict[str, dict[str, list[float]]]]  # card → kind → GPUs → by size
+    best_source: str
+    best_tflops: dict[str, float]
+
+
+@cache
+def kernel_tables() -> KernelTables:
+    """The tables that ship. Raises FitError where their file is damaged."""
+    return _read("rates/kernels.json", KernelTables)
 
 
 @cache
 def shipped_speed() -> SpeedFit:
     """The fit that ships, to arithmetic's work. Raises FitError where its file is damaged."""
-    return _read("rates/speed.json")
+    return _read("rates/speed.json", SpeedFit)
 
 
 @cache
 def shipped_counted() -> SpeedFit:
-    """The fit that ships, to counted work: its shares are of the kernel tables' (shapes.py). Raises FitError."""
-    return _read("rates/counted.json")
+    """The fit that ships, to counted work. Raises FitError."""
+    return _read("rates/counted.json", SpeedFit)
 
 
-def _read(name: str) -> SpeedFit:
+def _read(name: str, kind: type[_Read]) -> _Read:
     path = data_file(name)
     try:
-        return SpeedFit.model_validate_json(path.read_text(encoding="utf-8"))
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise FitError(f"{path.name}, which ships with vramprobe, cannot be read: {error}; install it anew") from None

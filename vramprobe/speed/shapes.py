@@ -10,52 +10,20 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from vramprobe.catalog import Gpu, find_gpu
-from vramprobe.catalog.shipped import data_file
-from vramprobe.errors import FitError
+from vramprobe.speed.rates import kernel_tables
 
 _FP8_SINCE = (8, 9)  # compute capability whose tensor cores multiply in FP8
 _PCIE_5_GB_S = 128  # both directions of 16 lanes
 #: FlashAttention's backward over its forward, share by share: SimuMax's A100 (0.86), cuDNN's GB200 and GB300 (0.72).
 _BACKWARD = {"Ampere": 0.86, "Ada Lovelace": 0.86, "Hopper": 0.72, "Blackwell": 0.72, "Blackwell Ultra": 0.72}
+#: PyTorch's attention on Hopper and later is slower than what was measured there (FlashAttention-3, TensorRT-LLM).
+_PYTORCH = {"Hopper": 0.75, "Blackwell": 0.75, "Blackwell Ultra": 0.75}
 _NARROW_WIDTH = 64
 #: Of heads of 64 where no card of its kind was measured: three others' are 0.76 to 0.85 of 128's.
 _NARROW = 0.8
 #: As large as layers are gathered and buckets are reduced.
 LARGE_MESSAGE = float(1 << 27)
-
-
-class KernelTables(BaseModel):
-    """Measured kernels. Shares are per mille of a card's 16-bit peak; speeds GB/s of a whole message."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: str
-    alike: dict[str, str]  # architecture, with its board's links where these decide → the card whose table is read
-    m: list[int]
-    n: list[int]
-    k: list[int]
-    products: dict[str, list[int]]  # by m, then n, then k
-    narrow_m: list[int]
-    faster: dict[str, dict[str, list[float]]]  # fp8 or nvfp4 → card → times as fast as in 16 bit, by m
-    lengths: list[int]
-    attention: dict[str, dict[str, list[int]]]  # card → head width → by length
-    sizes: list[int]  # bytes
-    collectives: dict[str, dict[str, dict[str, list[float]]]]  # card → kind → GPUs → by size
-    best_source: str
-    best_tflops: dict[str, float]
-
-
-@cache
-def kernel_tables() -> KernelTables:
-    """The tables that ship. Raises FitError where their file is damaged."""
-    path = data_file("rates/kernels.json")
-    try:
-        return KernelTables.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise FitError(f"{path.name}, which ships with vramprobe, cannot be read: {error}; install it anew") from None
 
 
 def stand_in(gpu: Gpu) -> str:
@@ -124,7 +92,7 @@ def _attention_share(name: str, length: int, width: int, backward: bool) -> floa
         shares, factor = by_width["128"], _NARROW
     total = sum(part * math.log(shares[at]) for at, part in _between(tables.lengths, length))
     reached, most = _reached(gpu)
-    share = min(math.exp(total) / 1000 * factor * reached, most)
+    share = min(math.exp(total) / 1000 * factor * reached, most) * _PYTORCH.get(gpu.arch, 1.0)
     return share * (_BACKWARD.get(gpu.arch, _BACKWARD["Ampere"]) if backward else 1.0)
 
 

@@ -1,7 +1,8 @@
 """Step: work and a card -> seconds of an optimizer step, by part, and tokens per second with an interval.
 
-In: Work, a Gpu, how many share the step and how. Out: an Estimate. Products run at a share of the peak or wait for
-their bytes; the other kernels wait for bytes; the host launches them all; collectives run beside. Never imports numpy.
+In: Work, a Gpu, how many share the step and how. Out: an Estimate. Products and attention run at what kernels of their
+shape reach, or wait for their bytes; the other kernels wait for bytes; the host launches them all; collectives run
+beside, as fast as measured ones. Never imports numpy.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from vramprobe.speed.rates import (
     Condition,
     Rates,
     SpeedFit,
-    generation_of,
     shipped_speed,
 )
+from vramprobe.speed.shapes import attention_share, product_share, sent_bytes_per_second
 from vramprobe.speed.work import Work, work_of
 
 #: One GPU's share of its machine's network, bytes per second in one direction: 8 × 200 Gbit/s beside A100s, 8 × 400
@@ -80,44 +81,87 @@ class Parts(NamedTuple):
         return grad_accum * self.micro_seconds() + self.optimizer + self.reduction / 2 + self.rest
 
 
+class Ideal(NamedTuple):
+    """Seconds at full rates, of a micro-step but for the last two: what any rates make of it needs no shape again."""
+
+    products: tuple[tuple[float, float], ...]  # of operations, of bytes
+    attention: tuple[float, float]
+    stream: float
+    dequantise: float
+    num_kernels: float
+    collectives: tuple[float, float]  # within machines, and on the network between them
+    optimizer: float
+    reduction: tuple[float, float]
+
+    def at(self, rates: Rates, kernel: Kernel) -> Parts:
+        """By these rates."""
+        operations, num_bytes = self.attention
+        product, stream = rates.product, rates.stream
+        return Parts(
+            products=sum(max(one[0] / product, one[1] / stream) for one in self.products),
+            attention=max(operations / rates.attention, num_bytes / rates.stream),
+            stream=self.stream / rates.stream,
+            dequantise=self.dequantise / ((rates.dequantise_gptq if kernel == "gptq" else None) or rates.dequantise),
+            launches=self.num_kernels * rates.kernel_seconds,
+            collectives=_slower(self.collectives, rates),
+            optimizer=self.optimizer / rates.stream,
+            reduction=_slower(self.reduction, rates),
+            rest=rates.step_seconds,
+        )
+
+
+def _slower(sent: tuple[float, float], rates: Rates) -> float:
+    """Within machines and between them at once."""
+    return max(sent[0] / rates.link, sent[1] / (rates.network or 1.0))
+
+
+def ideal_of(work: Work, gpu: Gpu, num_gpus: int, sharding: Sharding) -> Ideal:
+    """The step at full rates. Raises SpecError for a card whose peak is not known."""
+    if gpu.half_dense_tflops is None:
+        raise SpecError(f"the peak rate of {gpu.name} is not known, so its speed cannot be estimated")
+    peak, bandwidth = gpu.half_dense_tflops * 1e12, gpu.bandwidth_gb_s * 1e9
+    forward = attention_share(gpu, work.length, work.head_size, backward=False)
+    backward = attention_share(gpu, work.length, work.head_size, backward=True)
+    attention = work.attention_flops / forward + work.attention_backward_flops / backward
+    rules = rules_of(sharding)
+    gathers = num_gpus > 1 and rules.num_gathers > 0
+    sent = [("all_gather", work.gathered_bytes * rules.num_gathers), ("reduce_scatter", work.gradient_bytes)]
+    return Ideal(
+        products=tuple(
+            (
+                one.count * one.flops / (peak * product_share(gpu, one.m, one.n, one.k)),
+                one.count * one.num_bytes / bandwidth,
+            )
+            for one in work.products
+        ),
+        attention=(attention / peak, work.attention_bytes / bandwidth),
+        stream=(work.stream_bytes + work.cast_bytes) / bandwidth,
+        dequantise=work.dequantised_bytes / bandwidth,
+        num_kernels=work.num_kernels,
+        collectives=_sent_seconds(sent if gathers else [], gpu, num_gpus),
+        optimizer=work.optimizer_bytes / bandwidth / (num_gpus if rules.divides_state else 1),
+        reduction=_sent_seconds([] if gathers else [("all_reduce", work.gradient_bytes)], gpu, num_gpus),
+    )
+
+
 def parts_of(
     work: Work, gpu: Gpu, num_gpus: int, sharding: Sharding, rates: Rates, kernel: Kernel = "bitsandbytes"
 ) -> Parts:
     """The seconds of each part. Raises SpecError for a card whose peak is not known."""
-    peak = gpu.half_dense_tflops
-    if peak is None:
-        raise SpecError(f"the peak rate of {gpu.name} is not known, so its speed cannot be estimated")
-    generation = generation_of(gpu)
-    flops = peak * 1e12 * rates.product * rates.generations.get(generation, 1.0)
-    attention = peak * 1e12 * rates.attention * rates.attention_of.get(generation, 1.0)
-    bandwidth = gpu.bandwidth_gb_s * 1e9
-    stream = bandwidth * rates.stream
-    packed = bandwidth * (rates.dequantise_gptq if kernel == "gptq" else rates.dequantise)
-    rules = rules_of(sharding)
-    gathers = num_gpus > 1 and rules.num_gathers > 0
-    each = work.gathered_bytes * rules.num_gathers + work.gradient_bytes
-    return Parts(
-        products=sum(one.count * math.hypot(one.flops / flops, one.num_bytes / stream) for one in work.products),
-        attention=math.hypot(work.attention_flops / attention, work.attention_bytes / stream),
-        stream=(work.stream_bytes + work.cast_bytes) / stream,
-        dequantise=work.dequantised_bytes / packed,
-        launches=work.num_kernels * rates.kernel_seconds,
-        collectives=_sent_seconds(each, gpu, num_gpus, rates) if gathers else 0.0,
-        optimizer=work.optimizer_bytes / stream / (num_gpus if rules.divides_state else 1),
-        reduction=0.0 if gathers or num_gpus == 1 else _sent_seconds(2 * work.gradient_bytes, gpu, num_gpus, rates),
-        rest=rates.step_seconds,
-    )
+    return ideal_of(work, gpu, num_gpus, sharding).at(rates, kernel)
 
 
-def _sent_seconds(num_bytes: float, gpu: Gpu, num_gpus: int, rates: Rates) -> float:
-    """Gathering or reducing ``num_bytes``, each GPU with its share: within machines and between them at once."""
+def _sent_seconds(sent: list[tuple[str, float]], gpu: Gpu, num_gpus: int) -> tuple[float, float]:
+    """Collectives over so many bytes, in large messages: within machines, and on the network between them."""
     near = min(num_gpus, GPUS_PER_MACHINE)
     machines = -(-num_gpus // GPUS_PER_MACHINE)
-    within = num_bytes * (near - 1) / near / (gpu.link_bytes_per_second * rates.link)
-    if machines == 1:
-        return within
+    if near == 1:
+        return 0.0, 0.0
     network = _NETWORK.get(gpu.arch, _SLOW_NETWORK) if gpu.nvlink_joins == "all" else _SLOW_NETWORK
-    return max(within, num_bytes * (machines - 1) / machines / GPUS_PER_MACHINE / (network * rates.link))
+    each = [(kind, num_bytes * (2 if kind == "all_reduce" else 1)) for kind, num_bytes in sent]
+    within = sum(num_bytes * (near - 1) / near / sent_bytes_per_second(gpu, kind, near) for kind, num_bytes in each)
+    between = sum(num_bytes for _, num_bytes in each) * (machines - 1) / machines / GPUS_PER_MACHINE / network
+    return within, between
 
 
 def condition_of(work: Work, gpu: Gpu, num_gpus: int, cards: list[str]) -> Condition:

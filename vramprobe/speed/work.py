@@ -23,6 +23,7 @@ _ROTARY_BYTES, _FUSED_ROTARY_BYTES = 20, 4
 #: silu, then a product: 2→2, 2+2→2. Fused: one kernel. An MLP without a gate has its one activation.
 _GATED_BYTES, _FUSED_GATED_BYTES, _ACTIVATION_BYTES = 10, 6, 4
 _RESIDUAL_BYTES = 6
+_LAST_OF_MLP = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj")
 #: Per logit, forward and backward together: to fp32, log-softmax, its gradient, back to 16 bit. Fused: read, written
 #: once each way.
 _LOSS_BYTES, _FUSED_LOSS_BYTES = 32, 8
@@ -31,17 +32,35 @@ _ADAPTER_OUT_BYTES = 10
 #: Kernels of a layer, forward, beside its products; an adapter's and a packed weight's are counted with them.
 _EAGER_KERNELS, _FUSED_KERNELS = 34, 10
 _ADAPTER_KERNELS, _PACKED_KERNELS, _CAST_KERNELS = 5, 2, 1
-_BACKWARD = 2.0  # of elementwise bytes, over the forward's
+_BACKWARD = 2.0  # of elementwise bytes and of kernels, over the forward's
 #: FlashAttention-2's backward recomputes the scores: five products for the forward's two.
 _ATTENTION_BACKWARD = 2.5
 
 
 class Product(NamedTuple):
-    """Matrix products of one shape: operations and bytes of one, and how many times a micro-step does it."""
+    """Matrix products of [m, k] by [k, n]: bytes of an element, how many there are, and how often each is repeated."""
 
-    flops: float
-    num_bytes: float
-    count: float
+    m: float
+    n: float
+    k: float
+    width: int
+    copies: float
+    repeats: int = 0
+
+    @property
+    def count(self) -> float:
+        """How many times a micro-step does it."""
+        return self.copies * (1 + self.repeats)
+
+    @property
+    def flops(self) -> float:
+        """Operations of one."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def num_bytes(self) -> float:
+        """What one reads and writes."""
+        return self.width * (self.m * self.n + self.m * self.k + self.n * self.k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +69,11 @@ class Work:
 
     num_tokens: int
     products: tuple[Product, ...]
-    attention_flops: float
+    attention_flops: float  # forward, with what checkpointing repeats
+    attention_backward_flops: float
     attention_bytes: float
+    length: int  # keys of a sequence
+    head_size: int
     stream_bytes: float  # norms, rotations, activations, residuals, loss, adapters' sums
     dequantised_bytes: float  # read packed and written in 16 bit
     cast_bytes: float  # of weights, to autocast's dtype
@@ -68,14 +90,15 @@ class Work:
         return sum(product.flops * product.count for product in self.products)
 
 
-def work_of(spec: CellSpec, *, fused: bool | None = None) -> Work:
+def work_of(spec: CellSpec, *, fused: bool | None = None, is_reentrant: bool = False) -> Work:
     """The work of a cell's step on one GPU; ``fused``: norms, rotations, activations and loss in few kernels, as
-    torch.compile makes them (None: as the cell says). Raises UnsupportedArchitecture without arithmetic for the model.
+    torch.compile makes them (None: as the cell says); ``is_reentrant``: checkpoints repeat a layer whole, as older
+    transformers' do. Raises UnsupportedArchitecture without arithmetic for the model.
     """
-    return _count(spec, spec.torch_compile if fused is None else fused)
+    return _count(spec, spec.torch_compile if fused is None else fused, is_reentrant)
 
 
-def _count(spec: CellSpec, fused: bool) -> Work:
+def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
     arch = architecture(spec.architecture)
     stored = tensors(spec, arch)
     tokens, length = spec.num_tokens, spec.seq_len
@@ -89,40 +112,32 @@ def _count(spec: CellSpec, fused: bool) -> Work:
     adapter_stream, adapter_kernels = 0.0, 0.0
     copies_of_products = 0.0
     for linear in arch.linears:
-        share = _share_of_tokens(arch, linear.name)
-        rows = tokens * share
-        size = float(linear.num_in * linear.num_out)
-        moved = dense * (rows * (linear.num_in + linear.num_out) + size)
-        uses = 1 + again + 1 + (1 if full else 0)
-        products.append(Product(2 * rows * size, moved, uses * linear.num_copies))
-        copies_of_products += linear.num_copies
-        if linear.name in targets:
+        rows = tokens * _share_of_tokens(arch, linear.name)
+        copies, is_adapted = linear.num_copies, linear.name in targets
+        # torch's checkpoint stops once it has all that backward wants: not what the last layer of an MLP gives
+        stops = linear.name.endswith(_LAST_OF_MLP) and not is_adapted and not is_reentrant
+        repeats = again - (1 if stops and spec.gradient_checkpointing else 0)
+        products += _uses(rows, linear.num_out, linear.num_in, dense, copies, repeats, trains=full)
+        copies_of_products += copies
+        if is_adapted:
             rank = spec.lora_r or 1
             width = 4 if spec.lora_dtype == "fp32" and spec.autocast == "none" else 2
-            for one in (linear.num_in, linear.num_out):
-                products.append(
-                    Product(
-                        2 * rows * one * rank,
-                        width * (rows * (one + rank) + one * rank),
-                        (3 + again) * linear.num_copies,
-                    )
-                )
+            products += _uses(rows, rank, linear.num_in, width, copies, again, trains=True)
+            products += _uses(rows, linear.num_out, rank, width, copies, again, trains=True)
             elements = rows * (_ADAPTER_OUT_BYTES * linear.num_out + (6 * linear.num_in if width == 4 else 0))
             if spec.lora_dropout:
                 elements += 5 * rows * linear.num_in
-            adapter_stream += elements * linear.num_copies
-            adapter_kernels += _ADAPTER_KERNELS * linear.num_copies
+            adapter_stream += elements * copies
+            adapter_kernels += _ADAPTER_KERNELS * copies
     for stack in (p for p in arch.parameters if p.role == "experts"):
         share = (arch.experts.per_token / arch.experts.num) if arch.experts else 1.0
-        rows = tokens * share
-        moved = dense * (rows * sum(stack.shape[-2:]) * stack.shape[0] + stack.numel)
-        uses = 2 + again + (1 if full else 0)
-        products.append(Product(2 * rows * stack.numel, moved, uses * arch.num_copies(stack)))
-    head = float(arch.vocab_size * arch.head_width)
-    head_bytes = dense * (tokens * (arch.vocab_size + arch.head_width) + head)
-    head_uses = 2 + (1 if full else 0) + (1 if spec.uses_trl else 0)  # whose tiles are made again in backward
-    head_uses += 1 if TRAINERS[spec.trainer].has_reference else 0
-    products.append(Product(2 * tokens * head, head_bytes, head_uses))
+        num_in, num_out = stack.shape[-2:]
+        copies = arch.num_copies(stack) * stack.numel / (num_in * num_out)
+        products += _uses(tokens * share, num_out, num_in, dense, copies, again, trains=full)
+    head_repeats = 1 if spec.uses_trl else 0  # whose tiles are made again in backward
+    head_repeats += 1 if TRAINERS[spec.trainer].has_reference else 0
+    products += _uses(tokens, arch.vocab_size, arch.head_width, dense, 1, head_repeats, trains=full)
+    model_flops = sum(product.flops * product.copies for product in products)
 
     attention = sum(_attention_flops(arch, spec.num_rows, length, layer) for layer in range(arch.num_layers))
     queries = arch.num_heads * arch.head_size
@@ -153,27 +168,24 @@ def _count(spec: CellSpec, fused: bool) -> Work:
     per_layer += (_PACKED_KERNELS * copies_of_products) if spec.quant != "none" else 0
     per_layer += (_CAST_KERNELS * copies_of_products) if spec.autocast != "none" and not fused else 0
     trained = [t for t in stored if t.trained]
-    model_flops = sum(_of_one_forward(p, spec, full) for p in products[:-1])
     return Work(
         num_tokens=tokens,
         products=tuple(products),
-        attention_flops=attention * (1 + again + _ATTENTION_BACKWARD),
+        attention_flops=attention * (1 + again),
+        attention_backward_flops=attention * _ATTENTION_BACKWARD,
         attention_bytes=attention_bytes,
+        length=length,
+        head_size=arch.head_size,
         stream_bytes=stream,
         dequantised_bytes=2.5 * quantised * (2 + again),
         cast_bytes=6.0 * frozen_wide * (1 + again),
-        num_kernels=per_layer * (2 + again) + 40,
+        num_kernels=per_layer * (1 + again + _BACKWARD) + 40,
         optimizer_bytes=_optimizer_bytes(spec, trained),
         gathered_bytes=_gathered_bytes(spec, stored),
         gradient_bytes=float(sum(t.numel * t.num_copies * _gradient_width(spec, t) for t in trained)),
         num_layers=arch.num_layers,
-        model_flops=model_flops + 2 * tokens * head * head_uses + attention * (1 + _ATTENTION_BACKWARD),
+        model_flops=model_flops + attention * (1 + _ATTENTION_BACKWARD),
     )
-
-
-def _of_one_forward(product: Product, spec: CellSpec, full: bool) -> float:
-    again = _further_forwards(spec)
-    return product.flops * (product.count / _uses(product, again, full)) * (_uses(product, again, full) - again)
 
 
 def _further_forwards(spec: CellSpec) -> int:
@@ -181,8 +193,15 @@ def _further_forwards(spec: CellSpec) -> int:
     return (1 if spec.gradient_checkpointing else 0) + (1 if TRAINERS[spec.trainer].has_reference else 0)
 
 
-def _uses(product: Product, again: int, full: bool) -> int:
-    return 2 + again + (1 if full else 0)
+def _uses(
+    rows: float, num_out: float, num_in: float, width: int, copies: float, repeats: int, *, trains: bool
+) -> list[Product]:
+    """Of so many linear layers: forward, the gradient of their input, and that of their weight where it trains."""
+    found = [
+        Product(rows, num_out, num_in, width, copies, repeats),
+        Product(rows, num_in, num_out, width, copies),
+    ]
+    return [*found, Product(num_out, num_in, rows, width, copies)] if trains else found
 
 
 def _share_of_tokens(arch: Architecture, name: str) -> float:
@@ -221,8 +240,7 @@ def _elementwise(arch: Architecture, tokens: int, wide: int, fused: bool) -> tup
 
 def _mlp_width(arch: Architecture) -> int:
     """What the last linear layer of the MLP takes."""
-    ends = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj")
-    return next((linear.num_in for linear in arch.linears if linear.name.endswith(ends)), 4 * arch.head_width)
+    return next((linear.num_in for linear in arch.linears if linear.name.endswith(_LAST_OF_MLP)), 4 * arch.head_width)
 
 
 def _gradient_width(spec: CellSpec, tensor: Tensor) -> int:

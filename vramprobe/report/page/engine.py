@@ -24,7 +24,7 @@ from vramprobe.predict.uncertainty import basis_of
 from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
 from vramprobe.rules.sharding import HYBRID, SHARDINGS
-from vramprobe.speed.rates import shipped_speed
+from vramprobe.speed.rates import kernel_tables, shipped_speed
 
 #: The packages whose modules the page counts with, whole.
 _PACKAGES = ("terms.models", "terms.sharding.zero", "terms.sharding.zero3", "terms.sharding")
@@ -130,7 +130,12 @@ _MODULES: dict[str, set[str] | None] = {
         "_between", "_near", "_bounds", "_start_of_range", "_made_for", "_nothing_fits", "_once", "_over_tight",
         "_over_fits", "_refuse", "_found",
     },
-    "speed.rates": {"Rates", "SpeedFit", "SHORT_TOKENS", "GPUS_PER_MACHINE", "generation_of"},
+    "speed.rates": {"Rates", "SpeedFit", "SHORT_TOKENS", "GPUS_PER_MACHINE"},
+    "speed.shapes": {
+        "LARGE_MESSAGE", "_PCIE_5_GB_S", "_BACKWARD", "_PYTORCH", "_NARROW_WIDTH", "_NARROW", "stand_in", "_reached",
+        "product_share", "_product_share", "attention_share", "_attention_share", "sent_bytes_per_second",
+        "_linked_alike", "_between",
+    },
     "speed.work": None,
     "speed.step": None,
     "recommend.prices": {"Offer"},
@@ -191,6 +196,9 @@ _GIVEN = {
     "vramprobe.recommend.memory.predict_on": "$predictOn",
     "vramprobe.recommend.memory.fit_name": "$fitName",
     "vramprobe.speed.rates.shipped_speed": "$shippedSpeed",
+    "vramprobe.speed.rates.kernel_tables": "$kernelTables",
+    "vramprobe.catalog.find_gpu": "$findGpu",
+    "math.log": "Math.log",
     "dataclasses.replace": "$replace",
     "collections.Counter": "$counter",
     "itertools.groupby": "$groupby",
@@ -290,6 +298,7 @@ def data() -> dict[str, Any]:
         "fits": [_fit(model) for model in memory_model.shipped_fits()],
         "libraries": dict(catalog.pinned_libraries()),
         "speed": shipped_speed().model_dump(mode="json"),
+        "kernels": kernel_tables().model_dump(mode="json", exclude={"source", "narrow_m", "faster", "best_source"}),
         "offers": [offer.model_dump(mode="json", exclude={"source"}) for offer in shipped_offers()],
     }
 

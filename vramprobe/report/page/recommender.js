@@ -5,11 +5,14 @@
 
 const $speedFit = (() => {
   const {rates, ...fit} = $data.speed;
-  const tables = {generations: $fromJson(rates.generations), attention_of: $fromJson(rates.attention_of)};
-  const made = {rates: Object.assign(new $speed$rates.Rates(), rates, tables), half_widths: $fromJson(fit.half_widths)};
+  const made = {rates: Object.assign(new $speed$rates.Rates(), rates), half_widths: $fromJson(fit.half_widths)};
   return $const(Object.assign(new $speed$rates.SpeedFit(), fit, made, {cards: $fromJson(fit.cards)}));
 })();
 function $shippedSpeed() { return $speedFit; }
+const $kernels = Object.fromEntries(Object.entries($data.kernels).map(([name, table]) => [name, $const($fromJson(table))]));
+function $kernelTables() { return $kernels; }
+const $cardOf = new Map($gpus.map((gpu) => [gpu.slug, gpu.card]));
+function $findGpu(slug) { return $cardOf.get(slug); }
 
 const $offers = $data.offers.map((one) => $const(Object.assign(new $recommend$prices.Offer(), one)));
 const $gpuOf = new Map($gpus.map((gpu) => [gpu.card, gpu]));

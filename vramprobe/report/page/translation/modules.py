@@ -1,7 +1,7 @@
 """Modules of Python → JavaScript's: their constants, functions and classes.
 
-In: the syntax tree of a module. Out: an object of its top-level names. A function decorated with lru_cache keeps its
-results; a class is a record, an exception, or one with a base.
+In: the syntax tree of a module. Out: an object of its top-level names. A function decorated with cache or lru_cache
+keeps its results; a class is a record, an exception, or one with a base.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ModuleTranslation(Statements):
             self.lines += (["super();"] if node.name == "__init__" else []) + ["const self = this;"]
         self._body(node, names)
         self.lines.append("}")
-        if any(ast.unparse(one).startswith("lru_cache") for one in node.decorator_list):
+        if any(ast.unparse(one).startswith(("lru_cache", "cache")) for one in node.decorator_list if not method_of):
             self.lines.append(f"{head.removeprefix('function ')} = $cached({head.removeprefix('function ')});")
 
     def _parameter_list(self, node: ast.FunctionDef | ast.Lambda, names: list[str]) -> str:

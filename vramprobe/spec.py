@@ -241,6 +241,11 @@ class CellSpec(BaseModel):
         return f"loss {self.loss}" if self.loss != "nll" else ""
 
     @property
+    def fuses_head(self) -> bool:
+        """Whether log-probabilities come from tiles of the logits, by TRL's Triton kernels."""
+        return self.loss == "chunked_nll" or TRAINERS[self.trainer].fuses_head
+
+    @property
     def num_models(self) -> int:
         """2 where a reference model stands beside the one that is trained; with adapters that one is both."""
         return 2 if TRAINERS[self.trainer].has_reference and self.method == "full" else 1

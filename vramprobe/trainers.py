@@ -14,20 +14,39 @@ class Trainer:
     """One trainer of TRL, or plain training with the model's own loss."""
 
     name: str
-    trl: str = ""  # TRL's class; empty: the model's own forward and loss
+    trl: str = ""  # TRL's class, below its package; empty: the model's own forward and loss
     rows: int = 1  # sequences of a micro-batch for each of its examples
     inputs: tuple[str, ...] = ("input_ids", "labels")  # int64, one number for each token
+    num_forwards: int = 1  # of the layers, one of which has a backward
+    fuses_head: bool = False  # log-probabilities from tiles of the logits, by TRL's Triton kernels
     has_reference: bool = False  # a frozen model beside the trained one: a second one, or adapters switched off
 
 
+_MASKED = ("input_ids", "attention_mask", "completion_mask")
 _ROWS = (
     Trainer(name="sft"),
     Trainer(
         name="dpo",
         trl="DPOTrainer",
         rows=2,  # chosen and rejected
-        inputs=("input_ids", "attention_mask", "completion_mask"),
+        num_forwards=2,
+        fuses_head=True,
+        inputs=_MASKED,
         has_reference=True,
+    ),
+    Trainer(
+        name="kto",
+        trl="KTOTrainer",
+        inputs=(*_MASKED, *(f"KL_{name}" for name in _MASKED)),  # and each prompt with another one's completion
+        has_reference=True,
+        num_forwards=4,
+        fuses_head=True,
+    ),
+    Trainer(
+        name="orpo",
+        trl="experimental.orpo.ORPOTrainer",
+        rows=2,  # chosen and rejected
+        inputs=("input_ids", "attention_mask", "labels"),
     ),
 )
 TRAINERS = {row.name: row for row in _ROWS}

@@ -70,6 +70,14 @@ TRAINERS = {
         cell("qwen3-0.6b", "full", 1, 2048, trainer="dpo", optim="adamw_bnb_8bit", **TWO),
         cell("llama-3.2-1b", "full", 2, 1024, trainer="dpo", autocast="bf16", **CKPT),
     ],
+    "kto": [
+        cell("llama-3.2-1b", "full", 2, 512, trainer="kto", **TWO),
+        cell("llama-3.2-1b", "lora", 2, 512, trainer="kto", **TWO),
+        cell("llama-3.2-1b", "lora", 4, 1024, trainer="kto", **CKPT),
+        cell("qwen2.5-0.5b", "full", 4, 1024, trainer="kto", recipe="mixed", grad_accum=2, num_layers=4),
+        cell("qwen2.5-1.5b", "qlora", 2, 2048, trainer="kto", **CKPT),
+        cell("smollm2-360m", "lora", 2, 512, trainer="kto"),
+    ],
 }
 CELLS = LOSSES + [words for cells in TRAINERS.values() for words in cells]
 _LIKE_PEFT = {"lora_targets": "q_v", **CKPT}

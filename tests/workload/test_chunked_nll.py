@@ -72,7 +72,7 @@ def test_no_more_memory_is_taken_for_the_logits_of_a_longer_sequence() -> None:
     ("words", "why"),
     [
         ({"loss": "cce"}, "loss: 'cce' given; allowed: 'nll' or 'chunked_nll'"),
-        (CHUNKED | {"device": "cpu"}, "runs TRL's Triton kernels; it needs device cuda"),
+        (CHUNKED | {"device": "cpu"}, "is run on GPUs alone; it needs device cuda"),
         (CHUNKED | {"fused_linear_cross_entropy": True}, "both replace the model's head and loss; use one of them"),
         (CHUNKED | {"method": "lora", "lora_targets": "lm_head"}, "passes its adapter by; leave lm_head out"),
         (CHUNKED | {"model": "t5-small"}, "of models that predict the next token; leave it out for t5"),

@@ -78,6 +78,20 @@ def test_the_reference_runs_while_the_graph_of_the_trained_model_stands_and_keep
     assert found["backward", "last layer"] == without["backward", "last layer"] | {"batch": 3 * 8 * 1024}
 
 
+def test_of_kto_other_completions_are_scored_before_a_graph_stands() -> None:
+    cell = make_spec(method="lora", batch_size=2, seq_len=512, num_layers=4, **DPO | {"trainer": "kto"})
+    found = {(one.phase, one.label): one.terms for one in moments(cell)}
+    assert cell.num_tokens == 2 * 512
+    assert found["forward", "first layer"]["batch"] == 6 * 8 * 2 * 512
+    assert "saved_activations" not in found["forward", "KL: last layer"]
+    after = found["forward", "loss"]["saved_activations"]
+    assert found["forward", "reference KL: last layer"]["saved_activations"] == after
+    deeper = cell.model_copy(update={"num_layers": 8, "architecture": cell.architecture | {"num_hidden_layers": 8}})
+    more = next(one for one in moments(deeper) if one.label == "KL: last layer")
+    weights = [found["forward", "KL: last layer"], more.terms]
+    assert [one["temporaries"] for one in weights] == [weights[0]["temporaries"]] * 2
+
+
 def test_checkpoints_are_the_trained_models_alone() -> None:
     cell = make_spec(method="lora", batch_size=1, seq_len=512, gradient_checkpointing=True, **DPO)
     found = {(one.phase, one.label): one.terms for one in moments(cell)}
@@ -107,7 +121,7 @@ def test_a_step_computes_a_forward_more() -> None:
         ({"trainer": "ppo"}, "trainer: 'ppo' given; allowed: 'sft'"),
         ({"loss": "chunked_nll"}, "has a head and loss of its own; leave loss out"),
         ({"method": "lora", "lora_dropout": 0.1}, "TRL switches every dropout off; leave lora_dropout out"),
-        ({"device": "cpu"}, "runs TRL's Triton kernels; it needs device cuda"),
+        ({"device": "cpu"}, "is run on GPUs alone; it needs device cuda"),
         ({"fused_linear_cross_entropy": True}, "both replace the model's head and loss; use one of them"),
         ({"num_gpus": 2, "sharding": "fsdp"}, "is run on one GPU alone, and not under fsdp; leave one of them out"),
     ],

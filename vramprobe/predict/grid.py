@@ -152,7 +152,7 @@ def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, le
             num_tokens > max(arch.vocab_size, MAX_UNSORTED_TOKENS)
         )
         alike &= steps == steps[one]
-    if spec.uses_trl:
+    if spec.fuses_head:
         is_tiled = num_tokens - num_rows > TOKENS
         alike &= is_tiled == is_tiled[one]
     if spec.fused_linear_cross_entropy:

@@ -105,7 +105,7 @@ def _trl_rules(spec: Cell) -> list[tuple[bool, str]]:
             f"{what}: TRL switches every dropout off; leave lora_dropout out",
         ),
         (
-            is_run and "lm_head" in (lora_target_names(spec) or ()),
+            spec.fuses_head and "lm_head" in (lora_target_names(spec) or ()),
             f"{what} reads the head's own weight and passes its adapter by; leave lm_head out of lora_targets",
         ),
         (
@@ -117,7 +117,7 @@ def _trl_rules(spec: Cell) -> list[tuple[bool, str]]:
             is_run and spec.padding,
             f"{what} leaves padded tokens out, which is not followed here; leave padding out",
         ),
-        (is_run and spec.device == "cpu", f"{what} runs TRL's Triton kernels; it needs device cuda"),
+        (is_run and spec.device == "cpu", f"{what} is run on GPUs alone; it needs device cuda"),
     ]
 
 

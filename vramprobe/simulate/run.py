@@ -234,7 +234,7 @@ def _check(spec: CellSpec) -> AllocatorConfig:
         raise NotSimulated("torch_compile cannot be simulated: what a compiler fuses is not known; measure the cell")
     if spec.uses_trl:
         raise NotSimulated(
-            f"{spec.of_trl} cannot be simulated: TRL's Triton kernels take no fake tensors; predict it with the "
+            f"{spec.of_trl} cannot be simulated: TRL's code takes no fake tensors; predict it with the "
             "formula engine, or measure the cell, on an emulated GPU say (--emulate)"
         )
     if spec.padding and spec.attn == "flash_attention_2":

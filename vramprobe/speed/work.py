@@ -134,8 +134,8 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
         num_in, num_out = stack.shape[-2:]
         copies = arch.num_copies(stack) * stack.numel / (num_in * num_out)
         products += _uses(tokens * share, num_out, num_in, dense, copies, again, trains=full)
-    head_repeats = 1 if spec.uses_trl else 0  # whose tiles are made again in backward
-    head_repeats += 1 if TRAINERS[spec.trainer].has_reference else 0
+    head_repeats = 1 if spec.fuses_head else 0  # whose tiles are made again in backward
+    head_repeats += TRAINERS[spec.trainer].num_forwards - 1
     products += _uses(tokens, arch.vocab_size, arch.head_width, dense, 1, head_repeats, trains=full)
     model_flops = sum(product.flops * product.copies for product in products)
 
@@ -148,7 +148,7 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
 
     layer_bytes, layer_kernels = _elementwise(arch, tokens, wide, fused)
     passes = 1 + again + _BACKWARD
-    fused_loss = fused or spec.fused_linear_cross_entropy or spec.uses_trl
+    fused_loss = fused or spec.fused_linear_cross_entropy or spec.fuses_head
     loss = (_FUSED_LOSS_BYTES if fused_loss else _LOSS_BYTES) * float(tokens) * arch.vocab_size
     stream = layer_bytes * arch.num_layers * passes + loss + adapter_stream * passes
     stream += 4.0 * tokens * arch.head_width * wide / 2
@@ -189,8 +189,8 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
 
 
 def _further_forwards(spec: CellSpec) -> int:
-    """Forwards of the layers beside the first: recomputed ones, and a reference model's."""
-    return (1 if spec.gradient_checkpointing else 0) + (1 if TRAINERS[spec.trainer].has_reference else 0)
+    """Forwards of the layers beside the first: recomputed ones, and those without a graph."""
+    return (1 if spec.gradient_checkpointing else 0) + TRAINERS[spec.trainer].num_forwards - 1
 
 
 def _uses(

@@ -25,13 +25,19 @@ def load_trl(spec: CellSpec) -> None:
     try:
         from trl.trainer.utils import add_fused_lm_head  # noqa: F401
 
-        if name := TRAINERS[spec.trainer].trl:
-            getattr(import_module("trl"), name)
+        if TRAINERS[spec.trainer].trl:
+            trainer_class(spec)
     except ImportError as error:
         raise MissingDependency(
             f"{spec.of_trl} is computed by trl 1.16, which is not to be had here: {error}. "
             "Install vramprobe[trl], or leave it out"
         ) from error
+
+
+def trainer_class(spec: CellSpec) -> type:
+    """TRL's class of the cell's trainer."""
+    module, _, name = f"trl.{TRAINERS[spec.trainer].trl}".rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def fuse_head(spec: CellSpec, model: nn.Module) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 
 from vramprobe.spec import CellSpec
 from vramprobe.trainers import TRAINERS
-from vramprobe.workload.loss import base_of, load_trl
+from vramprobe.workload.loss import base_of, load_trl, trainer_class
 from vramprobe.workload.model import build_model
 from vramprobe.workload.storages import Storages, weight_storages
 
@@ -48,11 +48,13 @@ def reference_storages(trainer: Trainer | None) -> Storages:
     return Storages() if trainer is None or trainer.reference is None else weight_storages(trainer.reference)
 
 
-class Dpo:
-    """``DPOTrainer`` with its own defaults; the reference is the model without its adapters, else a second model."""
+class _Preference:
+    """A trainer with its own defaults; the reference is the model without its adapters, else a second model."""
+
+    outputs: ClassVar[tuple[str, ...]]  # that the fused head computes for the trainer's metrics
+    settings: ClassVar[dict[str, Any]]  # of its configuration, as the loss reads them
 
     def __init__(self, spec: CellSpec, model: nn.Module) -> None:
-        from trl import DPOTrainer
         from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
         accelerator = _accelerator(spec)
@@ -60,7 +62,7 @@ class Dpo:
         for one in (model, self.reference):
             if one is not None:
                 disable_dropout_in_model(one)
-        add_fused_lm_head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+        add_fused_lm_head(base_of(model), outputs=self.outputs)
         if self.reference is not None:
             add_fused_lm_head(self.reference)
             accelerator.prepare_model(self.reference, device_placement=False, evaluation_mode=True)
@@ -68,7 +70,8 @@ class Dpo:
         text_config = model.config.get_text_config()  # of a mixture, whose router adds to the loss
         has_router = hasattr(text_config, "output_router_logits")
         router_coef = getattr(text_config, "router_aux_loss_coef", 0.0) if has_router else 0.0
-        self._trainer = DPOTrainer.__new__(DPOTrainer)
+        kind = trainer_class(spec)
+        self._trainer = kind.__new__(kind)
         vars(self._trainer).update(
             model=model,
             ref_model=self.reference,
@@ -76,24 +79,84 @@ class Dpo:
             args=SimpleNamespace(gradient_checkpointing_kwargs={"use_reentrant": False}),
             beta=0.1,
             precompute_ref_logps=False,
-            loss_types=["sigmoid"],
-            loss_weights=[1.0],
-            ld_alpha=None,
-            f_divergence_type="reverse_kl",
-            label_smoothing=0.0,
-            use_weighting=False,
             aux_loss_enabled=bool(router_coef),
             router_aux_loss_coef=router_coef,
             _metrics=defaultdict(lambda: defaultdict(list)),
             _total_train_tokens=0,
             _tp_size=1,
+            **self.settings,
         )
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return self._trainer.compute_loss(self._model, batch)
 
 
-_MADE: dict[str, Any] = {"dpo": Dpo}
+class Dpo(_Preference):
+    """``DPOTrainer``."""
+
+    outputs = ("log_probs", "entropy", "mean_logits", "is_top1")
+    settings: ClassVar[dict[str, Any]] = {
+        "loss_types": ["sigmoid"],
+        "loss_weights": [1.0],
+        "ld_alpha": None,
+        "f_divergence_type": "reverse_kl",
+        "label_smoothing": 0.0,
+        "use_weighting": False,
+    }
+
+
+class Kto(_Preference):
+    """``KTOTrainer``; of every two completions one is desirable."""
+
+    outputs = ("log_probs", "entropy", "mean_logits")
+    settings: ClassVar[dict[str, Any]] = {
+        "loss_type": "kto",
+        "calculate_KL": True,
+        "desirable_weight": 1.0,
+        "undesirable_weight": 1.0,
+    }
+
+    def __init__(self, spec: CellSpec, model: nn.Module) -> None:
+        super().__init__(spec, model)
+        self._label = torch.tensor([row % 2 == 0 for row in range(spec.num_rows)], device=spec.device)
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return super().loss(batch | {"label": self._label})
+
+
+class Orpo:
+    """``ORPOTrainer``, from all logits and without a reference."""
+
+    reference = None
+
+    def __init__(self, spec: CellSpec, model: nn.Module) -> None:
+        from trl.trainer.utils import disable_dropout_in_model
+
+        accelerator = _accelerator(spec)
+        disable_dropout_in_model(model)
+        self._model, self._num_pairs = accelerator.prepare_model(model, device_placement=False), spec.batch_size
+        kind = trainer_class(spec)
+        self._trainer = kind.__new__(kind)
+        vars(self._trainer).update(
+            model=model,
+            accelerator=accelerator,
+            args=SimpleNamespace(device=torch.device(spec.device)),
+            beta=0.1,
+            is_encoder_decoder=False,
+            padding_value=0,
+            aux_loss_enabled=getattr(model.config, "output_router_logits", False),
+            aux_loss_coef=getattr(model.config, "router_aux_loss_coef", 0.0),
+            _peft_has_been_casted_to_bf16=spec.quant != "none" and spec.autocast == "bf16",
+            _stored_metrics=defaultdict(lambda: defaultdict(list)),
+        )
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        halves = {"chosen": slice(self._num_pairs), "rejected": slice(self._num_pairs, None)}
+        pairs = {f"{kind}_{name}": its[rows] for kind, rows in halves.items() for name, its in batch.items()}
+        return self._trainer.compute_loss(self._model, pairs)
+
+
+_MADE: dict[str, Any] = {"dpo": Dpo, "kto": Kto, "orpo": Orpo}
 
 
 def _accelerator(spec: CellSpec) -> Accelerator:

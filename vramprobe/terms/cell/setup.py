@@ -150,6 +150,10 @@ def setup_of(
 def _require_followed(spec: CellSpec, arch: Architecture) -> None:
     """Raises UnsupportedArchitecture for a model that a trainer of TRL runs otherwise than is counted here."""
     reasons = [
+        (
+            spec.trainer == "orpo" and spec.dtype != "fp32" and spec.autocast == "none",
+            "logits in 16 bits; set autocast, as TRL does",
+        ),
         (arch.experts is not None, "mixtures, whose router adds to its loss"),
         (max(arch.residual_dropout, arch.embedding_dropout, arch.attention_dropout) > 0, "models with dropout"),
         (arch.sliding_window is not None and spec.seq_len >= arch.sliding_window, "a mask beyond the sliding window"),
@@ -210,7 +214,7 @@ def branch_of(spec: CellSpec, arch: Architecture) -> Branch:
     loss_chunk = None
     if spec.fused_linear_cross_entropy:
         loss_chunk = _loss_chunk(arch, spec.num_tokens)
-    elif spec.uses_trl and spec.num_tokens - spec.num_rows > TOKENS:  # a row's last one has no label
+    elif spec.fuses_head and spec.num_tokens - spec.num_rows > TOKENS:  # a row's last one has no label
         loss_chunk = TOKENS
     return beyond_window, loss_chunk, _sorted_ids(spec, arch)
 

@@ -8,6 +8,8 @@ Never imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.modules import Model
 from vramprobe.terms.tape.graph import Value
@@ -21,7 +23,7 @@ _NUM_STATISTICS = 7
 def chunked_nll(model: Model, hidden: Value) -> Value:
     """The loss of the hidden states, by SFTTrainer."""
     tape = model.tape
-    logs, metrics = scored(model, hidden, num_metrics=1)
+    logs, metrics = scored(model, hidden, ("fp32", "bool"))
     loss = tape.new(1, "fp32")
     numel = logs.numel
     tape.record([logs], [loss], [], lambda grads: [tape.new(numel, "fp32")])
@@ -29,19 +31,15 @@ def chunked_nll(model: Model, hidden: Value) -> Value:
     return loss
 
 
-def scored(model: Model, hidden: Value, *, num_metrics: int) -> tuple[Value, list[Value]]:
-    """(the log-probability of each label, what is computed beside it): so many numbers, and whether it is the likeliest
-    word.
-    """
+def scored(model: Model, hidden: Value, metrics: Sequence[str]) -> tuple[Value, list[Value]]:
+    """(the log-probability of each label, what is computed beside it); ``metrics``: the dtypes of these."""
     tape, num_tokens = model.tape, model.setup.num_tokens
     mask = tape.new(num_tokens, "bool")
     picked = _picked(model, hidden)
     logs = _scattered(model, _log_probs(model, picked), mask)
-    metrics = [tape.new(num_tokens, "fp32") for _ in range(num_metrics)]
-    if num_metrics:
-        metrics.append(tape.new(num_tokens, "bool"))
+    beside = [tape.new(num_tokens, dtype) for dtype in metrics]
     del picked
-    return logs, metrics
+    return logs, beside
 
 
 def _picked(model: Model, hidden: Value) -> Value:
@@ -84,9 +82,10 @@ def _log_probs(model: Model, hidden: Value) -> Value:
     tile = _tile(model, dtype)
     for _ in range(_num_chunks(model)):
         rows = _cast(model, hidden.dtype, _num_rows(model), dtype)
-        words = _cast(model, weight.dtype, _num_words(model), dtype)
-        del words
-        tape.multiplied()
+        for numel in _tiles(model):
+            words = _cast(model, weight.dtype, numel, dtype)
+            del words
+            tape.multiplied()
     del rows
     log_z, log_probs = tape.new(num_tokens, "fp32"), tape.new(num_tokens, "fp32")
     entropy = tape.new(num_tokens, "fp32")
@@ -98,8 +97,9 @@ def _log_probs(model: Model, hidden: Value) -> Value:
         rows = words = None
         for _ in range(_num_chunks(model)):
             rows = _cast(model, dtypes[0], _num_rows(model), dtype)
-            words = _cast(model, dtypes[1], _num_words(model), dtype)
-            tape.multiplied()
+            for numel in _tiles(model):  # each is cast while the one before it stands
+                words = _cast(model, dtypes[1], numel, dtype)
+                tape.multiplied()
         made = [op.cast(one, dtypes[side]) for side, one in enumerate(wide)]
         del again, rows, words
         return made if trained else [made[0], None]
@@ -120,9 +120,10 @@ def _num_rows(model: Model) -> int:
     return (model.setup.loss_chunk or model.setup.num_tokens) * model.arch.head_width
 
 
-def _num_words(model: Model) -> int:
-    """Elements of the head's weight that one tile is made with."""
-    return min(WORDS, model.arch.vocab_size) * model.arch.head_width
+def _tiles(model: Model) -> list[int]:
+    """Elements of the head's weight that each tile is made with."""
+    vocab_size = model.arch.vocab_size
+    return [min(WORDS, vocab_size - start) * model.arch.head_width for start in range(0, vocab_size, WORDS)]
 
 
 def _tile(model: Model, dtype: str) -> Value:

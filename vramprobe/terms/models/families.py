@@ -16,9 +16,10 @@ from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.experts import mixture
 from vramprobe.terms.models.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.models.modules import Model
+from vramprobe.terms.models.orpo import orpo
 from vramprobe.terms.tape import layout
 from vramprobe.terms.tape.graph import TEMPORARY, Checkpoint, Value
-from vramprobe.terms.tape.tape import MIDDLE_LAYER, REFERENCE
+from vramprobe.terms.tape.tape import MIDDLE_LAYER
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]
@@ -27,8 +28,9 @@ Layer = Callable[[Model, Value], Value]
 def forward(model: Model) -> Value:
     """One forward with the loss, as ``model(input_ids, labels=…).loss`` or the trainer's own; returns the loss."""
     tape = model.tape
-    if model.setup.trainer == "dpo":
-        loss = preference.dpo(model, last_hidden, reference_hidden)
+    if model.setup.trainer != "sft":
+        compute = orpo if model.setup.trainer == "orpo" else preference.loss
+        loss = compute(model, last_hidden)
         return op.scaled(loss) if model.setup.accumulates else loss
     hidden = last_hidden(model)
     with tape.cause("logits", saved="logits"):
@@ -76,11 +78,6 @@ def last_hidden(model: Model, of: str = "") -> Value:
     hidden = finish(model, tape.brought(hidden))
     model.end_of_layers()
     return hidden
-
-
-def reference_hidden(model: Model) -> Value:
-    """The same of a trainer's reference model."""
-    return last_hidden(model, REFERENCE)
 
 
 def make_gradients(model: Model) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from vramprobe.terms.tape.graph import Place
 from vramprobe.terms.tape.lifetimes import OutlivedStep
-from vramprobe.terms.tape.tape import MIDDLE_LAYER, REFERENCE, WORKSPACE, PlaceLog
+from vramprobe.terms.tape.tape import MIDDLE_LAYER, WORKSPACE, PlaceLog
 
 #: Middle layers that are run. The outer two of each end stay as they are, the second stands for all between.
 SAMPLED = 4
@@ -23,7 +23,7 @@ _TEMPLATE = _END - 1
 #: A request on another stream than the first has that one's number so many bytes up.
 STREAM = 1 << 48
 
-Region = tuple[Literal["forward", "reference", "backward"], int]  # of which micro-step
+Region = tuple[str, int]  # forward, backward, or what a pass without a graph is called; of which micro-step
 Freed = tuple[int, int]  # what is given back: in which chunk it was asked for, as which of its requests
 Token = int | str | Freed  # bytes asked for, WORKSPACE, or what is given back
 
@@ -172,9 +172,9 @@ def _starts(chunks: Sequence[Chunk]) -> dict[Region, int]:
     found: dict[Region, list[int]] = {}
     for index, chunk in enumerate(chunks):
         phase, name = chunk.place
-        if name.removeprefix(REFERENCE) == MIDDLE_LAYER:
-            region = "reference" if name.startswith(REFERENCE) else phase
-            found.setdefault((region, chunk.micro_step), []).append(index)
+        of, _, layer = name.rpartition(": ")
+        if layer == MIDDLE_LAYER:
+            found.setdefault((of or phase, chunk.micro_step), []).append(index)
     if not found or any(one != list(range(one[0], one[0] + SAMPLED)) for one in found.values()):
         raise NotAlike
     return {region: one[0] for region, one in found.items()}

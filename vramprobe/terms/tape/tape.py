@@ -43,8 +43,8 @@ Covers = Callable[[int, int], bool]  # whether the first size is at least the se
 #: The place of all layers but the first and the last; memory is linear in their number. Where they are of several
 #: kinds, each has a place that begins so.
 MIDDLE_LAYER = "a middle layer"
-#: How the places of a reference model begin, in the trained one's forward.
-REFERENCE = "reference: "
+#: How the places of a pass without a graph begin: before the trained model's own, and while its graph stands.
+BEFORE, REFERENCE_KL, REFERENCE = "KL: ", "reference KL: ", "reference: "
 #: Two entries without a storage: cuBLAS takes its workspace; an account is to see what is alive.
 WORKSPACE, MARK = "workspace", "mark"
 #: A storage, the cause that it had (null: it is allocated) and the cause that it has (null: it is freed).

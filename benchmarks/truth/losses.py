@@ -78,6 +78,15 @@ TRAINERS = {
         cell("qwen2.5-1.5b", "qlora", 2, 2048, trainer="kto", **CKPT),
         cell("smollm2-360m", "lora", 2, 512, trainer="kto"),
     ],
+    "orpo": [
+        cell("llama-3.2-1b", "full", 1, 512, trainer="orpo", recipe="mixed", **TWO),
+        cell("llama-3.2-1b", "lora", 2, 512, trainer="orpo", **TWO),
+        cell("llama-3.2-1b", "lora", 1, 1024, trainer="orpo", **CKPT),
+        cell("qwen2.5-0.5b", "full", 2, 512, trainer="orpo", autocast="bf16", grad_accum=2, num_layers=4),
+        cell("qwen2.5-0.5b", "full", 2, 1024, trainer="orpo", num_layers=4, **CKPT),
+        cell("qwen2.5-1.5b", "qlora", 1, 1024, trainer="orpo", **CKPT),
+        cell("smollm2-135m", "full", 1, 512, trainer="orpo", recipe="fp32", num_layers=4),
+    ],
 }
 CELLS = LOSSES + [words for cells in TRAINERS.values() for words in cells]
 _LIKE_PEFT = {"lora_targets": "q_v", **CKPT}
@@ -87,6 +96,8 @@ COMMANDS: list[tuple[str, float, Words]] = [
     ("trl sft", 10.21, LOSSES[-1]),
     ("trl dpo --use_peft", 3.11, cell("llama-3.2-1b", "lora", 2, 1024, trainer="dpo", **_LIKE_PEFT)),
     ("trl dpo", 12.51, TRAINERS["dpo"][-1]),
+    ("trl kto --use_peft", 2.72, cell("llama-3.2-1b", "lora", 2, 1024, trainer="kto", **_LIKE_PEFT)),
+    ("trl kto", 12.51, cell("llama-3.2-1b", "full", 2, 1024, trainer="kto", autocast="bf16", **CKPT)),
 ]
 OPTIONS = (
     "--dtype bfloat16 --model_name_or_path meta-llama/Llama-3.2-1B --dataset_name DATA --per_device_train_batch_size 2 "
@@ -162,8 +173,8 @@ def page(rows: list[Words]) -> str:
         text += [
             f"## `--trainer {name}`",
             "",
-            f"{len(lines)} cells, whose loss TRL's own `{ROWS[name].trl}` computes. Allocated memory differs by at",
-            f"most {worst:.3f} %. The last column is TRL's supervised training with the same options, by arithmetic.",
+            f"{len(lines)} cells, whose loss `trl.{ROWS[name].trl}` computes. Allocated memory differs by at most",
+            f"{worst:.3f} %. The last column is TRL's supervised training with the same options, by arithmetic.",
             "",
             *as_markdown([*head, "with sft, GiB"], "lrrrrr", lines),
             "",
@@ -178,8 +189,9 @@ def page(rows: list[Words]) -> str:
             "## TRL's whole trainers",
             "",
             f"`vramprobe profile --emulate {CARD} --empty-weights --steps-only -- COMMAND {OPTIONS}`,",
-            "beside the cell that has these options. DATA is `trl-lib/Capybara` for `sft`, else",
-            "`trl-lib/ultrafeedback_binarized`. A profile prints two decimals, so that its error is known to 0.2 %.",
+            "beside the cell that has these options. DATA is `trl-lib/Capybara` for `sft`,",
+            "`trl-lib/ultrafeedback_binarized` for `dpo` and `trl-lib/kto-mix-14k` for `kto`. A profile prints two",
+            "decimals, so that its error is known to 0.2 %.",
             "",
             "In full training the trainer holds up to 501 MiB more at its peak: one more gradient of the tied head and",
             "embedding, while both parts of it are added. The cell, whose emulated run is in the tables above, adds",

@@ -92,6 +92,15 @@ def test_of_kto_other_completions_are_scored_before_a_graph_stands() -> None:
     assert [one["temporaries"] for one in weights] == [weights[0]["temporaries"]] * 2
 
 
+def test_orpo_has_all_logits_in_fp32_and_no_reference() -> None:
+    """At its peak the chosen rows' log-softmax, the logits of all rows, and their gradient."""
+    cell = make_spec(method="lora", batch_size=3, seq_len=512, **DPO | {"trainer": "orpo"})
+    found = {(one.phase, one.label): one.terms for one in moments(cell)}
+    assert not any("reference" in label for _, label in found)
+    logits = 4 * 2 * 3 * 512 * 128_256
+    assert found["backward", "loss"]["logits"] == pytest.approx(2.5 * logits, rel=0.001)
+
+
 def test_checkpoints_are_the_trained_models_alone() -> None:
     cell = make_spec(method="lora", batch_size=1, seq_len=512, gradient_checkpointing=True, **DPO)
     found = {(one.phase, one.label): one.terms for one in moments(cell)}

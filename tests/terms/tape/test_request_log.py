@@ -44,7 +44,7 @@ def test_so_are_they_with_a_fused_loss_and_behind_a_first_layer_of_another_kind(
     require_written_out(run_of("deepseek-v2-lite", method="lora"))
 
 
-@pytest.mark.parametrize(("trainer", "method"), [("dpo", "full"), ("dpo", "lora"), ("kto", "qlora")])
+@pytest.mark.parametrize(("trainer", "method"), [("dpo", "full"), ("dpo", "lora"), ("kto", "qlora"), ("orpo", "lora")])
 def test_so_are_they_of_a_reference_model(trainer: str, method: str) -> None:
     require_written_out(run_of("llama-3.2-1b", method=method, trainer=trainer, gradient_checkpointing=True), 2)
 

@@ -150,10 +150,6 @@ def setup_of(
 def _require_followed(spec: CellSpec, arch: Architecture) -> None:
     """Raises UnsupportedArchitecture for a model that a trainer of TRL runs otherwise than is counted here."""
     reasons = [
-        (
-            spec.trainer == "orpo" and spec.dtype != "fp32" and spec.autocast == "none",
-            "logits in 16 bits; set autocast, as TRL does",
-        ),
         (arch.experts is not None, "mixtures, whose router adds to its loss"),
         (max(arch.residual_dropout, arch.embedding_dropout, arch.attention_dropout) > 0, "models with dropout"),
         (arch.sliding_window is not None and spec.seq_len >= arch.sliding_window, "a mask beyond the sliding window"),

@@ -1,8 +1,9 @@
-"""ORPO on the tape: the chosen rows' loss and the odds of all rows, from all logits in fp32.
+"""ORPO on the tape: the chosen rows' loss and the odds of all rows, from all logits.
 
 In: a Model, whose rows are the chosen ones and the rejected ones, and its last hidden states. Out: the loss. As in trl
-1.16.0's ``ORPOTrainer.get_batch_loss_metrics`` (experimental/orpo/orpo_trainer.py), whose model accelerate has return
-its logits in fp32. Each row's last token, which has no label, is counted with the others. Never imports torch.
+1.16.0's ``ORPOTrainer.get_batch_loss_metrics`` (experimental/orpo/orpo_trainer.py), with its defaults. Under
+autocast accelerate makes the logits fp32. Each row's last token, which has no label, is counted with the others. Never
+imports torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def orpo(model: Model, last_hidden: Hidden) -> Value:
         logits = model.logits(hidden)
         del hidden
         model.leave_autocast()
-        logits = op.cast(logits, "fp32")
+        if model.setup.autocast != "none":
+            logits = op.cast(logits, "fp32")
         labels = tape.new(num_tokens, "int64")
         likelihood = _likelihood(model, logits)
         log_probs = _log_probs(model, logits)
@@ -39,51 +41,42 @@ def orpo(model: Model, last_hidden: Hidden) -> Value:
 
 
 def _likelihood(model: Model, logits: Value) -> Value:
-    """Cross-entropy of the chosen rows, of a copy of their logits without the last token's."""
-    tape, numel, chosen = model.tape, logits.numel, logits.numel // 2
-    copy = tape.new(chosen, "fp32")
-    logs = tape.new(chosen, "fp32")
-    del copy
-    loss = tape.new(1, "fp32")
-
-    def backward(grads: list[Value]) -> list[Value | None]:
-        """The loss's, the log-softmax's, then zeros around it for each of two slices."""
-        of_loss = tape.new(chosen, "fp32")
-        of_logs = tape.new(chosen, "fp32")
-        del of_loss
-        inner = tape.new(chosen, "fp32")
-        del of_logs
-        whole = tape.new(numel, "fp32")
-        del inner
-        return [whole]
-
-    tape.record([logits], [loss], [logs], backward)
+    """Cross-entropy of the chosen rows, of their logits without the last token's, in one piece."""
+    tape, dtype = model.tape, logits.dtype
+    shifted = _part(_part(logits, logits.numel // 2), _num_scored(model, logits.numel // 2))
+    numel = shifted.numel
+    given = shifted
+    if model.setup.batch_size > 2:  # a single row is in one piece
+        given = tape.new(numel, dtype)
+        tape.record([shifted], [given], [], lambda grads: [grads[0]])
+    logs = tape.new(numel, dtype)
+    tape.record([given], [logs], [logs], lambda grads: [tape.new(numel, dtype)])
+    loss = tape.new(1, dtype)
+    tape.record([logs], [loss], [], lambda grads: [tape.new(numel, dtype)])
     return loss
 
 
+def _num_scored(model: Model, numel: int) -> int:
+    """Of so many logits those of tokens that have a label, where sizes are known."""
+    return numel if model.tape.asked is None else numel - numel // model.setup.seq_len
+
+
+def _part(value: Value, numel: int) -> Value:
+    """A slice, whose backward puts zeros around it."""
+    tape, dtype, num_all = value.tape, value.dtype, value.numel
+    part = tape.view(value, numel)
+    tape.record([value], [part], [], lambda grads: [tape.new(num_all, dtype)])
+    return part
+
+
 def _log_probs(model: Model, logits: Value) -> Value:
-    """``selective_log_softmax``: each label's logit, less the row's logsumexp, made row by row."""
-    tape, numel, num_tokens = model.tape, logits.numel, model.num_tokens
-    row = model.setup.seq_len * model.arch.vocab_size
-    shifted = tape.view(logits)
-    tape.record([logits], [shifted], [], lambda grads: [tape.new(numel, "fp32")])
+    """``selective_log_softmax``, by TRL's Triton kernel (kernels/logprob_entropy.py)."""
+    tape, num_tokens, dtype = model.tape, model.num_tokens, logits.dtype
+    shifted = _part(logits, _num_scored(model, logits.numel))
+    numel = shifted.numel
     index = tape.new(num_tokens, "int64")
-    picked, sums = tape.new(num_tokens, "fp32"), tape.new(num_tokens, "fp32")
-    exponentials = tape.new(row, "fp32")
-    del exponentials
-    out = tape.new(num_tokens, "fp32")
-
-    def backward(grads: list[Value]) -> list[Value | None]:
-        """Each row's gradient stands until all are stacked; then the labels' own is added to them."""
-        rows = tape.new(numel - row, "fp32")
-        last = [tape.new(row, "fp32") for _ in range(3)]
-        last = last[2:]
-        stacked = tape.new(numel, "fp32")
-        del rows, last
-        scattered = tape.new(numel, "fp32")
-        del scattered
-        return [stacked]
-
-    tape.record([shifted], [out], [shifted, index, sums], backward)
-    del picked
+    out, entropy = tape.new(num_tokens, "fp32"), tape.new(num_tokens, "fp32")
+    log_z, mean = tape.new(num_tokens, "fp32"), tape.new(num_tokens, "fp32")
+    tape.record([shifted], [out], [shifted, index, log_z, mean], lambda grads: [tape.new(numel, dtype)])
+    del entropy
     return out

@@ -1,12 +1,13 @@
 """Peaks by phase of a run, under FSDP and ZeRO-3: ``python benchmarks/frameworks/run_phases.py --python PYTHON``.
 
-Each command trains a Llama of 134 million parameters (phases/; TRL and LLaMA-Factory: SmolLM2-135M by its name) on two
-emulated RTX 4090, as its users start it, and goes once through evaluation, save and what follows; PYTHON is the
-interpreter of an environment with torch, transformers, accelerate, peft, trl and deepspeed, or with LLaMA-Factory's
-(runs/llamafactory.txt) and deepspeed. Peaks are allocated bytes of the rank that has the most, *emulated*; none was
-compared with a real GPU here. Training: the highest of three steps. Save: a checkpoint and the final model. Host:
-CPU tensors and pinned memory of both ranks, each at its highest. Rows that the table has are kept; ``--only NAME`` runs
-these anew. About 30 s of CPU a run.
+Each command trains a Llama of 134 million parameters (phases/; TRL, LLaMA-Factory, Axolotl and ms-swift: SmolLM2-135M
+by its name) on two emulated RTX 4090, as its users start it, and goes once through evaluation, save and what follows.
+PYTHON is the interpreter of an environment with torch, transformers, accelerate, peft, trl and deepspeed, or of
+LLaMA-Factory (runs/llamafactory.txt, with deepspeed), Axolotl (runs/axolotl.txt) or ms-swift (4.6.0, with torch 2.11
+and deepspeed). torchtune's steps run (frameworks.md), but its phases were not run. Peaks are allocated bytes of the
+rank that has the most, *emulated*; none was compared with a real GPU here. Training: the highest of three steps. Save:
+a checkpoint and the final model. Host: CPU tensors and pinned memory of both ranks, each at its highest. Rows that the
+table has are kept; ``--only NAME`` runs these anew. About 30 s of CPU a run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ TRAIN = (
     "train.py --output_dir out --bf16 --per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_steps 900 "
     "--eval_strategy steps --eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none"
 )
+SWIFT = (
+    "swift sft --model HuggingFaceTB/SmolLM2-135M --use_hf true --model_type llama --template default "
+    "--dataset data/rows.json --split_dataset_ratio 0.1 --tuner_type full --torch_dtype bfloat16 --max_length 1024 "
+    "--truncation_strategy right --per_device_train_batch_size 2 --per_device_eval_batch_size 2 "
+    "--gradient_accumulation_steps 1 --max_steps 900 --eval_strategy steps --eval_steps 300 --save_steps 300 "
+    "--load_best_model_at_end true --report_to none --output_dir out --deepspeed zero3"
+)
 LAUNCH = "accelerate launch --config_file"
 TRL = (
     "--model_name_or_path HuggingFaceTB/SmolLM2-135M --dataset_name trl-lib/Capybara --dtype bfloat16 "
@@ -52,6 +60,8 @@ COMMANDS = {
     "TRL SFT, FSDP2, LoRA": f"trl sft --accelerate_config fsdp2-full.yaml {TRL} --use_peft",
     "TRL SFT, ZeRO-3": f"trl sft --accelerate_config accelerate-zero3.yaml {TRL}",
     "LLaMA-Factory SFT, ZeRO-3": "llamafactory-cli train llamafactory.yaml",
+    "Axolotl SFT, FSDP2": "axolotl train axolotl.yaml --launcher accelerate -- --num_processes 2",
+    "ms-swift SFT, ZeRO-3": SWIFT,
     "accelerate loop, FSDP2": f"{LAUNCH} fsdp2-full.yaml loop.py",
     "accelerate loop, ZeRO-3": f"{LAUNCH} accelerate-zero3.yaml loop.py",
 }
@@ -93,14 +103,15 @@ def measured(name: str, command: str, python: Path) -> Row:
             "profile",
             "--emulate",
             "RTX-4090 x2",
-            *(["--empty-weights"] if command.startswith(("trl ", "llamafactory")) else []),
+            *(["--empty-weights"] if command.startswith(("trl ", "llamafactory", "axolotl", "swift")) else []),
             "--json",
             "--",
             *shlex.split(command),
         ],
         cwd=WORK,
         env=os.environ
-        | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "FORCE_TORCHRUN": "1"},
+        | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "FORCE_TORCHRUN": "1"}
+        | {"NPROC_PER_NODE": "2", "AXOLOTL_DO_NOT_TRACK": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )

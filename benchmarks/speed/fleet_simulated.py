@@ -38,8 +38,8 @@ SLOW_SHARE, SLOW_FACTOR = 0.05, 4.0
 PREEMPTION_SECONDS, REPLACEMENT_SECONDS, CRASH_SHARE = 7200.0, 300.0, 0.005
 ROWS = Path(__file__).with_suffix(".csv")
 PAGE = Path(__file__).with_suffix(".md")
-#: What this machine's speed decides; the others are the same everywhere.
-MEASURED = ("submitter_cpu_seconds", "journal_mb")
+#: What this machine's speed and paths decide; the others are the same everywhere.
+MEASURED = ("submitter_cpu_seconds", "journal_mb", "mb_moved")
 
 
 class Clock:

@@ -97,6 +97,10 @@ HOW = {
     "vramprobe launch h200-speed --gpu H100-SXM,A100-80GB-SXM --spot --budget 5 --bucket s3://my-records --dry-run": (
         AS_IT_IS
     ),
+    "vramprobe profile --emulate H100-SXM --empty-weights --requests 4x1024x128 "
+    "-- vllm serve Qwen/Qwen3-0.6B --max-model-len 8192": Way(
+        elsewhere="tests/profile/test_requests.py", why="it needs vLLM"
+    ),
     "vramprobe status": Way(elsewhere="tests/sweep/test_launch_command.py", why="it needs SkyPilot"),
     "vramprobe collect": Way(elsewhere="tests/sweep/test_launch_command.py", why="it needs SkyPilot"),
     "vramprobe profile --emulate H100-SXM --empty-weights --save predicted.jsonl -- python train.py": Way(
@@ -104,9 +108,6 @@ HOW = {
     ),
     "vramprobe launch --predicted predicted.jsonl --gpu H100-SXM --bucket s3://my-records --dry-run "
     "-- python train.py": Way(elsewhere="tests/sweep/test_launch_command.py", why="it needs a command and its profile"),
-    "vramprobe diff predicted.jsonl measured.jsonl": Way(
-        elsewhere="tests/profile/test_profile_limits.py", why="it needs two profiles"
-    ),
     "vramprobe run configs/sweeps/80gb.yaml --on slurm": Way(
         elsewhere="tests/sweep/test_on_slurm.py", why="it needs a cluster"
     ),

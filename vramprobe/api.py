@@ -7,25 +7,22 @@ in the worker's process only, simulating in this one. Long because every stage s
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
-import math
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vramprobe import catalog, spec
-from vramprobe.emulate import machine_folder
+from vramprobe.emulate import require_emulated
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.predict.grpo import grpo
 from vramprobe.predict.questions import cell, changes, given_fit, predict
 from vramprobe.predict.serve import serve
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
-from vramprobe.sweep.jobs import Job, Load, PlanEngine, default_results, job_of
+from vramprobe.sweep.jobs import default_results
 
 if TYPE_CHECKING:
     from vramprobe.check import CheckReport
@@ -41,14 +38,9 @@ if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
     from vramprobe.simulate.run import Simulation
-    from vramprobe.sweep.campaign import Campaign
-    from vramprobe.sweep.definition import Sweep
     from vramprobe.sweep.launch import launch_tasks
     from vramprobe.sweep.launch_command import launch_command
-    from vramprobe.sweep.on_data import Data
-    from vramprobe.sweep.plan import Plan, Policy
-    from vramprobe.sweep.progress import Progress, RunSummary
-    from vramprobe.sweep.stages import StageResult
+    from vramprobe.sweep.questions import campaign, plan, plan_campaign, run
 
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
@@ -61,6 +53,7 @@ __all__ = [
 
 #: What stands in its own room and is loaded when it is asked for: predictions need none of it.
 _IN_THEIR_ROOMS = {
+    "campaign": "vramprobe.sweep.questions",
     "card_truth": "vramprobe.report.card_truth",
     "card_truth_gpu": "vramprobe.report.card_truth",
     "contribute": "vramprobe.check.contribute",
@@ -68,7 +61,10 @@ _IN_THEIR_ROOMS = {
     "launch_command": "vramprobe.sweep.launch_command",
     "launch_tasks": "vramprobe.sweep.launch",
     "merge": "vramprobe.check.merge",
+    "plan": "vramprobe.sweep.questions",
+    "plan_campaign": "vramprobe.sweep.questions",
     "recommend": "vramprobe.recommend.questions",
+    "run": "vramprobe.sweep.questions",
 }
 
 
@@ -118,7 +114,7 @@ def measure(
             "training command with `vramprobe profile --timeline FILE.html`"
         )
     if verify:
-        _require_emulated()
+        require_emulated()
     if save is not None:
         store.require_journal(save)
     if snapshot is not None:
@@ -141,11 +137,6 @@ def measure(
     if save is not None:
         store.append(save, record)
     return record
-
-
-def _require_emulated() -> None:
-    if machine_folder() is None:
-        raise SpecError("a step is repeated under other values on an emulated GPU alone: give --emulate GPU, too")
 
 
 def simulate(
@@ -209,174 +200,6 @@ def _simulated(
     if with_history and simulation.history is None:
         simulation = simulate(one, gpu=card, depth="full")
     return simulation
-
-
-def plan(
-    path: str | Path | Load,
-    *,
-    choose: Callable[[Job], Sweep] = lambda job: job.sweep,
-    out: str | Path | None = None,
-    device: str = "auto",
-    gpu: str | None = None,
-    fit: str | Path | MemoryModel | None = None,
-    usd_per_hour: float | None = None,
-    provider: str | None = None,
-    only: str | Sequence[str] = (),
-    skip: str | Sequence[str] = (),
-    shard: str | None = None,
-    engine: PlanEngine = "auto",
-    policy: Policy | None = None,
-    data: Data | None = None,
-    **overrides: Any,
-) -> Plan:
-    """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
-
-    ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
-    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula. ``data``: each cell at the
-    longest batch that it makes of these rows, in place of its seq_len, which truncates them. ``choose``: the cells to
-    plan, once the GPU and the fit are known.
-    """
-    from vramprobe.measure import environment
-    from vramprobe.sweep import runner
-    from vramprobe.sweep.plan import plan_sweep
-    from vramprobe.sweep.resume import open_journal
-
-    job = job_of(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides, data=data)
-    job = job._replace(sweep=choose(job))
-    journal = open_journal(job.folder / runner.JOURNAL)
-    context_of = environment.here() if gpu is None else lambda spec: None
-    return plan_sweep(
-        job.sweep,
-        journal,
-        card=job.card,
-        context_of=context_of,
-        fit=job.fit,
-        policy=policy,
-        rate=job.rate,
-        trace=job.trace(engine),
-    )
-
-
-def run(
-    path: str | Path | Load,
-    *,
-    choose: Callable[[Job], Sweep] = lambda job: job.sweep,
-    out: str | Path | None = None,
-    device: str = "auto",
-    fit: str | Path | MemoryModel | None = None,
-    usd_per_hour: float | None = None,
-    provider: str | None = None,
-    only: str | Sequence[str] = (),
-    skip: str | Sequence[str] = (),
-    shard: str | None = None,
-    engine: PlanEngine = "formula",
-    policy: Policy | None = None,
-    data: Data | None = None,
-    on: str = "here",
-    jobs: int | None = None,
-    gpu: str | None = None,
-    emulate: str | None = None,
-    timeout_seconds: float | None = None,
-    max_seconds: float = math.inf,
-    max_dollars: float | None = None,
-    max_cells: int | None = None,
-    on_event: Callable[[Progress], None] = lambda event: None,
-    **overrides: Any,
-) -> RunSummary:
-    """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of.
-
-    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
-    simulate cells without arithmetic, unless ``engine`` is auto. ``data`` is :func:`plan`'s.
-
-    ``on``: where cells run: here, or on the nodes of ``ray``, ``ray://HOST:PORT`` or ``slurm`` (``jobs`` at once). Of
-    these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each.
-
-    ``choose``: the cells to run, once the GPU and the fit are known.
-    """
-    if policy is not None and policy.verify and emulate is None:
-        _require_emulated()
-    from vramprobe.sweep import runner
-    from vramprobe.sweep.fleet import fleet_on
-    from vramprobe.sweep.limits import limits
-
-    with contextlib.ExitStack() as stack:
-        fleet = fleet_on(on, cards=emulate, gpu=gpu, jobs=jobs)
-        card_of = None
-        if fleet is not None:
-            stack.callback(fleet.close)
-            device, card_of = fleet.device if device == "auto" else device, fleet.card_of
-        words = {"data": data, "card_of": card_of}
-        job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, **words)
-        job = job._replace(sweep=choose(job))
-        rate = job.rate if fleet is None else fleet.of_all_gpus(job.rate)
-        summary = runner.run(
-            job.sweep,
-            job.folder,
-            card=job.card,
-            fit=job.fit,
-            rate=rate,
-            policy=policy,
-            on_event=on_event,
-            trace=job.trace(engine),
-            executor=fleet,
-            limits=limits(
-                rate,
-                timeout_seconds=timeout_seconds,
-                max_seconds=max_seconds,
-                max_dollars=max_dollars,
-                max_cells=max_cells,
-            ),
-        )
-    summary.notes[:0] = job.sweep.notes
-    return summary
-
-
-def campaign(path: str | Path, *, out: str | Path | None = None, **words: Any) -> list[StageResult]:
-    """Run what is left of each stage of a campaign file; ``words`` are those of :func:`run`, whose limits are for all.
-
-    ``out`` is results/<device>/<campaign> by default. ``max_dollars`` counts what earlier runs have spent.
-    """
-    from vramprobe.sweep import stages
-
-    limits = {name: words.pop(name) for name in ("max_seconds", "max_dollars", "max_cells") if name in words}
-    shown = {name: words.pop(name) for name in ("on_stage", "on_result") if name in words}
-    asked = _campaign(path, words)
-    if out is None:
-        if words.get("on", "here") != "here":
-            raise SpecError(f"a campaign on {words['on']} needs a folder for its results: --out FOLDER")
-        out = _campaign_folder(asked, words.get("device", "auto"))
-    return stages.run_stages(asked, Path(out), functools.partial(run, **words), **limits, **shown)
-
-
-def plan_campaign(path: str | Path, *, out: str | Path | None = None, **words: Any) -> dict[str, Plan]:
-    """The plan of each stage that is run, by name; ``words`` are those of :func:`plan`.
-
-    Of a boundary: the cells that its first round would run. A fit that was not made yet does not predict.
-    """
-    from vramprobe.sweep import stages
-
-    asked = _campaign(path, words)
-    folder = _campaign_folder(asked, words.get("device", "auto"), words.get("gpu")) if out is None else Path(out)
-    return stages.plan_stages(asked, folder, functools.partial(plan, **words))
-
-
-def _campaign(path: str | Path, words: dict[str, Any]) -> Campaign:
-    from vramprobe.sweep.campaign import campaign_in
-
-    found = campaign_in(path)
-    if found is None:
-        raise SpecError(f"{path} is a sweep, not a campaign: it has no stages")
-    for name, option in {"only": "only", "skip": "skip", "shard": "shard", "data": "lengths"}.items():
-        if words.get(name):
-            raise SpecError(f"--{option} is for a sweep, and {path} is a campaign; drop it, or run one of its sweeps")
-    return found
-
-
-def _campaign_folder(asked: Campaign, device: str, gpu: str | None = None) -> Path:
-    """results/<device>/<campaign>, by its first sweep."""
-    first = next(name for name, stage in asked.stages.items() if not stage.fit)
-    load = functools.partial(asked.sweep, first)
-    return job_of(load, None, device, gpu, "none", None, None, (), (), None, {}).folder.parent
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:

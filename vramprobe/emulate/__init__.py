@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vramprobe.errors import SpecError
+
 #: The folder of the emulated machine that this process and its children see; unset on the real one.
 MACHINE_VARIABLE = "VRAMPROBE_EMULATED_MACHINE"
 
@@ -19,3 +21,9 @@ def machine_folder() -> Path | None:
     """The emulated machine that this process sees; None on the real one."""
     named = os.environ.get(MACHINE_VARIABLE)
     return Path(named) if named else None
+
+
+def require_emulated() -> None:
+    """Raises SpecError where this process sees no emulated machine, as ``verify`` wants one."""
+    if machine_folder() is None:
+        raise SpecError("a step is repeated under other values on an emulated GPU alone: give --emulate GPU, too")

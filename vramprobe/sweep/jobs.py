@@ -1,6 +1,6 @@
 """A sweep file and what is asked of it → a Job: the cells chosen, the folder, the GPU, the fit and the price.
 
-In: the words of api.plan and api.run. Out: a Job. Plans nothing and runs nothing.
+In: the words of plan and run (questions.py). Out: a Job. Plans nothing and runs nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def job_of(
     data: Data | None = None,
     card_of: Callable[[definition.Sweep], Card | None] | None = None,
 ) -> Job:
-    """The sweep of a file as it is to be planned or run; the arguments are those of api.plan.
+    """The sweep of a file as it is to be planned or run; the arguments are those of plan (questions.py).
 
     ``path`` may be what gives the sweep of a device. ``card_of`` finds the GPU that the sweep will use; this machine's
     by default.

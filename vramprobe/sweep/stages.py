@@ -35,7 +35,7 @@ FIT, PREDICTIONS, SPENT = "fit.json", "predictions.json", "spent.json"
 
 
 class RunSweep(Protocol):
-    """api.run, with all that every stage shares."""
+    """``run`` of questions.py, with all that every stage shares."""
 
     def __call__(
         self,
@@ -141,7 +141,7 @@ def run_stages(
 
 
 def plan_stages(campaign: Campaign, folder: Path, plan_sweep: Callable[..., Plan]) -> dict[str, Plan]:
-    """The plan of each stage that is run; ``plan_sweep`` is api.plan with all that every stage shares."""
+    """The plan of each stage that is run; ``plan_sweep`` is ``plan`` of questions.py, with all that stages share."""
     plans = {}
     for name, stage in campaign.stages.items():
         if stage.fit:

@@ -42,4 +42,5 @@ def test_each_run_goes_through_its_phases():
         assert all(int(row[f"{phase}_bytes"]) > 0 for phase in phases), row["name"]
         num_parameters = 134_105_856  # each rank initializes them in float32 on the host
         if "ZeRO-3" not in row["name"] and "LoRA" not in row["name"]:
-            assert int(row["host_bytes"]) >= 2 * 4 * num_parameters, row["name"]
+            num_loading = 1 if row["name"].startswith("Axolotl") else 2  # its FSDP2 loads on rank 0 alone
+            assert int(row["host_bytes"]) >= num_loading * 4 * num_parameters, row["name"]

@@ -9,6 +9,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def is_campaign(path: str) -> bool:
-    """Whether the file, or what ships by this name, holds stages."""
+    """Whether the file, or what ships by this name, holds stages; a pipe, which can be read once, holds a sweep."""
     from vramprobe.sweep.campaign import campaign_in
 
-    return campaign_in(path) is not None
+    return not Path(path).is_fifo() and campaign_in(path) is not None
 
 
 def plan(path: str, words: dict[str, Any], *, as_json: bool) -> None:

@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
         if kernel is not None:
             with self, _autocast_again() if self.autocast else nullcontext():
                 return kernel(*args, **(kwargs or {}))
-        copied = self._copies_of(args[1]) if func is _INDEX else []
+        copied = self._indices_on_device(args[1]) if func is _INDEX else []
         in_place = func in _MENDED and _is_in_place(func, args, sys._getframe(1))
         result = self._call(func, args, kwargs or {})
         if func in self._on_host or (self._knows_values and self._is_of_host(args)):
@@ -131,9 +131,17 @@ class Recorder(TorchDispatchMode):
             self._note(ptr, -size_bytes)
         return result
 
-    def _copies_of(self, indices: list[torch.Tensor | None]) -> list[tuple[int, int]]:
-        """Copies on the device of indices that are in the host's memory: (address, bytes)."""
+    def _indices_on_device(self, indices: list[torch.Tensor | None]) -> list[tuple[int, int]]:
+        """Copy indices that are in the host's memory to the device; -> those that go with the call: (address, bytes).
+
+        Autograd keeps a copy for backward. Where values are known the host's own tensor is used again, and the copy is
+        taken to go.
+        """
         hidden = [index for index in indices if index is not None and self._is_hidden(index)]
+        if not self._knows_values:
+            for index in hidden:
+                self.move_to_device(index)
+            return []
         sizes = [index.numel() * index.dtype.itemsize for index in hidden]
         return [(self._allocate(size_bytes), size_bytes) for size_bytes in sizes]
 

@@ -313,7 +313,7 @@ def test_gpu_memory_is_what_the_driver_reports() -> None:
 
 def test_every_price_names_a_gpu() -> None:
     prices = catalog.list_prices()
-    assert len(prices) == 95
+    assert len(prices) == 94
     offers = [(one.provider, one.num_gpus, one.usd_per_hour) for one in catalog.list_prices("NVIDIA H100 80GB HBM3")]
     assert offers[3:6] == [("RunPod", 8, 21.52), ("Lambda", 1, 4.29), ("Lambda", 2, 8.38)]
     assert offers[-3:] == [("CoreWeave", 8, 49.24), ("CoreWeave", 8, 19.71), ("Spheron", 11, 55.77)]

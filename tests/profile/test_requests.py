@@ -119,6 +119,20 @@ def test_a_server_that_ends_by_itself_is_not_waited_for(tmp_path: Path, monkeypa
     assert analyse(tmp_path / "run").answers == []
 
 
+@pytest.mark.parametrize("place", ["do_GET", "do_POST"])
+def test_a_server_that_dies_of_a_request_has_its_own_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = Requests(number=2, prompt_tokens=1, completion_tokens=1, port=free_port())
+    dies = f"def {place}(self):\n        if self.path != '/health': import os; os._exit(3)"
+    ended, _ = served(
+        tmp_path, SERVER.replace(f"def {place}(self):", dies).replace("sys.argv[2]", str(asked.port)), asked
+    )
+    assert (ended.exit_status, ended.stopped) == (3, False)
+    assert analyse(tmp_path / "run").answers == []
+
+
 def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "START_SECONDS", 1.0)

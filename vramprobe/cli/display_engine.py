@@ -37,6 +37,7 @@ def print_engine(console: Console, engine: EngineMemory) -> None:
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
+    """How many requests were answered, with how many tokens, and each error once."""
     tokens = [one.completion_tokens for one in answers if one.completion_tokens is not None]
     console.print(f"ended after {len(tokens)} of {len(answers)} requests, {sum(tokens):,} tokens generated")
     for why in dict.fromkeys(one.error for one in answers if one.error):

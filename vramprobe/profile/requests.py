@@ -6,6 +6,7 @@ In: a command's words and ``NUMBERxPROMPTxCOMPLETION`` tokens. Out: what each re
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import threading
@@ -29,6 +30,7 @@ SERVERS = {
 }
 START_SECONDS, ANSWER_SECONDS = 1800.0, 600.0
 _POLL_SECONDS = 0.5
+_ENDING_SECONDS = 5.0  # of a command whose server has failed
 _TOKEN = 5  # any that is no special token of a tokenizer
 _FORM = re.compile(r"(\d+)x(\d+)x(\d+)")
 
@@ -94,7 +96,7 @@ class Client:
     def __init__(self, requests: Requests, end: Callable[[], None], say: Callable[[str], None]) -> None:
         self._requests, self._end, self._say = requests, end, say
         self._url = f"http://127.0.0.1:{requests.port}"
-        self._closed = threading.Event()
+        self._closed, self._failed = threading.Event(), threading.Event()
         self.answers: list[dict[str, Any]] | None = None  # None until all are there
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -108,11 +110,12 @@ class Client:
         if not self._is_up():
             return
         self._say(f"the server answers: {self._requests}, then it is ended")
-        model = self._asked("/v1/models")["data"][0]["id"] if not self._closed.is_set() else ""
         with ThreadPoolExecutor(self._requests.number) as pool:
-            answers = list(pool.map(lambda _: self._answer(model), range(self._requests.number)))
+            answers = list(pool.map(lambda _: self._answer(), range(self._requests.number)))
         for why in dict.fromkeys(one["error"] for one in answers if one["error"]):
             self._say(f"the server answered a request with an error: {why}")
+        if self._failed.is_set() and self._closed.wait(_ENDING_SECONDS):
+            return  # it has ended by itself, with a status of its own
         self.answers = answers
         self._end()
 
@@ -135,16 +138,18 @@ class Client:
         with urllib.request.urlopen(asked, timeout=ANSWER_SECONDS) as answer:
             return json.load(answer)
 
-    def _answer(self, model: str) -> dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         """{completion_tokens, error}: one of them is null."""
-        body = {"model": model, "prompt": [_TOKEN] * self._requests.prompt_tokens, "temperature": 0}
+        body: dict[str, Any] = {"prompt": [_TOKEN] * self._requests.prompt_tokens, "temperature": 0}
         body |= {"max_tokens": self._requests.completion_tokens, "ignore_eos": True}
         try:
-            return {
-                "completion_tokens": self._asked("/v1/completions", body)["usage"]["completion_tokens"],
-                "error": None,
-            }
+            body["model"] = self._asked("/v1/models")["data"][0]["id"]
+            usage = self._asked("/v1/completions", body)["usage"]
+            return {"completion_tokens": usage["completion_tokens"], "error": None}
         except urllib.error.HTTPError as error:
+            if error.code >= 500:
+                self._failed.set()
             return {"completion_tokens": None, "error": error.read(300).decode(errors="replace")}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, http.client.HTTPException) as error:
+            self._failed.set()
             return {"completion_tokens": None, "error": f"{type(error).__name__}: {error}"}

@@ -2,7 +2,7 @@
 
 The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
 ``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
-in the worker's process only, simulating in this one. Long because every stage stands here, a function each.
+in the worker's process only, simulating in this one. What a stage needs a module of its own for stands in its room.
 """
 
 from __future__ import annotations

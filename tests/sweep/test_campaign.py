@@ -295,6 +295,19 @@ def test_a_sweep_is_no_campaign_and_a_campaign_takes_no_options_of_one(tmp_path:
         api.campaign("edges", on="ray")
 
 
+def test_a_campaign_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """It is read once."""
+    pipe = tmp_path / "piped.yaml"
+    os.mkfifo(pipe)
+    content = (Path(__file__).parents[2] / "vramprobe" / "data" / "campaigns" / "edges.yaml").read_text()
+    command = ["plan", str(pipe), "--gpu", "RTX-4090", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen([sys.executable, "-m", "vramprobe", *command], stdout=subprocess.PIPE, text=True)
+    pipe.write_text(content)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stage calibration" in said
+
+
 def test_the_campaign_that_ships_is_planned_for_a_gpu(tmp_path: Path) -> None:
     plans = api.plan_campaign("edges", gpu="RTX-4090", out=tmp_path)
     assert list(plans) == ["calibration", "held-out", "largest-batch", "longest-sequence"]

@@ -9,7 +9,6 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,22 +20,16 @@ from vramprobe.units import format_seconds
 
 if TYPE_CHECKING:
     from vramprobe.sweep.boundary import Boundary
+    from vramprobe.sweep.campaign import Campaign
     from vramprobe.sweep.progress import Progress
     from vramprobe.sweep.stages import StageResult
 
 
-def is_campaign(path: str) -> bool:
-    """Whether the file, or what ships by this name, holds stages; a pipe, which can be read once, holds a sweep."""
-    from vramprobe.sweep.campaign import campaign_in
-
-    return not Path(path).is_fifo() and campaign_in(path) is not None
-
-
-def plan(path: str, words: dict[str, Any], *, as_json: bool) -> None:
+def plan(campaign: Campaign, words: dict[str, Any], *, as_json: bool) -> None:
     """Each stage's plan, and all of them in sum; a boundary's is its first round."""
     from vramprobe import api
 
-    plans = api.plan_campaign(path, **words)
+    plans = api.plan_campaign(campaign, **words)
     for name, planned in plans.items():
         if as_json:
             print(json.dumps({"stage": name} | display_plan.plan_as_json(planned, with_cells=True)))
@@ -53,12 +46,12 @@ def plan(path: str, words: dict[str, Any], *, as_json: bool) -> None:
     )
 
 
-def run(path: str, words: dict[str, Any], limits: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
+def run(campaign: Campaign, words: dict[str, Any], limits: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
     """Run what is left of each stage; with ``dry_run`` only plan. Exits as a sweep does."""
     from vramprobe import api
 
     if dry_run:
-        plan(path, {name: value for name, value in words.items() if name not in ("on", "jobs")}, as_json=as_json)
+        plan(campaign, {name: value for name, value in words.items() if name not in ("on", "jobs")}, as_json=as_json)
         return
     with contextlib.ExitStack() as stack:
 
@@ -72,7 +65,7 @@ def run(path: str, words: dict[str, Any], limits: dict[str, Any], *, dry_run: bo
             stack.close()
             show(result, as_json=as_json)
 
-        results = api.campaign(path, **words, **limits, on_stage=on_stage, on_result=on_result)
+        results = api.campaign(campaign, **words, **limits, on_stage=on_stage, on_result=on_result)
     stopped_by = results[-1].stopped_by
     if stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[stopped_by])

@@ -35,10 +35,13 @@ def plan(
     if emulate is not None and gpu is not None:
         raise SpecError(f"--emulate {emulate} and --gpu {gpu} both name the GPU to plan for; drop one of them")
     enter_emulated(emulate, job["device"])
-    if campaigns.is_campaign(sweep):
-        campaigns.plan(sweep, job | {"gpu": gpu}, as_json=json_output)
+    from vramprobe.sweep.campaign import Campaign, campaign_or_sweep
+
+    asked = campaign_or_sweep(sweep)
+    if isinstance(asked, Campaign):
+        campaigns.plan(asked, job | {"gpu": gpu}, as_json=json_output)
         return
-    _show_plan(api.plan(sweep, gpu=gpu, **job), as_json=json_output)
+    _show_plan(api.plan(asked, gpu=gpu, **job), as_json=json_output)
 
 
 def _show_plan(planned: Plan, *, as_json: bool) -> None:
@@ -84,6 +87,7 @@ def run(
         enter_emulated(emulate, job["device"])
     else:
         where["emulate"] = emulate
+    from vramprobe.sweep.campaign import Campaign, campaign_or_sweep
     from vramprobe.sweep.limits import limits as check_limits
 
     limits = {
@@ -92,20 +96,21 @@ def run(
         "max_dollars": budget,
         "max_cells": limit,
     }
-    if campaigns.is_campaign(sweep):
-        campaigns.run(sweep, job | where, limits, dry_run=dry_run, as_json=json_output)
+    asked = campaign_or_sweep(sweep)
+    if isinstance(asked, Campaign):
+        campaigns.run(asked, job | where, limits, dry_run=dry_run, as_json=json_output)
         return
     if dry_run:
         if on != "here":
             raise SpecError(
                 f"--dry-run plans for this machine, and --on {on} was given; use `vramprobe plan --gpu GPU`"
             )
-        planned = api.plan(sweep, **job)
+        planned = api.plan(asked, **job)
         check_limits(planned.rate, **limits)
         _show_plan(planned, as_json=json_output)
         return
     with live.sweep_progress(as_json=json_output) as on_event:
-        summary = api.run(sweep, **job, **where, **limits, on_event=on_event)
+        summary = api.run(asked, **job, **where, **limits, on_event=on_event)
     live.print_summary(summary, as_json=json_output)
     if summary.stopped_by in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[summary.stopped_by])

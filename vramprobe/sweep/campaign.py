@@ -21,9 +21,10 @@ In: a file as in data/campaigns/, or a name there. Out: a frozen Campaign, or a 
 
 from __future__ import annotations
 
+import functools
 import graphlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,10 +95,17 @@ class Campaign(_Frozen):
 
 def campaign_in(path: str | Path) -> Campaign | None:
     """The campaign that a file holds, or that ships by this name; None for a sweep. Raises SpecError."""
+    found = campaign_or_sweep(path)
+    return found if isinstance(found, Campaign) else None
+
+
+def campaign_or_sweep(path: str | Path) -> Campaign | Callable[..., Sweep]:
+    """What a file holds that is read once, and so may be a pipe: a campaign, or what gives the sweep of a device, as
+    :func:`load_sweep` does. Raises SpecError."""
     file = catalog.sweep_file(path)
     content = parsed(file)
     if not isinstance(content, dict) or "stages" not in content:
-        return None
+        return functools.partial(sweep_of, content, path)
     try:
         campaign = Campaign.model_validate({"path": file, "name": file.stem} | content)
     except ValidationError as error:

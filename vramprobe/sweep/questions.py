@@ -147,7 +147,7 @@ def run(
     return summary
 
 
-def campaign(path: str | Path, *, out: str | Path | None = None, **words: Any) -> list[StageResult]:
+def campaign(path: str | Path | Campaign, *, out: str | Path | None = None, **words: Any) -> list[StageResult]:
     """Run what is left of each stage of a campaign file; ``words`` are those of :func:`run`, whose limits are for all.
 
     ``out`` is results/<device>/<campaign> by default. ``max_dollars`` counts what earlier runs have spent.
@@ -164,7 +164,7 @@ def campaign(path: str | Path, *, out: str | Path | None = None, **words: Any) -
     return stages.run_stages(asked, Path(out), functools.partial(run, **words), **limits, **shown)
 
 
-def plan_campaign(path: str | Path, *, out: str | Path | None = None, **words: Any) -> dict[str, Plan]:
+def plan_campaign(path: str | Path | Campaign, *, out: str | Path | None = None, **words: Any) -> dict[str, Plan]:
     """The plan of each stage that is run, by name; ``words`` are those of :func:`plan`.
 
     Of a boundary: the cells that its first round would run. A fit that was not made yet does not predict.
@@ -176,15 +176,16 @@ def plan_campaign(path: str | Path, *, out: str | Path | None = None, **words: A
     return stages.plan_stages(asked, folder, functools.partial(plan, **words))
 
 
-def _campaign(path: str | Path, words: dict[str, Any]) -> Campaign:
-    from vramprobe.sweep.campaign import campaign_in
+def _campaign(path: str | Path | Campaign, words: dict[str, Any]) -> Campaign:
+    from vramprobe.sweep.campaign import Campaign, campaign_in
 
-    found = campaign_in(path)
+    found = path if isinstance(path, Campaign) else campaign_in(path)
     if found is None:
         raise SpecError(f"{path} is a sweep, not a campaign: it has no stages")
+    what = found.name if found is path else path
     for name, option in {"only": "only", "skip": "skip", "shard": "shard", "data": "lengths"}.items():
         if words.get(name):
-            raise SpecError(f"--{option} is for a sweep, and {path} is a campaign; drop it, or run one of its sweeps")
+            raise SpecError(f"--{option} is for a sweep, and {what} is a campaign; drop it, or run one of its sweeps")
     return found
 
 

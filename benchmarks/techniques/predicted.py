@@ -28,8 +28,8 @@ CAUSES = {
 Row = dict[str, Any]
 
 
-def known() -> list[tuple[str, list[str], Row]]:
-    """(base, techniques, words of the cell) of each run that ended well and that arithmetic knows."""
+def known() -> list[tuple[str, list[str], Row, Row]]:
+    """(base, techniques, words of the cell, its peak) of each run that ended well and that arithmetic knows."""
     done, found = entries(), []
     for base, several in todo():
         entry = done.get(fingerprint(bases()[base], several))
@@ -39,13 +39,12 @@ def known() -> list[tuple[str, list[str], Row]]:
         words = dict(bases()[base].cell)
         for change in changes:
             words |= change
-        found.append((base, [one.id for one in several], words))
+        found.append((base, [one.id for one in several], words, entry["peak"]))
     return found
 
 
-def row_of(base: str, names: list[str], words: Row, before: Row | None) -> Row:
+def row_of(base: str, names: list[str], words: Row, emulated: Row, before: Row | None) -> Row:
     """Peaks of one run: allocated, and as its tensors requested them, without what blocks are larger."""
-    emulated = entries()[fingerprint(bases()[base], [techniques()[name] for name in names])]["peak"]
     gpu = bases()[base].gpu
     counted = api.predict(gpu=gpu, engine="formula", fit="none", **words)
     row = {
@@ -100,9 +99,9 @@ def main() -> None:
     """Simulate what is missing, and write or compare."""
     before = {(row["base"], row["techniques"]): row for row in read_csv(TABLE)}
     rows = []
-    for base, names, words in known():
+    for base, names, words, emulated in known():
         print(f"{base}: {' + '.join(names)}", file=sys.stderr, flush=True)
-        rows.append(row_of(base, names, words, before.get((base, " + ".join(names)))))
+        rows.append(row_of(base, names, words, emulated, before.get((base, " + ".join(names)))))
     made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): page(rows)}
     write_or_check(made, "techniques/predicted.py", check="--check" in sys.argv)
 

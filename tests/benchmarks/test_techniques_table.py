@@ -63,7 +63,7 @@ def test_arithmetic_says_of_every_technique_what_the_table_has(script: Script) -
 def assert_predicted_as_before(script: Script, *runs: tuple[str, str]) -> None:
     predicted = script("techniques.predicted")
     rows = {(row["base"], row["techniques"]): row for row in predicted.read_csv(predicted.TABLE)}
-    found = {(base, " + ".join(names)): (base, names, words) for base, names, words in predicted.known()}
+    found = {(run[0], " + ".join(run[1])): run for run in predicted.known()}
     assert set(found) == set(rows)
     for run in runs:
         now = predicted.row_of(*found[run], rows[run])

@@ -112,8 +112,8 @@ def grpo(
     hundredths = next((share for share in range(100, 0, -1) if fits(gpu_memory_utilization=share / 100)), None)
     return found.model_copy(
         update={
-            "largest_completion_length": _largest(lambda value: fits(max_completion_length=value), _LONGEST, least=1),
-            "largest_num_generations": _largest(lambda value: fits(num_generations=value), 1 << 14, least=2),
+            "largest_completion_length": bisected(lambda value: fits(max_completion_length=value), _LONGEST, least=1),
+            "largest_num_generations": bisected(lambda value: fits(num_generations=value), 1 << 14, least=2),
             "largest_gpu_memory_utilization": None if hundredths is None else hundredths / 100,
         }
     )
@@ -248,7 +248,7 @@ def _verdict(engine: Served, peak: Stage, usable: int) -> tuple[Literal["fits", 
     return ("fits" if peak.total_bytes <= TIGHT_SHARE * usable else "tight"), share
 
 
-def _largest(fits: Callable[[int], bool], limit: int, *, least: int) -> int | None:
+def bisected(fits: Callable[[int], bool], limit: int, *, least: int) -> int | None:
     """The largest number that fits, by bisection."""
     if not fits(least):
         return None

@@ -7,13 +7,13 @@ where it was. Runs nothing.
 
 from __future__ import annotations
 
-import bisect
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from vramprobe.model.memory_model import MemoryModel
+from vramprobe.predict.grpo import bisected
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
@@ -79,9 +79,7 @@ def predicted_counts(spec: CellSpec, question: Question, step: int, card: Card, 
         return predict(cell, fit, gpu=card.gpu, replays=True, retries=True, allow_extrapolation=True)
 
     def last(fits: Callable[[Prediction], bool]) -> int:
-        powers = (2**power for power in range(most.bit_length()))
-        end = next((steps for steps in powers if not fits(at(steps))), most)
-        return bisect.bisect_left(range(1, end + 1), True, key=lambda steps: not fits(at(steps)))
+        return (most and bisected(lambda steps: fits(at(steps)), most, least=1)) or 0
 
     return Predicted(
         surely=last(lambda found: verdict(found, limited).verdict == "fits"),

@@ -171,13 +171,17 @@ def _text(
     run = ["vramprobe", "run", sweep, "--device", "cuda", "--out", out]
     if budget is not None:
         run += ["--budget", f"{budget:.2f}", "--price", f"{plan.rate.usd_per_hour:g}"]
-    job = re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{name}-{short}".lower())
     content = {
-        **machine(job, gpu, 1, bucket, spot, provider),
+        **machine(job_name(name, short), gpu, 1, bucket, spot, provider),
         **_code(),
         "run": "\n".join(["set -e", "vramprobe doctor --device cuda", shlex.join(run), ""]),
     }
     return yaml.safe_dump(content, sort_keys=False)
+
+
+def job_name(what: str, short: str) -> str:
+    """SkyPilot's name of a job: of small letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{what}-{short}".lower())
 
 
 def machine(name: str, gpu: str, num_gpus: int, bucket: str, spot: bool, provider: str | None) -> dict[str, Any]:

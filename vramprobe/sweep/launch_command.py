@@ -6,7 +6,6 @@ profile the first steps, and go on or stop. Rents nothing by itself.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from vramprobe import catalog
 from vramprobe.errors import SpecError
 from vramprobe.records.profile import ProfileRecord, last_profile
 from vramprobe.sweep.card import Rate, card_named, hourly_rate
-from vramprobe.sweep.launch import MOUNTED, code_elsewhere, machine, require_bucket, write
+from vramprobe.sweep.launch import MOUNTED, code_elsewhere, job_name, machine, require_bucket, write
 
 #: Where the machine finds the prediction.
 _PREDICTED = "~/.vramprobe/predicted.jsonl"
@@ -83,7 +82,7 @@ def launch_command(
     record, short = last_profile(Path(predicted)), catalog.find_gpu(gpu).short_name
     _require_of(record, predicted, short)
     num_gpus = max(len(record.ranks), 1)
-    name = re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{Path(_script(command)).stem}-{short}".lower()).strip("-")
+    name = job_name(Path(_script(command)).stem, short)
     step_seconds = record.step_time and record.step_time.seconds
     limits = ["--max-growth", max_growth]
     limits += [] if step_seconds is None else ["--max-slowdown", f"{max_slowdown:g}"]

@@ -312,6 +312,8 @@ def test_the_largest_batch_is_that_of_the_whole_run(
     assert rank.peak.allocated_bytes == pytest.approx(whole.peak.allocated_bytes, rel=0.02)
 
 
+# find_unused_parameters keeps DDP from making its buckets anew after the first step. NCCL's watchdog holds the old ones
+# (3.5 MiB) until it looks, up to 100 ms later: how many steps that is differs from run to run.
 TWO_RANKS = (
     """
 import torch.distributed
@@ -320,7 +322,7 @@ torch.cuda.set_device(torch.distributed.get_rank())
 """
     + PLAIN
     + """
-model = torch.nn.parallel.DistributedDataParallel(model)
+model = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 loader = torch.utils.data.DataLoader(rows, batch_size=8, collate_fn=collate,
     sampler=torch.utils.data.DistributedSampler(rows))
 """
@@ -338,11 +340,10 @@ def test_each_rank_runs_its_own_largest_batch(
     every_step = {one.process.rank: one for one in read_run(tmp_path / "whole").ranks}
     for rank in found.ranks:
         raw = every_step[rank.rank]
-        # in some runs step 2 takes 3.5 MiB more, which is the size of DDP's bucket; its cause was not looked for
-        peak = max(one.allocated_peak_bytes for one in raw.phases if one.step is not None and one.step > 2)
+        peak = max(one.allocated_peak_bytes for one in raw.phases if one.step is not None)
         assert rank.batches is not None
         assert (rank.batches.num_batches, rank.batches.peaks[-1].source) == (raw.num_steps, "emulated")
-        assert rank.batches.peaks[-1].allocated_bytes == pytest.approx(peak, rel=0.02)
+        assert rank.batches.peaks[-1].allocated_bytes == peak
     top = max(found.ranks, key=lambda one: one.batches.peaks[-1].allocated_bytes)
     display_profile.print_profile(found)
     assert f"own data on rank {top.rank}, whose largest batch needs the most of 2 ranks" in capsys.readouterr().out

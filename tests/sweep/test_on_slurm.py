@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -51,6 +52,15 @@ def test_a_job_looks_at_its_node_runs_a_cell_and_one_that_fails_is_lost(tmp_path
     assert isinstance(found["bad"], Lost)
 
 
+def jobs_of(process: psutil.Process) -> list[psutil.Process]:
+    jobs = []
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie whose command cannot be read
+            if "submitit.core._submit" in child.cmdline():
+                jobs.append(child)
+    return jobs
+
+
 @exhaustive
 def test_a_killed_job_is_tried_again(tmp_path: Path) -> None:
     cells = tuple(make_spec(seq_len=16 * number, timing_steps=0) for number in range(1, 5))
@@ -60,10 +70,7 @@ def test_a_killed_job_is_tried_again(tmp_path: Path) -> None:
 
     def on_event(event: runner.Progress) -> None:
         if event.kind == "finished" and not killed:
-            jobs = [
-                one for one in psutil.Process().children(recursive=True) if "submitit.core._submit" in one.cmdline()
-            ]
-            for job in jobs[:1]:
+            for job in jobs_of(psutil.Process())[:1]:
                 job.send_signal(signal.SIGKILL)
                 killed.append(job)
 

@@ -10,10 +10,12 @@ import json
 import math
 import shlex
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from factories import make_environment, make_record
+from grids import grid
 from typer.testing import CliRunner
 
 from vramprobe import api, catalog
@@ -38,7 +40,7 @@ def judged() -> dict[str, Judgement]:
 
 
 def test_all_135_claims_get_one_verdict_of_the_list_each_in_file_order() -> None:
-    found = judge_claims()
+    found = list(judged().values())
     assert [one.claim.id for one in found] == list(CLAIMS)
     assert len(found) == 135
     assert {one.verdict for one in found} <= set(VERDICTS)
@@ -333,16 +335,18 @@ def printed(command: str) -> str:
     return done.output
 
 
-def test_every_command_prints_the_number_in_the_table() -> None:
+@pytest.mark.parametrize("every", grid([8, 1], 8), ids={8: "a part", 1: "all"}.get)
+def test_every_command_prints_the_number_in_the_table(every: int) -> None:
+    found = commands()
+    assert len({command for command, _ in found}) > 150
     outputs: dict[str, str] = {}
-    for (command, reads), value in commands().items():
+    for (command, reads), value in islice(found.items(), 0, None, every):
         text = outputs.setdefault(command, "") or printed(command)
         outputs[command] = text
         got = json.loads(text)
         for key in (reads or "").split(".") if reads else ():
             got = got.get(key, 0)
         assert got == value, f"{command}: {reads}"
-    assert len(outputs) > 150
 
 
 def test_every_claim_is_published() -> None:

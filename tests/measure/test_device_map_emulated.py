@@ -111,7 +111,7 @@ def test_the_weights_are_divided_between_the_cards_and_not_copied(records: dict[
     assert modules == ["model.embed_tokens", *layers, "model.norm", "model.rotary_emb", "lm_head"]
 
 
-@pytest.mark.parametrize("method", grid(["full", "qlora"], "qlora"))
+@pytest.mark.parametrize("method", grid(["full", "qlora"]))
 def test_as_from_pretrained_places_it_and_as_trainer_trains_it(
     method: str, records: dict[str, RunRecord], checkpoint: Path
 ) -> None:

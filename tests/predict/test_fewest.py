@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from command_line import vramprobe
+from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
@@ -36,6 +37,7 @@ def test_offloaded_the_kinds_that_can(offload: str, kinds: list[str]) -> None:
     )
 
 
+@exhaustive
 def test_a_kind_that_cannot_is_left_out_with_its_reason() -> None:
     found = api.min_gpus_by_sharding(gpu="RTX-4090", model="pythia-6.9b", method="full", **CELL)
     assert [one.sharding for one in found.answers] == list(DIVIDING)

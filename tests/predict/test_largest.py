@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import vramprobe
 from factories import CONSTANT_BYTES, TRUE, specs, synthetic
+from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
@@ -337,6 +338,7 @@ def test_a_verdict_stands_where_ranks_cannot_be_counted(words: list[str], why: s
     assert vramprobe(*command, "--min-gpus").returncode == 1  # asked for, it is an error
 
 
+@exhaustive
 def test_how_many_gpus_is_answered_for_the_kinds_that_the_libraries_can_do() -> None:
     words = [
         "predict",

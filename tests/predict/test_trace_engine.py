@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from factories import TINY_LLAMA, make_spec
+from grids import exhaustive
 from processes import children
 
 from vramprobe import api
@@ -71,6 +72,7 @@ def test_what_the_card_and_the_weights_are_does_not_matter() -> None:
     assert limited.peak_allocated_bytes == plain.peak_allocated_bytes
 
 
+@exhaustive
 def test_many_come_in_order_with_reasons_and_stop_when_told() -> None:
     nonsense = spec_of(TINY_LLAMA | {"model_type": "no-such-model"})
     specs = [spec_of(UNKNOWN), nonsense, spec_of(UNKNOWN, seq_len=32), spec_of(UNKNOWN, seq_len=64)]

@@ -29,8 +29,7 @@ def phases(folder: Path) -> dict[int, list[dict[str, object]]]:
     """By rank what the allocator counted, phase by phase, and what each step asked of NCCL.
 
     In loading they talk in objects, which are answered without it to a rank that is alone. The last phase is left out:
-    it ends with the process, and in one of some hundred ranks, on a busy machine, a bucket of DDP was gone by then
-    (who lets go of it is not known).
+    it ends with the process, and NCCL's watchdog lets go of DDP's first buckets when it looks, up to 100 ms later.
     """
     found = {}
     for path in (folder / "run").glob("*.jsonl"):

@@ -319,7 +319,7 @@ def run_in(folder: Path, words: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, env=os.environ | paths)
 
 
-#: Checks of minutes: those of every prediction in a table.
+#: Checks of some seconds to minutes: those of every prediction in a table.
 LONG = [
     name
     for name in HOW
@@ -334,6 +334,11 @@ LONG = [
             "ranks_replayed.py",
             "versions.py",
             "fit.json -o out/report",
+            "fit.json --out out/demo/report",
+            "ranks/ranks.py",
+            "truth/losses.py",
+            "fleet_simulated.py",
+            "--leave-out model",
         )
     )
 ]

@@ -25,7 +25,7 @@ from vramprobe.report.page.translation.expressions import BUILTINS
 from vramprobe.rules.sharding import DTENSOR_OPTIMIZERS, FSDP2, HYBRID, ONE_GROUP
 
 #: make test asks a part of the random questions, make test-all the whole.
-PART, WHOLE = 5, 1
+PART, WHOLE = 8, 1
 pytestmark = pytest.mark.timeout(1200)
 NUM_CELLS = 700
 NUM_REPLAYS = 240
@@ -287,7 +287,7 @@ def test_the_page_replays_ranks_as_predict_does(answers, part):
     """Of every kind whose requests are known in their order, also where a rank gets along with less."""
     rng = random.Random(9)
     cards = [gpu.short_name for gpu in catalog.list_gpus() if gpu.total_bytes]
-    asked = [(some_replayed_rank(rng), rng.choice(cards)) for _ in range(min(2, part) * NUM_REPLAYED_RANKS // part)]
+    asked = [(some_replayed_rank(rng), rng.choice(cards)) for _ in range(min(3, part) * NUM_REPLAYED_RANKS // part)]
     near = {
         "model": "llama-3.1-70b",
         "method": "full",

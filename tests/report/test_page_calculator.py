@@ -168,6 +168,7 @@ def test_the_replay_finds_the_largest_counts_that_predict_finds(opened: Any) -> 
     assert rough != api.max_batch_size(gpu="L4", seq_len=2048, **cell).fits.value
 
 
+@exhaustive
 def test_counts_on_all_other_cards_are_looked_for_once_they_are_seen(opened: Any) -> None:
     one = opened("#m=qwen2.5-0.5b&t=lora&nl=2&g=L4")
     one.tab.wait_for_selector("#gpus-rows[data-done]")
@@ -193,6 +194,7 @@ def in_list(gpu: str) -> int:
     return [one.short_name for one in catalog.list_gpus()].index(gpu)
 
 
+@exhaustive
 def test_the_replay_needs_no_worker(opened: Any) -> None:
     one = opened("#m=qwen2.5-0.5b&g=", own=True)
     shown = one.text("#where")
@@ -202,6 +204,7 @@ def test_the_replay_needs_no_worker(opened: Any) -> None:
     assert " reserved (" in shown == one.text("#where")
 
 
+@exhaustive
 def test_older_libraries_are_a_choice(opened: Any) -> None:
     one = opened("#m=mixtral-8x7b&gc=1&g=H100-SXM")
     cell = {
@@ -237,6 +240,7 @@ def test_no_gpu_is_a_choice_too(opened: Any) -> None:
     assert one.fragment == "#b=2&g="
 
 
+@exhaustive
 def test_the_largest_counts_are_taken_over_by_a_click(opened: Any) -> None:
     one = opened("#gc=1&nl=8&g=RTX-4090")
     button = one.tab.locator("[data-gpu=RTX-4090] .largest button").first
@@ -275,6 +279,7 @@ def test_amounts_are_written_as_python_writes_them(opened: Any) -> None:
     ]
 
 
+@exhaustive
 def test_one_gpu_of_several_is_predicted_as_the_command_says(opened: Any) -> None:
     one = opened("#m=llama-3.2-1b&gc=1&n=8&sh=zero3&g=RTX-A6000")
     cell = {
@@ -394,6 +399,7 @@ def test_a_card_without_flash_attention_is_judged_by_its_own_kernels(opened: Any
     assert (refused["verdict"], "Ampere" in refused["reason"]) == ("does not fit", True)
 
 
+@exhaustive
 def test_the_changes_are_those_for_the_card_that_is_asked_for(opened: Any) -> None:
     one = opened("#gc=1", replays=False)
     one.tab.wait_for_selector("#changes[data-done]")

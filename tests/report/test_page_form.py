@@ -6,6 +6,7 @@ import json
 from typing import Any, get_args
 
 import pytest
+from grids import exhaustive
 from page_browser import asked, waiting
 
 from vramprobe import api, catalog, spec
@@ -195,6 +196,7 @@ def test_sharding_is_asked_for_where_there_is_more_than_one_gpu(opened: Any) -> 
     assert one.text("label[for=batch_size]") == "Batch"
 
 
+@exhaustive
 def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_several_gpus(opened: Any) -> None:
     one = opened("#t=full&m=llama-3.2-1b&gc=1", replays=False)
     hidden = [one.tab.locator(f"#{name}") for name in ("shard_size", "cp_size", "offload", "cp_rotation")]
@@ -242,6 +244,7 @@ def test_groups_shared_sequences_and_the_host_are_asked_for_where_there_are_seve
     assert one.text("#cp_size-error").startswith("cp_size 2 under zero3")
 
 
+@exhaustive
 def test_layers_on_several_cards_are_told_card_by_card(opened: Any) -> None:
     one = opened("#gc=1&n=2&g=RTX-4090")
     assert one.text("label[for=batch_size]") == "Batch per GPU"

@@ -161,6 +161,7 @@ def test_what_cannot_be_is_said_and_no_figure_is_left(opened: Any) -> None:
     assert other.text("#which-command").startswith("vramprobe recommend --model llama-4-scout")
 
 
+@exhaustive
 def test_an_option_is_taken_over_by_the_keyboard_and_its_memory_shown(opened: Any, found: Recommendation) -> None:
     one = opened(LINK)
     one.tab.wait_for_selector(DONE)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from emulated import swept
 from factories import make_spec
+from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import architecture
@@ -29,6 +30,7 @@ cells:
 """
 
 
+@exhaustive
 def test_arithmetic_is_what_trl_allocates_on_an_emulated_gpu(tmp_path: Path) -> None:
     records = swept(tmp_path, SWEEP, cards="RTX-4090")
     assert [record.outcome.kind for record in records] == ["ok", "ok"]

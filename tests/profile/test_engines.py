@@ -20,13 +20,16 @@ Available KV cache memory: 58.11 GiB
 GPU KV cache size: 476,016 tokens
 Maximum concurrency for 8,192 tokens per request: 58.11x
 Graph capturing finished in 21 secs, took 0.91 GiB"""
-V1_OF_2026 = """Model loading took 0.93 GiB memory and 6.869864 seconds
-Available KV cache memory: 21.78 GiB
-GPU KV cache size: 1,903,200 tokens, Maximum concurrency for 2,048 tokens per request: 929.30x
-CUDA graph pool memory: 0.21 GiB (actual), 0.25 GiB (estimated), difference: 0.04 GiB (19.0%).
-Free memory on device (78.68/79.19 GiB) on startup. Desired GPU memory utilization is (0.3, 23.76 GiB). Actual usage \
-is 1.65 GiB for consumed memory (weights + non-torch), 0.33 GiB for peak activation, and 0.0 GiB for CUDAGraph memory. \
-Replace gpu_memory_utilization config with `--kv-cache-memory=23229268276` (21.63 GiB) to fit into requested memory"""
+V1_OF_2026 = """Model loading took 1.12 GiB memory and 65.589526 seconds
+Memory profiling takes 180.40 seconds. Total non KV cache memory: 2.16GiB; torch peak memory increase: 0.34GiB; \
+total consumed (from mem_get_info): 1.85GiB; weights memory: 1.12GiB.
+Available KV cache memory: 70.32 GiB
+GPU KV cache size: 658,320 tokens, Maximum concurrency for 8,192 tokens per request: 80.36x
+Graph capturing finished in 50 secs, took 0.19 GiB
+CUDA graph pool memory: 0.19 GiB (actual), 0.38 GiB (estimated), difference: 0.19 GiB (104.2%).
+Free memory on device (78.68/79.19 GiB) on startup. Desired GPU memory utilization is (0.92, 72.85 GiB). Actual usage \
+is 1.85 GiB for consumed memory (weights + non-torch), 0.69 GiB for peak activation, and 0.19 GiB for CUDAGraph \
+memory. Replace gpu_memory_utilization config with `--kv-cache-memory=75144938107` (69.98 GiB) to fit into requested"""
 V0 = """Loading model weights took 2.8884 GB
 the current vLLM instance can use total_gpu_memory (14.56GiB) x gpu_memory_utilization (0.50) = 7.28GiB
 model weights take 2.89GiB; non_torch_memory takes 0.01GiB; PyTorch activation peak memory takes 2.02GiB; the rest of \
@@ -45,9 +48,9 @@ non_torch_memory=0.15GiB kv_cache_size=6.27GiB gpu_memory_utilization=0.90
         (V1, {"weights_gib": 14.99, "non_torch_gib": 0.25, "activation_peak_gib": 1.89, "graph_gib": 0.91,
               "graph_estimated_gib": 0.84, "kv_cache_gib": 58.11, "kv_cache_tokens": 476016, "length_tokens": 8192,
               "max_concurrency": 58.11}),
-        (V1_OF_2026, {"weights_gib": 0.93, "activation_peak_gib": 0.33, "graph_gib": 0.21, "graph_estimated_gib": 0.25,
-                      "kv_cache_gib": 21.78, "kv_cache_tokens": 1903200, "length_tokens": 2048,
-                      "max_concurrency": 929.3}),
+        (V1_OF_2026, {"weights_gib": 1.12, "consumed_gib": 1.85, "activation_peak_gib": 0.34, "graph_gib": 0.19,
+                      "graph_estimated_gib": 0.38, "kv_cache_gib": 70.32, "kv_cache_tokens": 658320,
+                      "length_tokens": 8192, "max_concurrency": 80.36}),
         (V0, {"weights_gib": 2.89, "non_torch_gib": 0.01, "activation_peak_gib": 2.02, "kv_cache_gib": 2.36,
               "kv_cache_blocks": 5517, "length_tokens": 32768, "max_concurrency": 2.69}),
         (EARLY_V0, {"non_torch_gib": 0.15, "kv_cache_gib": 6.27, "kv_cache_blocks": 11422}),

@@ -6,14 +6,14 @@ import json
 import socket
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from vramprobe.errors import SpecError
 from vramprobe.profile import launch, requests
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.ranks import run_phases
+from vramprobe.profile.engines.phases import as_served
+from vramprobe.profile.raw import RawPhase, read_run
 from vramprobe.profile.requests import Requests, requests_of
 
 SERVER = """
@@ -70,14 +70,19 @@ def test_what_an_engine_does_after_its_start_is_serving() -> None:
     """Without an engine, or with a training step, it keeps its name."""
 
     def names(*phases: str) -> list[str]:
-        tiers = dict.fromkeys(
-            ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes", "device_peak_bytes"), 1
+        named = as_served(
+            [
+                RawPhase(name=one, step=1, start_ns=0, end_ns=1, allocated_end_bytes=0, allocated_peak_bytes=0)
+                for one in phases
+            ]
         )
-        seen = [SimpleNamespace(name=name, step=None, **tiers) for name in phases]
-        return [one.name for one in run_phases(seen)]  # type: ignore[arg-type]
+        return [one.name for one in named]
 
-    assert names("load", "engine_load", "evaluation", "other") == ["load", "engine_load", "serving"]
-    assert names("load", "evaluation", "other") == ["load", "evaluation", "after_training"]
+    started = ["load", "engine_load", "load", "engine_kv_cache", "load", "engine_warmup"]
+    assert names(*started, "load", "evaluation", "other") == [
+        "load", "engine_load", "engine_load", "engine_kv_cache", "engine_kv_cache", "engine_warmup", *["serving"] * 3
+    ]  # fmt: skip
+    assert names("load", "evaluation", "other") == ["load", "evaluation", "other"]
     assert names("engine_load", "evaluation", "backward") == ["engine_load", "evaluation", "backward"]
 
 
@@ -109,6 +114,42 @@ def test_a_server_is_asked_and_ended(
     record = analyse(tmp_path / "run")
     assert [one.completion_tokens for one in record.answers] == [7] * num_ok + [None] * (3 - num_ok)
     assert any("the prompt is too long" in line for line in said) == (num_ok == 0)
+
+
+#: Its engine, a process of its own: it says what it did when it is asked to, and is killed by its server at the end.
+ENGINE = """
+import json, os, pathlib, signal, subprocess, sys, time
+
+folder = pathlib.Path(os.environ["VRAMPROBE_PROFILE"])
+with open(folder / f"{os.getpid()}.jsonl", "a") as journal:
+    print(json.dumps({"line": "process", "pid": os.getpid()}), file=journal, flush=True)
+    while not (folder / "settle").exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    print(json.dumps({"line": "end", "why": "so far"}), file=journal, flush=True)
+    time.sleep(600)
+"""
+KILLS_ITS_ENGINE = """
+import pathlib, signal, subprocess, sys
+engine = subprocess.Popen([sys.executable, "engine.py"])
+signal.signal(signal.SIGTERM, lambda *_: (engine.kill(), sys.exit(0)))
+while not list(pathlib.Path("run").glob("*.jsonl")):
+    pass
+"""
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_an_engine_says_what_it_did_before_its_server_kills_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(requests, "SETTLE_SECONDS", 600.0 if settles else 0.1)
+    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    (tmp_path / "engine.py").write_text(ENGINE if settles else ENGINE.replace('"settle"', '"never"'))
+    served(tmp_path, KILLS_ITS_ENGINE + SERVER.replace("sys.argv[2]", str(asked.port)), asked)
+    (engine,) = read_run(tmp_path / "run").ranks
+    assert (engine.end is not None) == settles
+    assert any("has not written" in said for said in analyse(tmp_path / "run").warnings) != settles
 
 
 def test_a_server_that_ends_by_itself_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

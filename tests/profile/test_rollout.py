@@ -120,7 +120,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
 def test_an_engines_weights_and_cache_are_held_once_they_are_there(engine, monkeypatch) -> None:
     class Worker:
         model_runner = SimpleNamespace(
-            model=SimpleNamespace(named_parameters=lambda: [("up", "weight")]), kv_caches=["one", ["two", "three"]]
+            model=SimpleNamespace(
+                named_parameters=lambda: [("up", "weight")], named_buffers=lambda: [("cos", "table")]
+            ),
+            kv_caches=["one", ["two", "three"]],
         )
 
         def load_model(self) -> str:
@@ -132,7 +135,7 @@ def test_an_engines_weights_and_cache_are_held_once_they_are_there(engine, monke
     watch = engine(worker=SimpleNamespace(Worker=Worker))
     assert Worker().load_model() == "loaded"
     assert Worker().initialize_from_config(3) == 3
-    assert watch.held == [("engine_weights", ["weight"]), ("kv_cache", ["one", "two", "three"])]
+    assert watch.held == [("engine_weights", ["weight", "table"]), ("kv_cache", ["one", "two", "three"])]
 
 
 def test_what_the_allocator_unmaps_is_told_by_tag(engine, monkeypatch) -> None:

@@ -29,6 +29,8 @@ def print_cards(console: Console, cards: Sequence[CardVerdict]) -> None:
     held = [one for one in cards if one.verdict == "fits"]
     timed = [one for one in held if one.time is not None]
     what = "memory by replaying these allocations" + ("; time and cost predicted, 80 % intervals" if timed else "")
+    if any(one.served is not None for one in cards):
+        what = "KV cache predicted from the engine's account, with the same settings"
     console.print(f"\non other GPUs, {what}:" if len(cards) > 1 else f"\n{what}:")
     terminal.show([Table(title="", columns=_columns(timed), rows=held)], [], console)
     for verdict, style in _STYLES.items():

@@ -1,6 +1,6 @@
 """What the command line shows of an inference engine: its own account of its memory, what it answered.
 
-In: an EngineMemory, Answers. Out: lines on the terminal.
+In: an EngineMemory, a ServedOn, Answers. Out: lines on the terminal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from vramprobe.records.engine import Answer, EngineMemory
+    from vramprobe.records.engine import Answer, EngineMemory, ServedOn
 
 
 def print_engine(console: Console, engine: EngineMemory) -> None:
@@ -20,6 +20,7 @@ def print_engine(console: Console, engine: EngineMemory) -> None:
     console.print(f"\nas {engine.engine} {engine.version or ''} logged it:")
     for what, gib in (
         ("weights", engine.weights_gib),
+        ("weights and buffers", engine.consumed_gib),
         ("non-torch", engine.non_torch_gib),
         ("activation peak", engine.activation_peak_gib),
         ("CUDA graphs", engine.graph_gib),
@@ -34,6 +35,19 @@ def print_engine(console: Console, engine: EngineMemory) -> None:
         console.print(f"  {'KV cache':<22} {engine.kv_cache_blocks:,} blocks")
     if engine.max_concurrency is not None and engine.length_tokens is not None:
         console.print(f"  {'concurrency':<22} {engine.max_concurrency:.2f} requests of {engine.length_tokens:,} tokens")
+
+
+def print_served(console: Console, one: ServedOn) -> None:
+    """Whether a request fits, the longest that does, and the options that would make it fit."""
+    if one.verdict == "fits":
+        longest = one.longest_request_tokens
+        console.print(f"fits on {one.gpu}" + (f": longest request {longest:,} tokens" if longest else ""))
+        return
+    requests = f"{one.max_concurrency:.2f} requests of {one.length_tokens:,} tokens"
+    settings = (
+        f"each of these makes one fit: {', '.join(one.settings)}" if one.settings else "no one option makes one fit"
+    )
+    console.print(f"[red]does not fit[/] on {one.gpu}: {requests}; {escape(settings)}")
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from vramprobe.cli.display_batches import print_batches
 from vramprobe.cli.display_cards import print_cards
-from vramprobe.cli.display_engine import print_answers, print_engine
+from vramprobe.cli.display_engine import print_answers, print_engine, print_served
 from vramprobe.cli.display_growth import print_growth
 from vramprobe.cli.display_host import print_host
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
@@ -51,6 +51,8 @@ def print_profile(record: ProfileRecord) -> None:
         _print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
     if record.engine is not None:
         print_engine(console, record.engine)
+    if record.served is not None:
+        print_served(console, record.served)
     shown = _rank_shown(record)
     if len(record.ranks) > 1:
         _print_ranks(console, record)
@@ -246,9 +248,11 @@ def _repeats(rank: RankProfile) -> str:
 
 
 def _known(parts: dict[str, int]) -> dict[str, int]:
-    """Causes without their unit; those that few commands have (a batch, an engine) only where there is one."""
+    """Causes without their unit; those that few commands have (a batch, an engine) only where there is one, and those
+    of a trainer not where an engine is alone."""
     named = {name.removesuffix("_bytes"): size for name, size in parts.items()}
-    return {name: size for name, size in named.items() if size or name not in _RARE}
+    is_engine = bool(named.get("engine_weights")) and not named.get("weights")
+    return {name: size for name, size in named.items() if size or not (is_engine or name in _RARE)}
 
 
 def _print_blocks(console: Console, one: BlocksAlike) -> None:

@@ -152,11 +152,21 @@ def _longest(blocks: int, needed: Any) -> int:
     return low
 
 
+def non_torch_charge() -> int:
+    """Bytes that an engine's driver takes outside torch on one GPU, as published logs have it."""
+    return round(float(_non_torch_row(several=False)["mib"]) * MIB)
+
+
+def _non_torch_row(*, several: bool) -> dict[str, str]:
+    rows = [row for row in csv_rows("serving_charges.csv") if row["charge"] == "non_torch"]
+    (row,) = [one for one in rows if (one["tensor_parallel"] != "1") == several]
+    return row
+
+
 def _non_torch(card: CardProperties, tensor_parallel_size: int) -> tuple[int, list[str]]:
     """(bytes outside torch, what is to be said of them): of this card, else of the only one that logs tell of."""
-    rows = [row for row in csv_rows("serving_charges.csv") if row["charge"] == "non_torch"]
     several = tensor_parallel_size > 1
-    (row,) = [one for one in rows if (one["tensor_parallel"] != "1") == several]
+    row = _non_torch_row(several=several)
     said = f"memory outside torch is learnt from {row['num_rows']} published logs of an {row['gpu']}"
     if several:
         said += " ×2"

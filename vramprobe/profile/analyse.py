@@ -30,6 +30,7 @@ from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.measured_time import measured_step_seconds
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
+from vramprobe.profile.served import served_here
 from vramprobe.profile.step_time import step_time
 from vramprobe.recommend.prices import chosen, shipped_offers
 from vramprobe.records.engine import Answer, EngineMemory
@@ -68,6 +69,7 @@ def analyse(
     """
     run = read_run(folder)
     record = _record(run, host_memory_bytes, replay_steps)
+    record = record.model_copy(update={"served": served_here(record)})
     if gpus is None:
         return record
     found = cards.verdicts(run, record, gpus)
@@ -98,8 +100,12 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
                 "reserved; the device tier has what the GPU holds"
             )
         seen_by_rank.append(seen)
-        if raw.end is None and run.launcher is not None and not launcher.get("answers"):  # a server ends its own hard
-            remarks.add("it was killed, or ended without a word; what it did until then is shown")
+        if raw.end is None and run.launcher is not None:
+            remarks.add(
+                "it has not written what it held before its server was ended: causes and lines are not known"
+                if launcher.get("answers")
+                else "it was killed, or ended without a word; what it did until then is shown"
+            )
         for said in raw.warnings:
             remarks.add(said)
         warnings += remarks.texts

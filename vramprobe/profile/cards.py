@@ -19,6 +19,8 @@ from vramprobe.errors import SpecError
 from vramprobe.predict.verdict import HOST_ALLOWANCE_BYTES
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.raw import RawHistory, RawRank, RawRun
+from vramprobe.profile.served import served_on
+from vramprobe.records.engine import ServedOn
 from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.simulate.allocator.compiled import counting_allocator
 from vramprobe.simulate.allocator.config import AllocatorConfig, parse_alloc_conf
@@ -216,7 +218,10 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
     if sequence.went_on_after_oom and not is_own:
         return unknown("it ran out on the way and went on otherwise; run it with --emulate")
     if _has_engine(record) and not is_own:
-        return unknown("an engine sizes its KV cache by the GPU; run it with --emulate")
+        served = served_on(record, gpu.short_name)
+        if served is None:
+            return unknown("an engine sizes its KV cache by the GPU; run it with --emulate")
+        return CardVerdict(gpu=gpu.short_name, verdict=served.verdict, why=_said_of_cache(served), served=served)
     if sequence.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
     usable = card.total_bytes - (record.context_bytes or ASSUMED_CONTEXT_BYTES)
@@ -231,6 +236,17 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
             why=f"it ran there: {format_bytes(sequence.reserved_bytes)} reserved of {format_bytes(usable)}",
         )
     return _judged(gpu, usable, found, margin=found.error_bytes + MARGIN_BYTES)
+
+
+def _said_of_cache(one: ServedOn) -> str:
+    requests = f"{one.max_concurrency:,.2f} requests of {one.length_tokens:,} tokens"
+    if one.kv_cache_gib <= 0:
+        return "weights and activations alone take more than the engine may"
+    if one.verdict == "fits":
+        return f"KV cache {one.kv_cache_gib:.2f} GiB: {requests}"
+    return (
+        f"KV cache {one.kv_cache_gib:.2f} GiB: {requests}; {' or '.join(one.settings) or 'no one option'} makes one fit"
+    )
 
 
 def _has_engine(record: ProfileRecord) -> bool:

@@ -185,7 +185,7 @@ def _wait(
             os.close(written)
         reader = threading.Thread(target=_pass_on, args=(stderr, tail), daemon=True)
         reader.start()
-        client = Client(requests, kept.end, say) if requests else None
+        client = Client(requests, folder, kept.end, say) if requests else None
         try:
             with _signals_are_the_commands(kept) as ended_by:
                 status, num_left = kept.wait()

@@ -161,13 +161,10 @@ def highest_by_name(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
 
 def run_phases(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
     """The same by phase of the run: all steps are ``training``; empty where there is nothing but loading and steps."""
-    seen, names, steps = {one.name for one in phases}, {"load": "load", "other": "after_training"}, "training"
+    seen, names = {one.name for one in phases}, {"load": "load", "other": "after_training"}
     if rollout := seen & {"weight_sync", "sleep", "wake_up", "log_probs"}:
         names |= dict.fromkeys((*rollout, "generation"), "training")  # the first precedes the first step
-    elif "engine_load" in seen and "backward" not in seen:  # an engine alone: a server, or a script that generates
-        steps = "serving"
-        names |= dict.fromkeys(("evaluation", "generation", "other"), steps)
-    found = _highest_by([(names.get(one.name, one.name) if one.step is None else steps, one) for one in phases])
+    found = _highest_by([(names.get(one.name, one.name) if one.step is None else "training", one) for one in phases])
     return found if {one.name for one in found} - {"load", "training", "after_training"} else []
 
 

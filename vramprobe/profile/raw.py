@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import StoreError
+from vramprobe.profile.engines.phases import as_served
 from vramprobe.records.store import bytes_of, whole_lines
 from vramprobe.records.traffic import KINDS
 
@@ -329,7 +330,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
     others = {name: found[name] for name in names if name in found}
     if "batches" in found:
         others["num_steps"] = found["batches"]["steps"]
-    return RawRank(process=process, phases=tuple(phases), history=history, **lists, **others)
+    return RawRank(process=process, phases=tuple(as_served(phases)), history=history, **lists, **others)
 
 
 def _moved(content: Mapping[str, Any], where: str) -> RawMoved:

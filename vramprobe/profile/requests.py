@@ -17,9 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 from vramprobe.errors import SpecError
+from vramprobe.profile.hook import settle
 
 #: (words of a command that starts a server, its port where --port gives none).
 SERVERS = {
@@ -28,7 +32,7 @@ SERVERS = {
     ("sglang.launch_server",): 30000,
     ("sglang", "serve"): 30000,
 }
-START_SECONDS, ANSWER_SECONDS = 1800.0, 600.0
+START_SECONDS, ANSWER_SECONDS, SETTLE_SECONDS = 1800.0, 600.0, 300.0
 _POLL_SECONDS = 0.5
 _ENDING_SECONDS = 5.0  # of a command whose server has failed
 _TOKEN = 5  # any that is no special token of a tokenizer
@@ -93,8 +97,8 @@ def _port(command: Sequence[str]) -> int | None:
 class Client:
     """Sends the requests from a thread of its own, then calls ``end``. ``close`` where the command has ended."""
 
-    def __init__(self, requests: Requests, end: Callable[[], None], say: Callable[[str], None]) -> None:
-        self._requests, self._end, self._say = requests, end, say
+    def __init__(self, requests: Requests, folder: Path, end: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._requests, self._folder, self._end, self._say = requests, folder, end, say
         self._url = f"http://127.0.0.1:{requests.port}"
         self._closed, self._failed = threading.Event(), threading.Event()
         self.answers: list[dict[str, Any]] | None = None  # None until all are there
@@ -117,7 +121,17 @@ class Client:
         if self._failed.is_set() and self._closed.wait(_ENDING_SECONDS):
             return  # it has ended by itself, with a status of its own
         self.answers = answers
+        self._settle()
         self._end()
+
+    def _settle(self) -> None:
+        """Wait until every process that is watched has written what it was seen to do (hook/settle.py)."""
+        until = time.monotonic() + SETTLE_SECONDS
+        with suppress(OSError):
+            (self._folder / settle.FILE).touch()
+        while time.monotonic() < until and not all(map(_is_settled, self._folder.glob("*.jsonl"))):
+            if self._closed.wait(_POLL_SECONDS):
+                return
 
     def _is_up(self) -> bool:
         """Wait until it is; False where the command has ended, or does not come up and is ended."""
@@ -153,3 +167,11 @@ class Client:
         except (OSError, ValueError, LookupError, http.client.HTTPException) as error:
             self._failed.set()
             return {"completion_tokens": None, "error": f"{type(error).__name__}: {error}"}
+
+
+def _is_settled(journal: Path) -> bool:
+    """Whether a process has written its end, as of now, or is no more."""
+    with suppress(OSError, psutil.Error):
+        is_alive = psutil.Process(int(journal.stem)).status() != psutil.STATUS_ZOMBIE
+        return not is_alive or b'{"line": "end"' in journal.read_bytes()
+    return True

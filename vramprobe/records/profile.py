@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.data_batches import DataBatches
-from vramprobe.records.engine import Answer, EngineMemory
+from vramprobe.records.engine import Answer, EngineMemory, ServedOn
 from vramprobe.records.record import Amount, Composition, Emulation, Moved
 from vramprobe.records.step_time import CardTime, StepTime
 
@@ -263,6 +263,7 @@ class CardVerdict(_Frozen):
     usable_bytes: int | None = None  # what torch reports of the card, less the context
     reserved_bytes: int | None = None  # peak there
     headroom_bytes: int | None = None  # usable less reserved
+    served: ServedOn | None = None  # of an inference engine: its KV cache there
     time: CardTime | None = None  # predicted; null where no step was counted
     why_no_time: str | None = None
 
@@ -305,6 +306,7 @@ class ProfileRecord(_Frozen):
     step_time: StepTime | None = None  # predicted; null where no step was counted
     measured_step_seconds: float | None = None  # on a real GPU: the median of its steps' wall time
     engine: EngineMemory | None = None  # an inference engine's own account
+    served: ServedOn | None = None  # what of that fits on the GPU that it ran on
     answers: list[Answer] = []  # of a server, to each request of --requests
     warnings: list[str] = []
 

@@ -31,9 +31,14 @@ PATTERNS = (
     ("V0", _line(r"# (?:GPU|cuda|CUDA) blocks: <kv_cache_blocks>")),
     ("V1, from 0.10 on, DEBUG", _line(r"torch peak memory increase: <activation_peak_gib>GiB; non-torch forward "
                                       r"increase memory: <non_torch_gib>GiB; weights memory: <weights_gib>GiB")),
+    ("V1, from 0.10 on, DEBUG", _line(r"Requested memory: <utilization> \(util\), <requested_gib> GiB")),
+    ("V1, refuses to start", _line(r"max seq len \(<length_tokens>\), \(?<needed_gib> GiB KV cache is needed, which is "
+                                   r"larger than the available KV cache memory \(<kv_cache_gib> GiB\)")),
+    ("V1, refuses to start", _line(r"the estimated maximum model length is <longest_tokens>")),
     ("V1, from 0.9 on", _line(r"Available KV cache memory: <kv_cache_gib> GiB")),
     ("V1", _line(r"GPU KV cache size: <kv_cache_tokens> tokens")),
-    ("0.32", _line(r"<activation_peak_gib> GiB for peak activation, and")),
+    ("0.32, DEBUG", _line(r"torch peak memory increase: <activation_peak_gib>GiB; total consumed "
+                          r"\(from mem_get_info\): <consumed_gib>GiB; weights memory: <weights_gib>GiB")),
     ("0.32, DEBUG", _line(r"CUDA graph pool memory: <graph_gib> GiB \(actual\), <graph_estimated_gib> GiB")),
     ("0.6.2 on", _line(r"Maximum concurrency for <length_tokens> tokens per request: <max_concurrency>x")),
     ("0.4 on", _line(r"Graph capturing finished in \d+ secs?, took <graph_gib> Gi?B")),

@@ -15,7 +15,8 @@ def install(watches):
     """``watches``: the list of this process's own, which may be empty still."""
 
     def weights(worker, watch):
-        watch.hold_engine("engine_weights", worker.model_runner.model.named_parameters())
+        model = worker.model_runner.model
+        watch.hold_engine("engine_weights", (*model.named_parameters(), *model.named_buffers()))
 
     def cache(worker, watch):
         watch.hold_engine("kv_cache", (("", tensor) for tensor in _tensors(worker.model_runner.kv_caches)))

@@ -61,6 +61,8 @@ class _Kept(logging.Handler):
     def emit(self, record):
         try:
             text = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:  # as of a cache that is too small
+                text = f"{text} {record.exc_info[1]}"
             if _OF_MEMORY.search(text):
                 said = {"engine": self._engine, "pid": os.getpid(), "text": text}
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

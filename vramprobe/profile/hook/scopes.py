@@ -39,6 +39,7 @@ _NAMED = (
     ("torch", None, "save", "save"),
     ("vllm.v1.worker.gpu_worker", "Worker", "load_model", "engine_load"),
     ("vllm.v1.worker.gpu_worker", "Worker", "determine_available_memory", "engine_profiling"),
+    ("vllm.v1.worker.gpu_worker", "Worker", "initialize_from_config", "engine_kv_cache"),
     ("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model", "engine_warmup"),
 )
 #: The same of a step of reinforcement learning: it belongs to the step whose rollout it makes.

@@ -12,7 +12,7 @@ import os
 from vramprobe_values import one_rank
 from vramprobe_values.imports import when_imported
 
-from . import engine_log
+from . import engine_log, settle
 from .journal import FOLDER_VARIABLE, Journal, complain
 
 _is_installed, _after_steps, _own_batches = False, None, None
@@ -71,6 +71,8 @@ def _watch(folder, asked):
         return
     _watches.append(watch)
     atexit.register(watch.end)
+    if asked.get("requests"):
+        settle.listen(folder, watch)
     if _own_batches is not None:
         atexit.register(_own_batches.leave, watch)
     from multiprocessing import util

@@ -7,6 +7,7 @@ context of its own starts anew.
 import os
 import platform
 import sys
+import threading
 import time
 from importlib import metadata
 
@@ -54,6 +55,7 @@ class Watch:
     def __init__(self, journal, asked, after_steps=None, own_batches=None):
         self._journal, self._pid, self._ended = journal, os.getpid(), False
         self._modules, self._why, self._report = {}, "exit", None
+        self._writing = threading.RLock()  # of what was seen so far (settle.py), while the process ends
         self.counters = Counters()
         self._values = _values_watch()
         driver = self._values.mode.driver if self._values is not None else None
@@ -130,26 +132,28 @@ class Watch:
         """As at the end, of a process that goes on."""
         if self._ended or self.is_of_another_process:
             return
-        self.phases.close_so_far()
-        self._trace.write_so_far(self._journal.path(".history"))
-        self._write_end("so far")
+        with self._writing:
+            self.phases.close_so_far()
+            self._trace.write_so_far(self._journal.path(".history"))
+            self._write_end("so far")
 
     def end(self):
         """The process ends: the last phase, the history, who read values, the counts."""
         if self._ended or self.is_of_another_process:
             return
         self._ended = True
-        try:
-            self._hold_what_was_loaded()
-            if self._why != "stopped" or self._goes_on:
-                self.phases.close()
-            self._trace.write(self._journal.path(".history"))
-            if self._verification is not None:
-                self._verification.end()
-        except Exception as error:
-            complain(error)
-        self._write_end(self._why)
-        self._close()  # what a program that was asked to stop goes on to do
+        with self._writing:
+            try:
+                self._hold_what_was_loaded()
+                if self._why != "stopped" or self._goes_on:
+                    self.phases.close()
+                self._trace.write(self._journal.path(".history"))
+                if self._verification is not None:
+                    self._verification.end()
+            except Exception as error:
+                complain(error)
+            self._write_end(self._why)
+            self._close()  # what a program that was asked to stop goes on to do
 
     def _write_end(self, why):
         for remark in one_rank.remarks:

@@ -17,7 +17,7 @@ from .operators import row_of
 
 _COUNTED_STEP = 2
 _SUMS = ("flops", "read", "written", "launches")
-_FORWARD = torch.autograd.Function.apply.__func__.__code__
+_APPLY = getattr(torch.autograd.Function.apply, "__func__", None)  # C, without a frame, from torch 2.14 on
 _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 
 
@@ -25,10 +25,17 @@ def _in_a_functions_forward():
     """Whether the innermost ``autograd.Function`` that runs is in its forward, where gradients are off."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not _BACKWARD:
-        if frame.f_code is _FORWARD:
+        if _is_a_functions_forward(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def _is_a_functions_forward(frame):
+    if _APPLY is not None:
+        return frame.f_code is _APPLY.__code__
+    is_named = frame.f_code.co_name == "forward"
+    return is_named and isinstance(next(iter(frame.f_locals.values()), None), torch.autograd.function.FunctionCtx)
 
 
 class StepCount:

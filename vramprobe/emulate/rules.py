@@ -108,7 +108,7 @@ _ALLOWED = (
     r"cuFile(Buf|Handle)Deregister|nvshmem_free|nvshmemid_hostlib_finalize",
     # CUDA's runtime and driver: settings, waits, hints
     r"__cuda(RegisterFatBinaryEnd|UnregisterFatBinary|RegisterVar|RegisterManagedVar)",
-    r"cudaProfiler(Start|Stop)|cuProfiler(Start|Stop)|cuLogs(Register|Unregister)Callback",
+    r"cudaProfiler(Start|Stop)|cuProfiler(Start|Stop)|cuLogsUnregisterCallback",
     r"cuda(Device|Stream|Event)Synchronize|cudaStreamWaitEvent|cudaCtxResetPersistingL2Cache|cudaStreamSetAttribute",
     r"cudaFuncSet(Attribute|CacheConfig|SharedMemConfig)|cudaKernelSetAttributeForDevice",
     r"cudaDevice(EnablePeerAccess|DisablePeerAccess|SetLimit|SetCacheConfig|SetSharedMemConfig)|cudaSetDeviceFlags",

@@ -17,6 +17,7 @@ from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from benchmarks.techniques.runs import fingerprint
 from benchmarks.techniques.techniques import entries, todo
 from vramprobe import api
+from vramprobe.simulate.run import NotSimulated
 from vramprobe.techniques.registry import bases, techniques
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -57,8 +58,11 @@ def row_of(base: str, names: list[str], words: Row, emulated: Row, before: Row |
     }
     simulated = ("simulated_allocated_bytes", "simulated_requested_bytes")
     if before is not None:
-        return row | {name: int(before[name]) for name in simulated}
-    phases = api.simulate(gpu=gpu, **words).phases
+        return row | {name: before[name] and int(before[name]) for name in simulated}
+    try:
+        phases = api.simulate(gpu=gpu, **words).phases
+    except NotSimulated:
+        return row | dict.fromkeys(simulated, "")
     peaks = (max(one.allocated_peak_bytes for one in phases), max(one.requested_peak_bytes for one in phases))
     return row | dict(zip(simulated, peaks, strict=True))
 
@@ -68,11 +72,15 @@ def page(rows: list[Row]) -> str:
     lines, close = [], 0
     for row in rows:
         emulated = row["emulated_requested_bytes"]
-        differences = [row[f"{how}_requested_bytes"] - emulated for how in ("predicted", "simulated")]
+        sizes = [row[f"{how}_requested_bytes"] for how in ("predicted", "simulated")]
         allocated = 100 * (row["predicted_allocated_bytes"] / row["emulated_allocated_bytes"] - 1)
         close += abs(allocated) <= 0.5
         what = [techniques()[name].name for name in row["techniques"].split(" + ") if name]
-        cells = [f"{emulated / 2**30:.3f}", *(f"{size:+,}" for size in differences), f"{round(allocated, 3) + 0:+.3f}"]
+        cells = [
+            f"{emulated / 2**30:.3f}",
+            *("–" if size == "" else f"{size - emulated:+,}" for size in sizes),
+            f"{round(allocated, 3) + 0:+.3f}",
+        ]
         lines.append([f"`{row['base']}`", " + ".join(what) or "–", *cells])
     head = ["base", "technique", "emulated, GiB", "arithmetic, bytes", "simulation, bytes", "arithmetic, allocated, %"]
     causes = [f"- {techniques()[name].name}: {why}." for name, why in CAUSES.items()]
@@ -84,8 +92,9 @@ def page(rows: list[Row]) -> str:
             f"as options of a cell. Arithmetic's allocated peak is within 0.5 % in {close}. No GPU was measured.",
             "",
             "The first number is what tensors requested at the peak, the next two how much more arithmetic and",
-            "simulation say. The allocator's blocks are larger than the tensors in them: the last column counts",
-            "blocks. How much larger differs, with quantized weights, by how a script loads them.",
+            "simulation say (–: fake tensors do not reach TRL's losses). The allocator's blocks are larger than the",
+            "tensors in them: the last column counts blocks. How much larger differs, with quantized weights, by how a",
+            "script loads them.",
             "",
             *as_markdown(head, "llrrrr", lines),
             "",

@@ -23,7 +23,7 @@ from vramprobe.techniques.registry import Base, Technique, command_of
 HERE = Path(__file__).resolve().parent
 #: What every command of a Trainer has beside: it changes nothing in a step.
 TRAINING = "--output_dir out --per_device_train_batch_size 1 --max_steps 8 --report_to none --save_strategy no"
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 900
 _ERROR = re.compile(r"(?!subprocess\.CalledProcess)[\w.]*Error: ")
 
 
@@ -60,7 +60,8 @@ def attempt(base: Base, several: list[Technique], python: Path) -> dict[str, Any
             said, _ = process.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)
-            said, _ = process.communicate()
+            process.communicate()
+            said = f"TimeoutError: no end within {LIMIT_SECONDS} s"
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()

@@ -11,12 +11,14 @@ from typing import Any
 from benchmarks.tables import as_csv, as_markdown, write_or_check
 from benchmarks.techniques import guides, picture
 from benchmarks.techniques.runs import fingerprint
+from vramprobe.techniques.matrix import matrix, parts
 from vramprobe.techniques.registry import (
     FRAMEWORKS,
     KINDS,
     Technique,
     bases,
     combinations,
+    exclusions,
     left_out,
     of_kind,
     remarks_of,
@@ -45,7 +47,7 @@ def write(entries: Entries, *, check: bool) -> None:
     made: dict[Path, str | bytes] = {
         HERE / "techniques.md": page(entries, rows, several),
         HERE / "techniques.csv": as_csv([*rows, *several], COLUMNS),
-        SHIPPED: as_csv(rows, COLUMNS),
+        SHIPPED: as_csv([*rows, *several], COLUMNS),
     }
     made |= {HERE / name: content for name, content in picture.files(rows).items()}
     write_or_check(made, "techniques/techniques.py", check=check)
@@ -83,6 +85,12 @@ def _seconds(entry: dict[str, Any]) -> float | str:
     return round(entry["step"]["seconds"], 4) if entry.get("step") else ""
 
 
+def peak_of(entries: Entries, base: str) -> int | None:
+    """The base's own allocated peak, where it ended well."""
+    own = entries.get(fingerprint(bases()[base], []))
+    return own["peak"]["allocated_bytes"] if own and own["outcome"] == "ok" else None
+
+
 def _outcome(entry: dict[str, Any]) -> str:
     why = entry["outcome"]
     if why == "ok":
@@ -114,6 +122,7 @@ def page(entries: Entries, rows: list[Row], several: list[Row]) -> str:
                 kind, base, [by_id[one.id] for one in of_kind(kind) if one.base == base and one.id in by_id], entries
             )
     lines += _together(several, entries)
+    lines += _matrix()
     lines += guides.lines(entries)
     lines += _published(by_id)
     lines += ["", "## How each is switched on", ""]
@@ -153,7 +162,20 @@ def _section(kind: str, base: str, rows: list[Row], entries: Entries) -> list[st
         "",
         *as_markdown(head, "llrrrrr", [_shown(row) for row in shown]),
         *_remarks(shown),
+        *_more_at_first(shown, own, entries),
     ]
+
+
+def _more_at_first(rows: list[Row], own: dict[str, Any] | None, entries: Entries) -> list[str]:
+    """What holds more than the base before its first step: quantized adapters' decompositions, copies of weights."""
+    found = []
+    for row in rows:
+        entry = entries.get(fingerprint(bases()[row["base"]], [techniques()[row["technique"]]]))
+        peak = entry["phases"]["load"][0] if entry and entry["outcome"] == "ok" else 0
+        if own and own["outcome"] == "ok" and peak > 1.01 * own["phases"]["load"][0]:
+            found.append(f"{techniques()[row['technique']].name} {peak / GIB:.2f}")
+    before = own["phases"]["load"][0] / GIB if own and own["outcome"] == "ok" else 0
+    return ["", f"Peak before the first step, in GiB (without them {before:.2f}): {', '.join(found)}."] if found else []
 
 
 def _remarks(rows: list[Row]) -> list[str]:
@@ -184,10 +206,28 @@ def _together(several: list[Row], entries: Entries) -> list[str]:
     found = [[*_shown(row), f"`{row['base']}`"] for row in shown]
     lines = ["", "## Several together, as far as run", "", *as_markdown(head, "llrrrrrl", found), ""]
     for name in dict.fromkeys(row["base"] for row in shown):
-        own = entries.get(fingerprint(bases()[name], []))
-        peak = f": {own['peak']['allocated_bytes'] / GIB:.2f} GiB" if own and own["outcome"] == "ok" else ""
+        own = peak_of(entries, name)
+        peak = f": {own / GIB:.2f} GiB" if own else ""
         lines.append(f"- `{name}`: {bases()[name].text}, {bases()[name].gpu}{peak}")
     return lines
+
+
+def _matrix() -> list[str]:
+    """Parts by parts, and what is refused; from the table that ships, as ``vramprobe techniques --matrix`` has it."""
+    names, cells = parts(), {frozenset((one.part, one.other)): one.short for one in matrix()}
+    rows = [[part, *("one" if part == other else cells[frozenset((part, other))] for other in names)] for part in names]
+    refused = [[", ".join(one.techniques), ", ".join(one.others), one.why] for one in exclusions()]
+    return [
+        "",
+        "## What combines with what",
+        "",
+        "Pairs of techniques that ran together, by the part that each takes. One: one at a time. No: every pair is",
+        "refused. ·: none ran, which says nothing of whether it works. `vramprobe techniques --matrix` prints it.",
+        "",
+        *as_markdown(["", *names], "l" + "r" * len(names), rows),
+        "",
+        *as_markdown(["not", "with", "because"], "lll", refused),
+    ]
 
 
 def _published(rows: dict[str, Row]) -> list[str]:

@@ -42,26 +42,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, help="the interpreter of an environment with every package")
     parser.add_argument("--only", metavar="TECHNIQUE", action="append", help="run these anew, and no others")
+    parser.add_argument("--base", choices=bases(), action="append", help="run what lacks beside these, and no others")
     parser.add_argument("--check", action="store_true", help="say which files are not what the journal says")
     given = parser.parse_args()
     unknown = [name for name in given.only or () if name not in (*techniques(), *bases())]
     if unknown:
         parser.error(f"no technique {', '.join(unknown)}: there are {', '.join(techniques())}")
     if given.python:
-        run(given.python, given.only)
+        run(given.python, given.only, given.base or list(bases()))
     from benchmarks.techniques import tables
 
     tables.write(entries(), check=given.check)
 
 
-def run(python: Path, only: list[str] | None) -> None:
-    """Run what the journal lacks, or ``only`` these."""
+def run(python: Path, only: list[str] | None, beside: list[str]) -> None:
+    """Run what the journal lacks beside these bases, or ``only`` these techniques."""
     done = entries()
     for base, several in todo():
         names = [one.id for one in several] or [base]
         mark = fingerprint(bases()[base], several)
         is_wanted = mark not in done if only is None else bool(set(names) & set(only))
-        if not is_wanted:
+        if not is_wanted or base not in beside:
             continue
         print(f"{base}: {' + '.join(names)}", file=sys.stderr, flush=True)
         entry = attempt(bases()[base], several, python)

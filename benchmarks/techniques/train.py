@@ -2,8 +2,8 @@
 
     train.py --model meta-llama/Llama-3.1-8B --adapter 'LoraConfig(target_modules="all-linear")' [TrainingArguments]
 
-``--quantization``, ``--adapter`` and ``--patch`` are Python, as the technique's own documentation has it, so that a new
-technique is a row of the registry and no code here. Nothing in it knows of vramprobe.
+``--quantization``, ``--adapter``, ``--patch`` and the like are Python, as the technique's own documentation has it, so
+that a new technique is a row of the registry and no code here. Nothing in it knows of vramprobe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Arguments:
     attn: str = "sdpa"
     quantization: str = ""  # a quantization config of transformers
     adapter: str = ""  # a PeftConfig
+    device_map: str = ""  # where it is loaded; on the host without it, or on the GPU with a quantization config
     patch: str = ""  # run before the model is made
+    loaded: str = ""  # run with the model before it has an adapter
     then: str = ""  # run with the model that is trained
     optimizer: str = ""  # an optimizer of `model` that TrainingArguments has no name for
 
@@ -73,7 +75,11 @@ def main() -> None:
     options = {"dtype": getattr(torch, given.dtype), "attn_implementation": given.attn}
     if given.quantization:
         options |= {"quantization_config": _made(given.quantization), "device_map": {"": 0}}
+    if given.device_map:
+        options |= {"device_map": given.device_map}
     model = AutoModelForCausalLM.from_pretrained(given.model, **options)
+    if given.loaded:
+        exec(given.loaded, {"model": model})
     if given.adapter:
         if training.gradient_checkpointing:
             model.enable_input_require_grads()

@@ -73,7 +73,29 @@ def assert_predicted_as_before(script: Script, *runs: tuple[str, str]) -> None:
 def test_the_page_of_predicted_techniques_is_of_its_table(script: Script) -> None:
     predicted = script("techniques.predicted")
     rows = [
-        {name: int(value) if name.endswith("_bytes") else value for name, value in row.items()}
+        {name: int(value) if value and name.endswith("_bytes") else value for name, value in row.items()}
         for row in predicted.read_csv(predicted.TABLE)
     ]
     assert predicted.TABLE.with_suffix(".md").read_text() == predicted.page(rows)
+
+
+def test_the_page_of_lengths_is_of_the_registry_and_the_journal(script: Script) -> None:
+    lengths = script("techniques.lengths")
+    assert lengths.PAGE.read_text() == lengths.page()
+
+
+def test_decompositions_have_the_shapes_of_torchs_own() -> None:
+    torch = pytest.importorskip("torch")
+    own = (torch.linalg.svd, torch.linalg.qr, torch.linalg.solve)
+    try:
+        ours = __import__("benchmarks.techniques.decompositions", fromlist=["svd"])
+        for shape in ((5, 3), (3, 5), (2, 4, 4)):
+            matrix = torch.randn(*shape)
+            for full in (True, False):
+                made, real = ours.svd(matrix, full_matrices=full), own[0](matrix, full_matrices=full)
+                assert [one.shape for one in made] == [one.shape for one in real]
+            assert [one.shape for one in ours.qr(matrix)] == [one.shape for one in own[1](matrix)]
+        square, other = torch.randn(2, 4, 4), torch.randn(2, 3, 4)
+        assert ours.solve(square, other, left=False).shape == own[2](square, other, left=False).shape
+    finally:
+        torch.linalg.svd, torch.linalg.qr, torch.linalg.solve = own

@@ -14,6 +14,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.cli.verbs import app
 from vramprobe.predict.changes import LEAST_SHARE, Change, candidates
 from vramprobe.predict.verdict import verdict
+from vramprobe.techniques.registry import known_changes
 
 LARGE = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
 SMALL = {"model": "gpt2", "method": "lora", "batch_size": 2, "seq_len": 512}
@@ -40,13 +41,15 @@ def test_every_change_is_what_predict_says_of_the_other_cell(cell: dict[str, Any
     now = api.predict(replays=False, gpu=gpu, **cell).peak_allocated_bytes.value
     found = api.changes(gpu=gpu, **cell)
     assert found
+    tried = candidates(api.cell(device="cuda", **cell))
+    tried += [one | {"sharding": "fsdp"} for one in tried if "num_gpus" in one]
     for one in found:
         other = api.predict(replays=False, gpu=gpu, **(cell | one.options))
         assert one.from_bytes == now
         assert one.to_bytes == other.peak_allocated_bytes.value
         assert one.saved_bytes == now - one.to_bytes > LEAST_SHARE * now
         assert one.verdict == (verdict(other, catalog.find_gpu(gpu)).verdict if gpu else None)
-    alone = [one for one in found if len({*one.options} - {"sharding"}) == 1]
+    alone = [one for one in found if one.options in tried]
     assert [one.to_bytes for one in alone] == sorted(one.to_bytes for one in alone)
     assert len(found) - len(alone) <= 1
 
@@ -88,11 +91,22 @@ def test_a_recipe_is_no_obstacle_and_what_is_impossible_no_advice() -> None:
 def test_candidates_are_options_that_a_cell_has() -> None:
     for cell in (LARGE, SMALL, SMALL | {"method": "full"}):
         for one in candidates(on_ranks(api.cell(device="cuda", **cell), 2, "fsdp")):
-            [(name, value)] = one.items()
-            if name not in ("num_gpus", "sharding"):
-                field = type(api.cell(device="cuda", **SMALL)).model_fields[name]
-                assert isinstance(value, str | int | float | bool)
-                assert field
+            for name, value in one.items():
+                if name not in ("num_gpus", "sharding"):
+                    assert name in type(api.cell(device="cuda", **SMALL)).model_fields
+                    assert isinstance(value, str | int | float | bool)
+
+
+def test_every_technique_that_a_cell_has_not_is_tried_in_the_options_in_which_it_differs() -> None:
+    found = candidates(api.cell(device="cuda", **LARGE))
+    assert {"quant": "nf4-single"} in found, "its method is qlora already"
+    assert {"optim": "lion_8bit"} in found
+    assert {"gradient_checkpointing": True} in found
+    assert {"gradient_checkpointing": True} not in candidates(
+        api.cell(device="cuda", gradient_checkpointing=True, **LARGE)
+    )
+    known = [*known_changes(False), *known_changes(True)]
+    assert all(any(one.items() <= change.items() for change in known) for one in found[2:11])
 
 
 def test_the_command_shows_changes_where_a_cell_does_not_fit_or_when_asked() -> None:

@@ -410,7 +410,8 @@ def test_the_changes_are_those_for_the_card_that_is_asked_for(opened: Any) -> No
     assert one.text("#changes-basis").endswith("None of them is enough.")
     one.tab.select_option("#changes-card", "H200")
     one.tab.wait_for_selector("#changes[data-done]")
-    assert {row.split()[-1] for row in one.tab.locator("#changes li").all_inner_texts()} == {"fits"}
+    verdicts = {row.split()[-1] for row in one.tab.locator("#changes li").all_inner_texts()}
+    assert verdicts == {"fits", "tight"}, "what saves least stays tight"
     one.tab.fill("#seq_len", "32768")
     assert one.tab.input_value("#changes-card") == "H200"  # as it was asked for
     one.tab.fill("#batch_size", "0")

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from vramprobe.cli.display_changes import option_words
-from vramprobe.techniques.registry import FRAMEWORKS, KINDS, Technique, bases, remarks_of, techniques
+from vramprobe.techniques.matrix import matrix, parts
+from vramprobe.techniques.registry import FRAMEWORKS, KINDS, Technique, bases, exclusions, remarks_of, techniques
 from vramprobe.techniques.savings import Saving, savings
 from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from vramprobe.techniques.ranking import Ranked, Ranking
+    from vramprobe.recommend.ranking import Ranked, Ranking
 
 _NAME_WIDTH = 46
 _NOTES = (
@@ -89,6 +90,26 @@ def print_ranking(found: Ranking) -> None:
         f"{len(found.not_known)} more techniques have no arithmetic: `vramprobe techniques` shows what each saved",
         soft_wrap=True,
     )
+
+
+def matrix_json() -> dict[str, Any]:
+    """Parts by two, how many pairs ran or are refused; and every refusal."""
+    return {"parts": [asdict(one) for one in matrix()], "exclusions": [asdict(one) for one in exclusions()]}
+
+
+def print_matrix() -> None:
+    """A line for each part, a column for each other, and below what is refused."""
+    console, names = Console(highlight=False), parts()
+    cells = {frozenset((one.part, one.other)): one for one in matrix()}
+    console.print("pairs of techniques that ran together in an emulated run, by the part that each takes")
+    console.print(f"{'':18}" + "".join(f"{number:>5}" for number in range(1, len(names) + 1)))
+    for number, part in enumerate(names, 1):
+        row = ("one" if part == other else cells[frozenset((part, other))].short for other in names)
+        console.print(f"{number:>3} {part:<14}" + "".join(f"{one:>5}" for one in row))
+    console.print("one: one at a time; no: every pair is refused; ·: none ran, which says nothing of whether it works")
+    console.print("refused:")
+    for one in exclusions():
+        console.print(f"  {', '.join(one.techniques)} with {', '.join(one.others)}: {one.why}", soft_wrap=True)
 
 
 def _ranked_line(one: Ranked) -> str:

@@ -21,12 +21,23 @@ def techniques(
     cell: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`, for a cell of one's own.")] = None,
     kind: Annotated[str | None, typer.Option(help=f"Only techniques of this kind: {_KINDS}.")] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Which techniques combine: what ran together, and what is refused.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """List what each memory-saving technique saves, or rank them for a cell: --model, --method, …, --gpu."""
     from vramprobe.cli import display_techniques
     from vramprobe.techniques.registry import of_kind
 
+    if matrix:
+        if cell or gpu or kind:
+            raise typer.BadParameter("--matrix is of all techniques: leave --kind, --gpu and the cell's options out.")
+        if json_output:
+            print_json(display_techniques.matrix_json())
+        else:
+            display_techniques.print_matrix()
+        return
     listed = of_kind(kind)
     if gpu is None and not cell:
         if json_output:
@@ -38,7 +49,7 @@ def techniques(
     flags = [*map(flag, missing), *([] if gpu else ["--gpu"])]
     if gpu is None or missing:
         raise typer.BadParameter(f"a ranking is for one cell on one GPU: give {', '.join(flags)}, too.")
-    from vramprobe.techniques.ranking import rank
+    from vramprobe.recommend.ranking import rank
 
     found = rank(gpu=gpu, kind=kind, **cell)
     if json_output:

@@ -1,7 +1,8 @@
 """Changes: a cell -> what one other option would save, and whether it fits then; if none is enough, several together.
 
 In: a cell's words and what predicts them. Out: Changes, those that are together enough first, then each by itself, the
-one that saves most first. The page's list is made from the same candidates (translated). Never simulates.
+one that saves most first. What is tried is the registry of techniques, and what a cell has by default. The page's list
+is made from the same candidates (translated). Never simulates.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from vramprobe.predict.prediction import HasMemory, Prediction
 from vramprobe.predict.verdict import verdict
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec
+from vramprobe.techniques.registry import known_changes
 
 #: A cell's options that differ from what they are: the words of spec.option_names(), num_gpus and sharding.
 Options = dict[str, Any]
@@ -36,29 +38,28 @@ class Change(BaseModel):
 
 
 def candidates(spec: CellSpec) -> list[Options]:
-    """Options to try, the mildest first: those that change speed, then precision, then what is trained and on what."""
-    found: list[Options] = [
-        {"gradient_checkpointing": True},
-        {"fused_linear_cross_entropy": True},
-        {"attn": "sdpa"},
-        {"attn": "flash_attention_2"},
-        {"optim": "adamw_torch_fused"},
-        {"optim": "adamw_bnb_8bit"},
-        {"optim": "paged_adamw_8bit"},
-        {"dtype": "bf16"},
-        {"autocast": "bf16"},
-    ]
-    if spec.method == "full":
-        found += [{"method": "lora"}]
-    else:
-        found += [{"lora_dtype": "bf16"}, {"method": "qlora"}, {"quant": "nf4"}, {"kbit_prep": "none"}]
-        found += [{"lora_dropout": 0.0}, {"dora": False}, {"lora_targets": "q_v"}]
-    for name, value in (("lora_r", spec.lora_r or 1), ("batch_size", spec.batch_size), ("seq_len", spec.seq_len)):
+    """Options to try, the mildest first: of the step, of precision, of what is trained, less work, more GPUs."""
+    found: list[Options] = [{"attn": "sdpa"}, {"optim": "adamw_torch_fused"}, *_others(spec, False)]
+    found += [{"dtype": "bf16"}, {"autocast": "bf16"}]
+    if spec.method != "full":
+        found += [{"lora_dtype": "bf16"}, {"kbit_prep": "none"}, {"lora_dropout": 0.0}, {"dora": False}]
+    found += _others(spec, True)
+    for name, value in (("batch_size", spec.batch_size), ("seq_len", spec.seq_len)):
         if value > 1:
             found += [{name: value // 2}]
     found += [{"num_gpus": times * spec.num_gpus} for times in (2, 4, 8)]
     if spec.num_gpus > 1:
         found += [{"sharding": kind} for kind in ONE_GROUP]
+    return found
+
+
+def _others(spec: CellSpec, of_model: bool) -> list[Options]:
+    """The techniques that ``spec`` has not, in the options in which it differs."""
+    found: list[Options] = []
+    for change in known_changes(of_model):
+        other = {name: value for name, value in change.items() if getattr(spec, name) != value}
+        if len(other) > 0:
+            found += [other]
     return found
 
 

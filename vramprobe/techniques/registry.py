@@ -35,6 +35,7 @@ class Base:
     gpu: str
     command: str
     cell: dict[str, Any] | None = None  # the same as options of ``predict``, where arithmetic knows it
+    has: tuple[str, ...] = ()  # techniques that are in it already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class Technique:
     llamafactory: str | None = None
     torchtune: str | None = None
     changes: dict[str, Any] | None = None
+    part: str = ""  # what it takes the place of, one at a time; its kind where nothing is said
     left_out: str = ""
     remark: str = ""
     published: str = ""  # a saving that its own documentation claims, in its words
@@ -86,7 +88,7 @@ def _table() -> dict[str, Any]:
 @cache
 def bases() -> dict[str, Base]:
     """Every base by id."""
-    return {name: Base(id=name, **table) for name, table in _table()["base"].items()}
+    return {name: Base(id=name, **table | {"has": tuple(table["has"])}) for name, table in _table()["base"].items()}
 
 
 @cache
@@ -95,10 +97,37 @@ def techniques() -> dict[str, Technique]:
     return {name: Technique(id=name, **_with_remark(table)) for name, table in _table()["technique"].items()}
 
 
+def known_changes(of_model: bool) -> list[dict[str, Any]]:
+    """The techniques as options of a cell, where they are: of what is trained, or of how its step is computed.
+
+    A trainer is no technique to change to.
+    """
+    kinds = ("weights", "adapter") if of_model else ("activations", "optimizer", "training")
+    return [one.changes for kind in kinds for one in of_kind(kind) if one.changes]
+
+
 def _with_remark(table: dict[str, Any]) -> dict[str, Any]:
-    """The shared remark that it names, in full."""
+    """The shared remark that it names, in full, and its part."""
     said = table.get("remark", "")
-    return table | {"remark": _table()["remark"].get(said, said)}
+    return {"part": table["kind"]} | table | {"remark": _table()["remark"].get(said, said)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """Techniques that cannot be combined with others, each named by its id or its part."""
+
+    techniques: tuple[str, ...]
+    others: tuple[str, ...]
+    why: str
+
+
+@cache
+def exclusions() -> tuple[Exclusion, ...]:
+    """What its package, peft, TRL or transformers refuses, beside that a part has one technique at a time."""
+    return tuple(
+        Exclusion(techniques=tuple(one["techniques"]), others=tuple(one["others"]), why=one["why"])
+        for one in _table()["exclusion"]
+    )
 
 
 def remarks_of(several: Sequence[Technique]) -> dict[str, list[str]]:
@@ -120,7 +149,17 @@ def of_kind(kind: str | None) -> list[Technique]:
 def command_of(base: Base, several: Sequence[Technique]) -> list[str]:
     """The command that tries these techniques together, or none of them."""
     command = next((one.command for one in several if one.command), base.command)
-    return [*shlex.split(command), *(word for one in several for word in one.arguments)]
+    return _joined([*shlex.split(command), *(word for one in several for word in one.arguments)])
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Python that several techniques run at one place as one argument: of a repeated one the last counts."""
+    for name in ("--patch", "--loaded", "--then"):
+        at = [index + 1 for index, word in enumerate(words) if word == name]
+        if len(at) > 1:
+            code = "; ".join(words[index] for index in at)
+            words = [word for index, word in enumerate(words) if {index, index + 1}.isdisjoint(at)] + [name, code]
+    return words
 
 
 def left_out() -> dict[str, dict[str, str]]:

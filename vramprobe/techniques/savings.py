@@ -1,7 +1,7 @@
-"""What each technique saved in its emulated run: rows of the table that ships.
+"""What each technique saved in its emulated run, alone and together: rows of the table that ships.
 
-In: data/techniques.csv, which benchmarks/techniques/techniques.py writes from its journal. Out: frozen rows by
-technique. Bytes are emulated, seconds predicted; a run that gave none says why.
+In: data/techniques.csv, which benchmarks/techniques/techniques.py writes from its journal. Out: frozen rows. Bytes are
+emulated, seconds predicted; a run that gave none says why.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from vramprobe.techniques.registry import techniques
+
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """A technique's run beside its base's run. Without an outcome of ``ok`` all numbers are null."""
+    """A run of a technique, or of several ("nf4 + liger"), beside its base's run.
+
+    Without an outcome of ``ok`` all numbers are null.
+    """
 
     technique: str
     base: str
@@ -57,10 +62,16 @@ _NUMBERS = {
 
 
 @cache
-def savings() -> dict[str, Saving]:
-    """Each technique that was run, by id."""
+def runs() -> tuple[Saving, ...]:
+    """Every run of one technique beside its own base, then those beside other bases and of several together."""
     text = (files("vramprobe") / "data" / "techniques.csv").read_text(encoding="utf-8")
-    return {row["technique"]: _saving(row) for row in csv.DictReader(text.splitlines())}
+    return tuple(_saving(row) for row in csv.DictReader(text.splitlines()))
+
+
+def savings() -> dict[str, Saving]:
+    """Each technique that was run by itself beside its own base, by id."""
+    own = {one.id: one.base for one in techniques().values()}
+    return {one.technique: one for one in runs() if own.get(one.technique) == one.base}
 
 
 def _saving(row: dict[str, str]) -> Saving:

@@ -149,6 +149,7 @@ function command(spec) {
 
 // As terms/step/moments.py, course_of: a step of a cell with batch and length left open, kept for the next that differs in these alone.
 const $courses = new Map();
+function $knownChanges(of_model) { return $list($data.technique_changes[Number(of_model)].map((change) => $dict(Object.entries(change)))); }
 function $pinnedLibraries() { return $dict(Object.entries($data.libraries)); }
 
 function $courseOf(spec, chip) {

@@ -25,6 +25,7 @@ from vramprobe.recommend.prices import shipped_offers
 from vramprobe.report.page.translation import Module, translate
 from vramprobe.rules.sharding import HYBRID, SHARDINGS
 from vramprobe.speed.rates import kernel_tables, shipped_speed
+from vramprobe.techniques.registry import known_changes
 
 #: The packages whose modules the page counts with, whole.
 _PACKAGES = ("terms.models", "terms.sharding.zero", "terms.sharding.zero3", "terms.sharding")
@@ -124,7 +125,7 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.device_map": None,
     "predict.predict": None,
     "predict.stack": {"under_versions"},
-    "predict.changes": {"LEAST_SHARE", "candidates"},
+    "predict.changes": {"LEAST_SHARE", "candidates", "_others"},
     "predict.largest": {
         "_TRAINED_LENGTH", "Judged", "Answer", "Largest", "largest_count", "largest_replayed", "_answer", "_last",
         "_between", "_near", "_bounds", "_start_of_range", "_made_for", "_nothing_fits", "_once", "_over_tight",
@@ -192,6 +193,7 @@ _GIVEN = {
     "vramprobe.terms.step.moments.course_of": "$courseOf",
     "vramprobe.spec.resolve": "$resolved",
     "vramprobe.options.ADAPTER_OPTIONS": "$adapterOptions",
+    "vramprobe.techniques.registry.known_changes": "$knownChanges",
     "vramprobe.catalog.libraries.pinned_libraries": "$pinnedLibraries",
     "vramprobe.recommend.memory.predict_on": "$predictOn",
     "vramprobe.recommend.memory.fit_name": "$fitName",
@@ -292,6 +294,7 @@ def data() -> dict[str, Any]:
         "choices": {name: list(get_args(kind)) for name, kind in CHOICES.items()} | {"stack": list(STACKS)},
         "hybrid": list(HYBRID),
         "adapter_options": list(ADAPTER_OPTIONS),
+        "technique_changes": [known_changes(one) for one in (False, True)],
         "one_batch": [kind for kind, rules in SHARDINGS.items() if rules.shares_batch],
         "stacks": {names: versions_of(names) for names in STACKS},
         "bookkeeping": list(BOOKKEEPING_KEYS),

@@ -55,7 +55,7 @@ class Ranking(BaseModel):
 
 
 def rank(*, gpu: str, kind: str | None = None, **words: Any) -> Ranking:
-    """Rank the techniques for a cell of ``words`` on ``gpu``; only those of ``kind``, if given.
+    """Rank the techniques for a cell of ``words`` on ``gpu``; only those of ``kind``, if given. A trainer is none.
 
     Raises UnknownName, SpecError, and UnsupportedArchitecture for a model without arithmetic.
     """
@@ -64,7 +64,8 @@ def rank(*, gpu: str, kind: str | None = None, **words: Any) -> Ranking:
     words = {name: value for name, value in (recipe | words).items() if name not in ("recipe", "device")}
     now_bytes, now_seconds, _ = _predicted(words, card)
     found = []
-    for one in of_kind(kind):
+    listed = [one for one in of_kind(kind) if one.kind != "trainer"]
+    for one in listed:
         if one.changes is None:
             continue
         try:
@@ -93,7 +94,7 @@ def rank(*, gpu: str, kind: str | None = None, **words: Any) -> Ranking:
         peak_bytes=now_bytes,
         seconds=now_seconds,
         ranked=sorted(found, key=_order),
-        not_known=[one.id for one in of_kind(kind) if one.changes is None],
+        not_known=[one.id for one in listed if one.changes is None],
     )
 
 

@@ -194,7 +194,6 @@ HOW = {
     "python benchmarks/techniques/techniques.py --python PATH": Way(
         instead="python benchmarks/techniques/techniques.py", more="--check", why="its runs take half an hour"
     ),
-    "python benchmarks/techniques/lengths.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/frameworks/stacks.py": AS_IT_IS,
     "python benchmarks/frameworks/stacks.py fms-2025-02": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"

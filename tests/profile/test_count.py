@@ -14,6 +14,7 @@ from grids import exhaustive
 from run_command import lines, profiled, unprofiled
 from torch.utils.flop_counter import flop_registry
 
+from vramprobe.profile.hook.count import operators
 from vramprobe.profile.hook.count.flops import flops_of, pairs_of
 from vramprobe.profile.hook.count.operators import size_of
 
@@ -52,6 +53,14 @@ def test_products_are_counted_as_torch_counts_them(name: str) -> None:
     out = operator(*tensors)
     expected = flop_registry[operator](*tensors, out_val=out)
     assert flops_of(schema.name, given, out) == ("product", expected)
+
+
+def test_counting_leaves_a_gradient_to_its_one_owner() -> None:
+    """Autograd adds in place to memory that nobody else owns."""
+    gradient = torch.zeros(4)
+    address = torch._C._storage_address(gradient)
+    assert operators._bytes("aten::add", [gradient], [torch.zeros(4)], []) == (16, 16)
+    assert torch._C._storage_Use_Count(address) == 1
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])

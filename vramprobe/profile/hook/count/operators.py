@@ -129,7 +129,9 @@ def _bytes(name, on_card, outs, mutated):
 
 
 def _storage(tensor):
+    """Which memory it is, without ``untyped_storage()``: that makes a Python object, which counts as one more owner,
+    and autograd then adds gradients that meet out of place."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return torch._C._storage_address(tensor)
     except (RuntimeError, NotImplementedError):  # sparse, or without memory
         return id(tensor)

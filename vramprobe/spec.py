@@ -40,7 +40,7 @@ from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
 from vramprobe.rules.images import reasons_against_images
 from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, reasons_not_run, rules_of
-from vramprobe.trainers import TRAINERS
+from vramprobe.trainers import TRAINERS, config_for
 from vramprobe.units import parse_bytes, short_bytes
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
@@ -346,6 +346,7 @@ def resolve(
     named = _recipe_values(recipe, dtype=dtype, autocast=autocast, lora_dtype=lora_dtype)
     entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
     architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
+    architecture = config_for(rest.get("trainer", "sft"), architecture)
     words = {
         "method": method,
         "device": device,

@@ -7,6 +7,7 @@ code (workload/trainer.py). Imports neither.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Trainer:
     inputs: tuple[str, ...] = ("input_ids", "labels")  # int64, one number for each token
     num_forwards: int = 1  # of the layers, one of which has a backward
     fuses_head: bool = False  # log-probabilities from tiles of the logits, by TRL's Triton kernels
+    scores_rows: bool = False  # by a head of one output in place of the vocabulary's
     has_reference: bool = False  # a frozen model beside the trained one: a second one, or adapters switched off
 
 
@@ -48,5 +50,18 @@ _ROWS = (
         rows=2,  # chosen and rejected
         inputs=("input_ids", "attention_mask", "labels"),
     ),
+    Trainer(
+        name="reward",
+        trl="RewardTrainer",
+        rows=2,  # chosen and rejected
+        inputs=("input_ids", "attention_mask"),
+        scores_rows=True,
+    ),
 )
 TRAINERS = {row.name: row for row in _ROWS}
+
+
+def config_for(trainer: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of the model that a trainer builds: one that scores rows has a single label."""
+    row = TRAINERS.get(str(trainer))
+    return config if row is None or not row.scores_rows else {**config, "num_labels": 1}

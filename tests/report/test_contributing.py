@@ -19,6 +19,8 @@ ONE_OF_EACH = {
     "a model family with a forward of its own": '"phi3"',
     "a quantization format": r"\bfp4\b",
     "an adapter": r"\bdora\b",
+    "a trainer of TRL": '"reward"',
+    "a head and loss": '"chunked_nll"',
     "a sharding": '"zero1?"',
 }
 #: Where names are data of others (published rows, claims, sweeps), or a module has the name of the kind itself.

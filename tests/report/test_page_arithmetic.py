@@ -119,7 +119,10 @@ def expected(options, fit=None):
         return None
 
 
-@pytest.mark.parametrize(("trainer", "method"), [("dpo", "full"), ("dpo", "qlora"), ("kto", "lora"), ("orpo", "lora")])
+@pytest.mark.parametrize(
+    ("trainer", "method"),
+    [("dpo", "full"), ("dpo", "qlora"), ("kto", "lora"), ("orpo", "lora"), ("reward", "lora"), ("reward", "full")],
+)
 def test_the_page_counts_a_trainers_reference_too(answers, trainer, method):
     options = {"model": "qwen3-0.6b", "method": method, "batch_size": 2, "seq_len": 2048, "trainer": trainer}
     asked = [options, options | {"batch_size": 1, "gradient_checkpointing": True, "device": "cuda"}]

@@ -12,12 +12,13 @@ from factories import make_spec
 from grids import exhaustive
 
 from vramprobe import api
-from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.model.replayed import replayed
 from vramprobe.simulate.run import NotSimulated, simulate
 from vramprobe.speed.work import work_of
 from vramprobe.terms import moments
+from vramprobe.terms.cell.parameters import tensors
 from vramprobe.trainers import TRAINERS
 
 OF_TRL = [name for name, row in TRAINERS.items() if row.trl]
@@ -99,6 +100,18 @@ def test_orpo_has_all_logits_in_fp32_and_no_reference() -> None:
     assert not any("reference" in label for _, label in found)
     logits = 4 * 2 * 3 * 512 * 128_256
     assert found["backward", "loss"]["logits"] == pytest.approx(2.5 * logits, rel=0.001)
+
+
+def test_a_reward_model_scores_rows_by_a_head_of_one_output_that_is_trained() -> None:
+    """Each of its rows has one number; peft trains a copy of the head."""
+    cell = make_spec(method="full", batch_size=2, seq_len=512, num_layers=2, **DPO | {"trainer": "reward"})
+    arch = architecture(cell.architecture)
+    assert arch.num_params == PARAMS_OF_TWO_LAYERS + 2048
+    found = {(one.phase, one.label): one.terms for one in moments(cell)}
+    assert found["backward", "loss"]["logits"] < 2**20
+    adapted = make_spec(method="lora", batch_size=2, seq_len=512, num_layers=2, **DPO | {"trainer": "reward"})
+    copies = [tensor for tensor in tensors(adapted, arch) if tensor.trained and "lora_" not in tensor.name]
+    assert [(copy.name, copy.numel) for copy in copies] == [("score.modules_to_save", 2048)]
 
 
 def test_checkpoints_are_the_trained_models_alone() -> None:

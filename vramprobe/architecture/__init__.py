@@ -33,6 +33,7 @@ __all__ = [
     "LLAMA_LIKE",
     "MIXTURES",
     "RELATIVES",
+    "SCORE",
     "SUPPORTED_MODEL_TYPES",
     "VARIANTS",
     "VISION_LANGUAGE",
@@ -47,6 +48,8 @@ __all__ = [
     "architecture",
 ]
 
+#: The module by which a model scores rows.
+SCORE = "score"
 #: Model type → the function that counts its parameters.
 _INVENTORIES = {
     **dict.fromkeys(LLAMA_LIKE, llama_like),
@@ -72,4 +75,12 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
             f"{', '.join(SUPPORTED_MODEL_TYPES)}; it can be measured: vramprobe measure"
         )
     inventory = _INVENTORIES[model_type]
-    return replace(inventory(Config(config)), habits=habits(config))
+    found = replace(inventory(Config(config)), habits=habits(config))
+    return _scoring(found) if config.get("num_labels") == 1 else found
+
+
+def _scoring(arch: Architecture) -> Architecture:
+    """With a head of one output, as ``AutoModelForSequenceClassification`` makes it: it is never tied."""
+    body = [parameter for parameter in arch.parameters if not parameter.name.startswith("lm_head.")]
+    head = Parameter(f"{SCORE}.weight", SCORE, (1, arch.head_width), "head", False)
+    return replace(arch, tied=False, scores_rows=True, parameters=(*body, head))

@@ -127,6 +127,7 @@ class Architecture:
     head_size: int
     vocab_size: int
     tied: bool  # the head's weight is the embedding's
+    scores_rows: bool = False  # by a head of one output in place of the vocabulary's
     activation: str
     rotary_size: int  # rotated part of a head; 0 with learned positions
     value_size: int | None = None  # of a value's head, where it is not head_size
@@ -155,6 +156,11 @@ class Architecture:
     def head_width(self) -> int:
         """Elements of a token that the output head takes: as wide as the embedding."""
         return self.parameters[0].shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the head."""
+        return 1 if self.scores_rows else self.vocab_size
 
     def slides(self, layer: int) -> bool:
         """Whether this layer looks through the window."""

@@ -136,7 +136,7 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
         products += _uses(tokens * share, num_out, num_in, dense, copies, again, trains=full)
     head_repeats = 1 if spec.fuses_head else 0  # whose tiles are made again in backward
     head_repeats += TRAINERS[spec.trainer].num_forwards - 1
-    products += _uses(tokens, arch.vocab_size, arch.head_width, dense, 1, head_repeats, trains=full)
+    products += _uses(tokens, arch.num_outputs, arch.head_width, dense, 1, head_repeats, trains=full)
     model_flops = sum(product.flops * product.copies for product in products)
 
     attention = sum(_attention_flops(arch, spec.num_rows, length, layer) for layer in range(arch.num_layers))
@@ -149,7 +149,7 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
     layer_bytes, layer_kernels = _elementwise(arch, tokens, wide, fused)
     passes = 1 + again + _BACKWARD
     fused_loss = fused or spec.fused_linear_cross_entropy or spec.fuses_head
-    loss = (_FUSED_LOSS_BYTES if fused_loss else _LOSS_BYTES) * float(tokens) * arch.vocab_size
+    loss = (_FUSED_LOSS_BYTES if fused_loss else _LOSS_BYTES) * float(tokens) * arch.num_outputs
     stream = layer_bytes * arch.num_layers * passes + loss + adapter_stream * passes
     stream += 4.0 * tokens * arch.head_width * wide / 2
 

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
+from vramprobe.trainers import TRAINERS
 from vramprobe.workload.images import freeze_vision, vision_pattern
 from vramprobe.workload.model import TORCH_DTYPES
 
@@ -60,13 +61,20 @@ def _add_adapters(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
         exclude_modules=vision_pattern() if spec.freeze_vision else None,
         use_dora=spec.dora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # gpt2's transposed linear
-        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
+        task_type=_task_of(spec, model),
     )
     adapted = get_peft_model(model, config, autocast_adapter_dtype=spec.lora_dtype == "fp32")
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad and "modules_to_save" not in name:
             parameter.data = parameter.data.to(TORCH_DTYPES[spec.lora_dtype])
     return adapted
+
+
+def _task_of(spec: CellSpec, model: PreTrainedModel) -> str:
+    """peft's task, which says what it trains beside adapters: of a model that scores rows, a copy of its head."""
+    if TRAINERS[spec.trainer].scores_rows:
+        return "SEQ_CLS"
+    return "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
 
 
 def _cast_like_trl(model: nn.Module) -> None:

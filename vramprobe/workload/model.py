@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     BitsAndBytesConfig,
     PreTrainedModel,
 )
@@ -67,7 +68,9 @@ def config_from_dict(architecture: dict[str, Any]) -> Any:
 
 def model_class(config: Any) -> type:
     """The auto class with a language-modelling loss: with the vision tower where there is one, sequence-to-sequence for
-    encoder-decoders, causal otherwise."""
+    encoder-decoders, causal otherwise. One of a single label scores its rows."""
+    if config.num_labels == 1:
+        return AutoModelForSequenceClassification
     if getattr(config, "vision_config", None) is not None:
         return AutoModelForImageTextToText
     return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
@@ -267,7 +270,11 @@ def _leave(name: str, tensor: torch.Tensor) -> None:
 
 def counted(model: nn.Module) -> dict[str, int]:
     """Parameters by kind, adapters apart, by the names of the record's ModelFacts; of a model that no rank divided."""
-    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
+    adapters = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if "lora_" in name or "modules_to_save" in name
+    )
     total, quantised = num_logical_params(model)
     return {
         "num_params": total - adapters,

@@ -156,7 +156,34 @@ class Orpo:
         return self._trainer.compute_loss(self._model, pairs)
 
 
-_MADE: dict[str, Any] = {"dpo": Dpo, "kto": Kto, "orpo": Orpo}
+class Reward:
+    """``RewardTrainer``: a head of one output, and no reference."""
+
+    reference = None
+
+    def __init__(self, spec: CellSpec, model: nn.Module) -> None:
+        from trl.trainer.utils import disable_dropout_in_model
+
+        accelerator = _accelerator(spec)
+        disable_dropout_in_model(model)
+        model.config.get_text_config().pad_token_id = 0  # the last token that is another is scored
+        self._model = accelerator.prepare_model(model, device_placement=False)
+        kind = trainer_class(spec)
+        self._trainer = kind.__new__(kind)
+        vars(self._trainer).update(
+            model=model,
+            accelerator=accelerator,
+            args=SimpleNamespace(center_rewards_coefficient=None),
+            _metrics=defaultdict(lambda: defaultdict(list)),
+            _total_train_tokens=0,
+            _tp_size=1,
+        )
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self._trainer.compute_loss(self._model, dict(batch))
+
+
+_MADE: dict[str, Any] = {"dpo": Dpo, "kto": Kto, "orpo": Orpo, "reward": Reward}
 
 
 def _accelerator(spec: CellSpec) -> Accelerator:

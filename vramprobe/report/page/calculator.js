@@ -75,8 +75,9 @@ function $configOf(config) {
 function $cell(given, config) {
   const {num_gpus = 1, sharding = num_gpus > 1 ? $SHARDING : null, stack = null, ...words} = given;
   const values = $filled({device: "cuda", ...words, lora_targets: $targets(words.lora_targets)}, config.model_type);
-  const whole = $configOf(config), architecture = values.num_layers == null ? whole : $const($catalog$depth.cut_depth(whole, values.num_layers));
-  return Object.assign(new $spec.CellSpec(values.model, architecture), values, {num_gpus, sharding, stack});
+  const whole = $configOf(config), architecture = values.num_layers == null ? whole : $catalog$depth.cut_depth(whole, values.num_layers);
+  const built = $const($trainers.config_for(values.trainer ?? "sft", architecture));
+  return Object.assign(new $spec.CellSpec(values.model, built), values, {num_gpus, sharding, stack});
 }
 
 // As predict/stack.py: the cell under the libraries that are asked for. Throws where its memory is not known there.

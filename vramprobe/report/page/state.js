@@ -32,6 +32,8 @@ const state = (() => {
     dtype: { key: "d", kind: "choice" },
     autocast: { key: "ac", kind: "choice" },
     attn: { key: "a", kind: "choice" },
+    trainer: { key: "tr", kind: "choice", more: true },
+    loss: { key: "lo", kind: "choice", more: true },
     grad_accum: { key: "ga", kind: "number", more: true },
     lora_dropout: { key: "ld", kind: "number", more: true },
     lora_dtype: { key: "ldt", kind: "choice", more: true },

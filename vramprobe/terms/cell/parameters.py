@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramprobe.architecture import Architecture, Parameter, Wrapped
+from vramprobe.architecture import SCORE, Architecture, Parameter, Wrapped
 from vramprobe.errors import SpecError
 from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
@@ -23,6 +23,8 @@ NESTED_BLOCK = 256  # absmax values per second-level block
 CODE_4BIT_BYTES = 16 * 4  # one fp32 code book per tensor
 CODE_8BIT_BYTES = 256 * 4  # the second-level code book
 _BEHIND_A_PRODUCT = ("o_proj", "out_proj", "dense", "c_proj", "down_proj", "dense_4h_to_h", "fc2")
+#: What peft calls the copy of a module that it trains beside adapters.
+TRAINED_COPY = "modules_to_save"
 _TRL_BF16_NAMES = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
@@ -157,6 +159,10 @@ def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
     for wrapped in arch.wrapped:
         if wrapped.name in targets:
             made += _wrapped_adapters(spec, wrapped, rank, dtype, copies[wrapped.name])
+    if arch.scores_rows:
+        copy, shape = f"{SCORE}.{TRAINED_COPY}", (1, arch.head_width)
+        kept = "fp32" if spec.kbit_prep == "peft" else spec.dtype
+        made.append(Tensor(copy, shape, kept, True, False, "adapter", False, 1))
     return made
 
 

@@ -152,6 +152,7 @@ def _require_followed(spec: CellSpec, arch: Architecture) -> None:
     reasons = [
         (arch.experts is not None, "mixtures, whose router adds to its loss"),
         (max(arch.residual_dropout, arch.embedding_dropout, arch.attention_dropout) > 0, "models with dropout"),
+        (arch.scores_rows and arch.model_type == "granite", "granite, which transformers has no classifier of"),
         (arch.sliding_window is not None and spec.seq_len >= arch.sliding_window, "a mask beyond the sliding window"),
     ]
     for is_so, what in reasons:

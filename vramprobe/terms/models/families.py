@@ -17,20 +17,21 @@ from vramprobe.terms.models.experts import mixture
 from vramprobe.terms.models.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.models.modules import Model
 from vramprobe.terms.models.orpo import orpo
+from vramprobe.terms.models.reward import reward
 from vramprobe.terms.tape import layout
 from vramprobe.terms.tape.graph import TEMPORARY, Checkpoint, Value
 from vramprobe.terms.tape.tape import MIDDLE_LAYER
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]
+_OF_TRAINER = {"orpo": orpo, "reward": reward}  # others compare with a reference
 
 
 def forward(model: Model) -> Value:
     """One forward with the loss, as ``model(input_ids, labels=…).loss`` or the trainer's own; returns the loss."""
     tape = model.tape
     if model.setup.trainer != "sft":
-        compute = orpo if model.setup.trainer == "orpo" else preference.loss
-        loss = compute(model, last_hidden)
+        loss = _OF_TRAINER.get(model.setup.trainer, preference.loss)(model, last_hidden)
         return op.scaled(loss) if model.setup.accumulates else loss
     hidden = last_hidden(model)
     with tape.cause("logits", saved="logits"):

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from vramprobe.emulate import values
+from vramprobe.profile.engines.kernels import not_compiled
 from vramprobe.profile.engines.vllm import memory_of
 from vramprobe.profile.raw import read_run
 
@@ -103,3 +104,10 @@ def test_an_engine_that_sets_up_its_logging_anew_is_kept_once(tmp_path: Path, mo
     module.configure_logging()
     engine.info("Available KV cache memory: 2.00 GiB")
     assert len((tmp_path / engine_log.FILE).read_text().splitlines()) == 1
+
+
+def test_a_kernel_that_cannot_be_compiled_is_one_line() -> None:
+    log = ["csrc/flashinfer_norm_binding.cu: cublasLt.h: No such file or directory", "ninja: build stopped: failed."]
+    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in (not_compiled(log) or "")
+    assert not_compiled(log[:1]) is None
+    assert not_compiled(["ninja: build stopped: the program's own extension failed."]) is None

@@ -1,6 +1,6 @@
 """A sweep over many nodes, simulated: ``python benchmarks/speed/fleet_simulated.py`` (two minutes).
 
-Up to 10,000 cells over 64 nodes, by the code that submits to Ray and Slurm (sweep/fleet.py), its journal on this
+Up to 10,000 cells over 64 nodes, by the code that submits to Ray and Slurm (sweep/dispatch.py), its journal on this
 machine's disk; nodes, cells and time are simulated. Assumed: cells of 60 s (median, log-normal), one node in 20, at
 least one, four times as slow, a preemption of each node every 2 hours (its replacement comes 5 minutes later), and one
 attempt in 200 whose worker crashes. Writes fleet_simulated.csv and .md. ``--check``: runs the smallest again; what does
@@ -27,7 +27,7 @@ from tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.sweep import fleet, limits, runner
+from vramprobe.sweep import dispatch, fleet, limits, runner
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.nodes import Lost, Needs, Node
 
@@ -143,6 +143,9 @@ class SimulatedPool:
         self.bytes_moved += len(line)
         return {"record": line, "seconds": seconds, "limit_seconds": 900.0, "log": "", "node": name}
 
+    def is_queued(self, attempt_id: str) -> bool:
+        return False
+
     def cancel(self, attempt_id: str) -> None:
         del self._requests[attempt_id]
         self.lost_seconds += self._leave(attempt_id)[1]
@@ -165,7 +168,7 @@ def simulated(num_cells: int, num_nodes: int) -> dict[str, Any]:
     began = time.process_time()
     with (
         tempfile.TemporaryDirectory() as name,
-        mock.patch.object(fleet, "time", clock),
+        mock.patch.object(dispatch, "time", clock),
         mock.patch.object(limits, "time", clock),
     ):
         many = fleet.Fleet(pool)

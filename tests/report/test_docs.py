@@ -227,7 +227,7 @@ HOW = {
     "python benchmarks/speed/ranks.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/pairs.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/cell_overhead.py": HOURS,
-    "python benchmarks/speed/fleet.py": HOURS,
+    "python benchmarks/speed/fleet.py": Way(more="--check", why="it needs Ray, and a quarter of an hour"),
     "python benchmarks/speed/fleet_simulated.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/node_kills.py": Way(more="--check", why="it needs Ray, and half an hour"),
     "python benchmarks/speed/scale.py": Way(more="--check", why="an hour, and 9 GB"),

@@ -18,13 +18,23 @@ from typing import Any
 import psutil
 import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_oom, make_record, make_spec
+from processes import is_alive
 
 from vramprobe.errors import MissingDependency, SpecError, VramprobeError
 from vramprobe.measure.station import Station, StationLost
 from vramprobe.records import store
-from vramprobe.records.record import Environment, Error, Ok, RunRecord, Timeout, new_attempt_id, record_from_json
+from vramprobe.records.record import (
+    Environment,
+    Error,
+    Interrupted,
+    Ok,
+    RunRecord,
+    Timeout,
+    new_attempt_id,
+    record_from_json,
+)
 from vramprobe.spec import CellSpec
-from vramprobe.sweep import fleet, runner
+from vramprobe.sweep import dispatch, runner
 from vramprobe.sweep.bookkeeping import Bookkeeping
 from vramprobe.sweep.card import Card, Rate
 from vramprobe.sweep.definition import Sweep
@@ -57,6 +67,7 @@ class PlayedPool:
         self.most_at_once = 0
         self.attempts: Counter[str] = Counter()
         self.cancelled: list[str] = []
+        self.has_queue = False
 
     def nodes(self, specs: Sequence[str], *, wait: bool = False) -> list[Node]:
         return self.there
@@ -87,6 +98,9 @@ class PlayedPool:
                 }
             found.append((attempt_id, answer))
         return found or (time.sleep(min(seconds, 0.01)) or [])
+
+    def is_queued(self, attempt_id: str) -> bool:
+        return self.has_queue
 
     def cancel(self, attempt_id: str) -> None:
         self.cancelled.append(attempt_id)
@@ -172,9 +186,9 @@ def test_a_record_of_another_environment_is_not_kept(tmp_path: Path) -> None:
 def test_nodes_that_join_take_part_and_without_any_the_sweep_waits_a_while_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(fleet, "_PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(fleet, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(dispatch, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(dispatch, "_POLL_SECONDS", 0.01)
     pool = PlayedPool(node("a"))
 
     def on_event(event: Progress) -> None:
@@ -210,6 +224,47 @@ def test_limits_hold_as_on_one_machine(tmp_path: Path) -> None:
     summary = swept(pool, tmp_path / "timeout", CELLS[0], limits=Limits(timeout_seconds=5))
     assert summary.counts() == {"timeout": 1}
     assert swept(pool, tmp_path / "time", limits=Limits(max_seconds=1)).stopped_by == "max-time"
+
+
+@pytest.mark.parametrize("has_queue", [False, True])
+def test_an_attempt_that_says_nothing_is_given_up_but_not_one_that_waits_in_a_queue(
+    has_queue: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(dispatch, "_SILENCE_SECONDS", 0.0)
+    pool, looks = PlayedPool(node("a"), answer=lambda spec, attempt: None), 0
+
+    def is_queued(attempt_id: str) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 20 and has_queue:
+            pool._answer = lambda spec, attempt: make_record(spec, environment=HERE)
+        return has_queue
+
+    pool.is_queued = is_queued
+    summary = swept(pool, tmp_path, CELLS[0], limits=Limits(timeout_seconds=0.02))
+    assert (summary.counts(), len(pool.cancelled)) == (({"ok": 1}, 0) if has_queue else ({}, 3))
+
+
+def test_what_waits_in_a_queue_when_the_time_is_over_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "_POLL_SECONDS", 0.01)
+    pool = PlayedPool(node("a"), answer=lambda spec, attempt: None)
+    pool.has_queue = True
+    books: list[Bookkeeping] = []
+    run = Fleet.run
+    monkeypatch.setattr(Fleet, "run", lambda self, given: (books.append(given), run(self, given)))
+
+    def on_event(event: Progress) -> None:
+        if event.kind == "started":
+            books[0].clock._deadline = time.monotonic()
+
+    summary = swept(pool, tmp_path, CELLS[0], limits=Limits(max_seconds=1000), on_event=on_event)
+    assert (len(pool.cancelled), summary.counts()) == (1, {"interrupted": 1})
+    assert summary.records[0].outcome == Interrupted(message="stopped by max-time", by_limit=True)
 
 
 def test_an_oom_skips_the_larger_cells_and_a_replicate_waits_for_its_first_attempt(tmp_path: Path) -> None:
@@ -328,4 +383,7 @@ def test_a_station_runs_cells_one_after_the_other_and_says_what_it_lacks() -> No
         process.kill()
         with pytest.raises(StationLost, match="status -9"):
             station.ask(**asked(spec))
-        assert psutil.wait_procs(servers, timeout=20)[1] == []  # its fork server goes with it
+        deadline = time.monotonic() + 60
+        while any(map(is_alive, servers)):  # its fork server goes with it
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

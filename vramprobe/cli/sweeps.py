@@ -82,6 +82,8 @@ def run(
     from vramprobe import api
     from vramprobe.cli import live
 
+    if dry_run and on != "here":
+        raise SpecError(f"--dry-run plans for this machine, and --on {on} was given; use `vramprobe plan --gpu GPU`")
     where: dict[str, Any] = {"on": on, "jobs": jobs, "gpu": gpu}
     if on == "here":
         enter_emulated(emulate, job["device"])
@@ -101,10 +103,6 @@ def run(
         campaigns.run(asked, job | where, limits, dry_run=dry_run, as_json=json_output)
         return
     if dry_run:
-        if on != "here":
-            raise SpecError(
-                f"--dry-run plans for this machine, and --on {on} was given; use `vramprobe plan --gpu GPU`"
-            )
         planned = api.plan(asked, **job)
         check_limits(planned.rate, **limits)
         _show_plan(planned, as_json=json_output)

@@ -73,6 +73,9 @@ class Pool(Protocol):
     def ended(self, seconds: float) -> list[tuple[str, dict[str, Any] | Lost]]:
         """(attempt_id, answer with ``node``) of what ended, after at most so long."""
 
+    def is_queued(self, attempt_id: str) -> bool:
+        """Whether an attempt waits for a node, as far as the engine tells."""
+
     def cancel(self, attempt_id: str) -> None:
         """End a running attempt; it is told as ended no more."""
 

@@ -131,6 +131,10 @@ class RayPool:
         except self._ray.exceptions.RayError as error:
             return Lost(_reason(error))
 
+    def is_queued(self, attempt_id: str) -> bool:
+        """No: a fleet submits only what a node has room for."""
+        return False
+
     def cancel(self, attempt_id: str) -> None:
         task = next(task for task, name in self._running.items() if name == attempt_id)
         del self._running[task]

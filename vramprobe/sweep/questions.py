@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.sweep.campaign import Campaign
     from vramprobe.sweep.definition import Sweep
+    from vramprobe.sweep.fleet import Fleet
     from vramprobe.sweep.on_data import Data
     from vramprobe.sweep.plan import Plan, Policy
     from vramprobe.sweep.progress import Progress, RunSummary
@@ -88,7 +89,7 @@ def run(
     engine: PlanEngine = "formula",
     policy: Policy | None = None,
     data: Data | None = None,
-    on: str = "here",
+    on: str | Fleet = "here",
     jobs: int | None = None,
     gpu: str | None = None,
     emulate: str | None = None,
@@ -105,21 +106,19 @@ def run(
     simulate cells without arithmetic, unless ``engine`` is auto. ``data`` is :func:`plan`'s.
 
     ``on``: where cells run: here, or on the nodes of ``ray``, ``ray://HOST:PORT`` or ``slurm`` (``jobs`` at once). Of
-    these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each.
+    these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each. A Fleet that
+    is given stays open.
 
     ``choose``: the cells to run, once the GPU and the fit are known.
     """
     if policy is not None and policy.verify and emulate is None:
         require_emulated()
     from vramprobe.sweep import runner
-    from vramprobe.sweep.fleet import fleet_on
     from vramprobe.sweep.limits import limits
 
-    with contextlib.ExitStack() as stack:
-        fleet = fleet_on(on, cards=emulate, gpu=gpu, jobs=jobs)
+    with _fleet(on, emulate, gpu, jobs) as fleet:
         card_of = None
         if fleet is not None:
-            stack.callback(fleet.close)
             device, card_of = fleet.device if device == "auto" else device, fleet.card_of
         words = {"data": data, "card_of": card_of}
         job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, **words)
@@ -147,6 +146,22 @@ def run(
     return summary
 
 
+@contextlib.contextmanager
+def _fleet(on: str | Fleet, emulate: str | None, gpu: str | None, jobs: int | None) -> Iterator[Fleet | None]:
+    """The fleet that ``on`` names, left at the end; one that is given stays open."""
+    from vramprobe.sweep.fleet import fleet_on
+
+    if not isinstance(on, str):
+        yield on
+        return
+    fleet = fleet_on(on, cards=emulate, gpu=gpu, jobs=jobs)
+    try:
+        yield fleet
+    finally:
+        if fleet is not None:
+            fleet.close()
+
+
 def campaign(path: str | Path | Campaign, *, out: str | Path | None = None, **words: Any) -> list[StageResult]:
     """Run what is left of each stage of a campaign file; ``words`` are those of :func:`run`, whose limits are for all.
 
@@ -161,7 +176,9 @@ def campaign(path: str | Path | Campaign, *, out: str | Path | None = None, **wo
         if words.get("on", "here") != "here":
             raise SpecError(f"a campaign on {words['on']} needs a folder for its results: --out FOLDER")
         out = _campaign_folder(asked, words.get("device", "auto"))
-    return stages.run_stages(asked, Path(out), functools.partial(run, **words), **limits, **shown)
+    with _fleet(words.pop("on", "here"), *(words.get(name) for name in ("emulate", "gpu", "jobs"))) as fleet:
+        run_sweep = functools.partial(run, on=fleet or "here", **words)
+        return stages.run_stages(asked, Path(out), run_sweep, **limits, **shown)
 
 
 def plan_campaign(path: str | Path | Campaign, *, out: str | Path | None = None, **words: Any) -> dict[str, Plan]:

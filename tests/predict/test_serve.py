@@ -1,5 +1,6 @@
 """An inference engine by arithmetic: known answers by hand, published logs, and what is refused."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -131,3 +132,26 @@ def test_the_command_line() -> None:
     other = command("--model", "llama-3.1-8b", "--method", "lora", "--batch-size", "1", "--seq-len", "64",
                     "--quantization", "fp8")  # fmt: skip
     assert (other.returncode, "add --serve" in other.stderr) == (2, True)
+
+
+def emulated_runs() -> list[dict[str, str]]:
+    with open(ROOT / "benchmarks" / "rollouts" / "emulated_0.32.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", emulated_runs(), ids=lambda row: row["model"])
+def test_release_0_32_is_as_emulated_runs_logged_it(row: dict[str, str]) -> None:
+    """Weights and buffers together, and the activation peak, as vLLM rounds them; blocks leave gaps in segments."""
+    found = serve(model=row["model"], gpu=row["gpu"], max_model_len=int(row["max_model_len"]), vllm_release="0.32")
+    activation = float(row["non_kv_cache_gib"]) - float(row["consumed_gib"])
+    assert found.activation_bytes / GIB == pytest.approx(activation, abs=0.011)
+    assert (found.weights_bytes + found.buffer_bytes) / GIB == pytest.approx(float(row["consumed_gib"]), abs=0.07)
+    assert found.gpu_memory_utilization == 0.92
+    parts = found.weights_bytes + found.buffer_bytes + found.activation_bytes + found.non_torch_bytes
+    assert found.graph_bytes is not None
+    assert found.kv_cache_bytes == found.requested_bytes - parts - found.graph_bytes
+
+
+def test_another_release_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"one of 0\.19, 0\.32"):
+        serve(model="llama-3.1-8b", gpu="H100-SXM", vllm_release="0.25")

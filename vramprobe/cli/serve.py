@@ -21,11 +21,12 @@ SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
     "max_model_len": (int, "Longest request in tokens (default: the model's positions)."),
     "max_num_batched_tokens": (int, "Tokens per engine step (default 8192 on GPUs of 70 GiB or more, else 2048)."),
     "max_num_seqs": (int, "Requests per engine step (default 1024 on GPUs of 70 GiB or more, else 256)."),
-    "gpu_memory_utilization": (float, "Share of the GPU that the engine takes (default 0.9)."),
+    "gpu_memory_utilization": (float, "Share of the GPU that the engine takes (default 0.9; vLLM 0.32: 0.92)."),
     "tensor_parallel_size": (int, "GPUs that divide each layer (default 1)."),
     "quantization": (str, "none | fp8 | w8a8 | awq | gptq | bitsandbytes | mxfp4 (default none)."),
     "kv_cache_dtype": (str, "auto | fp8 (default auto: the model's dtype)."),
     "enforce_eager": (bool, "No CUDA graphs."),
+    "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.19, which published logs were compared with)."),
 }
 #: The options of a cell that an engine has as well.
 OF_CELLS = ("model", "dtype")
@@ -71,13 +72,15 @@ def _print(found: Served) -> None:
     for what, num_bytes in (
         ("requested", found.requested_bytes),
         ("weights", found.weights_bytes),
+        *([("buffers", found.buffer_bytes)] if found.buffer_bytes else []),
         ("activation peak", found.activation_bytes),
         ("non-torch", found.non_torch_bytes),
         ("KV cache", max(found.kv_cache_bytes, 0)),
     ):
         print(f"  {what:<16} {format_bytes(num_bytes):>12}")
     if found.graph_bytes:
-        print(f"  {'CUDA graphs':<16} {format_bytes(found.graph_bytes):>12}  outside the requested memory")
+        place = "taken off the KV cache" if found.buffer_bytes else "outside the requested memory"
+        print(f"  {'CUDA graphs':<16} {format_bytes(found.graph_bytes):>12}  {place}")
     print(f"\nKV cache: {found.kv_cache_tokens:,} tokens, {found.kv_cache_blocks:,} blocks")
     if found.verdict == "fits":
         print(f"{found.max_concurrency:.2f} requests of {found.max_model_len:,} tokens at once: fits")

@@ -18,8 +18,8 @@ from vramprobe.predict.prediction import Frozen
 from vramprobe.terms import serving
 from vramprobe.units import GIB, MIB
 
-#: The engine whose formulas these are.
-ENGINE = "vllm 0.17 to 0.19"
+#: Releases whose formulas these are → (the engine, gpu_memory_utilization by default).
+RELEASES = {"0.19": ("vllm 0.17 to 0.19", 0.9), "0.32": ("vllm 0.32", 0.92)}
 _LARGE_GPU_BYTES = 70 * GIB
 _ALL_GRAPHS_SEQS = 256  # vllm/config/vllm.py: sizes up to min(2 × max_num_seqs, 512)
 _DTYPES = ("bf16", "fp16", "fp32")
@@ -28,7 +28,7 @@ _DTYPES = ("bf16", "fp16", "fp32")
 class Served(Frozen):
     """Bytes on each GPU; ``kv_cache_bytes`` below 0 or too few blocks for one request: the engine does not start."""
 
-    engine: str = ENGINE
+    engine: str
     model: str
     gpu: str
     max_model_len: int
@@ -38,6 +38,7 @@ class Served(Frozen):
     tensor_parallel_size: int
     requested_bytes: int  # utilization × the GPU's memory
     weights_bytes: int
+    buffer_bytes: int = 0  # tables per request and cuBLAS's workspace, where the release holds them beside the weights
     activation_bytes: int
     non_torch_bytes: int  # learnt
     kv_cache_bytes: int
@@ -46,7 +47,7 @@ class Served(Frozen):
     kv_cache_blocks: int
     max_concurrency: float  # requests of max_model_len tokens at once
     longest_request_tokens: int  # whose cache fits, whatever the model's positions
-    graph_bytes: int | None  # learnt, outside the requested memory; null: not known
+    graph_bytes: int | None  # learnt; 0.32 takes them off the cache, 0.19 does not; null: not known
     verdict: Literal["fits", "does not fit"]
     notes: tuple[str, ...] = ()
 
@@ -58,17 +59,22 @@ def serve(
     max_model_len: int | None = None,
     max_num_batched_tokens: int | None = None,
     max_num_seqs: int | None = None,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float | None = None,
     tensor_parallel_size: int = 1,
     dtype: str = "bf16",
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
+    vllm_release: str = "0.19",
 ) -> Served:
     """Where vLLM's memory goes on each GPU; defaults are those of ``vllm serve`` (vllm/engine/arg_utils.py).
 
     Raises VramprobeError for a model without arithmetic, an unknown GPU, and options that vLLM does not have.
     """
+    if vllm_release not in RELEASES:
+        raise SpecError(f"vllm_release {vllm_release!r}: one of {', '.join(RELEASES)}")
+    engine, default_utilization = RELEASES[vllm_release]
+    utilization = default_utilization if gpu_memory_utilization is None else gpu_memory_utilization
     card, entry = card_properties(gpu), find_model(model)
     arch, config = architecture(entry.config), entry.config
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
@@ -84,31 +90,43 @@ def serve(
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
     )
-    _check(spec, arch, gpu_memory_utilization)
+    _check(spec, arch, utilization)
     non_torch, notes = _non_torch(card, tensor_parallel_size)
     if arch.experts is not None:
         notes.append("the activation peak leaves out the experts' workspaces: it is a lower bound")
     weights = serving.weight_bytes(arch, config, spec)
-    activation = serving.activation_bytes(
-        arch, spec, num_sms=card.sm_count, blas_workspace_bytes=card.gpu.blas_workspace_bytes
-    )
-    requested = math.ceil(card.total_bytes * gpu_memory_utilization)
-    cache, pages = requested - weights - activation - non_torch, serving.pages(arch, config, spec)
+    graphs = 0 if enforce_eager else _graphs(arch.num_layers, spec)
+    workspace, buffers, inside = card.gpu.blas_workspace_bytes, 0, 0
+    if vllm_release == "0.19":
+        activation = serving.activation_bytes(arch, spec, num_sms=card.sm_count, blas_workspace_bytes=workspace)
+    else:
+        buffers = serving.buffer_bytes_0_32(arch, spec, blas_workspace_bytes=workspace)
+        activation = serving.activation_bytes_0_32(
+            arch, spec, compiles=not enforce_eager, blas_workspace_bytes=workspace
+        )
+        inside = graphs or 0
+        if graphs is None:
+            notes.append("what CUDA graphs take off the cache is not known with these settings: the cache is too large")
+    requested = math.ceil(card.total_bytes * utilization)
+    cache = requested - weights - buffers - activation - non_torch - inside
+    pages = serving.pages(arch, config, spec)
     blocks = max(cache // pages.page_bytes // pages.layers_per_group, 0)
 
     def needed(length: int) -> int:
         return pages.num_blocks_of(length, spec.max_num_batched_tokens)
 
     return Served(
+        engine=engine,
         model=entry.name,
         gpu=card.gpu.short_name,
         max_model_len=spec.max_model_len,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_num_seqs=spec.max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=utilization,
         tensor_parallel_size=tensor_parallel_size,
         requested_bytes=requested,
         weights_bytes=weights,
+        buffer_bytes=buffers,
         activation_bytes=activation,
         non_torch_bytes=non_torch,
         kv_cache_bytes=cache,
@@ -117,7 +135,7 @@ def serve(
         kv_cache_blocks=blocks,
         max_concurrency=blocks / needed(spec.max_model_len),
         longest_request_tokens=_longest(blocks, needed),
-        graph_bytes=0 if enforce_eager else _graphs(arch.num_layers, spec),
+        graph_bytes=graphs,
         verdict="fits" if blocks >= needed(spec.max_model_len) else "does not fit",
         notes=tuple(notes),
     )

@@ -1,7 +1,7 @@
 """What vLLM puts on each GPU, by arithmetic alone: weights by quantization, the activation peak, KV cache per block.
 
-In: an Architecture, its config and a ServeSpec. Out: bytes per GPU. The formulas are those of vLLM 0.19.0 (V1 engine);
-each function names the file. Never imports torch or vLLM.
+In: an Architecture, its config and a ServeSpec. Out: bytes per GPU. The formulas are those of vLLM 0.19.0 (V1 engine)
+and, where a name says so, of 0.32 (its second model runner); each function names the file. Never imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -140,12 +140,40 @@ def activation_bytes(arch: Architecture, spec: ServeSpec, *, num_sms: int, blas_
     programs = min(num_sms, rows)
     sampler += min(1 << (programs - 1).bit_length(), num_sms) * vocab * 4
     sampler += 2 * rows * hidden * item  # the hidden states of those rows, and random ones in their place
-    mlp = 0
+    return max(sampler, _mlp_bytes(arch, spec)) + spec.max_num_batched_tokens * hidden * item + blas_workspace_bytes
+
+
+#: Bytes per request of 0.32's tables of logit biases, allowed, stop and bad tokens (vllm/v1/worker/gpu/sample/).
+_TABLES_BYTES_0_32 = 17_932
+_GUMBEL_BLOCK = 1024  # words that one program of gumbel_sample looks at; it leaves 8 B
+
+
+def buffer_bytes_0_32(arch: Architecture, spec: ServeSpec, *, blas_workspace_bytes: int) -> int:
+    """What 0.32 holds beside the weights once it has profiled itself: per request the counts of all words and two masks
+    (sample/penalties.py, structured_outputs.py), tables, and cuBLAS's workspace."""
+    words = 4 * arch.vocab_size + 2 * 4 * math.ceil(arch.vocab_size / 32)
+    return spec.max_num_seqs * (words + _TABLES_BYTES_0_32) + blas_workspace_bytes
+
+
+def activation_bytes_0_32(arch: Architecture, spec: ServeSpec, *, compiles: bool, blas_workspace_bytes: int) -> int:
+    """Torch's peak above weights and buffers in 0.32's ``profile_run``: logits of ``max_num_seqs`` rows, which it
+    samples without a copy, a layer's MLP, or, on a first start, torch.compile's trial of the kernel that looks up the
+    embedding, on a table of its own (``benchmark_combo_kernel``)."""
+    rows, hidden, item = min(spec.max_num_seqs, spec.max_num_batched_tokens), arch.head_width, spec.item_bytes
+    states = spec.max_num_batched_tokens * hidden * item
+    sampler = rows * (padded_vocab(arch) * item + hidden * item + 8 * math.ceil(arch.vocab_size / _GUMBEL_BLOCK))
+    table = padded_vocab(arch) * hidden * item // spec.tensor_parallel_size
+    trial = table + states - blas_workspace_bytes if compiles else 0
+    return max(sampler, _mlp_bytes(arch, spec), trial) + states
+
+
+def _mlp_bytes(arch: Architecture, spec: ServeSpec) -> int:
+    """What gate and up projections leave, and their product; nothing of experts, which are not counted."""
     widths = [one.num_out for one in arch.linears if one.name.endswith(("gate_proj", "up_proj", "gate_up_proj"))]
-    if widths and arch.experts is None:
-        inner = sum(widths) // spec.tensor_parallel_size
-        mlp = spec.max_num_batched_tokens * (inner + inner // 2) * item
-    return max(sampler, mlp) + spec.max_num_batched_tokens * hidden * item + blas_workspace_bytes
+    if not widths or arch.experts is not None:
+        return 0
+    inner = sum(widths) // spec.tensor_parallel_size
+    return spec.max_num_batched_tokens * (inner + inner // 2) * spec.item_bytes
 
 
 def pages(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> Pages:

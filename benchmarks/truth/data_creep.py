@@ -28,8 +28,7 @@ from vramprobe.units import format_bytes
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_suffix(".csv")
 PAGE = Path(__file__).with_suffix(".md")
-NUM_STEPS = 200
-TRAIN = ("python", "benchmarks/truth/data_creep_train.py", "4000", "4", "4096", str(NUM_STEPS))
+TRAIN = ("python", "benchmarks/truth/data_creep_train.py", "4000", "4", "4096")
 
 
 class Case(NamedTuple):
@@ -37,6 +36,8 @@ class Case(NamedTuple):
 
     card: str
     alloc_conf: str
+    empty_cache_steps: int = 0
+    num_steps: int = 200
 
 
 CASES = {
@@ -44,6 +45,10 @@ CASES = {
     "RTX-4090, expandable segments": Case("RTX-4090", "expandable_segments:True"),
     "RTX-4090, rounded sizes": Case("RTX-4090", "roundup_power2_divisions:8"),
     "RTX-4090, largest blocks not split": Case("RTX-4090", "max_split_size_mb:128"),
+    "RTX-4090, cache collected": Case(
+        "RTX-4090", "garbage_collection_threshold:0.8,per_process_memory_fraction:0.95", num_steps=100
+    ),
+    "RTX-4090, cache emptied each 10 steps": Case("RTX-4090", "", empty_cache_steps=10, num_steps=100),
     "H100": Case("H100-SXM", ""),
 }
 Row = dict[str, str]
@@ -56,24 +61,24 @@ def run(names: list[str]) -> None:
             case = CASES[name]
             profile = Path(folder) / case.card
             if not profile.exists():
-                started(case.card, "", ["--folder", str(profile)], Path(folder) / "log")
+                started(Case(case.card, ""), ["--folder", str(profile)], Path(folder) / "log")
             log = Path(folder) / "whole.log"
             start = time.monotonic()
-            started(case.card, case.alloc_conf, ["--whole", "--trace", "none"], log)
+            started(case, ["--whole", "--trace", "none"], log)
             seconds = time.monotonic() - start
             rows = beside(name, case, profile, log, seconds)
             kept = [row for row in (read_csv(TABLE) if TABLE.exists() else []) if row["name"] != name]
             TABLE.write_text(as_csv(sorted([*kept, *rows], key=lambda row: list(CASES).index(row["name"]))))
 
 
-def started(card: str, alloc_conf: str, options: list[str], log: Path) -> None:
-    """The training under a profile."""
-    command = [sys.executable, "-m", "vramprobe", "profile", "--emulate", card, "--no-speed", "--json", *options]
+def started(case: Case, options: list[str], log: Path) -> None:
+    """The training under a profile; a whole run may end without memory, in the step in which ``beside`` expects it."""
+    command = [sys.executable, "-m", "vramprobe", "profile", "--emulate", case.card, "--no-speed", "--json", *options]
     subprocess.run(
-        [*command, "--", *TRAIN, str(log)],
-        check=True,
+        [*command, "--", *TRAIN, str(case.num_steps), str(log), str(case.empty_cache_steps)],
+        check="--whole" not in options,
         cwd=ROOT,
-        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": case.alloc_conf, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
     )
 
@@ -90,7 +95,7 @@ def beside(name: str, case: Case, profile: Path, log: Path, seconds: float) -> l
     steps = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     shapes = [(rows, width) for rows, width, _ in steps[learnt.first_step - 1 :]]
     device = device_of(raw, context_bytes)
-    (course,) = courses_of(learnt, shapes, NUM_STEPS, device, [(case.alloc_conf, 0)])
+    (course,) = courses_of(learnt, shapes, case.num_steps, device, [(case.alloc_conf, case.empty_cache_steps)])
     took = time.monotonic() - start
     return [
         {
@@ -116,11 +121,12 @@ def summary(name: str, rows: list[Row]) -> tuple[str, ...]:
     """One line of the table."""
     emulated = [int(row["emulated_bytes"]) for row in rows]
     predicted = [int(row["predicted_bytes"]) for row in rows]
+    ran_out = int(rows[-1]["step"]) < CASES[name].num_steps
     off = [abs(one - other) for one, other in zip(emulated, predicted, strict=True)]
     return (
         name,
-        rows[0]["alloc_conf"] or "default",
-        f"{rows[0]['step']} to {rows[-1]['step']}",
+        "`torch.cuda.empty_cache()`" if CASES[name].empty_cache_steps else rows[0]["alloc_conf"] or "default",
+        f"{rows[0]['step']} to {rows[-1]['step']}" + (", then out of memory in both" if ran_out else ""),
         format_bytes(emulated[0]),
         format_bytes(emulated[-1]),
         format_bytes(max(emulated)),
@@ -166,7 +172,8 @@ def markdown(table: list[Row]) -> str:
         "A profile under the default settings runs its first steps and ten chosen batches, and learns each "
         "request's size from these. The allocator's replay then plays the batches that the whole run had, in its "
         "order, and is held against what torch reserved there after each step. *First* is the step after which the "
-        "requests are learnt and no longer the run's own. Seconds: to learn and play, and to run all steps, once, on "
+        "requests are learnt and no longer the run's own. Where the cache is emptied, that is after every tenth step "
+        "from the 20th on. Seconds: to learn and play, and to run all steps, once, on "
         "two cores "
         "that did other work too. No GPU was measured.",
         "",

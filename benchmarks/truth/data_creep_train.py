@@ -1,6 +1,8 @@
-"""A training on rows of real lengths, run by data_creep.py: ``python … NUM_ROWS BATCH_SIZE MAX_LENGTH NUM_STEPS LOG``.
+"""A training on rows of real lengths, run by data_creep.py: ``python … NUM_ROWS BATCH_SIZE MAX_LENGTH NUM_STEPS LOG
+EMPTY_EACH``.
 
 SmolLM2-135M, fully trained by transformers' Trainer. LOG gets one line a step: rows, length, reserved bytes.
+After each EMPTY_EACH steps, the first so many left out, the cache is emptied (0: never).
 """
 
 import json
@@ -23,10 +25,12 @@ def noted(batch):
 class Log(TrainerCallback):
     """A line at each step's end; batches are made in the order of the steps."""
 
-    def __init__(self, file):
-        self.file = file
+    def __init__(self, file, empty_each):
+        self.file, self.empty_each = file, empty_each
 
     def on_step_end(self, arguments, state, control, **others):
+        if self.empty_each and state.global_step > self.empty_each and state.global_step % self.empty_each == 0:
+            torch.cuda.empty_cache()
         print(*SHAPES[state.global_step - 1], torch.cuda.memory_reserved(), file=self.file, flush=True)
 
 
@@ -54,4 +58,4 @@ if __name__ == "__main__":
         logging_steps=10_000,
     )
     with open(sys.argv[5], "w", encoding="utf-8") as log:
-        Trainer(model(), arguments, noted, rows(num_rows, max_length), callbacks=[Log(log)]).train()
+        Trainer(model(), arguments, noted, rows(num_rows, max_length), callbacks=[Log(log, int(sys.argv[6]))]).train()

@@ -43,7 +43,7 @@ def attempt(base: Base, several: list[Technique], python: Path) -> dict[str, Any
     words = words_of(base, several)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        script = [str(HERE / word) if word == "train.py" else word for word in words[1:]]
+        script = [str(HERE / word) if (HERE / word).is_file() else word for word in words[1:]]
         save = Path(folder, "profile.jsonl")
         command = [sys.executable, "-m", "vramprobe", "profile", "--emulate", base.gpu, "--empty-weights"]
         environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "TOKENIZERS_PARALLELISM": "false"}

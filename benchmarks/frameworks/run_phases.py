@@ -120,14 +120,15 @@ def measured(name: str, command: str, python: Path) -> Row:
     record = json.loads(done.stdout.splitlines()[-1])
     by_rank = [{one["name"]: one["allocated_bytes"] for one in rank["run_phases"]} for rank in record["ranks"]]
     highest = {phase: max((one[phase] for one in by_rank if phase in one), default="") for phase in PHASES}
-    print(name, highest, record["warnings"], file=sys.stderr, flush=True)
+    told = [one.replace(str(Path.home()), "~") for one in record["warnings"]]
+    print(name, highest, told, file=sys.stderr, flush=True)
     return {
         "name": name,
         **{f"{phase}_bytes": size for phase, size in highest.items()},
         "ranks_differ": "yes" if any(one != by_rank[0] for one in by_rank) else "no",
         "host_bytes": record["host"]["peak_bytes"],
         "host_phase": record["host"]["peak_phase"],
-        "notes": "; ".join(one for one in record["warnings"] if not any(said in one for said in _EXPECTED)),
+        "notes": "; ".join(one for one in told if not any(said in one for said in _EXPECTED)),
         "versions": " ".join(f"{key} {value}" for key, value in sorted(record["environment"]["versions"].items())),
         "command": command,
     }

@@ -93,7 +93,9 @@ def ring() -> list[str]:
         "Peak of one rank in GiB, with gradient checkpointing and all logits: ring attention as accelerate runs it",
         "(`--cp-size`). ALST, DeepSpeed's sequence parallelism, did not run: its package has no wheel.",
         "",
-        *as_markdown(["method", *(f"{num} GPUs a sequence" for num in SHARERS)], "l" + "r" * len(SHARERS), rows),
+        *as_markdown(
+            ["method", *(f"{num} GPU{'s' * (num > 1)} a sequence" for num in SHARERS)], "l" + "r" * len(SHARERS), rows
+        ),
     ]
 
 

@@ -6,13 +6,13 @@ are TRL 1.16's chunked log-probabilities; the engine is predict/serve.py's. Pred
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.kernels.chip import chip_like
+from vramprobe.predict.bisection import bisected
 from vramprobe.predict.prediction import Frozen
 from vramprobe.predict.questions import cell
 from vramprobe.predict.serve import Served, serve
@@ -246,17 +246,3 @@ def _verdict(engine: Served, peak: Stage, usable: int) -> tuple[Literal["fits", 
     if peak.total_bytes > usable:
         return "does not fit", share
     return ("fits" if peak.total_bytes <= TIGHT_SHARE * usable else "tight"), share
-
-
-def bisected(fits: Callable[[int], bool], limit: int, *, least: int) -> int | None:
-    """The largest number that fits, by bisection."""
-    if not fits(least):
-        return None
-    low, high = least, least + 1
-    while high < limit and fits(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

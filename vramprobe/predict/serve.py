@@ -14,6 +14,7 @@ from vramprobe.catalog import find_model
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.emulate.cards import CardProperties, card_properties
 from vramprobe.errors import SpecError
+from vramprobe.predict.bisection import bisected
 from vramprobe.predict.prediction import Frozen
 from vramprobe.terms import serving
 from vramprobe.units import GIB, MIB
@@ -115,6 +116,7 @@ def serve(
     def needed(length: int) -> int:
         return pages.num_blocks_of(length, spec.max_num_batched_tokens)
 
+    longest = bisected(lambda length: needed(length) <= blocks, blocks * serving.BLOCK_TOKENS, least=1)
     return Served(
         engine=engine,
         model=entry.name,
@@ -134,7 +136,7 @@ def serve(
         kv_cache_tokens=blocks // len(pages.windows) * serving.BLOCK_TOKENS,
         kv_cache_blocks=blocks,
         max_concurrency=blocks / needed(spec.max_model_len),
-        longest_request_tokens=_longest(blocks, needed),
+        longest_request_tokens=longest or 0,
         graph_bytes=graphs,
         verdict="fits" if blocks >= needed(spec.max_model_len) else "does not fit",
         notes=tuple(notes),
@@ -159,15 +161,6 @@ def _check(spec: serving.ServeSpec, arch: Any, utilization: float) -> None:
             f"tensor_parallel_size {spec.tensor_parallel_size}: vLLM divides the {arch.num_heads} attention heads "
             "evenly; give a divisor of them"
         )
-
-
-def _longest(blocks: int, needed: Any) -> int:
-    """The longest request whose blocks are there, tokens; by bisection."""
-    low, high = 0, blocks * serving.BLOCK_TOKENS
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if needed(middle) <= blocks else (low, middle - 1)
-    return low
 
 
 def non_torch_charge() -> int:

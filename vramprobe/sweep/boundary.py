@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.grpo import bisected
+from vramprobe.predict.bisection import bisected
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict

@@ -58,12 +58,13 @@ def content(**overrides: Any) -> page_builder.Content:
 def published() -> page_builder.Content:
     """The page of the quickstart and the claims as they are published."""
     from vramprobe.model.memory_model import load_fit
+    from vramprobe.records.whole import read_whole
     from vramprobe.report import documents, drawings
     from vramprobe.report import gather as material_of
     from vramprobe.report.page import gather
 
     folder = ROOT / "results" / "cpu" / "quickstart"
-    material = material_of(folder, "out", load_fit(folder / "fit.json"), "fit.json")
+    material = material_of(read_whole(folder), folder, "vramprobe report", load_fit(folder / "fit.json"))
     plain = content()
     return gather.content_of(
         documents(material),

@@ -35,6 +35,11 @@ def published(value: Any) -> Any:
     return 0.0 if abs(value) < SMALLEST_PUBLISHED else float(f"{value:.{NUM_PUBLISHED_DIGITS}g}")
 
 
+def plural(count: int, noun: str) -> str:
+    """``1 cell``, ``2 cells``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def format_bytes(num_bytes: int | None) -> str:
     """Human text in binary units, e.g. ``7.32 GiB``; ``-`` where the value is unknown."""
     if num_bytes is None:

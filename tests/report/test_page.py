@@ -135,6 +135,19 @@ def test_a_page_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         page(content(), engine_script())
 
 
+def test_a_page_of_too_many_rows_says_how_many_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [Column("number", "number", lambda row: row)]
+    tables = [Table(title=title, columns=columns, rows=range(600)) for title in ("One", "Two")]
+    chapters = [Chapter(title="All", about="How.", tables=tables), Chapter(title="Few", about="", tables=tables[:1])]
+    whole = page(content(chapters=chapters), engine_script())
+    assert "The first" not in whole
+    monkeypatch.setattr(page_builder, "MAX_BYTES", len(whole) - 1)
+    text = page(content(chapters=chapters), engine_script())
+    assert "How. The first 1,000 of 1,200 rows; the files beside this page have all." in text
+    counts = re.findall(r'data-counts="chapter-(\S+)-rows">(\d+) rows', text)
+    assert counts == [("1-1", "600"), ("1-2", "400"), ("2-1", "600")]
+
+
 def test_json_cannot_end_its_element() -> None:
     value = {"a": [EVIL, "<!--<script>", "\u2028", "&lt;"]}
     text = json_for_html(value)

@@ -22,7 +22,8 @@ from PIL.PngImagePlugin import PngInfo
 from vramprobe.errors import FitError, IncomparableRecords, OutOfRange, StaleReport, StoreError
 from vramprobe.records import store
 from vramprobe.records.record import Oom, Peak, RunRecord, Timeout
-from vramprobe.report import Material, build, documents, gather, publish
+from vramprobe.records.whole import read_whole
+from vramprobe.report import Material, build, command_of, documents, gather, publish
 from vramprobe.report.by_size import LADDER, by_size, params_in_words
 from vramprobe.report.cells import cells_of, summaries
 from vramprobe.report.formats import files_of
@@ -64,7 +65,7 @@ def test_the_stand_ins_have_the_real_shape() -> None:
 
 def report(results: Path, out: Path, *, model: FakeModel | None = None, fit_path: str | None = None) -> list[Path]:
     """The pages alone, written: the plots have tests of their own (test_plots.py)."""
-    material = gather(results, out, model, fit_path)
+    material = gather(read_whole(results), results, command_of(results, out, model, fit_path), model)
     files = {name: content for document in documents(material) for name, content in files_of(document).items()}
     return publish(out, files)
 
@@ -266,7 +267,7 @@ def test_the_attempt_that_counts_is_shown_once(tmp_path: Path) -> None:
     text = unpadded((tmp_path / "out" / "measured.md").read_text())
     assert section(text, "Cells").count("| tiny-llama |") == 1
     assert "| 200.0 |" in text
-    assert "3 records of 1 cells; of 2 more attempts only the one that counts is shown" in text
+    assert "3 records of 1 cell; of 2 more attempts only the one that counts is shown" in text
     assert "measured 2026-03-01 to 2026-03-03" in text
 
 
@@ -326,7 +327,7 @@ def test_what_was_simulated_is_left_out_and_counted(tmp_path: Path) -> None:
     report(save(tmp_path / "results", [measured, *predicted]), tmp_path / "out")
     page = unpadded((tmp_path / "out" / "measured.md").read_text())
     assert "- left out: 2 simulated records (predicted, not measured)\n" in page
-    assert "- 1 records of 1 cells\n" in page
+    assert "- 1 record of 1 cell\n" in page
     table = (tmp_path / "out" / "measured.csv").read_text()
     assert measured.fingerprint in table
     assert other.fingerprint not in table
@@ -346,7 +347,7 @@ def material(records: list[RunRecord], model: Any = None) -> Material:
 
 def test_each_table_has_unique_column_names(tmp_path: Path, predictor) -> None:
     results, model = example(tmp_path, predictor)
-    for document in documents(gather(results, tmp_path, model, None)):
+    for document in documents(gather(read_whole(results), results, "vramprobe report", model)):
         for table in (*document.tables, document.data):
             names = [column.name for column in table.columns]
             assert len(names) == len(set(names)), (document.name, table.title)

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from vramprobe import catalog
 from vramprobe.cli.display_record import print_bars, print_record
-from vramprobe.units import format_bytes, format_seconds, word_for
+from vramprobe.units import format_bytes, format_seconds, plural, word_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,18 +169,14 @@ def print_check(report: CheckReport) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.outcomes.items())) or "none"
     emulated = report.instruments.get("emulated", 0)
     said = f" ({emulated} of them emulated, not measured on a GPU)" if emulated else ""
-    console.print(f"{_plural(report.num_records, 'record')} in {_plural(len(report.files), 'file')}: {kinds}{said}")
+    console.print(f"{plural(report.num_records, 'record')} in {plural(len(report.files), 'file')}: {kinds}{said}")
     console.print(
         f"replicated: {report.num_replicated_cells} of {report.num_cells} cells (about 5 % show that it repeats)"
     )
     errors = sum(finding.severity == "error" for finding in report.findings)
-    counts = f"{_plural(errors, 'error')}, {_plural(len(report.findings) - errors, 'warning')}"
+    counts = f"{plural(errors, 'error')}, {plural(len(report.findings) - errors, 'warning')}"
     verdict = "passes" if report.ok else "fails"
     console.print(f"[bold]{verdict}[/]: {counts}{' (strict: none is allowed)' if report.strict else ''}")
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _printable(text: str) -> str:
@@ -225,7 +221,7 @@ def print_calibration(calibration: Calibration) -> None:
 
     document = calibration_document(calibration)
     where = f"{calibration.instrument} instrument, {calibration.device_name}"
-    cells = _plural(calibration.num_rows, f"{word_for(calibration.instrument)} cell")
+    cells = plural(calibration.num_rows, f"{word_for(calibration.instrument)} cell")
     Console(highlight=False).print(f"{cells}, {escape(where)}\n")
     _print_tables(document.tables, document.remarks)
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vramprobe.sweep.resume import NO_ATTEMPT_YET
-from vramprobe.units import format_bytes, format_seconds
+from vramprobe.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from vramprobe.sweep.plan import Plan, Row
@@ -66,7 +66,7 @@ def plan_in_words(plan: Plan) -> str:
     """One line: what is run and kept, what fits, how long it takes and what it costs."""
     actions = ", ".join(f"{count} {action}" for action, count in plan.actions().items()) or "nothing"
     twice = sum(row.replicates for row in plan.rows)
-    text = f"{len(plan.rows) - twice} cells{f', {twice} of them twice' if twice else ''}: {actions}"
+    text = f"{plural(len(plan.rows) - twice, 'cell')}{f', {twice} of them twice' if twice else ''}: {actions}"
     if plan.card is not None:
         verdicts = plan.verdicts()
         shown = [f"{verdicts[name]} {name}" for name in ("fits", "risky", "certain oom", "unknown") if name in verdicts]
@@ -75,10 +75,10 @@ def plan_in_words(plan: Plan) -> str:
     text += f"; about {format_seconds(plan.seconds)}"
     if plan.rate is not None:
         text += f", ${plan.dollars:.2f} at ${plan.rate.usd_per_hour:.2f}/h ({plan.rate.source})"
-    predictor = "arithmetic alone" if plan.fit is None else f"a fit of {plan.fit.num_records} records"
+    predictor = "arithmetic alone" if plan.fit is None else f"a fit of {plural(plan.fit.num_records, 'record')}"
     num_traced = sum(row.prediction is not None and row.prediction.engine == "trace" for row in plan.rows)
     if num_traced:
-        predictor += f" ({num_traced} cell{'s' * (num_traced > 1)} by simulation)"
+        predictor += f" ({plural(num_traced, 'cell')} by simulation)"
     return f"{text}; predicted by {predictor}, estimated, not measured"
 
 

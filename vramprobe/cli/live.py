@@ -22,7 +22,7 @@ from vramprobe.cli.tally import Tally, became, prediction_error, worst_error
 from vramprobe.records import store
 from vramprobe.records.record import TRAINING_PHASES
 from vramprobe.records.table import describe_outcome
-from vramprobe.units import format_bytes, format_seconds
+from vramprobe.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from vramprobe.sweep.progress import Progress, RunSummary
@@ -277,7 +277,7 @@ def _summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     done = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.counts().items())) or "nothing run"
     quarantined = plan.actions().get("quarantined", 0)
     at_rest = f"{summary.kept} kept" + (f", {quarantined} quarantined" if quarantined else "")
-    yield f"{done}; {at_rest}, {summary.left} left of {len(plan.rows)} cells → {summary.journal}", ""
+    yield f"{done}; {at_rest}, {summary.left} left of {plural(len(plan.rows), 'cell')} → {summary.journal}", ""
     used = f"{format_seconds(summary.seconds)} used"
     used += f", ${plan.rate.dollars(summary.seconds):.2f} spent" if plan.rate else ""
     yield used + (f"; prediction error {_signed(worst[0])} at worst, {worst[1]}" if worst else ""), ""

@@ -63,13 +63,14 @@ def build(
     from vramprobe.report.profiles import profiles_document
 
     profiles = read_profiles(results_path)
-    if profiles and not read_whole(results_path, allow_empty=True).records:
-        return files_of(profiles_document(profiles, shlex.join(_words(results_path, out_dir))))
+    contents = read_whole(results_path, allow_empty=bool(profiles))
+    if profiles and not contents.records:
+        return files_of(profiles_document(profiles, command_of(results_path, out_dir)))
     rows = read_claims(Path(claims_path)) if claims_path is not None else []
-    command = shlex.join(_words(results_path, out_dir, model, fit_path, claims_path))
-    if several := _of_several_cards(results_path, out_dir, command, model, rows):
+    command = command_of(results_path, out_dir, model, fit_path, claims_path)
+    if several := _of_several_cards(contents, out_dir, command, model, rows):
         return several
-    material = gather(results_path, out_dir, model, fit_path, claims_path)
+    material = gather(contents, results_path, command, model)
     drawn, made, word = drawings(material), documents(material), word_for(material.records[0].instrument)
     made += [profiles_document(profiles, material.command)] if profiles else []
     files: dict[str, bytes] = {"index.html": _page(made, drawn, rows, material.origin, material.command, word, out_dir)}
@@ -82,7 +83,7 @@ def build(
 
 
 def _of_several_cards(
-    results_path: str | Path,
+    contents: store.StoreContents,
     out_dir: str | Path,
     command: str,
     model: MemoryModel | None,
@@ -93,7 +94,7 @@ def _of_several_cards(
     from vramprobe.report.columns import provenance
     from vramprobe.report.formats import files_of
 
-    records = [one for one in read_whole(results_path).records if one.was_run and one.spec.num_gpus == 1]
+    records = [one for one in contents.records if one.was_run and one.spec.num_gpus == 1]
     if not are_of_several_cards(records):
         return {}
     table.require_comparable(records, across_cards=True)
@@ -103,17 +104,18 @@ def _of_several_cards(
     return files | {"index.html": _page(made, {}, claim_rows, origin, command, word_for("emulated"), out_dir)}
 
 
-def _words(
+def command_of(
     results_path: str | Path,
     out_dir: str | Path,
     model: MemoryModel | None = None,
     fit_path: str | Path | None = None,
     claims_path: str | Path | None = None,
-) -> list[str]:
+) -> str:
     """The command that makes the report."""
     words = ["vramprobe", "report", str(results_path), "-o", str(out_dir)]
     words += ["--fit", str(fit_path or "FIT.json")] if model is not None else []
-    return words + (["--claims", str(claims_path)] if claims_path is not None else [])
+    words += ["--claims", str(claims_path)] if claims_path is not None else []
+    return shlex.join(words)
 
 
 def _page(
@@ -149,17 +151,12 @@ def _links(folder: Path) -> dict[str, str]:
 
 
 def gather(
-    results_path: str | Path,
-    out_dir: str | Path,
-    model: MemoryModel | None,
-    fit_path: str | Path | None,
-    claims_path: str | Path | None = None,
+    contents: store.StoreContents, results_path: str | Path, command: str, model: MemoryModel | None
 ) -> Material:
     """What the parts are made of; raises as :func:`build` does."""
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance
 
-    contents = read_whole(results_path)
     measured = [record for record in contents.records if record.was_run and record.spec.num_gpus == 1]
     ranks = [record for record in contents.records if record.was_run and record.spec.num_gpus > 1]
     if ranks and not measured:
@@ -173,7 +170,6 @@ def gather(
             "is of measurements; run the cells first"
         )
     table.require_comparable(measured)
-    command = shlex.join(_words(results_path, out_dir, model, fit_path, claims_path))
     num_simulated = len(contents.records) - len(measured) - len(ranks)
     origin = provenance(measured)
     origin += [f"left out: {len(ranks)} records of several GPUs"] if ranks else []

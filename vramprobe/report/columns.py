@@ -15,7 +15,7 @@ from vramprobe.records.table import to_row
 from vramprobe.report.cells import Cell
 from vramprobe.report.definition import Column
 from vramprobe.spec import CellSpec
-from vramprobe.units import GIB, MIB, word_for
+from vramprobe.units import GIB, MIB, plural, word_for
 
 _SMALLEST_PERCENT = 0.01  # an error below it is said to be below it; the CSV has it
 _LONGEST_DETAIL = 200  # characters of a failure or a remark for people; the CSV has all
@@ -112,7 +112,7 @@ def provenance(records: Sequence[RunRecord]) -> list[str]:
         f"device {records[0].environment.device_said}",
         *_emulators(records),
         _versions(records),
-        f"{attempts} records of {cells} cells"
+        f"{plural(attempts, 'record')} of {plural(cells, 'cell')}"
         + (f"; of {attempts - cells} more attempts only the one that counts is shown" if attempts > cells else ""),
         f"{word_for(records[0].instrument)} {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""),
     ]

@@ -106,11 +106,8 @@ class Table:
     def _common(self) -> list[Column]:
         if len(self.rows) < 2:
             return []
-        return [
-            column
-            for column in self.columns
-            if column.is_condition and column.heading is not None and len({column.shown(row) for row in self.rows}) == 1
-        ]
+        conditions = [column for column in self.columns if column.is_condition and column.heading is not None]
+        return [one for one in conditions if all(one.shown(row) == one.shown(self.rows[0]) for row in self.rows)]
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import resources
 from string import Template
@@ -22,6 +22,8 @@ from vramprobe.report.page.tables import Chapter, chapter_html
 
 #: The largest page that opens at once on a phone, in bytes.
 MAX_BYTES = 3_000_000
+#: Of a chapter's rows, as many are shown where the whole page would be larger.
+_FEWER_ROWS = (1000, 300, 100, 30)
 #: In the order in which they need each other.
 _SCRIPTS = (
     "words.js",
@@ -72,12 +74,27 @@ class Content:
 def page(content: Content, engine_script: str) -> str:
     """The whole page; ``engine_script`` makes the global ``vramprobe`` that its other scripts ask (engine.javascript).
 
-    Raises VramprobeError where the page would be larger than MAX_BYTES.
+    Its tables are cut where it would be larger than MAX_BYTES; raises VramprobeError where that is not enough.
     """
+    text = _text(content, engine_script)
+    for most in _FEWER_ROWS:
+        if len(text.encode()) <= MAX_BYTES:
+            return text
+        text = _text(replace(content, chapters=[one.cut(most) for one in content.chapters]), engine_script)
+    if (size := len(text.encode())) > MAX_BYTES:
+        raise VramprobeError(
+            f"the page would be {size:,} bytes, more than the {MAX_BYTES:,} that open at once on a phone; report fewer "
+            "results, a folder at a time"
+        )
+    return text
+
+
+def _text(content: Content, engine_script: str) -> str:
+    """The page, however large."""
     engine, script, style = engine_script, "\n".join(map(_part, _SCRIPTS)), _part("page.css")
     assert "</script" not in (engine + script).lower(), "a script ends its own element"
     assert "</style" not in style.lower(), "the style ends its own element"
-    text = Template(_part("page.html")).substitute(
+    return Template(_part("page.html")).substitute(
         style=style,
         engine_script=engine,
         script=script,
@@ -95,12 +112,6 @@ def page(content: Content, engine_script: str) -> str:
         provenance="".join(f"<li>{escape(line)}</li>" for line in content.provenance),
         command=escape(content.command),
     )
-    if (size := len(text.encode())) > MAX_BYTES:
-        raise VramprobeError(
-            f"the page would be {size:,} bytes, more than the {MAX_BYTES:,} that open at once on a phone; report fewer "
-            "results, a folder at a time"
-        )
-    return text
 
 
 def json_for_html(value: Any) -> str:

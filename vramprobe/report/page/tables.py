@@ -7,7 +7,7 @@ behind each number that is rounded for people.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -26,6 +26,17 @@ class Chapter:
     title: str
     about: str
     tables: Sequence[Table]
+
+    def cut(self, most: int) -> Chapter:
+        """Its first rows, at most ``most``, and a sentence that says so."""
+        count, tables, left = sum(len(one.rows) for one in self.tables), [], most
+        if count <= most:
+            return self
+        for one in self.tables:
+            tables += [replace(one, rows=one.rows[:left])] if left else []
+            left -= min(left, len(one.rows))
+        cut = f"The first {most:,} of {count:,} rows; the files beside this page have all."
+        return replace(self, tables=tables, about=f"{self.about} {cut}".strip())
 
 
 def chapter_html(chapter: Chapter, number: int) -> str:

@@ -13,6 +13,9 @@ from vramprobe.report.plots import METHODS, files
 from vramprobe.spec import Method
 from vramprobe.units import GIB
 
+#: More marks of one kind are drawn as one image: each is a third of a kilobyte in an SVG otherwise.
+_MOST_DRAWN = 1000
+
 
 def plot(cells: Sequence[Cell]) -> dict[str, bytes]:
     """predicted_vs_measured.svg and .png: a mark per cell with its interval, in GiB; below, the same as error in %."""
@@ -79,6 +82,7 @@ def _marks(axes: Any, cells: Sequence[Cell], height: Callable[[Cell, int], float
         markersize=5,
         elinewidth=0.8,
         label=label,
+        rasterized=len(cells) > _MOST_DRAWN,
     )
 
 

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
-from command_line import vramprobe
+from command_line import HERE, vramprobe
+from emulated import require_emulation
 from typer.testing import CliRunner
 
 from vramprobe import api
 from vramprobe.cli import verbs
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.recommend.prices import skypilot_gpu
-from vramprobe.sweep.launch import skypilot_names
+from vramprobe.records import store
+from vramprobe.sweep.launch import MOUNTED, skypilot_names
 
 #: SkyPilot wants an environment of its own, as in tests/recommend/test_skypilot.py.
 PYTHON = os.environ.get("VRAMPROBE_SKYPILOT_PYTHON") or (sys.executable if find_spec("sky") else None)
-LOAD = """
+DATA = Path(__file__).parents[1] / "data" / "skypilot"
+#: As SkyPilot tests its own optimizer: catalogs that nobody fetched, and clouds that are called enabled.
+CHOOSE = """
 import json, sys, sky
+from sky import check, clouds, optimizer
+check.get_cached_enabled_clouds_or_refresh = lambda *_, **__: [clouds.RunPod(), clouds.Lambda(), clouds.AWS()]
 for file in sys.argv[1:]:
     task = sky.Task.from_yaml(file)
-    print(json.dumps([task.name, sorted(name for one in task.resources for name in one.accelerators),
-                      [str(one.cloud) for one in task.resources], [one.use_spot for one in task.resources]]))
+    with sky.Dag() as dag:
+        dag.add(task)
+    optimizer.Optimizer.optimize(dag, quiet=True)
+    best = task.best_resources
+    print(json.dumps([task.name, str(best.cloud), best.accelerators, best.use_spot, best.get_cost(3600)]))
 """
 
 
@@ -88,16 +101,52 @@ def test_without_dry_run_skypilots_command_starts_each_task(tmp_path: Path, monk
 
 
 @pytest.mark.skipif(PYTHON is None, reason="SkyPilot is not installed: pip install 'vramprobe[cloud]'")
-def test_skypilots_own_loader_takes_the_tasks(tmp_path: Path) -> None:
-    files = []
-    for provider in ("runpod", "lambda", "aws"):
-        written = api.launch_tasks(
-            "h200-speed", ["H100-SXM"], bucket="my-records", out=tmp_path / provider, provider=provider, spot=True
-        )
-        files += written[1]
+def test_skypilots_own_loader_and_optimizer_take_the_tasks(tmp_path: Path) -> None:
+    """Of machines and prices that are made up, the one that each task asks for is chosen."""
+    files, catalogs = [], tmp_path / ".sky" / "catalogs" / "v8"
+    for file in DATA.rglob("*.csv"):
+        name = file.relative_to(DATA) if file.parent != DATA else Path(file.stem) / "vms.csv"
+        (catalogs / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, catalogs / name)
+    for provider, gpu, spot in (("runpod", "RTX-4090", True), ("lambda", "A10", False), ("aws", "L4", True)):
+        words = {"bucket": "s3://my-records", "out": tmp_path / provider, "provider": provider, "spot": spot}
+        files += api.launch_tasks("h200-speed", [gpu], **words)[1]
     env = os.environ | {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    done = subprocess.run([PYTHON, "-c", LOAD, *map(str, files)], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [PYTHON, "-c", CHOOSE, *map(str, files)], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert [one[0] for one in found] == ["vramprobe-h200-speed-h100-sxm"] * 3
-    assert {cloud.lower() for one in found for cloud in one[2]} == {"runpod", "lambda", "aws"}
+    assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")] == [
+        ["vramprobe-h200-speed-rtx-4090", "RunPod", {"RTX4090": 1}, True, 0.35],
+        ["vramprobe-h200-speed-a10", "Lambda", {"A10": 1}, False, 0.75],
+        ["vramprobe-h200-speed-l4", "AWS", {"L4": 1}, True, 0.3],
+    ]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_a_preempted_job_goes_on_from_what_the_bucket_has(tmp_path: Path) -> None:
+    """The task's own script, twice ended without a word and started again; the rented GPU is an emulated one."""
+    require_emulation()
+    (task,), (file,) = api.launch_tasks("quickstart", ["RTX-4090"], bucket="s3://mine", out=tmp_path / "launch")
+    script = yaml.safe_load(file.read_text())["run"]
+    script = script.replace("--device cuda", "--emulate RTX-4090").replace(MOUNTED, str(tmp_path / "bucket"))
+    (tmp_path / "vramprobe").write_text(f'#!/bin/sh\nexec {sys.executable} -m vramprobe "$@"\n')
+    (tmp_path / "vramprobe").chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": HERE}
+
+    def num_records() -> int:
+        return sum(file.read_bytes().count(b'"outcome"') for file in (tmp_path / "bucket").rglob("records.jsonl"))
+
+    for wanted in (2, 7, None):
+        with (tmp_path / "log").open("w") as log:
+            job = subprocess.Popen(["bash", "-c", script], env=env, stdout=log, stderr=log, start_new_session=True)
+        while job.poll() is None and (wanted is None or num_records() < wanted):
+            time.sleep(0.1)
+        if wanted is not None:
+            os.killpg(job.pid, signal.SIGKILL)
+        assert job.wait() == (0 if wanted is None else -signal.SIGKILL), (tmp_path / "log").read_text()
+    contents = store.read(tmp_path / "bucket")
+    found = Counter(record.fingerprint for record in contents.records)
+    assert found == Counter(row.spec.fingerprint for row in task.plan.rows)
+    assert len(contents.unfinished) <= 2  # what each kill cost

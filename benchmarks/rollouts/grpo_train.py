@@ -1,42 +1,71 @@
-"""A GRPO script that knows nothing of vramprobe: TRL with vLLM in the trainer's process, on prompts of a few words."""
+"""A script that knows nothing of vramprobe: GRPO, RLOO or online DPO by TRL beside vLLM, on prompts of a few words."""
 
 import json
 import sys
 
+import torch
 from datasets import Dataset
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from transformers import AutoTokenizer, BitsAndBytesConfig
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+TRAINERS = {
+    "grpo": (GRPOConfig, GRPOTrainer),
+    "rloo": (RLOOConfig, RLOOTrainer),
+    "online_dpo": (OnlineDPOConfig, OnlineDPOTrainer),
+}
 
 
 def reward(completions, **columns):
     return [float(len(one) % 7) for one in completions]
 
 
+def lengths(told):
+    """A group of 8 by GRPO and RLOO, 8 prompts by online DPO, which answers each twice."""
+    if told.get("trainer") == "online_dpo":
+        return {"max_new_tokens": told["completion"], "max_length": told["completion"] + 512}
+    return {
+        "num_generations": 8,
+        "max_completion_length": told["completion"],
+        "vllm_max_model_length": told["completion"] + 512,
+    }
+
+
+def four_bits():
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
     prompts = [f"What is {one} plus {one}? Think step by step." for one in range(64)]
-    arguments = GRPOConfig(
+    config, trainer = TRAINERS[told.get("trainer", "grpo")]
+    arguments = config(
         output_dir="out/grpo",
         use_vllm=True,
-        vllm_mode="colocate",
+        vllm_mode=told.get("mode", "colocate"),
         vllm_gpu_memory_utilization=told["utilization"],
         vllm_enable_sleep_mode=told["sleep"],
-        vllm_max_model_length=told["completion"] + 512,
-        num_generations=8,
         per_device_train_batch_size=8,
-        max_completion_length=told["completion"],
-        beta=told.get("beta", 0.0),
         max_steps=3,
         bf16=True,
         gradient_checkpointing=True,
         save_strategy="no",
         report_to="none",
-        model_init_kwargs={"dtype": "bfloat16"},
+        model_init_kwargs={"dtype": "bfloat16"} | ({"quantization_config": four_bits()} if told.get("4bit") else {}),
+        **({"beta": told.get("beta", 0.0)} if "trainer" not in told else {}),
+        **lengths(told),
     )
-    GRPOTrainer(
+    trainer(
         model=told["model"],
         args=arguments,
         reward_funcs=reward,
+        processing_class=AutoTokenizer.from_pretrained(told["model"]) if trainer is OnlineDPOTrainer else None,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         peft_config=LoraConfig(r=16, target_modules="all-linear") if told["lora"] else None,
     ).train()

@@ -96,6 +96,7 @@ def test_parts_add_up_and_defaults_are_the_servers() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization 1.5"),
         ({"quantization": "int3"}, "none, fp8"),
+        ({"quantization": "bitsandbytes", "vllm_release": "0.32"}, "no longer has it"),
         ({"dtype": "fp8"}, "bf16, fp16"),
         ({"kv_cache_dtype": "int8"}, "auto"),
         ({"tensor_parallel_size": 3}, "divisor"),

@@ -27,6 +27,8 @@ GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
     "beta": (float, "With --trainer grpo: above 0, full training keeps a reference model (default 0)."),
     "sleep": (bool, "With --trainer grpo: vLLM's sleep mode; it gives its memory back while the trainer works."),
 }
+#: The options of --serve that this has as well.
+OF_ENGINES = ("gpu_memory_utilization", "vllm_release")
 
 
 def takes_grpo(command: Callable[..., None]) -> Callable[..., Any]:
@@ -59,7 +61,7 @@ def show(
             raise typer.BadParameter(f"{said} given; --trainer grpo --rollout vllm is what can be predicted.")
     if not {"model", "method"} <= cell.keys() or gpu is None:
         raise typer.BadParameter("--trainer grpo needs --model, --method and --gpu.")
-    for name, value in (others | {one: it for one, it in serving.items() if one != "gpu_memory_utilization"}).items():
+    for name, value in (others | {one: it for one, it in serving.items() if one not in OF_ENGINES}).items():
         if value not in (None, False):
             raise typer.BadParameter(f"--trainer grpo does not take {flag(name)}; drop it.")
     found = api.grpo(gpu=gpu, **words, **serving, **cell)

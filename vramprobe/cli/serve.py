@@ -26,7 +26,7 @@ SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
     "quantization": (str, "none | fp8 | w8a8 | awq | gptq | bitsandbytes | mxfp4 (default none)."),
     "kv_cache_dtype": (str, "auto | fp8 (default auto: the model's dtype)."),
     "enforce_eager": (bool, "No CUDA graphs."),
-    "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.19, which published logs were compared with)."),
+    "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.19, of published logs; GRPO: 0.32)."),
 }
 #: The options of a cell that an engine has as well.
 OF_CELLS = ("model", "dtype")

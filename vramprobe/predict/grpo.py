@@ -78,6 +78,7 @@ class _Asked(NamedTuple):
     beta: float
     sleep: bool
     gpu_memory_utilization: float
+    vllm_release: str
 
 
 def grpo(
@@ -89,6 +90,7 @@ def grpo(
     beta: float = 0.0,
     sleep: bool = False,
     gpu_memory_utilization: float = 0.3,
+    vllm_release: str = "0.32",
     searches: bool = True,
     **options: Any,
 ) -> Grpo:
@@ -98,7 +100,15 @@ def grpo(
     SpecError for values that TRL or vLLM refuse, UnsupportedArchitecture for models without arithmetic.
     """
     asked = _Asked(
-        gpu, options, num_generations, max_prompt_length, max_completion_length, beta, sleep, gpu_memory_utilization
+        gpu,
+        options,
+        num_generations,
+        max_prompt_length,
+        max_completion_length,
+        beta,
+        sleep,
+        gpu_memory_utilization,
+        vllm_release,
     )
     _check(asked)
     found = _predicted(asked)
@@ -148,6 +158,7 @@ def _predicted(asked: _Asked) -> Grpo:
         max_num_batched_tokens=_ENGINE_TOKENS,
         max_num_seqs=asked.num_generations,
         gpu_memory_utilization=asked.gpu_memory_utilization,
+        vllm_release=asked.vllm_release,
     )
     found = moments(spec, chip_like(card))
     optimizer = found[-1].terms
@@ -177,7 +188,7 @@ def _predicted(asked: _Asked) -> Grpo:
         verdict=answer,
         reason=reason,
         notes=(
-            f"the engine is counted by the formulas of {engine.engine}; 0.32 has 0.1 to 0.5 GiB less KV cache",
+            f"the engine is counted by the formulas of {engine.engine}",
             "allocated memory: what the allocator caches comes on top (up to 3.5 GiB in emulated runs)",
             *engine.notes,
         ),
@@ -192,7 +203,8 @@ def _stages(
     weights = optimizer["weights"] + reference + workspace
     idle = weights + optimizer.get("optimizer_state", 0)
     cache = max(engine.kv_cache_bytes, 0)
-    awake = engine.weights_bytes + cache
+    tables = max(engine.buffer_bytes - workspace, 0)  # cuBLAS's workspace is the trainer's, too
+    awake = engine.weights_bytes + tables + cache
     held = 0 if asked.sleep else awake  # while the trainer works
     tile, last_hidden = _tile_bytes(spec, asked)
     # PEFT merges into one layer at a time: its delta and the sum, fp32 (peft/tuners/lora/layer.py: get_delta_weight)

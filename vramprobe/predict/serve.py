@@ -92,6 +92,8 @@ def serve(
         kv_cache_dtype=kv_cache_dtype,
     )
     _check(spec, arch, utilization)
+    if vllm_release == "0.32" and quantization == "bitsandbytes":
+        raise SpecError("quantization 'bitsandbytes': vLLM 0.32 no longer has it; choose vllm_release 0.19, or awq")
     non_torch, notes = _non_torch(card, tensor_parallel_size)
     if arch.experts is not None:
         notes.append("the activation peak leaves out the experts' workspaces: it is a lower bound")

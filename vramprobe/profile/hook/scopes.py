@@ -52,6 +52,9 @@ _OF_A_ROLLOUT = (
     ("trl.trainer.grpo_trainer", "GRPOTrainer", "_move_model_to_vllm", "weight_sync"),
     ("trl.trainer.grpo_trainer", "GRPOTrainer", "_get_per_token_logps", "log_probs"),
     ("trl.trainer.grpo_trainer", "GRPOTrainer", "_get_per_token_logps_and_entropies", "log_probs"),
+    ("trl.trainer.rloo_trainer", "RLOOTrainer", "_get_per_token_logps_and_entropies", "log_probs"),
+    ("trl.experimental.online_dpo.online_dpo_trainer", "OnlineDPOTrainer", "_move_model_to_vllm", "weight_sync"),
+    ("trl.experimental.online_dpo.online_dpo_trainer", "OnlineDPOTrainer", "_forward", "log_probs"),
 )
 _ONLY_WITH_AN_ARGUMENT = ("_load_optimizer_and_scheduler",)  # called with None where nothing is resumed
 

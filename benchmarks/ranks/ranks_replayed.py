@@ -1,9 +1,9 @@
 """Reserved memory of a rank: the allocator's replay against emulated: ``python benchmarks/ranks/ranks_replayed.py``.
 
 Of the cells of benchmarks/ranks/ranks.yaml that ``python benchmarks/ranks/ranks.py`` has left records of in out/ranks,
-those whose requests are known in their order (terms/sharding/ranks.py). Written: benchmarks/ranks/ranks_replayed.csv,
-with what was emulated and what is replayed, and .md. ``--compare`` replays anew beside the runs that the table has,
-``--check`` does and fails where table or page are stale.
+those whose requests are known in their order (terms/sharding/ranks.py), beside those that the table has. Written:
+benchmarks/ranks/ranks_replayed.csv, with what was emulated and what is replayed, and .md. ``--check`` replays anew what
+the table has, and fails where table or page are stale.
 """
 
 from __future__ import annotations
@@ -120,8 +120,9 @@ def _shown(off: Sequence[float]) -> str:
 def main() -> None:
     cells = {spec.cell_id: spec for spec in load_sweep(FOLDER / "ranks.yaml", device="cuda").cells}
     words = set(sys.argv[1:])
-    kept = words & {"--check", "--compare"}
-    rows = with_replay(read_csv(TABLE) if kept else emulated(cells.values()), cells)
+    anew = [] if "--check" in words else emulated(cells.values())
+    rows = [row for row in read_csv(TABLE) if row["cell"] not in {row["cell"] for row in anew}]
+    rows = with_replay(rows + anew, cells)
     made = {TABLE: as_csv(rows, FIELDS), TABLE.with_suffix(".md"): page(rows)}
     write_or_check(made, "ranks/ranks_replayed.py", check="--check" in words)
 

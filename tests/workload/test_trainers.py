@@ -16,9 +16,11 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.model.replayed import replayed
 from vramprobe.simulate.run import NotSimulated, simulate
+from vramprobe.spec import CellSpec
 from vramprobe.speed.work import work_of
-from vramprobe.terms import moments
+from vramprobe.terms import Moment, moments
 from vramprobe.terms.cell.parameters import tensors
+from vramprobe.terms.sharding.ranks import rank_moments
 from vramprobe.trainers import TRAINERS
 
 OF_TRL = [name for name, row in TRAINERS.items() if row.trl]
@@ -30,6 +32,14 @@ defaults: {model: qwen2.5-0.5b, num_layers: 2, batch_size: 2, seq_len: 512, timi
 cells:
   - {trainer: TRAINER, method: full, recipe: mixed}
   - {trainer: TRAINER, method: qlora, gradient_checkpointing: true}
+"""
+RANKS = """
+name: ranks
+defaults: {model: qwen2.5-0.5b, num_layers: 2, batch_size: 2, seq_len: 256, timing_steps: 0, num_gpus: 2}
+cells:
+  - {trainer: dpo, method: full, recipe: mixed, sharding: [ddp, fsdp]}
+  - {trainer: [kto, orpo], method: lora, sharding: fsdp}
+  - {trainer: reward, method: full, sharding: ddp}
 """
 PARAMS_OF_TWO_LAYERS = 128_256 * 2048 + 2048 + 2 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048)
 
@@ -44,6 +54,51 @@ def test_arithmetic_is_what_trl_allocates_on_an_emulated_gpu(trainer: str, tmp_p
         found = api.predict(gpu="RTX-4090", **words)
         assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)
         assert found.reserved_bytes.value == pytest.approx(record.peak.reserved_bytes, rel=0.02)
+
+
+@exhaustive
+def test_on_two_gpus_trl_divides_and_copies_the_models_as_counted(tmp_path: Path) -> None:
+    """Each rank is run: a reference is whole beside DDP, and one unit under FSDP2; all are alike."""
+    records = swept(tmp_path, RANKS, cards="H100-SXM x2")
+    assert [record.outcome.kind for record in records] == ["ok"] * 5
+    for record in records:
+        assert len({rank.peak.allocated_bytes for rank in record.ranks}) == 1
+        words = record.spec.model_dump(exclude={"architecture"}, exclude_none=True, exclude_defaults=True)
+        found = api.predict(gpu="H100-SXM", **words)
+        assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)
+        assert found.reserved_bytes.value == pytest.approx(record.peak.reserved_bytes, rel=0.05)
+
+
+def test_under_fsdp_each_rank_has_a_part_of_the_reference_and_gathers_all_of_it_at_once() -> None:
+    cell = make_spec(method="full", batch_size=1, seq_len=64, num_layers=2, **DPO)
+    alone = cell.model_copy(update={"trainer": "sft", "loss": "chunked_nll", "batch_size": 2})
+    both, one = ({(at.phase, at.label): at.terms for at in of_rank(spec)} for spec in (cell, alone))
+    rotary = 2 * 4 * 32
+    assert both["forward", "loss"]["weights"] - one["forward", "loss"]["weights"] == PARAMS_OF_TWO_LAYERS // 2 + rotary
+    held = both["forward", "reference: first layer"]["gathered_weights"]
+    before = one["backward", "loss"]["gathered_weights"]  # of the trained model: what was not given up after forward
+    whole = 2 * PARAMS_OF_TWO_LAYERS
+    assert 2 * whole <= held - 2 * 128_256 * 2048 <= 2 * whole + before  # what was sent stands beside its copy
+    kept = {(at.phase, at.label): at.terms for at in of_rank(cell, "fsdp-shard-grad-op")}
+    assert kept["optimizer_step", "optimizer"]["weights"] == both["optimizer_step", "optimizer"]["weights"] + whole
+
+
+def of_rank(cell: CellSpec, sharding: str = "fsdp") -> list[Moment]:
+    return rank_moments(cell, 4, sharding, all_buffers=False)
+
+
+@pytest.mark.parametrize("sharding", ["zero3", "fsdp1"])
+def test_shardings_without_arithmetic_for_a_trainer_name_those_that_have_it(sharding: str) -> None:
+    asked = {"method": "full", "batch_size": 1, "seq_len": 128, "num_gpus": 2, "sharding": sharding} | DPO
+    with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for trainer dpo under {sharding}, but under ddp"):
+        api.predict(gpu="H100-SXM", **asked)
+
+
+def test_a_second_model_is_not_offloaded() -> None:
+    asked = {"num_gpus": 2, "sharding": "fsdp", "offload": "params", "method": "full"}
+    with pytest.raises(SpecError, match=r"has a reference model, .* use method lora, whose reference is the model"):
+        make_spec(**DPO | asked)
+    make_spec(**DPO | asked | {"method": "lora"})
 
 
 @pytest.mark.parametrize(("method", "num_models"), [("full", 2), ("lora", 1)])
@@ -145,9 +200,10 @@ def test_a_step_computes_a_forward_more() -> None:
         ({"method": "lora", "lora_dropout": 0.1}, "TRL switches every dropout off; leave lora_dropout out"),
         ({"device": "cpu"}, "is run on GPUs alone; it needs device cuda"),
         ({"fused_linear_cross_entropy": True}, "both replace the model's head and loss; use one of them"),
-        ({"num_gpus": 2, "sharding": "fsdp"}, "is run on one GPU alone, and not under fsdp; leave one of them out"),
+        ({"num_gpus": 2, "sharding": "tp"}, "is not run under tp; use sharding ddp, zero1, zero2, zero3, fsdp, "),
+        ({"num_gpus": 4, "sharding": "fsdp", "cp_size": 2}, "is not run under cp_size 2; use sharding ddp, "),
     ],
-    ids=["unknown", "loss", "dropout", "cpu", "liger", "ranks"],
+    ids=["unknown", "loss", "dropout", "cpu", "liger", "tensor-parallel", "context-parallel"],
 )
 def test_what_cannot_be_is_refused_with_what_can(trainer: str, words: dict[str, Any], why: str) -> None:
     with pytest.raises(SpecError, match=why):

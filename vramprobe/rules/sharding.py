@@ -51,6 +51,7 @@ class ShardingRules:
     offloads: tuple[str, ...] = ()
     no_offload: str = ""  # why others are not run, and what to do
     offload_optimizers: tuple[str, ...] = ()  # that step on the host; empty: all but paged ones
+    runs_trl: bool = True  # its trainers and its head
 
 
 _4_BIT = ("nf4", "nf4-single", "fp4")
@@ -109,6 +110,7 @@ SHARDINGS = {
     "tp": ShardingRules(
         module="tensor_parallel",
         shares_batch=True,
+        runs_trl=False,
         optimizers=DTENSOR_OPTIMIZERS,
         quants=(),
         no_quant="transformers makes DTensors of the parts, and peft asks them what only bitsandbytes' own weights "
@@ -119,6 +121,7 @@ SHARDINGS = {
         module="device_map",
         has_ranks=False,
         shares_batch=True,
+        runs_trl=False,
         answers_min_gpus=True,
         no_offload="what no GPU can hold is not put in host memory here; use more GPUs, or sharding fsdp",
     ),
@@ -270,8 +273,10 @@ def cannot_group(spec: Cell) -> str | None:
 def cannot_step(spec: Cell) -> str | None:
     """Why a rank's parameters are not stepped, by its optimizer or from its loss."""
     rules = rules_of(spec.sharding)
-    if spec.uses_trl:
-        return f"{spec.of_trl} is run on one GPU alone, and not under {spec.sharding}; leave one of them out"
+    if spec.uses_trl and (spec.cp_size > 1 or not rules.runs_trl):
+        beside = f"cp_size {spec.cp_size}" if spec.cp_size > 1 else spec.sharding
+        kinds = ", ".join(kind for kind, row in SHARDINGS.items() if row.runs_trl)
+        return f"{spec.of_trl} is not run under {beside}; use sharding {kinds}, or leave one of them out"
     if not rules.optimizers or spec.optim in rules.optimizers:
         return None
     return (
@@ -393,6 +398,11 @@ def cannot_offload(spec: Cell) -> str | None:
     if rules.offload_optimizers and spec.optim not in rules.offload_optimizers:
         first = rules.offload_optimizers[0]
         return f"{given}: DeepSpeed's CPUAdam steps on the host, and {spec.optim} is not that; use {first}"
+    if spec.num_models > 1:
+        return (
+            f"{given}: {spec.of_trl} in full has a reference model, which would be offloaded, too, and that is not "
+            "followed here; use method lora, whose reference is the model itself"
+        )
     if OPTIMIZERS[spec.optim].is_paged:
         return f"{given}: {spec.optim} pages between GPU and host what is on the host alone; use adamw_torch"
     return None

@@ -41,7 +41,9 @@ def trainer_class(spec: CellSpec) -> type:
 
 
 def fuse_head(spec: CellSpec, model: nn.Module) -> None:
-    """Patch the model's forward as SFTTrainer does."""
+    """Patch the model's forward as SFTTrainer does, where the cell has that head; before autocast is put around it."""
+    if spec.loss != "chunked_nll":
+        return
     load_trl(spec)
     from trl.trainer.utils import add_fused_lm_head
 

@@ -31,16 +31,28 @@ class Trainer(Protocol):
 
     reference: nn.Module | None  # a second model; null where the trained one stands for it, or none is needed
 
+    def take(self, model: nn.Module) -> None:
+        """The trained model as it is called from now on: wrapped or divided."""
+
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Of a micro-batch."""
 
 
-def trainer_of(spec: CellSpec, model: nn.Module) -> Trainer | None:
-    """The cell's trainer; None where the model computes its own loss."""
+def trainer_of(spec: CellSpec, model: nn.Module, accelerator: Accelerator | None = None) -> Trainer | None:
+    """The cell's trainer, made before anything wraps or divides the model; None where the model computes its own loss.
+
+    ``accelerator``: a rank's, which prepares the model afterwards; on one GPU there is none yet, and the model is
+    called as a new one prepares it.
+    """
     if not TRAINERS[spec.trainer].trl:
         return None
     load_trl(spec)
-    return _MADE[spec.trainer](spec, model)
+    if accelerator is not None:
+        return _MADE[spec.trainer](spec, model, accelerator)
+    alone = _accelerator(spec)
+    trainer: Trainer = _MADE[spec.trainer](spec, model, alone)
+    trainer.take(alone.prepare_model(model, device_placement=False))
+    return trainer
 
 
 def reference_storages(trainer: Trainer | None) -> Storages:
@@ -48,34 +60,45 @@ def reference_storages(trainer: Trainer | None) -> Storages:
     return Storages() if trainer is None or trainer.reference is None else weight_storages(trainer.reference)
 
 
-class _Preference:
+class _OfTrl:
+    """TRL's own trainer, made without its ``__init__`` and given what its loss reads."""
+
+    reference: nn.Module | None = None
+
+    def __init__(self, spec: CellSpec, model: nn.Module, accelerator: Accelerator, **reads: Any) -> None:
+        kind = trainer_class(spec)
+        self._trainer = kind.__new__(kind)
+        vars(self._trainer).update(model=model, accelerator=accelerator, **reads)
+
+    def take(self, model: nn.Module) -> None:
+        self._model = model
+        if self._trainer.accelerator.distributed_type == "FSDP":  # as transformers' Trainer hands it on
+            self._trainer.model = model
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self._trainer.compute_loss(self._model, dict(batch))
+
+
+class _Preference(_OfTrl):
     """A trainer with its own defaults; the reference is the model without its adapters, else a second model."""
 
     outputs: ClassVar[tuple[str, ...]]  # that the fused head computes for the trainer's metrics
     settings: ClassVar[dict[str, Any]]  # of its configuration, as the loss reads them
 
-    def __init__(self, spec: CellSpec, model: nn.Module) -> None:
+    def __init__(self, spec: CellSpec, model: nn.Module, accelerator: Accelerator) -> None:
         from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
-        accelerator = _accelerator(spec)
-        self.reference = build_model(spec).eval() if spec.method == "full" else None
-        for one in (model, self.reference):
-            if one is not None:
-                disable_dropout_in_model(one)
+        disable_dropout_in_model(model)
         add_fused_lm_head(base_of(model), outputs=self.outputs)
-        if self.reference is not None:
-            add_fused_lm_head(self.reference)
-            accelerator.prepare_model(self.reference, device_placement=False, evaluation_mode=True)
-        self._model = accelerator.prepare_model(model, device_placement=False)
+        self.reference = _reference(spec, accelerator) if spec.method == "full" else None
         text_config = model.config.get_text_config()  # of a mixture, whose router adds to the loss
         has_router = hasattr(text_config, "output_router_logits")
         router_coef = getattr(text_config, "router_aux_loss_coef", 0.0) if has_router else 0.0
-        kind = trainer_class(spec)
-        self._trainer = kind.__new__(kind)
-        vars(self._trainer).update(
-            model=model,
+        super().__init__(
+            spec,
+            model,
+            accelerator,
             ref_model=self.reference,
-            accelerator=accelerator,
             args=SimpleNamespace(gradient_checkpointing_kwargs={"use_reentrant": False}),
             beta=0.1,
             precompute_ref_logps=False,
@@ -86,9 +109,6 @@ class _Preference:
             _tp_size=1,
             **self.settings,
         )
-
-    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self._trainer.compute_loss(self._model, batch)
 
 
 class Dpo(_Preference):
@@ -116,31 +136,27 @@ class Kto(_Preference):
         "undesirable_weight": 1.0,
     }
 
-    def __init__(self, spec: CellSpec, model: nn.Module) -> None:
-        super().__init__(spec, model)
+    def __init__(self, spec: CellSpec, model: nn.Module, accelerator: Accelerator) -> None:
+        super().__init__(spec, model, accelerator)
         self._label = torch.tensor([row % 2 == 0 for row in range(spec.num_rows)], device=spec.device)
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return super().loss(batch | {"label": self._label})
 
 
-class Orpo:
+class Orpo(_OfTrl):
     """``ORPOTrainer``, from all logits and without a reference."""
 
-    reference = None
-
-    def __init__(self, spec: CellSpec, model: nn.Module) -> None:
+    def __init__(self, spec: CellSpec, model: nn.Module, accelerator: Accelerator) -> None:
         from trl.trainer.utils import disable_dropout_in_model
 
-        accelerator = _accelerator(spec)
         disable_dropout_in_model(model)
-        self._model, self._num_pairs = accelerator.prepare_model(model, device_placement=False), spec.batch_size
-        kind = trainer_class(spec)
-        self._trainer = kind.__new__(kind)
-        vars(self._trainer).update(
-            model=model,
-            accelerator=accelerator,
-            args=SimpleNamespace(device=torch.device(spec.device)),
+        self._num_pairs = spec.batch_size
+        super().__init__(
+            spec,
+            model,
+            accelerator,
+            args=SimpleNamespace(device=accelerator.device),
             beta=0.1,
             is_encoder_decoder=False,
             padding_value=0,
@@ -152,35 +168,45 @@ class Orpo:
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         halves = {"chosen": slice(self._num_pairs), "rejected": slice(self._num_pairs, None)}
-        pairs = {f"{kind}_{name}": its[rows] for kind, rows in halves.items() for name, its in batch.items()}
-        return self._trainer.compute_loss(self._model, pairs)
+        return super().loss(
+            {f"{kind}_{name}": its[rows] for kind, rows in halves.items() for name, its in batch.items()}
+        )
 
 
-class Reward:
+class Reward(_OfTrl):
     """``RewardTrainer``: a head of one output, and no reference."""
 
-    reference = None
-
-    def __init__(self, spec: CellSpec, model: nn.Module) -> None:
+    def __init__(self, spec: CellSpec, model: nn.Module, accelerator: Accelerator) -> None:
         from trl.trainer.utils import disable_dropout_in_model
 
-        accelerator = _accelerator(spec)
         disable_dropout_in_model(model)
         model.config.get_text_config().pad_token_id = 0  # the last token that is another is scored
-        self._model = accelerator.prepare_model(model, device_placement=False)
-        kind = trainer_class(spec)
-        self._trainer = kind.__new__(kind)
-        vars(self._trainer).update(
-            model=model,
-            accelerator=accelerator,
+        super().__init__(
+            spec,
+            model,
+            accelerator,
             args=SimpleNamespace(center_rewards_coefficient=None),
             _metrics=defaultdict(lambda: defaultdict(list)),
             _total_train_tokens=0,
             _tp_size=1,
         )
 
-    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self._trainer.compute_loss(self._model, dict(batch))
+
+def _reference(spec: CellSpec, accelerator: Accelerator) -> nn.Module:
+    """A second model, as DPOTrainer and KTOTrainer load and prepare it: under FSDP divided as one unit, under ZeRO-3
+    divided, and else whole on each rank."""
+    from trl.models import prepare_deepspeed, prepare_fsdp
+    from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
+
+    kind = accelerator.distributed_type
+    model = build_model(spec, on_host=None if kind == "NO" else "empty").eval()
+    disable_dropout_in_model(model)
+    add_fused_lm_head(model)
+    if kind == "DEEPSPEED":
+        return prepare_deepspeed(model, accelerator)
+    if kind == "FSDP":
+        return prepare_fsdp(model, accelerator)
+    return accelerator.prepare_model(model, device_placement=kind != "NO", evaluation_mode=True)
 
 
 _MADE: dict[str, Any] = {"dpo": Dpo, "kto": Kto, "orpo": Orpo, "reward": Reward}

@@ -19,11 +19,11 @@ from vramprobe.spec import CellSpec
 from vramprobe.trainers import TRAINERS
 from vramprobe.workload.fused_loss import fuse_loss
 from vramprobe.workload.images import add_images, is_vision, text_tokens
-from vramprobe.workload.loss import fuse_head, options_of
+from vramprobe.workload.loss import options_of
 from vramprobe.workload.model import TORCH_DTYPES
 from vramprobe.workload.stepper import Stepper
 from vramprobe.workload.storages import Storages, storages_of
-from vramprobe.workload.trainer import Trainer, reference_storages, trainer_of
+from vramprobe.workload.trainer import reference_storages
 
 #: One token in so many is padding, rounded up; and the label that the library's losses leave out.
 _PADDED_PART, _NO_LOSS = 8, -100
@@ -63,7 +63,6 @@ class Workload:
     optimizer: torch.optim.Optimizer
     batch: dict[str, torch.Tensor]  # input_ids and what goes with them, (rows, row_tokens) int64, and those of images
     stepper: Stepper
-    trainer: Trainer | None = None  # what computes the loss; null: the model itself
 
 
 def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | None = None) -> Workload:
@@ -76,15 +75,12 @@ def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | Non
         model, optimizer = stepper.prepare(model)
         if spec.fused_linear_cross_entropy:
             fuse_loss(spec, getattr(model, "module", model))  # which DDP wraps
-        if spec.loss == "chunked_nll":
-            fuse_head(spec, model)
-        trainer = trainer_of(spec, model)
         if spec.torch_compile:
             model.compile()  # in place: names and parameters stay; the first forward compiles
     with observer.phase("batch"):
         batch = _make_batch(spec, getattr(model, "module", model))
     observer.holds("batch", storages_of(batch.values()))
-    return Workload(spec, model, optimizer, batch, stepper, trainer)
+    return Workload(spec, model, optimizer, batch, stepper)
 
 
 def train_step(work: Workload, observer: Observer, step: int) -> None:
@@ -102,7 +98,7 @@ def train_step(work: Workload, observer: Observer, step: int) -> None:
         stepper.step(work.model, work.optimizer)
     observer.holds("optimizer_state", stepper.state(work.model, work.optimizer), step)
     # Not once after prepare: bitsandbytes casts its layers' biases and moves int8 scales in the first forward.
-    observer.holds("weights", stepper.weights(work.model) | reference_storages(work.trainer), step)
+    observer.holds("weights", stepper.weights(work.model) | reference_storages(stepper.trainer), step)
     with observer.phase("zero_grad", step):
         work.optimizer.zero_grad(set_to_none=True)
     observer.holds("kept_gradients", stepper.kept_gradients(work.model), step)
@@ -163,8 +159,8 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The loss; the logits and the rest of the outputs are gone when this returns, as they are in a trainer."""
     spec = work.spec
     autocast: AbstractContextManager = nullcontext()
-    if work.trainer is not None:  # which puts each of its models under autocast
-        loss = work.trainer.loss(batch)
+    if work.stepper.trainer is not None:  # which puts each of its models under autocast
+        loss = work.stepper.trainer.loss(batch)
         return loss / spec.grad_accum if spec.grad_accum > 1 else loss
     if spec.autocast != "none" and not work.stepper.autocasts:
         autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])

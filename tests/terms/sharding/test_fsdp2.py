@@ -11,6 +11,7 @@ from vramprobe.terms.models.families import layer_place
 from vramprobe.terms.sharding.fsdp import Units
 from vramprobe.terms.sharding.fsdp2 import Fsdp2Tape, _open_walk, unit_walk, units_of
 from vramprobe.terms.sharding.rank import Division, computed_tensors, stored_tensors
+from vramprobe.terms.sharding.ranks import rank_moments
 from vramprobe.terms.step.walk import Walk, one_of_each_kind, walk_layers
 
 
@@ -39,6 +40,7 @@ def of_known_shares(setup: Setup, units: Units) -> Walk:
         ("llama-3-8b", "qlora", {"grad_accum": 4}),
         ("gpt2", "full", {"gradient_checkpointing": True}),
         ("gemma-2-9b", "lora", {"batch_size": 1}),
+        ("llama-3.2-1b", "full", {"autocast": "bf16", "dtype": "fp32", "trainer": "dpo"}),
     ],
 )
 @pytest.mark.parametrize("num_gpus", [3, 8])
@@ -59,3 +61,13 @@ def test_ranks_that_divide_without_a_rest_share_a_walk() -> None:
     for num_gpus in (2, 4, 8):
         unit_walk(*asked(cell("llama-3-8b", "full"), num_gpus, True))
     assert _open_walk.cache_info().misses == 1
+
+
+def test_the_embeddings_gradient_stands_until_its_shard_is_made() -> None:
+    """``foreach_reduce`` has the last gradient of a unit in a variable (benchmarks/ranks/ranks.md has such a rank)."""
+    spec = cell("tinyllama-1.1b", "full", num_layers=2, dtype="fp32", autocast="bf16", batch_size=1, seq_len=64)
+    found = {(one.phase, one.label): one for one in rank_moments(spec, 2, "fsdp", all_buffers=False)}
+    embedding, layer, norm = 32_000 * 2048, 2 * 2048 * 2048 + 2 * 2048 * 256 + 3 * 2048 * 5632 + 2 * 2048, 2048
+    whole = embedding * 2  # in bf16
+    shards = 4 * (2 * embedding + 2 * layer + norm) // 2
+    assert found["backward", "embedding"].terms["gradients"] == whole + whole // 2 + shards

@@ -103,7 +103,7 @@ _MODULES: dict[str, set[str] | None] = {
         "with_workspaces",
     },
     "terms.sharding.ranks": {
-        "_KINDS", "_require_known", "rank_moments", "host_bytes",
+        "_KINDS", "COUNTED_WITH_TRL", "_require_known", "rank_moments", "host_bytes",
         "whole_packed_bytes", "rank_course", "_key", "is_logged", "run_class",
     },
     "model.replayed": {"Replayed", "chip_of", "play"},

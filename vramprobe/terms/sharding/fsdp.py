@@ -30,10 +30,12 @@ from vramprobe.terms.sharding.rank import (
 )
 from vramprobe.terms.step.requests import Run
 from vramprobe.terms.tape.graph import CAUSES, ITEMSIZE_BYTES, Leaf, Place, Value
-from vramprobe.terms.tape.tape import Covers, Tape
+from vramprobe.terms.tape.tape import OF_REFERENCE, Covers, Tape
 
 ROOT = "root"
 LAYER = "layer"
+#: The unit of a second model, which TRL divides as one (trl/models/utils.py, ``prepare_fsdp``).
+SECOND = "second model"
 _END = ("backward", "end")
 
 
@@ -56,10 +58,19 @@ class Units(NamedTuple):
     embedding: Unit = Unit()  # empty: in the root
     tail: Unit = Unit()  # the last norm and the head, kept from forward to backward
     apart: bool = False  # whether the head's own hook starts gathering in backward, and not the loss's
+    head_alone: bool = False  # whether the tail is the head alone: peft hides the norm from accelerate
+    reads_head: bool = False  # whether that is read past its module, which then gathers nothing: each reader does
     reshards: bool = True  # False: a layer stays gathered from its forward to its backward
     is_replicated: bool = False  # whether several groups all-reduce what each has reduced
     on_host: bool = False  # whether a rank's shards of weights and gradients lie in host memory
+    second: Unit = Unit()  # a reference model, gathered whole for its forward; empty: none
     micro_steps: int = 1  # that are walked: the first, one in between and the last, as far as they exist
+
+
+def parted(name: str) -> tuple[str, str]:
+    """What a place's name begins with in a pass without a graph, and the rest, which is all of other names."""
+    of, colon, rest = name.rpartition(": ")
+    return of + colon, rest
 
 
 def joined(units: Sequence[Unit]) -> Unit:
@@ -105,6 +116,7 @@ class UnitTape(Tape, ABC):
             **dict.fromkeys(layers, units.layer),
             "loss": units.tail,
             ROOT: units.root,
+            SECOND: units.second,
         }
         self._names = ["embedding", *layers, "loss"]  # in the order of forward
         self._micro_steps_left = units.micro_steps  # this one included
@@ -128,10 +140,11 @@ class UnitTape(Tape, ABC):
 
     def at(self, phase: str, place: str) -> None:
         """From here on, what is written belongs to this place of this phase; a layer's place has its number."""
-        if place == "embedding":
+        of, name = parted(place)
+        if name == "embedding":
             self._num_come = 0
-        elif place in self._kinds:
-            place = f"{LAYER} {self._num_come}"
+        elif name in self._kinds:
+            place = f"{of}{LAYER} {self._num_come}"
             self._num_come += 1
         super().at(phase, place)
 
@@ -149,15 +162,20 @@ class UnitTape(Tape, ABC):
         return ["embedding", *self._names[1:], ROOT]
 
     def _kind_of(self, place: Place) -> Place:
-        phase, name = place
+        phase, (of, name) = place[0], parted(place[1])
         if name.startswith(LAYER):
-            return phase, self._kinds[int(name.removeprefix(LAYER))]
+            return phase, of + self._kinds[int(name.removeprefix(LAYER))]
         return place
 
     def _go_to(self, place: Place) -> None:
-        phase, name = self.place
+        if place == self.place:
+            return
+        phase, (of, name) = self.place[0], parted(self.place[1])
         if phase == "backward" and name in self._by_name and name != "embedding":
             self._reduce(name)
+        elif self._is_second(of):
+            if name == "loss":
+                self._free_whole(SECOND)
         elif phase == "forward" and self._units.reshards and name in self._names[:-1]:
             self._free_whole(name)
         if place == _END:
@@ -165,6 +183,10 @@ class UnitTape(Tape, ABC):
             self._micro_steps_left -= 1
         super()._go_to(place)
         self._enter(*place)
+
+    def _is_second(self, of: str) -> bool:
+        """Whether a second model is at work in places that begin so."""
+        return of in OF_REFERENCE and self._units.second.gathered > 0
 
     def _finish(self) -> None:
         """The end of backward: reduce the units whose input needs no gradient."""

@@ -31,13 +31,17 @@ from vramprobe.terms.cell import optimizer, parameters
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.cell.setup import Setup, setup_of
 from vramprobe.terms.models.families import layer_place
+from vramprobe.terms.sharding import reference
 from vramprobe.terms.sharding.fsdp import (
+    LAYER,
     ROOT,
+    SECOND,
     Unit,
     UnitRun,
     Units,
     UnitTape,
     joined,
+    parted,
     prepared_tensors,
     reshards,
     walked_micro_steps,
@@ -51,11 +55,13 @@ from vramprobe.terms.sharding.rank import (
     computed_tensors,
     quantised_parts,
     share_of,
+    stored_tensors,
 )
 from vramprobe.terms.step.walk import Walk, one_of_each_kind, walk_layers
 from vramprobe.terms.tape.graph import ITEMSIZE_BYTES, Edge, Place, Value
 from vramprobe.terms.tape.sizes import OpenSizes
 from vramprobe.terms.tape.tape import Covers, highest
+from vramprobe.trainers import TRAINERS
 
 
 def course(spec: CellSpec, division: Division, chip: Chip) -> RankCourse:
@@ -68,6 +74,7 @@ def course(spec: CellSpec, division: Division, chip: Chip) -> RankCourse:
     trained = [share.as_state for tensor, share in pairs if tensor.trained]
     buffers = parameters.buffers_bytes(arch, spec.dtype)
     weights = sum((share.weights + share.scales) * tensor.num_copies for tensor, share in pairs)
+    weights += reference.held_bytes(spec, division)
     state = optimizer.allocated_state_bytes(spec, trained)
     gradients = sum(tensor.num_bytes * tensor.num_copies for tensor in trained)
     undivided = sum(
@@ -96,17 +103,25 @@ def units_of(spec: CellSpec, division: Division) -> Units:
     units = Units(
         layer,
         joined([unit for _, unit in outside]),
-        apart=apart,
+        apart=apart and not spec.fuses_head,  # that reads the head's weight, and the outputs have the tail's hook
         reshards=reshards(division),
         is_replicated=division.is_replicated,
         on_host=division.offload != "none",
+        second=reference.unit_of(spec, division),
         micro_steps=walked_micro_steps(spec),
     )
     if not apart or _is_tied([tensor for tensor, _ in outside]):
         return units
+    head_alone = spec.method != "full" and not TRAINERS[spec.trainer].scores_rows
     embedding = joined([unit for tensor, unit in outside if tensor.role == "embedding"])
     tail = joined([unit for tensor, unit in outside if tensor.role != "embedding"])
-    return units._replace(root=Unit(), embedding=embedding, tail=tail)
+    return units._replace(
+        root=Unit(),
+        embedding=embedding,
+        tail=tail,
+        head_alone=head_alone,
+        reads_head=head_alone and spec.fuses_head,
+    )
 
 
 def _unit_parts(spec: CellSpec, division: Division) -> dict[str, list[int]]:
@@ -117,11 +132,12 @@ def _unit_parts(spec: CellSpec, division: Division) -> dict[str, list[int]]:
     for tensor, unit in made:
         outside = ROOT if is_tied else "embedding" if tensor.role == "embedding" else "loss"
         found["layer" if tensor.per_layer else outside].append(unit.gathered)
+    found[SECOND] = reference.parts_of(spec, division)
     return found
 
 
 def _is_tied(tensors: Sequence[Tensor]) -> bool:
-    return not any(tensor.name.startswith("lm_head.") for tensor in tensors)
+    return not any(tensor.role == "head" for tensor in tensors)
 
 
 def _tensor_units(spec: CellSpec, division: Division) -> list[tuple[Tensor, Unit]]:
@@ -150,10 +166,11 @@ def _unit(stored: Tensor, computed: Tensor, share: Share, division: Division) ->
 def unit_walk(setup: Setup, units: Units) -> Walk:
     """The Walk of one rank."""
     shares: list[int] = []
-    layer, root, embedding, tail = (
-        _opened(setup.sizes, unit, shares) for unit in (units.layer, units.root, units.embedding, units.tail)
+    layer, root, embedding, tail, second = (
+        _opened(setup.sizes, unit, shares)
+        for unit in (units.layer, units.root, units.embedding, units.tail, units.second)
     )
-    opened = units._replace(layer=layer, root=root, embedding=embedding, tail=tail)
+    opened = units._replace(layer=layer, root=root, embedding=embedding, tail=tail, second=second)
     walk = _open_walk(setup, opened, len(shares))
 
     def closed(count: int) -> int:
@@ -198,6 +215,8 @@ def _open_walk(setup: Setup, units: Units, num_shares: int) -> Walk:
 class Fsdp2Tape(UnitTape):
     """A UnitTape that sends the next unit's all-gather ahead and copies each weight out of it."""
 
+    casts_weights = True
+
     def __init__(
         self, covers: Covers, units: Units, kinds: Sequence[str], parts: Mapping[str, Sequence[int]] | None = None
     ) -> None:
@@ -211,26 +230,51 @@ class Fsdp2Tape(UnitTape):
         self._reducing: Value | None = None  # the newest reduce-scatter's input, kept until the next one
         self._added_up: list[Value] = []  # what groups all-reduce: kept until the end of backward
         self._head: Any = None  # the node of the head's product
+        self._num_at_head = 0  # gradients that have come to it
 
     # -- forward ----------------------------------------------------------------------------------------------------
 
     def _go_to(self, place: Place) -> None:
-        if self.place[0] != place[0]:
+        of, name = parted(self.place[1])
+        if of and name == "loss" and self._units.reads_head:
+            self._free_whole(of + name)
+        if (self.place[0], of) != (place[0], parted(place[1])[0]):
             self._last_sent = None
         super()._go_to(place)
 
     def _enter(self, phase: str, name: str) -> None:
         if phase == "forward":
-            if name == "embedding":
-                self._gather_in_forward(ROOT)
-            self._gather_in_forward(name)
+            self._enter_forward(*parted(name))
         elif name == "loss" and not self._units.apart:
             self._send_before("loss")
         elif name in self._names and name != "loss":
             self._gather_in_backward(name)
 
+    def _enter_forward(self, of: str, name: str) -> None:
+        if self._is_second(of):
+            if name == "embedding":
+                self._gather_in_forward(SECOND)
+            return
+        if name == "embedding":
+            self._gather_in_forward(ROOT)
+        if name != "loss" or not self._units.head_alone:
+            self._gather_in_forward(name)
+        elif self._units.reads_head:
+            self._read_head(of)
+
+    def come_to_part(self, part: int | str) -> None:
+        """A head that is a unit is gathered as it begins."""
+        if part == "head" and self._units.head_alone:
+            self._gather_in_forward("loss")
+
+    def _read_head(self, of: str) -> None:
+        """``full_tensor`` of its weight: what the trained model's graph keeps, each pass without a graph does anew."""
+        name = of + "loss"
+        if name not in self._gathered:
+            self._gathered[name] = [self._bytes(self._by_name["loss"].gathered, "gathered_weights")]
+
     def _gather_in_forward(self, name: str) -> None:
-        if not self._by_name[name].gathered:
+        if not self._by_name[name].gathered or name in self._gathered:
             return
         sent = self._send(name)
         self._copy_out(name)
@@ -250,6 +294,10 @@ class Fsdp2Tape(UnitTape):
             parts = self._parts.get(name, self._parts["layer"])
         self._gathered[name] = [self._bytes(size_bytes, "gathered_weights") for size_bytes in parts]
 
+    def come_to_output(self) -> None:
+        """The root's forward has returned."""
+        self._last_sent = None
+
     # -- backward ---------------------------------------------------------------------------------------------------
 
     def record(self, *arguments: Any, **options: Any) -> Edge | None:
@@ -261,7 +309,9 @@ class Fsdp2Tape(UnitTape):
 
     def _hand_on(self, made: list[Value | None], edges: list[Edge | None]) -> None:
         super()._hand_on(made, edges)
-        if self._units.apart and any(edge is not None and edge[0] is self._head for edge in edges):
+        come = sum(edge is not None and edge[0] is self._head for edge in edges)
+        self._num_at_head += come
+        if self._units.apart and come and self._num_at_head == self._head.num_awaited:
             self._send_before("loss")
 
     def _gather_in_backward(self, name: str) -> None:
@@ -288,6 +338,8 @@ class Fsdp2Tape(UnitTape):
         if not unit.reduced:
             return
         buffer = self._bytes(unit.reduced, "gradient_buckets")
+        # ``foreach_reduce`` has the unit's last gradient in a variable: the head's or embedding's; a layer's is small.
+        last = None if name.startswith(LAYER) else self._largest_gradient(name)
         for leaf in self._leaves[name]:
             leaf.gradient = None
         is_cast = unit.shard != unit.reduced_share  # to the stored weights' dtype
@@ -297,8 +349,16 @@ class Fsdp2Tape(UnitTape):
             self._added_up.append(shard)
         if is_cast:
             shard = self._bytes(unit.shard, "gradients", REDUCING)
+        del last
         self._keep_shard(name, shard)
         self._reducing = buffer
+
+    def _largest_gradient(self, name: str) -> Value | None:
+        found: Value | None = None
+        for leaf in self._leaves[name]:
+            if leaf.gradient is not None and (found is None or leaf.gradient.numel > found.numel):
+                found = leaf.gradient
+        return found
 
     def _finish(self) -> None:
         """The end of backward: the last units are reduced, then all buffers go."""
@@ -306,7 +366,7 @@ class Fsdp2Tape(UnitTape):
         self._sent.clear()
         self._added_up.clear()
         self._reducing = None
-        self._head = None
+        self._head, self._num_at_head = None, 0
 
 
 # -- requests -----------------------------------------------------------------------------------------------------
@@ -326,6 +386,8 @@ class Fsdp2Run(UnitRun):
         return tensor.num_bytes
 
     def _divide(self) -> None:
+        if self.spec.num_models > 1:  # brought before the trained one is divided
+            reference.bring(self.spec, self._division, self._in_order(stored_tensors(self.spec)), self.allocator)
         for name, tensor in _by_module(self._tensors):
             whole = self._whole(name, tensor)
             self.allocator.allocate(("share", name), self._share(tensor).weights)

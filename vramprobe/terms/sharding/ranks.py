@@ -46,11 +46,20 @@ _KINDS: dict[str, tuple[_Course | None, type[Run]]] = {
 }
 
 
+#: Under which TRL's head and trainers are counted.
+COUNTED_WITH_TRL = ("ddp", "fsdp", "fsdp-shard-grad-op", "zero1", "zero2")
+
+
 def _require_known(spec: CellSpec, division: Division) -> None:
     if division.offload != "none" and spec.quant != "none":
         raise UnsupportedArchitecture(
             f"there is no arithmetic for offload {division.offload} of {spec.quant} weights; run it, on emulated GPUs "
             "say: vramprobe measure --emulate"
+        )
+    if spec.uses_trl and division.sharding not in COUNTED_WITH_TRL:
+        raise UnsupportedArchitecture(
+            f"there is no arithmetic for {spec.of_trl} under {division.sharding}, but under "
+            f"{', '.join(COUNTED_WITH_TRL)}; run it, on emulated GPUs say: vramprobe measure --emulate"
         )
     if spec.fused_linear_cross_entropy:
         raise UnsupportedArchitecture(

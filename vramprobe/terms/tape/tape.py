@@ -45,6 +45,8 @@ Covers = Callable[[int, int], bool]  # whether the first size is at least the se
 MIDDLE_LAYER = "a middle layer"
 #: How the places of a pass without a graph begin: before the trained model's own, and while its graph stands.
 BEFORE, REFERENCE_KL, REFERENCE = "KL: ", "reference KL: ", "reference: "
+#: Of these, the passes of a second model, where the trained one has no adapters to switch off.
+OF_REFERENCE = (REFERENCE_KL, REFERENCE)
 #: Two entries without a storage: cuBLAS takes its workspace; an account is to see what is alive.
 WORKSPACE, MARK = "workspace", "mark"
 #: A storage, the cause that it had (null: it is allocated) and the cause that it has (null: it is freed).
@@ -77,6 +79,7 @@ class Tape:
 
     causes = CAUSES
     has_parts = False  # whether this rank has a part of each sequence (context_parallel.py)
+    casts_weights = False  # whether mixed precision is that of the weights, and the outputs stay in 16 bits
     raises_outputs = False  # whether accelerate hands out the logits of autocast in fp32
 
     def __init__(self, covers: Covers = operator.ge) -> None:

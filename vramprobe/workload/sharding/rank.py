@@ -20,10 +20,12 @@ from torch import nn
 
 from vramprobe.spec import CellSpec
 from vramprobe.workload.adapter import prepare_model
+from vramprobe.workload.loss import fuse_head
 from vramprobe.workload.model import counted
 from vramprobe.workload.optimizer import build_optimizer
 from vramprobe.workload.stepper import Stepper
 from vramprobe.workload.storages import Storages, gradient_tensors, state_tensors, storages_on, weight_tensors
+from vramprobe.workload.trainer import trainer_of
 
 #: How long a collective waits for the other ranks, which may have failed or be slow.
 _PATIENCE = timedelta(minutes=10)
@@ -64,7 +66,12 @@ class Rank(Stepper):
         model = prepare_model(self.spec, base)
         self._counted = counted(model)
         self._on_host.clear()  # what was loaded there has been divided by the time that the next is noted
-        return self.divide(model)
+        fuse_head(self.spec, model)
+        self.trainer = trainer_of(self.spec, model, self.accelerator)
+        model, optimizer = self.divide(model)
+        if self.trainer is not None:
+            self.trainer.take(model)
+        return model, optimizer
 
     def divide(self, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model divided among the ranks, and its optimizer."""

@@ -48,7 +48,7 @@ def course(spec: CellSpec, division: Division, chip: Chip) -> RankCourse:
         rank = replace(rank, earlier_bytes=rank.kept_bytes)
     master = master_tensor(trained, rank.part)
     buffers = parameters.buffers_bytes(arch, spec.dtype)
-    whole = parameters.weights_bytes(computed, spec.quant) + buffers
+    whole = spec.num_models * (parameters.weights_bytes(computed, spec.quant) + buffers)  # a reference's, at stage 0
     state = optimizer.allocated_state_bytes(spec, [master])
     stays = rules.is_compact and is_first_stage  # the bucket, of which its gradients are views
     at_step = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from vramprobe.terms.cell import parameters
+from vramprobe.terms.cell.loading import load
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.cell.setup import setup_of
 from vramprobe.terms.sharding.rank import COMPUTING, REDUCING, computed_tensors, loaded_key, stored_tensors
@@ -153,12 +155,18 @@ class BucketRun(ZeroRun):
         self._master = master_tensor(trained, self._part)
 
     def load(self) -> None:
-        """The model as on a single GPU, cast; what is trained in one piece, and this rank's shard of it in fp32."""
-        super().load()
+        """The model as on a single GPU, cast; what is trained in one piece, and this rank's shard of it in fp32. A
+        reference model is brought first, from the host, where it was cast."""
+        if self.spec.num_models > 1:
+            for name, tensor in self._tensors:
+                self.allocator.allocate(("second", name), tensor.numel * ITEMSIZE_BYTES[self._dtype_of(tensor)])
+            for number, size_bytes in enumerate(parameters.buffer_parts(self.arch, self.spec.dtype)):
+                self.allocator.allocate(("second buffer", number), size_bytes)
+        load(self.spec, self.arch, self._tensors, self.allocator, with_reference=False)
         allocator, held = self.allocator, {}
         for name, tensor in self._tensors:
             key = loaded_key(self.spec, allocator, name)
-            dtype = tensor.dtype if self.spec.autocast == "none" else self.spec.autocast
+            dtype = self._dtype_of(tensor)
             if not tensor.quantised and dtype != tensor.dtype:
                 allocator.allocate(("computed", name), tensor.numel * ITEMSIZE_BYTES[dtype])
                 allocator.free(key)
@@ -170,6 +178,10 @@ class BucketRun(ZeroRun):
             if tensor.trained:
                 allocator.free(held[name])
         self._make_master(2)
+
+    def _dtype_of(self, tensor: Tensor) -> str:
+        """That the step computes with."""
+        return tensor.dtype if self.spec.autocast == "none" else self.spec.autocast
 
     def step(self) -> None:
         """DeepSpeed's step: norms, the joined gradient in fp32, then the optimizer with it."""

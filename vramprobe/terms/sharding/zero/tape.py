@@ -155,6 +155,7 @@ class BucketWalk:
 class BucketTape(Tape):
     """A Tape that notes each gradient as it arrives."""
 
+    casts_weights = True
     causes = (*CAUSES, *RANK_CAUSES)
 
     def __init__(self, covers: Covers, bucket: Bucket) -> None:

@@ -22,10 +22,15 @@ def reward(completions, **columns):
 
 
 def lengths(told):
-    """A group of 8 by GRPO and RLOO, 8 prompts by online DPO, which answers each twice."""
+    """8 completions: a group by GRPO and RLOO, two for each of 4 prompts by online DPO."""
     if told.get("trainer") == "online_dpo":
-        return {"max_new_tokens": told["completion"], "max_length": told["completion"] + 512}
+        return {
+            "per_device_train_batch_size": 4,
+            "max_new_tokens": told["completion"],
+            "max_length": told["completion"] + 512,
+        }
     return {
+        "per_device_train_batch_size": 8,
         "num_generations": 8,
         "max_completion_length": told["completion"],
         "vllm_max_model_length": told["completion"] + 512,
@@ -51,7 +56,6 @@ if __name__ == "__main__":
         vllm_mode=told.get("mode", "colocate"),
         vllm_gpu_memory_utilization=told["utilization"],
         vllm_enable_sleep_mode=told["sleep"],
-        per_device_train_batch_size=8,
         max_steps=3,
         bf16=True,
         gradient_checkpointing=True,

@@ -17,9 +17,11 @@ def repositories(empty: types.SimpleNamespace, home: Path, cache: Path) -> Any:
 
     empty.monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     module = types.SimpleNamespace(
-        repo_folder_name=lambda *, repo_id, repo_type: "--".join([f"{repo_type}s", *repo_id.split("/")])
+        repo_folder_name=lambda *, repo_id, repo_type: "--".join([f"{repo_type}s", *repo_id.split("/")]),
+        try_to_load_from_cache=lambda *asked: asked,
     )
     found.serve(module)
+    found.look = module.try_to_load_from_cache
     return found, lambda name, repo_type="model": module.repo_folder_name(repo_id=name, repo_type=repo_type)
 
 

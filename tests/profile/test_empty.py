@@ -239,6 +239,15 @@ def test_a_known_id_is_made_and_what_stands_in_is_named(empty, tmp_path: Path) -
     assert folder_of("HuggingFaceTB/SmolLM2-135M", "dataset") == "datasets--HuggingFaceTB--SmolLM2-135M"
 
 
+def test_releases_that_look_into_the_cache_by_a_name_of_their_own_find_it(empty, tmp_path: Path) -> None:
+    """huggingface_hub before 1.0, as transformers 4.57 asks it."""
+    found, folder_of = repositories(empty, tmp_path / "run", tmp_path / "cache")
+    at = Path(found.look("Qwen/Qwen3-0.6B", "config.json")[2])
+    assert (at / "models--Qwen--Qwen3-0.6B") == Path(folder_of("Qwen/Qwen3-0.6B"))
+    assert found.look("a/dataset", "x", repo_type="dataset")[2:] == (None, None, "dataset")
+    assert found.look("no/model", "x", "elsewhere", "main")[2:] == ("elsewhere", "main", None)
+
+
 def test_weights_have_the_dtype_that_the_catalog_knows_and_only_others_are_assumed(empty, tmp_path: Path) -> None:
     """GPT-2's are float32 on the hub, Qwen's bfloat16; SmolLM2's is in no source of the catalog's."""
     pytest.importorskip("transformers")

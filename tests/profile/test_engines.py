@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from vramprobe.emulate import values
-from vramprobe.profile.engines.kernels import not_compiled
+from vramprobe.profile.engines.failures import why_not
 from vramprobe.profile.engines.vllm import memory_of
 from vramprobe.profile.raw import read_run
 
@@ -108,6 +108,32 @@ def test_an_engine_that_sets_up_its_logging_anew_is_kept_once(tmp_path: Path, mo
 
 def test_a_kernel_that_cannot_be_compiled_is_one_line() -> None:
     log = ["csrc/flashinfer_norm_binding.cu: cublasLt.h: No such file or directory", "ninja: build stopped: failed."]
-    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in (not_compiled(log) or "")
-    assert not_compiled(log[:1]) is None
-    assert not_compiled(["ninja: build stopped: the program's own extension failed."]) is None
+    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in (why_not(log) or "")
+    assert why_not(log[:1]) is None
+    assert why_not(["ninja: build stopped: the program's own extension failed."]) is None
+
+
+_TRL = "TRL currently supports vLLM versions from 0.22.0 to 0.31.0. You have version {} installed. We recommend"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            ["import vllm._C", "ImportError: libcudart.so.12: cannot open shared object file: No such"],
+            "libcudart.so.12",
+        ),
+        (
+            [_TRL.format("0.19.0"), "TypeError: LLM.__init__()"],
+            "0.19.0 is installed, and this TRL supports 0.22.0",
+        ),
+        ([_TRL.format("0.40.0")], "vLLM 0.40.0 is installed"),
+        (
+            [_TRL.format("0.32.0"), "Value error, Unknown quantization method: bitsandbytes. Must"],
+            "has no bitsandbytes",
+        ),
+    ],
+)
+def test_a_wrong_release_and_a_missing_library_are_one_line(log: list[str], said: str) -> None:
+    assert said in (why_not(log) or "")
+    assert why_not(["ImportError: libx.so.1: cannot open shared object file", "TypeError"]) is None

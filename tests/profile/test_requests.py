@@ -95,6 +95,39 @@ def served(folder: Path, script: str, asked: Requests) -> tuple[launch.Ended, li
     return launch.run(command, folder / "run", options, say=said.append), said
 
 
+def test_a_port_that_another_program_has_is_refused_before_the_command_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(SpecError, match=f"port {port} is another program's"):
+            served(
+                tmp_path, "open('started', 'w')", Requests(number=1, prompt_tokens=1, completion_tokens=1, port=port)
+            )
+    assert not (tmp_path / "started").exists()
+
+
+#: A server that waits for an engine that is no more, and says so to nobody.
+OUTLIVES_ITS_ENGINE = """
+import os, pathlib, subprocess, sys, time
+engine = subprocess.Popen([sys.executable, "-c", "pass"])
+pathlib.Path("run", f"{engine.pid}.jsonl").write_text("")
+engine.wait()
+time.sleep(600)
+"""
+
+
+def test_a_server_without_its_engine_is_ended_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(requests, "DEAD_SECONDS", 0.0)
+    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    ended, lines = served(tmp_path, OUTLIVES_ITS_ENGINE, asked)
+    assert (ended.exit_status, ended.stopped) == (143, False)
+    assert ["goes on without its engine" in line for line in lines] == [True]
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -180,4 +213,4 @@ def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytes
     asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
     ended, said = served(tmp_path, "import time; time.sleep(600)", asked)
     assert ended.exit_status == 143
-    assert said == [f"http://127.0.0.1:{asked.port} has not answered for 0 minutes: the command is ended"]
+    assert [f"127.0.0.1:{asked.port}: it has not answered for 0 minutes" in line for line in said] == [True]

@@ -29,7 +29,7 @@ from vramprobe.profile.from_outside import seen_from_outside
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
-from vramprobe.profile.requests import Client, Requests
+from vramprobe.profile.requests import Client, Requests, require_free_port
 from vramprobe.sweep.signals import signals_that_end
 
 #: What site_folder (emulate/values/hook.py) puts into the command's processes, beside the values' own.
@@ -75,11 +75,13 @@ def run(
 ) -> Ended:
     """Run ``command`` and leave in ``folder`` what its processes said.
 
-    Raises SpecError for a command that is not there, what :func:`vramprobe.emulate.enter.entrance` raises for the
-    cards, StoreError where the folder cannot be written.
+    Raises SpecError for a command that is not there and for a server's port that is taken, what
+    :func:`vramprobe.emulate.enter.entrance` raises for the cards, StoreError where the folder cannot be written.
     """
     if emulate is None:
         executable_of(command, os.environ)
+    if options.requests is not None:
+        require_free_port(options.requests)
     told = {
         "command": command,
         "emulate": emulate,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import threading
 import time
 import urllib.error
@@ -29,10 +30,12 @@ from vramprobe.profile.hook import settle
 SERVERS = {
     ("vllm", "serve"): 8000,
     ("vllm.entrypoints.openai.api_server",): 8000,
+    ("trl", "vllm-serve"): 8000,
     ("sglang.launch_server",): 30000,
     ("sglang", "serve"): 30000,
 }
 START_SECONDS, ANSWER_SECONDS, SETTLE_SECONDS = 1800.0, 600.0, 300.0
+DEAD_SECONDS = 120.0  # since every process that used a GPU has ended: a server ends within seconds, or never
 _POLL_SECONDS = 0.5
 _ENDING_SECONDS = 5.0  # of a command whose server has failed
 _TOKEN = 5  # any that is no special token of a tokenizer
@@ -94,6 +97,15 @@ def _port(command: Sequence[str]) -> int | None:
     return _server(command)
 
 
+def require_free_port(requests: Requests) -> None:
+    """Raises SpecError where another program answers on the server's port: it would be asked in its place."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", requests.port), timeout=1):
+        raise SpecError(
+            f"port {requests.port} is another program's, and the server could not be reached there: end that program, "
+            "or give the command another --port"
+        )
+
+
 class Client:
     """Sends the requests from a thread of its own, then calls ``end``. ``close`` where the command has ended."""
 
@@ -135,16 +147,27 @@ class Client:
 
     def _is_up(self) -> bool:
         """Wait until it is; False where the command has ended, or does not come up and is ended."""
-        until = time.monotonic() + START_SECONDS
+        until, dead_since = time.monotonic() + START_SECONDS, None
         while not self._closed.wait(_POLL_SECONDS):
             with suppress(OSError), urllib.request.urlopen(f"{self._url}/health", timeout=10) as answer:
                 if answer.status == 200:
                     return True
-            if time.monotonic() > until:
-                self._say(f"{self._url} has not answered for {START_SECONDS / 60:.0f} minutes: the command is ended")
+            now, why = time.monotonic(), ""
+            dead_since = (dead_since or now) if self._is_dead() else None
+            if now > until:
+                why = f"it has not answered for {START_SECONDS / 60:.0f} minutes"
+            elif dead_since is not None and now - dead_since > DEAD_SECONDS:
+                why = "every process that used a GPU has ended, and the server goes on without its engine"
+            if why:
+                self._say(f"{self._url}: {why}; the command is ended. Is this the server's port (--port)?")
                 self._end()
                 return False
         return False
+
+    def _is_dead(self) -> bool:
+        """Whether processes have used a GPU, and none of them is left."""
+        journals = list(self._folder.glob("*.jsonl"))
+        return bool(journals) and not any(map(_is_alive, journals))
 
     def _asked(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -171,7 +194,12 @@ class Client:
 
 def _is_settled(journal: Path) -> bool:
     """Whether a process has written its end, as of now, or is no more."""
-    with suppress(OSError, psutil.Error):
-        is_alive = psutil.Process(int(journal.stem)).status() != psutil.STATUS_ZOMBIE
-        return not is_alive or b'{"line": "end"' in journal.read_bytes()
+    with suppress(OSError):
+        return not _is_alive(journal) or b'{"line": "end"' in journal.read_bytes()
     return True
+
+
+def _is_alive(journal: Path) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(int(journal.stem)).status() != psutil.STATUS_ZOMBIE
+    return False

@@ -41,16 +41,22 @@ class Repositories:
     def serve(self, module):
         """huggingface_hub.file_download: its one function for the folder of a repository in any cache.
 
-        What it returns is joined to a cache's path, and an absolute path stays what it is.
+        What it returns is joined to a cache's path, and an absolute path stays what it is. Releases before 1.0 look
+        into the cache by a name of their own, which transformers 4 reads.
         """
-        plain = module.repo_folder_name
+        plain, look = module.repo_folder_name, module.try_to_load_from_cache
 
         @functools.wraps(plain)
         def repo_folder_name(*, repo_id, repo_type):
             usual = plain(repo_id=repo_id, repo_type=repo_type)
             return self._instead(repo_id, usual) if repo_type == "model" else usual
 
-        module.repo_folder_name = repo_folder_name
+        @functools.wraps(look)
+        def try_to_load_from_cache(repo_id, filename, cache_dir=None, revision=None, repo_type=None):
+            home = repo_folder_name(repo_id=repo_id, repo_type=repo_type or "model")
+            return look(repo_id, filename, os.path.dirname(home) or cache_dir, revision, repo_type)
+
+        module.repo_folder_name, module.try_to_load_from_cache = repo_folder_name, try_to_load_from_cache
 
     def folder_for(self, path):
         """A folder of the run in place of a local one that has a config.json but lacks something; else ``path``."""

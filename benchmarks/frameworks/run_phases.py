@@ -1,13 +1,15 @@
 """Peaks by phase of a run, under FSDP and ZeRO-3: ``python benchmarks/frameworks/run_phases.py --python PYTHON``.
 
-Each command trains a Llama of 134 million parameters (phases/; TRL, LLaMA-Factory, Axolotl and ms-swift: SmolLM2-135M
-by its name) on two emulated RTX 4090, as its users start it, and goes once through evaluation, save and what follows.
-PYTHON is the interpreter of an environment with torch, transformers, accelerate, peft, trl and deepspeed, or of
-LLaMA-Factory (runs/llamafactory.txt, with deepspeed), Axolotl (runs/axolotl.txt) or ms-swift (4.6.0, with torch 2.11
-and deepspeed). torchtune's steps run (frameworks.md), but its phases were not run. Peaks are allocated bytes of the
-rank that has the most, *emulated*; none was compared with a real GPU here. Training: the highest of three steps. Save:
-a checkpoint and the final model. Host: CPU tensors and pinned memory of both ranks, each at its highest. Rows that the
-table has are kept; ``--only NAME`` runs these anew. About 30 s of CPU a run.
+Each command of phase_runs.py trains a Llama of 134 million parameters (phases/; TRL, LLaMA-Factory, Axolotl and
+ms-swift: SmolLM2-135M by its name; torchtune: Llama 3.2 1B) on emulated RTX 4090, two unless the row says otherwise, as
+its users start it, and goes once through evaluation, save and what follows. A resumed run reads a checkpoint of two
+steps, a merge an adapter, that a command before it has written. PYTHON is the interpreter of an environment with torch,
+transformers, accelerate, peft, trl and deepspeed, or of LLaMA-Factory (runs/llamafactory.txt, with deepspeed), Axolotl
+(runs/axolotl.txt), ms-swift (4.6.0, with torch 2.11 and deepspeed) or torchtune (runs/hf.txt). Peaks are allocated
+bytes of the rank that has the most, *emulated*; none was compared with a real GPU here. Training: the highest of three
+steps. Resume: from the first read of the checkpoint to the first step. Save: a checkpoint and the final model. Host:
+CPU tensors and pinned memory of all ranks, each at its highest. Rows that the table has are kept; ``--only NAME`` runs
+these anew. About 30 s of CPU a run.
 """
 
 from __future__ import annotations
@@ -24,47 +26,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.frameworks.phase_runs import RUNS, Run
 from benchmarks.tables import as_csv, as_markdown, read_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Path(__file__).resolve().parent / "phases"
 TABLE = FILES.parent / "run_phases.csv"
 WORK = ROOT / "out" / "run_phases"
-PHASES = ("load", "training", "evaluation", "save", "load_best", "after_training")
-TRAIN = (
-    "train.py --output_dir out --bf16 --per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_steps 900 "
-    "--eval_strategy steps --eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none"
-)
-SWIFT = (
-    "swift sft --model HuggingFaceTB/SmolLM2-135M --use_hf true --model_type llama --template default "
-    "--dataset data/rows.json --split_dataset_ratio 0.1 --tuner_type full --torch_dtype bfloat16 --max_length 1024 "
-    "--truncation_strategy right --per_device_train_batch_size 2 --per_device_eval_batch_size 2 "
-    "--gradient_accumulation_steps 1 --max_steps 900 --eval_strategy steps --eval_steps 300 --save_steps 300 "
-    "--load_best_model_at_end true --report_to none --output_dir out --deepspeed zero3"
-)
-LAUNCH = "accelerate launch --config_file"
-TRL = (
-    "--model_name_or_path HuggingFaceTB/SmolLM2-135M --dataset_name trl-lib/Capybara --dtype bfloat16 "
-    "--max_length 1024 --per_device_train_batch_size 2 --per_device_eval_batch_size 2 --max_steps 900 "
-    "--eval_strategy steps --eval_steps 300 --save_steps 300 --load_best_model_at_end --report_to none --output_dir out"
-)
-COMMANDS = {
-    "Trainer, DDP": f"torchrun --nproc_per_node 2 {TRAIN}",
-    "Trainer, FSDP1, full state dict": f"{LAUNCH} fsdp1-full.yaml {TRAIN}",
-    "Trainer, FSDP1, sharded state dict": f"{LAUNCH} fsdp1-sharded.yaml {TRAIN}",
-    "Trainer, FSDP2, full state dict": f"{LAUNCH} fsdp2-full.yaml {TRAIN}",
-    "Trainer, FSDP2, sharded state dict": f"{LAUNCH} fsdp2-sharded.yaml {TRAIN}",
-    "Trainer, FSDP2, LoRA": f"{LAUNCH} fsdp2-full.yaml {TRAIN} --lora_r 16",
-    "Trainer, ZeRO-3, 16-bit gather": f"deepspeed --num_gpus 2 {TRAIN} --deepspeed zero3.json",
-    "TRL SFT, FSDP2": f"trl sft --accelerate_config fsdp2-full.yaml {TRL}",
-    "TRL SFT, FSDP2, LoRA": f"trl sft --accelerate_config fsdp2-full.yaml {TRL} --use_peft",
-    "TRL SFT, ZeRO-3": f"trl sft --accelerate_config accelerate-zero3.yaml {TRL}",
-    "LLaMA-Factory SFT, ZeRO-3": "llamafactory-cli train llamafactory.yaml",
-    "Axolotl SFT, FSDP2": "axolotl train axolotl.yaml --launcher accelerate -- --num_processes 2",
-    "ms-swift SFT, ZeRO-3": SWIFT,
-    "accelerate loop, FSDP2": f"{LAUNCH} fsdp2-full.yaml loop.py",
-    "accelerate loop, ZeRO-3": f"{LAUNCH} accelerate-zero3.yaml loop.py",
-}
+PHASES = ("load", "resume", "training", "evaluation", "save", "load_best", "merge", "after_training")
 _EXPECTED = ("was shortened", "no two steps were alike")  # ranks do not wait for steps that repeat
 Row = dict[str, Any]
 
@@ -79,45 +48,25 @@ def main() -> None:
         sys.exit(None if TABLE.with_suffix(".md").read_text() == page(read_csv(TABLE)) else "run_phases.md is stale")
     if given.python is None:
         parser.error("give the interpreter of an environment: --python FOLDER/bin/python")
-    for name, command in COMMANDS.items():
+    for name, run in RUNS.items():
         found = read_csv(TABLE)
         if name not in given.only if given.only else any(row["name"] == name for row in found):
             continue
-        rows = [*(row for row in found if row["name"] != name), measured(name, command, given.python)]
-        rows.sort(key=lambda row: list(COMMANDS).index(row["name"]))
+        rows = [*(row for row in found if row["name"] != name), measured(name, run, given.python)]
+        rows.sort(key=lambda row: list(RUNS).index(row["name"]))
         TABLE.write_text(as_csv(rows))
         TABLE.with_suffix(".md").write_text(page(read_csv(TABLE)))
 
 
-def measured(name: str, command: str, python: Path) -> Row:
+def measured(name: str, run: Run, python: Path) -> Row:
     """One command's peaks by phase, bytes."""
     shutil.rmtree(WORK, ignore_errors=True)
     shutil.copytree(FILES, WORK)
     write_rows(WORK / "data")
-    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "vramprobe",
-            "profile",
-            "--emulate",
-            "RTX-4090 x2",
-            *(["--empty-weights"] if command.startswith(("trl ", "llamafactory", "axolotl", "swift")) else []),
-            "--json",
-            "--",
-            *shlex.split(command),
-        ],
-        cwd=WORK,
-        env=os.environ
-        | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "FORCE_TORCHRUN": "1"}
-        | {"NPROC_PER_NODE": "2", "AXOLOTL_DO_NOT_TRACK": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{name}: exit code {done.returncode}")
-    record = json.loads(done.stdout.splitlines()[-1])
+    if run.before:
+        profiled(name, run, run.before, python, "--whole", "--no-speed", "--trace=none")
+    done = profiled(name, run, run.command, python)
+    record = json.loads(done)
     by_rank = [{one["name"]: one["allocated_bytes"] for one in rank["run_phases"]} for rank in record["ranks"]]
     highest = {phase: max((one[phase] for one in by_rank if phase in one), default="") for phase in PHASES}
     told = [one.replace(str(Path.home()), "~") for one in record["warnings"]]
@@ -130,8 +79,27 @@ def measured(name: str, command: str, python: Path) -> Row:
         "host_phase": record["host"]["peak_phase"],
         "notes": "; ".join(one for one in told if not any(said in one for said in _EXPECTED)),
         "versions": " ".join(f"{key} {value}" for key, value in sorted(record["environment"]["versions"].items())),
-        "command": command,
+        "command": run.command,
+        "before": run.before,
     }
+
+
+def profiled(name: str, run: Run, command: str, python: Path, *options: str) -> str:
+    """What ``vramprobe profile --json`` says of a command in WORK."""
+    words = [sys.executable, "-m", "vramprobe", "profile", "--emulate", f"RTX-4090 x{run.num_gpus}", "--json", *options]
+    done = subprocess.run(
+        [*words, *(["--empty-weights"] if run.is_empty else []), "--", *shlex.split(command)],
+        cwd=WORK,
+        env=os.environ
+        | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        | {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
+        | ({"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": str(run.num_gpus)} if run.num_gpus > 1 else {}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{name}: exit code {done.returncode} of {command}")
+    return done.stdout.splitlines()[-1]
 
 
 def write_rows(folder: Path) -> None:
@@ -151,7 +119,7 @@ def page(found: list[dict[str, str]]) -> str:
     head = ["run", *(phase.replace("_", " ") for phase in PHASES), "peak of the run", "ranks differ", "host", "notes"]
     shown = []
     for row in found:
-        sizes = {phase: int(row[f"{phase}_bytes"]) for phase in PHASES if row[f"{phase}_bytes"]}
+        sizes = {phase: int(row[f"{phase}_bytes"]) for phase in PHASES if row.get(f"{phase}_bytes")}
         shown.append(
             [
                 row["name"],
@@ -167,9 +135,12 @@ def page(found: list[dict[str, str]]) -> str:
         "",
         *(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(),
     ]
-    lines += ["", "MiB allocated, of the rank that has the most; host: MiB of both ranks.", ""]
+    lines += ["", "MiB allocated, of the rank that has the most; host: MiB of all ranks.", ""]
     lines += [*as_markdown(head, "l" + "r" * len(PHASES) + "llll", shown), "", "Commands:", ""]
-    lines += [f"- {row['name']}: `{row['command']}`" for row in found]
+    lines += [
+        f"- {row['name']}: `{row['command']}`" + (f", after `{row['before']}`" if row.get("before") else "")
+        for row in found
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -202,13 +202,15 @@ def test_a_trainer_says_once_how_long_its_training_is(monkeypatch: pytest.Monkey
 
     said: list[tuple[str, dict]] = []
     after = AfterSteps.__new__(AfterSteps)
+    after._is_length_told = False
     after._watches = [SimpleNamespace(line=lambda kind, **fields: said.append((kind, fields)))]
     args = SimpleNamespace(max_steps=-1, num_train_epochs=3.0, gradient_accumulation_steps=4, world_size=2)
-    for step in (1, 2):
-        after._say_how_long(args, SimpleNamespace(global_step=step, max_steps=300), range(400))
+    for _ in range(2):
+        after._say_how_long(args, SimpleNamespace(max_steps=300), range(400))
     expected = {"num_steps": 300, "are_given": False, "num_epochs": 3.0, "num_batches": 400, "grad_accum": 4}
     assert said == [("trainer", expected | {"world_size": 2})]
-    after._say_how_long(args, SimpleNamespace(global_step=1, max_steps=300), iter(()))
+    after._is_length_told = False
+    after._say_how_long(args, SimpleNamespace(max_steps=300), iter(()))
     assert said[-1][1]["num_batches"] is None  # a stream
 
 

@@ -164,7 +164,12 @@ def run_phases(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
     seen, names = {one.name for one in phases}, {"load": "load", "other": "after_training"}
     if rollout := seen & {"weight_sync", "sleep", "wake_up", "log_probs"}:
         names |= dict.fromkeys((*rollout, "generation"), "training")  # the first precedes the first step
-    found = _highest_by([(names.get(one.name, one.name) if one.step is None else "training", one) for one in phases])
+    resumed = next((at for at, one in enumerate(phases) if one.name == "resume"), len(phases))
+    named = [
+        ("resume" if one.name == "load" and at > resumed else names.get(one.name, one.name), one)
+        for at, one in enumerate(phases)  # what is still loaded then stands beside the optimizer's state
+    ]
+    found = _highest_by([(name if one.step is None else "training", one) for name, one in named])
     return found if {one.name for one in found} - {"load", "training", "after_training"} else []
 
 

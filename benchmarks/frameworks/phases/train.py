@@ -1,20 +1,33 @@
 """A Llama of 134 million parameters by transformers' Trainer, with evaluation, save, and the best model at the end.
 
-``train.py [--lora_r 16] [TrainingArguments]``. Nothing in it knows of vramprobe.
+``train.py [--lora_r 16 [--merge]] [--ema] [TrainingArguments]``. Nothing in it knows of vramprobe.
 """
 
 from dataclasses import dataclass
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 
 @dataclass
 class Arguments:
-    """What is trained."""
+    """What is trained, and what is kept beside it."""
 
     lora_r: int = 0
+    merge: bool = False
+    ema: bool = False
+
+
+class Average(TrainerCallback):
+    """An exponential moving average of the weights, on the GPU."""
+
+    def on_train_begin(self, args, state, control, model, **kwargs):
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.average.update_parameters(model)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -40,7 +53,11 @@ def main():
     if given.lora_r:
         model = get_peft_model(model, LoraConfig(r=given.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"))
     trainer = Trainer(model, training, train_dataset=Rows(4000), eval_dataset=Rows(64))
-    trainer.train()
+    if given.ema:
+        trainer.add_callback(Average())
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    if given.merge:
+        trainer.model.merge_and_unload().save_pretrained(f"{training.output_dir}/merged")
     trainer.save_model(f"{training.output_dir}/final")
 
 

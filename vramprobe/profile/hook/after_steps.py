@@ -30,6 +30,7 @@ class AfterSteps:
         self.is_under_way, self._is_training, self._watches = False, False, watches
         self._discard = Discard(folder, self._remark, self._would_damage)
         self._is_late, self._peaks, self._num_batches = False, [], 0
+        self._is_length_told = False
         self._loaders = Loaders(_BATCHES, self._shortened_loader, self._loop_ends, self._endless)
         self._loaders.install(when_imported)
         self._discard.install(when_imported)
@@ -123,7 +124,8 @@ class AfterSteps:
 
     def _say_how_long(self, args, state, loader):
         """By the Trainer's own arithmetic: the steps of its whole training, before anything shortens it."""
-        if state.global_step == 1 and self._watches:
+        if not self._is_length_told and self._watches:  # a resumed training's first step is not step 1
+            self._is_length_told = True
             self._watches[-1].line(
                 "trainer",
                 num_steps=state.max_steps,

@@ -1,7 +1,8 @@
 """Phases of a run outside its steps (evaluation, save, an engine's start), and those of a rollout within them.
 
-In: modules of transformers, accelerate, DeepSpeed, peft, safetensors, torch, vLLM and TRL as they are imported. Out:
-each function's work is one phase of this process, whatever forwards run in it; nothing where the process has no watch.
+In: modules of transformers, accelerate, DeepSpeed, peft, safetensors, torch, torchtune, Axolotl, vLLM and TRL as they
+are imported. Out: each function's work is one phase of this process, whatever forwards run in it; nothing where the
+process has no watch.
 """
 
 import contextlib
@@ -34,6 +35,13 @@ _NAMED = (
     ("torch.distributed.checkpoint.state_dict_saver", None, "save", "save"),
     ("torch.distributed.checkpoint.state_dict_loader", None, "load", "resume"),
     ("peft.tuners.tuners_utils", "BaseTuner", "merge_and_unload", "merge"),
+    ("axolotl.cli.utils.lora_merge", None, "merge_lora_sharded_efficient", "merge"),
+    ("torchtune.modules.peft._utils", None, "get_merged_lora_ckpt", "merge"),
+    ("torchtune.training._distributed", None, "gather_cpu_state_dict", "save"),
+    ("torchtune.training._distributed", None, "get_full_optimizer_state_dict", "save"),
+    ("torchtune.training._distributed", None, "load_from_full_optimizer_state_dict", "resume"),
+    ("torchtune.training.checkpointing._checkpoint_client", "CheckpointClient", "save_checkpoint", "save"),
+    ("torchtune.training.checkpointing._checkpointer", "FullModelHFCheckpointer", "save_checkpoint", "save"),
     ("transformers.generation.utils", "GenerationMixin", "generate", "generation"),
     ("safetensors.torch", None, "save_file", "save"),
     ("torch", None, "save", "save"),

@@ -100,6 +100,20 @@ def test_after_the_steps_none_is_counted(phases: tuple[Phases, Cards, Lines]) ->
     assert said[-1][:3] == ("phase", "generation", None)
 
 
+def test_a_resume_that_steps_the_optimizer_makes_no_step(phases: tuple[Phases, Cards, Lines]) -> None:
+    """torch.distributed's state dicts step it once, without gradients, so that it has a state to load into."""
+    watched, _, said = phases
+    with watched.scope("resume"):
+        watched.mark("optimizer_step")
+        watched.stepped()
+    for name in ("forward", "backward", "optimizer_step"):
+        watched.mark(name)
+    watched.stepped()
+    watched.mark("other")
+    watched.close()
+    assert [one for one in said if one[0] == "step"] == [("step", None, 1, None)]
+
+
 def test_a_scope_ends_with_the_error_within(phases: tuple[Phases, Cards, Lines]) -> None:
     watched, cards, said = phases
 
@@ -238,6 +252,30 @@ def test_what_is_saved_after_the_steps_goes_elsewhere(tmp_path: Path, monkeypatc
     kept = Path(after.path(tmp_path / "model.pt"))
     assert torch.load(kept)["state"].shape == (1 << 20,)
     assert kept.stat().st_blocks * 512 < 64 * 1024
+
+
+def test_a_checkpointer_finds_the_size_of_what_went_elsewhere(tmp_path: Path, monkeypatch) -> None:
+    """torchtune's asks for it at the path that it has made itself."""
+    monkeypatch.setattr(sys, "addaudithook", lambda heard: None)
+    monkeypatch.setattr(torch, "save", torch.save)  # undone at the end
+
+    class FullModelHFCheckpointer:
+        def __init__(self) -> None:
+            self._output_dir = tmp_path / "mine"
+
+        def save_checkpoint(self, state: dict) -> int:
+            path = self._output_dir / "epoch_0" / "model.pt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, path)
+            return path.stat().st_size
+
+    module = SimpleNamespace(FullModelHFCheckpointer=FullModelHFCheckpointer)
+    modules = {"torch": torch, "torchtune.training.checkpointing._checkpointer": module}
+    after = discard.Discard(str(tmp_path / "run"), print, print)
+    after.install(lambda name, act: act(modules[name]) if name in modules else None)
+    after.begin()
+    assert FullModelHFCheckpointer().save_checkpoint({"weight": torch.ones(1 << 20)}) > 4 << 20
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -1,9 +1,9 @@
 """What a run writes after its steps goes to a folder that is thrown away, and large tensors are written as holes.
 
 In: that folder, once the steps are done. Out: ``torch.save``, safetensors' ``save_file``, each ``save_pretrained`` and
-the checkpoints of accelerate, DeepSpeed and torch.distributed are written there, and found there. Nothing is pushed to
-the hub. ``on_damage(path)`` is called before an older file elsewhere is overwritten or deleted: an emulated run
-computes nothing that is worth it.
+the checkpoints of accelerate, DeepSpeed, torchtune and torch.distributed are written there, and found there. Nothing is
+pushed to the hub. ``on_damage(path)`` is called before an older file elsewhere is overwritten or deleted: an emulated
+run computes nothing that is worth it.
 """
 
 import functools
@@ -43,6 +43,13 @@ _FOLDERS = (
     ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter", ("__init__",), ()),
     ("torch.distributed.checkpoint.filesystem", "FileSystemReader", (), ("__init__",)),
 )
+#: torchtune's, which ask for the size of what they wrote.
+_CHECKPOINTERS = (
+    "FullModelHFCheckpointer",
+    "FullModelMetaCheckpointer",
+    "FullModelTorchTuneCheckpointer",
+    "DistributedCheckpointer",
+)
 _FOLDER_WORDS = ("save_directory", "output_dir", "save_dir", "path")
 _PUSHES = (
     ("transformers.trainer", "Trainer", "push_to_hub"),
@@ -67,6 +74,7 @@ class Discard:
         when_imported("safetensors.torch", lambda module: self._wrap(module, "save_file", self._safetensors_save))
         for module, *what in _FOLDERS:
             when_imported(module, functools.partial(self._folders, *what))
+        when_imported("torchtune.training.checkpointing._checkpointer", self._checkpointers)
         for module, kind, function in _PUSHES:
             when_imported(module, functools.partial(self._pushes, kind, function))
 
@@ -111,6 +119,15 @@ class Discard:
             return run(owner, *words, **{name: self._moved_if(name, value) for name, value in kwargs.items()})
 
         return written
+
+    def _checkpointers(self, module):
+        for kind in _CHECKPOINTERS:
+            if hasattr(module, kind):
+                self._wrap(getattr(module, kind), "save_checkpoint", self._checkpointer_save)
+
+    def _checkpointer_save(self, run, checkpointer, *args, **kwargs):
+        checkpointer._output_dir = self._moved(checkpointer._output_dir)
+        return run(checkpointer, *args, **kwargs)
 
     def _moved_if(self, name, value):
         return self._moved(value) if name in _FOLDER_WORDS else value

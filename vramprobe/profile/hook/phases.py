@@ -104,8 +104,10 @@ class Phases:
         return self.steps + 1 if is_within and self.name != "load" else None
 
     def stepped(self):
-        """An optimizer's step has come to its end, in a phase of its own or, fused, within the backward."""
-        self._stepped = True
+        """An optimizer's step has come to its end, in a phase of its own or, fused, within the backward; one before the
+        first forward, or within a phase of the run, trains nothing: a resume makes the optimizer's state so."""
+        if self.started and (self._scope is None or self._scope_is_of_step):
+            self._stepped = True
 
     def close(self):
         """The program ends: its last phase, and its last step if it is whole."""

@@ -32,15 +32,48 @@ def test_ten_frameworks_run_and_the_hook_changes_no_byte():
         assert int(row["ranks"]) == (2 if row["card"].endswith("x2") else 1)
 
 
-def test_each_run_goes_through_its_phases():
+NUM_PARAMETERS = 134_105_856  # of phases/train.py's model
+
+
+@pytest.fixture(scope="module")
+def by_phase():
+    """The table of phases: bytes by run and phase, without those that it does not have."""
     with BENCHMARK.with_name("run_phases.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    whole = [row for row in found if not row["notes"]]  # a note says what ended the others
-    assert len(whole) > len(found) / 2
-    for row in whole:
-        phases = ["training", "evaluation", "save", *(["load_best"] if row["name"].startswith("Trainer") else [])]
-        assert all(int(row[f"{phase}_bytes"]) > 0 for phase in phases), row["name"]
-        num_parameters = 134_105_856  # each rank initializes them in float32 on the host
-        if "ZeRO-3" not in row["name"] and "LoRA" not in row["name"]:
-            num_loading = 1 if row["name"].startswith("Axolotl") else 2  # its FSDP2 loads on rank 0 alone
-            assert int(row["host_bytes"]) >= num_loading * 4 * num_parameters, row["name"]
+        return {
+            row["name"]: {key.removesuffix("_bytes"): int(row[key]) for key in row if "_bytes" in key and row[key]}
+            | {"notes": row["notes"]}
+            for row in csv.DictReader(file)
+        }
+
+
+def test_each_run_goes_through_its_phases(by_phase):
+    whole = {name: found for name, found in by_phase.items() if not found["notes"]}  # a note says what ended the others
+    assert len(whole) > len(by_phase) / 2
+    for name, found in whole.items():
+        phases = ["training", "evaluation", "save", *(["load_best"] if name.startswith("Trainer") else [])]
+        if name.startswith("torchtune"):
+            phases.remove("evaluation")  # its recipes have none
+        if "export" in name or "merge-lora" in name:
+            phases = []
+        phases += ["resume"] * ("resumed" in name) + ["merge"] * any(one in name for one in ("merge", "export"))
+        assert all(found[phase] > 0 for phase in phases), name
+
+
+def test_each_rank_loads_on_the_host(by_phase):
+    """In float32; Axolotl's FSDP2 on rank 0 alone."""
+    for name, found in by_phase.items():
+        if name.startswith(("Trainer", "TRL SFT, FSDP2", "accelerate", "Axolotl SFT")) and not (
+            {"ZeRO-3", "LoRA"} & set(name.split(", "))
+        ):
+            num_loading = 1 if "one GPU" in name or name.startswith("Axolotl") else 2
+            assert found["host"] >= num_loading * 4 * NUM_PARAMETERS, name
+
+
+def test_a_resume_holds_weights_and_moments_and_an_average_is_a_copy(by_phase):
+    alone, resumed = by_phase["Trainer, one GPU"], by_phase["Trainer, one GPU, resumed"]
+    assert resumed["resume"] == pytest.approx(3 * 4 * NUM_PARAMETERS, rel=0.005)
+    for name, found in by_phase.items():
+        if name.startswith("Trainer, FSDP2") and "resumed" in name:
+            assert found["resume"] >= 3 * 4 * NUM_PARAMETERS / 2, name
+    average = by_phase["Trainer, one GPU, EMA"]["training"] - alone["training"]
+    assert average == pytest.approx(4 * NUM_PARAMETERS, rel=0.02)

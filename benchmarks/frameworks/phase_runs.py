@@ -28,7 +28,10 @@ TORCHTUNE = (
     "tokenizer.path=Llama-3.2-1B/tokenizer.model tokenizer.max_seq_len=1024 batch_size=2 "
     "checkpointer.checkpoint_dir=Llama-3.2-1B output_dir=out gradient_accumulation_steps=1"
 )
-CHECKPOINT = "python ../../benchmarks/frameworks/runs/prepare.py ../../vramprobe/data/models/llama-3.2-1b.json Llama-3.2-1B one-file"
+CHECKPOINT = (
+    "python ../../benchmarks/frameworks/runs/prepare.py ../../vramprobe/data/models/llama-3.2-1b.json Llama-3.2-1B "
+    "one-file"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,12 @@ Each command of phase_runs.py trains a Llama of 134 million parameters (phases/;
 ms-swift: SmolLM2-135M by its name; torchtune: Llama 3.2 1B) on emulated RTX 4090, two unless the row says otherwise, as
 its users start it, and goes once through evaluation, save and what follows. A resumed run reads a checkpoint of two
 steps, a merge an adapter, that a command before it has written. PYTHON is the interpreter of an environment with torch,
-transformers, accelerate, peft, trl and deepspeed, or of LLaMA-Factory (runs/llamafactory.txt, with deepspeed), Axolotl
-(runs/axolotl.txt), ms-swift (4.6.0, with torch 2.11 and deepspeed) or torchtune (runs/hf.txt). Peaks are allocated
-bytes of the rank that has the most, *emulated*; none was compared with a real GPU here. Training: the highest of three
-steps. Resume: from the first read of the checkpoint to the first step. Save: a checkpoint and the final model. Host:
-CPU tensors and pinned memory of all ranks, each at its highest. Rows that the table has are kept; ``--only NAME`` runs
-these anew. About 30 s of CPU a run.
+transformers, accelerate, peft, trl and deepspeed, or, with ``--environment NAME``, of LLaMA-Factory
+(runs/llamafactory.txt, with deepspeed), Axolotl (runs/axolotl.txt), ms-swift (4.6.0, with torch 2.11 and deepspeed) or
+torchtune (runs/hf.txt). Peaks are allocated bytes of the rank that has the most, *emulated*; none was compared with a
+real GPU here. Training: the highest of three steps. Resume: from the first read of the checkpoint to the first step.
+Save: a checkpoint and the final model. Host: CPU tensors and pinned memory of all ranks, each at its highest. Rows that
+the table has are kept; ``--only NAME`` runs these anew. About 30 s of CPU a run.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, help="the interpreter of an environment with all libraries")
+    kinds = sorted({run.environment for run in RUNS.values()})
+    parser.add_argument("--environment", choices=kinds, default="trl", help="which one it is (default: trl)")
     parser.add_argument("--only", metavar="NAME", action="append", help="run these anew")
     parser.add_argument("--check", action="store_true", help="say whether the page is what the CSV says")
     given = parser.parse_args()
@@ -51,6 +53,8 @@ def main() -> None:
     for name, run in RUNS.items():
         found = read_csv(TABLE)
         if name not in given.only if given.only else any(row["name"] == name for row in found):
+            continue
+        if run.environment != given.environment:
             continue
         rows = [*(row for row in found if row["name"] != name), measured(name, run, given.python)]
         rows.sort(key=lambda row: list(RUNS).index(row["name"]))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_spec
+from command_line import HERE
+from factories import TINY_LLAMA_PATH, make_spec
 
 from vramprobe.errors import MissingDependency
 from vramprobe.records import store
@@ -19,6 +24,7 @@ from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.fleet import Fleet, fleet_on
 from vramprobe.sweep.on_ray import RayPool
 from vramprobe.sweep.progress import Progress
+from vramprobe.sweep.stages import read_records
 from vramprobe.units import GIB
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'vramprobe[ray]'")
@@ -63,3 +69,29 @@ def test_a_killed_node_costs_its_running_cells_which_are_tried_again_elsewhere(c
 def test_a_cluster_that_does_not_answer_is_an_error_in_one_line() -> None:
     with pytest.raises(MissingDependency, match=r"no Ray cluster answers at ray://127.0.0.1:9"):
         fleet_on("ray://127.0.0.1:9")
+
+
+@pytest.mark.exhaustive
+def test_without_its_head_node_a_sweep_ends_and_goes_on_with_a_new_one(tmp_path: Path) -> None:
+    """Ray itself ends the command, once it has waited for the head node; here for 5 seconds instead of 60."""
+    from ray.cluster_utils import Cluster
+
+    cells = f"model: {TINY_LLAMA_PATH}, method: lora, batch_size: 1, seq_len: {list(range(16, 216, 16))}"
+    (tmp_path / "some.yaml").write_text(f"cells: [{{{cells}, timing_steps: 0}}]")
+    words = [sys.executable, "-m", "vramprobe", "run", "some.yaml", "--device", "cpu", "--on", "ray", "--out", "out"]
+
+    for wanted in (3, None):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        cluster.add_node(num_cpus=1, include_dashboard=False, memory=4 * GIB)
+        env = os.environ | {"RAY_ADDRESS": cluster.address, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+        with (tmp_path / "log").open("w") as log:
+            command = subprocess.Popen(words, cwd=tmp_path, env=env | {"PYTHONPATH": HERE}, stdout=log, stderr=log)
+        while command.poll() is None and (wanted is None or len(read_records(tmp_path / "out")) < wanted):
+            time.sleep(0.1)
+        if wanted is not None:
+            cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+        status, said = command.wait(), (tmp_path / "log").read_text()
+        cluster.shutdown()
+        assert status == 0 if wanted is None else status and "Failed to connect to GCS within 5 seconds" in said, said
+    found = Counter(record.fingerprint for record in store.read(tmp_path / "out").records)
+    assert sorted(found.values()) == [1] * 13

@@ -61,7 +61,8 @@ class RayPool:
         except (ConnectionError, RuntimeError, ImportError, ValueError) as error:
             raise MissingDependency(
                 f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); start one with "
-                "`ray start --head`, and name it as ray://HOST:10001 (pip install 'ray[client]'), or set RAY_ADDRESS"
+                "`ray start --head`, and name it as ray://HOST:10001 (pip install 'ray[client]'), or set RAY_ADDRESS; "
+                "where it wants its token, set RAY_AUTH_MODE=token"
             ) from error
 
     def nodes(self, specs: Sequence[str], *, wait: bool = False) -> list[Node]:

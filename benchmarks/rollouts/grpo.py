@@ -1,9 +1,9 @@
-"""GRPO by TRL with vLLM in the trainer's process, on one emulated H100: who holds what in each stage, and what fits.
+"""GRPO, RLOO and online DPO by TRL with vLLM in the trainer's process, on one emulated H100: who holds what, what fits.
 
 Needs `vramprobe emulate` (a C compiler) and an interpreter with vLLM 0.32.0, TRL 1.16.0, torch 2.13.0 and no package of
 NVIDIA's (grpo.md tells how, 4.6 GB); about two minutes of CPU a row:
 
-    python benchmarks/rollouts/grpo.py --python PATH    # the rows that grpo.jsonl lacks, then the table
+    python benchmarks/rollouts/grpo.py --python PATH    # the rows that are missing (QLoRA: vLLM 0.22), the table
     python benchmarks/rollouts/grpo.py                  # the table alone
     python benchmarks/rollouts/grpo.py --check          # fails if it is stale
 """
@@ -24,6 +24,7 @@ from vramprobe.units import GIB
 HERE = Path(__file__).parent
 JOURNAL, PAGE = HERE / "grpo.jsonl", HERE / "grpo.md"
 LLAMA = {"model": "meta-llama/Llama-3.1-8B-Instruct", "completion": 256}
+QWEN = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "completion": 1024}
 ROWS = (
     {**LLAMA, "lora": True, "utilization": 0.5, "sleep": True},
     {**LLAMA, "lora": True, "utilization": 0.5, "sleep": False},
@@ -31,17 +32,15 @@ ROWS = (
     {**LLAMA, "lora": False, "utilization": 0.3, "sleep": True},
     {**LLAMA, "lora": False, "utilization": 0.3, "sleep": False},
     {"model": "Qwen/Qwen3-4B", "completion": 2048, "lora": True, "utilization": 0.4, "sleep": True},
-    {
-        "model": "Qwen/Qwen2.5-1.5B-Instruct",
-        "completion": 1024,
-        "lora": False,
-        "utilization": 0.3,
-        "sleep": False,
-        "beta": 0.04,
-    },
+    {**QWEN, "lora": False, "utilization": 0.3, "sleep": False, "beta": 0.04},
+    {**QWEN, "lora": True, "4bit": True, "utilization": 0.3, "sleep": False},
+    {**QWEN, "lora": False, "utilization": 0.3, "sleep": False, "trainer": "rloo"},
+    {**QWEN, "lora": False, "utilization": 0.3, "sleep": False, "trainer": "online_dpo"},
 )
 #: Models → the catalog's.
-MODELS = {LLAMA["model"]: "llama-3.1-8b", "Qwen/Qwen3-4B": "qwen3-4b", "Qwen/Qwen2.5-1.5B-Instruct": "qwen2.5-1.5b"}
+MODELS = {LLAMA["model"]: "llama-3.1-8b", "Qwen/Qwen3-4B": "qwen3-4b", QWEN["model"]: "qwen2.5-1.5b"}
+#: Trainers beside GRPO: none is predicted.
+TRAINERS = {"rloo": "RLOO", "online_dpo": "online DPO"}
 PROMPT_TOKENS = 16  # of grpo_train.py, by the replaced tokenizer
 STAGES = ("weight_sync", "generation", "log_probs", "forward", "backward", "optimizer_step")
 
@@ -71,13 +70,14 @@ def page() -> str:
     details = []
     for number, record in sorted(journal().items()):
         told, stages = ROWS[number], {one.name: one for one in record.ranks[0].rollout} if record.ranks else {}
-        method = ("LoRA" if told["lora"] else "full") + (", reference model" if told.get("beta") else "")
+        method = _method(told)
         model = told["model"].partition("/")[2].removesuffix("-Instruct")
         name = f"{model} | {told['completion']} | {method} | {told['utilization']} | {'yes' if told['sleep'] else 'no'}"
         device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
         lines.append(f"| {name} | {_outcome(record)} | {' | '.join(device)} |")
         setting = name.replace(" | ", ", ")
-        against.append(f"| {setting} | {_outcome(record)} | {_against(predicted(told), stages)} |")
+        if "trainer" not in told:
+            against.append(f"| {setting} | {_outcome(record)} | {_against(predicted(told), stages)} |")
         if record.outcome.kind == "ok":
             details += [
                 f"\n{setting} (model, completion, method, utilization, sleep):\n",
@@ -87,12 +87,19 @@ def page() -> str:
     return (HERE / "grpo.in.md").read_text(encoding="utf-8").format(**tables)
 
 
+def _method(told: dict[str, Any]) -> str:
+    method = ("QLoRA" if "4bit" in told else "LoRA") if told["lora"] else "full"
+    reference = ", reference model" if told.get("beta") or "trainer" in told else ""
+    return ", ".join(filter(None, [TRAINERS.get(told.get("trainer", "")), method])) + reference
+
+
 def predicted(told: dict[str, Any]) -> Grpo:
     """The same step by arithmetic."""
     return grpo(
         gpu="H100-SXM",
         model=MODELS[told["model"]],
-        method="lora" if told["lora"] else "full",
+        method=("qlora" if "4bit" in told else "lora") if told["lora"] else "full",
+        vllm_release="0.19" if "4bit" in told else "0.32",
         autocast="bf16",
         gradient_checkpointing=True,
         max_prompt_length=PROMPT_TOKENS,

@@ -1,7 +1,10 @@
 """A script that knows nothing of vramprobe: GRPO, RLOO or online DPO by TRL beside vLLM, on prompts of a few words."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -46,14 +49,26 @@ def four_bits():
     )
 
 
+def served(told):
+    """vLLM's server on the second GPU, as TRL starts it; the trainer has the first."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    words = ["vllm-serve", "--model", told["model"], "--gpu_memory_utilization", str(told["utilization"])]
+    words += ["--max_model_len", str(told["completion"] + 512)]
+    return subprocess.Popen(
+        [Path(sys.executable).with_name("trl"), *words], env=os.environ | {"CUDA_VISIBLE_DEVICES": "1"}
+    )
+
+
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
+    server = served(told) if told.get("mode") == "server" else None
     prompts = [f"What is {one} plus {one}? Think step by step." for one in range(64)]
     config, trainer = TRAINERS[told.get("trainer", "grpo")]
     arguments = config(
         output_dir="out/grpo",
         use_vllm=True,
         vllm_mode=told.get("mode", "colocate"),
+        vllm_server_timeout=1800,
         vllm_gpu_memory_utilization=told["utilization"],
         vllm_enable_sleep_mode=told["sleep"],
         max_steps=3,
@@ -65,11 +80,14 @@ if __name__ == "__main__":
         **({"beta": told.get("beta", 0.0)} if "trainer" not in told else {}),
         **lengths(told),
     )
-    trainer(
+    run = trainer(
         model=told["model"],
         args=arguments,
         reward_funcs=reward,
         processing_class=AutoTokenizer.from_pretrained(told["model"]) if trainer is OnlineDPOTrainer else None,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         peft_config=LoraConfig(r=16, target_modules="all-linear") if told["lora"] else None,
-    ).train()
+    )
+    run.train()
+    if server:
+        server.terminate()

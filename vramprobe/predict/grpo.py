@@ -19,6 +19,7 @@ from vramprobe.predict.serve import Served, serve
 from vramprobe.predict.verdict import TIGHT_SHARE, usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
+from vramprobe.terms.cell.parameters import quantised_bytes, tensors
 from vramprobe.terms.cell.setup import TOKENS
 from vramprobe.terms.models.chunked_nll import WORDS
 
@@ -141,16 +142,24 @@ def _check(asked: _Asked) -> None:
                 f"{name}: the trainer's batch is one group (num_generations), its length that of prompt and completion "
                 f"(max_prompt_length, max_completion_length); drop {name}"
             )
-    if asked.words.get("method") == "qlora":
-        raise SpecError("method qlora: GRPO beside vLLM is predicted for full and lora; choose one of them")
+    if asked.words.get("method") == "qlora" and asked.vllm_release == "0.32":
+        raise SpecError(
+            "method qlora: TRL asks the engine for bitsandbytes as well, which vLLM 0.32 no longer has; choose "
+            "vllm_release 0.19, or method lora"
+        )
     if asked.words.get("num_gpus", 1) != 1 or asked.words.get("sharding"):
         raise SpecError("GRPO beside vLLM is predicted on one GPU; drop sharding and num_gpus")
+
+
+def _trls_own(asked: _Asked) -> dict[str, Any]:
+    """How TRL 1.16 prepares a 4-bit model (trl/trainer/grpo_trainer.py): adapters in bf16, the rest as loaded."""
+    return {"kbit_prep": "none", "lora_dtype": "bf16"} if asked.words.get("method") == "qlora" else {}
 
 
 def _predicted(asked: _Asked) -> Grpo:
     card = find_gpu(asked.gpu)
     length = asked.max_prompt_length + asked.max_completion_length
-    spec = cell(**{"device": "cuda"} | asked.words, batch_size=asked.num_generations, seq_len=length)
+    spec = cell(**{"device": "cuda"} | _trls_own(asked) | asked.words, batch_size=asked.num_generations, seq_len=length)
     engine = serve(
         model=spec.model,
         gpu=asked.gpu,
@@ -158,6 +167,7 @@ def _predicted(asked: _Asked) -> Grpo:
         max_num_batched_tokens=_ENGINE_TOKENS,
         max_num_seqs=asked.num_generations,
         gpu_memory_utilization=asked.gpu_memory_utilization,
+        quantization="bitsandbytes" if spec.method == "qlora" else "none",
         vllm_release=asked.vllm_release,
     )
     found = moments(spec, chip_like(card))
@@ -207,10 +217,7 @@ def _stages(
     awake = engine.weights_bytes + tables + cache
     held = 0 if asked.sleep else awake  # while the trainer works
     tile, last_hidden = _tile_bytes(spec, asked)
-    # PEFT merges into one layer at a time: its delta and the sum, fp32 (peft/tuners/lora/layer.py: get_delta_weight)
-    merging = 0
-    if spec.method == "lora":
-        merging = 8 * max(one.numel for one in architecture(spec.architecture).parameters if one.role == "linear")
+    merging = _merging_bytes(spec)
     alone = max(moment.terms.get("temporaries", 0) for moment in found if moment.label == "first layer")
     hidden = 2 * spec.num_tokens * architecture(spec.architecture).head_width
     log_probs = idle + max(alone + 2 * hidden, tile + hidden + last_hidden)
@@ -237,6 +244,20 @@ def _stages(
         Stage(name="backward", trainer_bytes=trained["backward"], engine_bytes=held),
         Stage(name="optimizer_step", trainer_bytes=sum(optimizer.values()) + reference + workspace, engine_bytes=held),
     )
+
+
+def _merging_bytes(spec: CellSpec) -> int:
+    """PEFT merges into one layer at a time, its delta and the sum in fp32 (peft/tuners/lora/layer.py:
+    get_delta_weight). In 4 bits weight, delta and sum are bf16, and TRL's list of parameters keeps all that were merged
+    before (peft/tuners/lora/bnb.py: merge, trl/distributed.py: gather_params)."""
+    arch = architecture(spec.architecture)
+    if spec.method == "full":
+        return 0
+    largest = max(one.numel for one in arch.parameters if one.role == "linear")
+    if spec.method == "lora":
+        return 2 * 4 * largest
+    kept = sum(quantised_bytes(one, spec.quant) * one.num_copies for one in tensors(spec, arch) if one.quantised)
+    return kept + 3 * 2 * largest
 
 
 def _tile_bytes(spec: CellSpec, asked: _Asked) -> tuple[int, int]:

@@ -127,6 +127,7 @@ _TRL = "TRL currently supports vLLM versions from 0.22.0 to 0.31.0. You have ver
             [_TRL.format("0.19.0"), "TypeError: LLM.__init__()"],
             "0.19.0 is installed, and this TRL supports 0.22.0",
         ),
+        (["ModuleNotFoundError: No module named 'flash_attn'"], "choose SDPA"),
         ([_TRL.format("0.40.0")], "vLLM 0.40.0 is installed"),
         (
             [_TRL.format("0.32.0"), "Value error, Unknown quantization method: bitsandbytes. Must"],

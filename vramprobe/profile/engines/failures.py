@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 _FAILED = re.compile(r"ninja: build stopped|Ninja build failed")
 _LIBRARY = re.compile(r"ImportError: (lib[\w.+-]+\.so[.\d]*): cannot open shared object file")
 _SUPPORTED = re.compile(r"TRL currently supports vLLM versions from ([\d.]+) to ([\d.]+)\. You have version ([\w.+]+)")
+_FLASH = re.compile(r"No module named '(?:flash_attn|ring_flash_attn)\b")
 _FORMAT = re.compile(r"Unknown quantization method: (\w+)")
 
 
@@ -41,6 +42,16 @@ def _no_library(lines: list[str]) -> str | None:
     )
 
 
+def _no_flash_attention(lines: list[str]) -> str | None:
+    """flash-attn is no dependency of what imports it."""
+    if _found(_FLASH, lines) is None:
+        return None
+    return (
+        "flash-attn is missing: PyPI has its source alone, which nvcc compiles; install a wheel made for this torch "
+        "and Python, or choose SDPA where the program lets you (attn_implementation=sdpa)"
+    )
+
+
 def _no_format(lines: list[str]) -> str | None:
     """vLLM dropped bitsandbytes, which TRL asks it for beside a 4-bit trainer."""
     found = _found(_FORMAT, lines)
@@ -65,4 +76,10 @@ def _found(pattern: re.Pattern[str], lines: list[str]) -> re.Match[str] | None:
     return next((match for line in lines if (match := pattern.search(line))), None)
 
 
-_REASONS: tuple[Callable[[list[str]], str | None], ...] = (_not_compiled, _no_library, _no_format, _not_supported)
+_REASONS: tuple[Callable[[list[str]], str | None], ...] = (
+    _not_compiled,
+    _no_library,
+    _no_flash_attention,
+    _no_format,
+    _not_supported,
+)

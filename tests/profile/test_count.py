@@ -163,6 +163,54 @@ def test_the_repeated_forward_of_an_autograd_function_is_no_backward(tmp_path: P
     assert flops == {"forward": 2 * product, "recompute": 2 * product, "backward": 4 * product, "optimizer": 0}
 
 
+PACKED = """
+import torch, bitsandbytes as bnb
+layer = bnb.nn.Linear4bit(1024, 512, bias=False, compute_dtype=torch.bfloat16, compress_statistics=True, quant_type="nf4")
+layer = layer.cuda()
+scale = torch.ones((), device="cuda", dtype=torch.bfloat16, requires_grad=True)
+optimizer = torch.optim.SGD([scale], lr=0.1)
+for step in range(NUM_STEPS):
+    for rows in ROWS:
+        x = torch.zeros(rows, 1024, dtype=torch.bfloat16, device="cuda")
+        layer(x * scale).sum().backward()
+    optimizer.step()
+"""
+
+
+@exhaustive
+@pytest.mark.parametrize("num_rows", [2048, 4])
+def test_a_packed_product_is_counted_once(tmp_path: Path, num_rows: int) -> None:
+    """bitsandbytes unpacks the weight for torch's product where it has many rows; few have one kernel of its own."""
+    assert profiled(tmp_path, PACKED.replace("ROWS", f"[{num_rows}]"), num_steps=4).exit_status == 0
+    (count,) = lines(tmp_path, "count")
+    assert count["num_claimed"] == count["num_launches"]
+    product, weight = 2 * num_rows * 1024 * 512, 1024 * 512
+    activations = 2 * num_rows * (1024 + 512)
+    rows = [row for row in count["rows"] if row["phase"] == "forward"]
+    assert sum(row["flops"] for row in rows) == product
+    (multiplied,) = (row for row in rows if row["what"] == "product")
+    blocks, sums = weight // 64, 4 * weight // 64 // 256
+    unpacked = [row for row in rows if row["name"] == "bitsandbytes::dequantize_4bit"]
+    if num_rows == 4:
+        assert not unpacked and multiplied["name"] == "bitsandbytes::gemm_4bit"
+        moved = multiplied["read"] + multiplied["written"]
+        assert activations + weight // 2 + blocks < moved < activations + weight // 2 + blocks + sums + 4096
+        return
+    assert (multiplied["read"] + multiplied["written"]) == activations + 2 * weight
+    (unpacked,) = unpacked
+    assert unpacked["read"] == weight // 2 + sums + 5 * blocks
+    assert unpacked["written"] == 2 * weight + 4 * blocks
+    backward = [row for row in count["rows"] if row["phase"] == "backward"]
+    assert sum(row["flops"] for row in backward) == product
+
+
+def test_products_of_bitsandbytes_are_counted() -> None:
+    given = {"A": meta(2, 32, 512), "B": meta(65536, 1, dtype=torch.uint8), "shapeB": [256, 512]}
+    assert flops_of("bitsandbytes::gemm_4bit", given, None) == ("product", 2 * 64 * 512 * 256)
+    given = {"A": meta(64, 512, dtype=torch.int8), "B": meta(256, 512, dtype=torch.int8)}
+    assert flops_of("bitsandbytes::int8_linear_matmul", given, None) == ("product", 2 * 64 * 512 * 256)
+
+
 def test_a_library_whose_base_class_hands_out_its_functions_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitsandbytes 0.43: ``lib`` is of a class that inherits ``__getattr__``."""
     values = ModuleType("vramprobe_values")

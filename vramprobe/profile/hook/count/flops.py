@@ -30,6 +30,9 @@ def flops_of(name, given, out):
     operator = name.split("::")[-1].split(".")[0]
     if operator in _PRODUCTS:
         return "product", _product(operator, given)
+    if operator in ("gemm_4bit", "int8_linear_matmul"):  # bitsandbytes': the weight's rows are the result's columns
+        columns = given["shapeB"][0] if "shapeB" in given else given["B"].shape[0]
+        return "product", 2 * given["A"].numel() * columns
     if operator in ("mv", "addmv"):
         return "product", 2 * given["mat" if operator == "addmv" else "self"].numel()
     if operator in ("convolution", "_convolution", "cudnn_convolution"):

@@ -65,8 +65,10 @@ def shown(tensors):
     return " ".join(f"{str(one.dtype)[6:]}{list(one.shape)}" for one in tensors)
 
 
-def row_of(func, args, kwargs, out, num_launches):
-    """The row's fields: what, name, shapes, dtype, flops, read, written, launches; None for no work on a card."""
+def row_of(func, args, kwargs, out, num_launches, has_product=False):
+    """The row's fields: what, name, shapes, dtype, flops, read, written, launches; None for no work on a card.
+    ``has_product``: of its parts, which have rows of their own, one is a product.
+    """
     schema, given, inputs, mutated = func._schema, {}, [], []
     for position, spec in enumerate(schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(spec.name)
@@ -80,6 +82,8 @@ def row_of(func, args, kwargs, out, num_launches):
     if not on_card and not any(one.is_cuda for one in outs):
         return None
     name = schema.name
+    if has_product and name == "bitsandbytes::gemm_4bit":
+        return _unpacking(given, num_launches)
     row = {"name": name, "shapes": f"{shown(inputs)} -> {shown(outs)}", "launches": num_launches, "flops": 0}
     direction = _direction(name, inputs, outs, mutated)
     if direction is not None:
@@ -97,6 +101,26 @@ def row_of(func, args, kwargs, out, num_launches):
     if computed is not None:
         row["width"] = int(on_card[0].shape[-1]) if on_card[0].ndim else 0
     return row | {"dtype": dtypes[0] if dtypes else "", "read": read, "written": written}
+
+
+def _unpacking(given, num_launches):
+    """What ``gemm_4bit`` launches beside a product of its weight in 16 bit: the kernels that unpack the weight, and its
+    scales where they are packed, too."""
+    packed, activations, scales = given["B"], given["A"], given.get("absmax_8bit")
+    wide = given["shapeB"][0] * given["shapeB"][1] * activations.element_size()
+    read, written = size_of(packed) + size_of(given["absmax"]), wide
+    if scales is not None:  # written in fp32, and read again
+        read, written = read + 5 * scales.numel(), written + 4 * scales.numel()
+    return {
+        "what": "other",
+        "name": "bitsandbytes::dequantize_4bit",
+        "shapes": f"{shown([packed])} -> {str(activations.dtype)[6:]}{list(given['shapeB'])}",
+        "dtype": str(activations.dtype)[6:],
+        "flops": 0,
+        "read": read,
+        "written": written,
+        "launches": num_launches,
+    }
 
 
 def _direction(name, inputs, outs, mutated):

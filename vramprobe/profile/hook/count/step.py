@@ -47,6 +47,7 @@ class StepCount:
         self._rows, self._unclaimed, self._lines = {}, {}, None
         self._claimed = self._depth = self._at = self._start = 0
         self._moved, self._order = {}, []
+        self._products = 0  # calls
         self.is_on = False
         kernels.watch(self)
         phases.on_step.append(self._step_ended)
@@ -65,13 +66,13 @@ class StepCount:
     def operator(self, run, func, args, kwargs):
         """Run one operator, and note what it did."""
         begun = self.begin(func._schema.name)
-        out = None
+        out, products = None, self._products
         try:
             out = run(*args, **kwargs)
         finally:
             num_launches = self.end(begun)
         try:
-            row = row_of(func, args, kwargs, out, num_launches)
+            row = row_of(func, args, kwargs, out, num_launches, has_product=self._products > products)
         except Exception as error:  # an operator of a kind that nobody thought of: its launches stay known
             row = {
                 "what": "other",
@@ -114,6 +115,7 @@ class StepCount:
     def note(self, row):
         """Add one call to the rows."""
         phase = self.phase()
+        self._products += row["what"] == "product"
         row["line"] = self._lines.here(phase == "backward")
         key = (phase, row["what"], row["name"], row["shapes"], row["line"])
         known = self._rows.get(key)

@@ -132,6 +132,8 @@ def _shallow(row: SpeedRow, case: SpeedCase, depth: int) -> dict[str, Any]:
         shared |= {"grad_accum": 1} if _reduces_each_time(case) else {}
     if row.family == "llm-foundry":
         config = config | _MPT
+    if config.get("sliding_window") == case.spec.seq_len:  # transformers of 2024 made no mask of it, today's does
+        config = config | {"sliding_window": None}
     return spec | {"architecture": config | dict.fromkeys(names, depth)} | adapters | compiled | shared
 
 

@@ -81,8 +81,9 @@ def test_a_case_is_the_row() -> None:
     assert isinstance(case, SpeedCase)
     assert (case.spec.method, case.num_gpus, case.spec.batch_size) == ("lora", 2, row.batch_size)
     assert case.tokens_per_second == row.tokens_per_s_per_gpu
-    assert not case_of(row_like(fused_kernels="none")).fused
-    assert case_of(row_like(fused_kernels="fms-foak+liger")).fused
+    assert case_of(row_like(fused_kernels="none")).fused == "none"
+    assert case_of(row_like(fused_kernels="fms-foak+liger")).fused == "kernels"
+    assert case_of(row_like(fused_kernels="compile")).fused == "all"
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import Sharding
 from vramprobe.spec import CellSpec, checked, with_defaults
+from vramprobe.speed.elementwise import Fusion
 from vramprobe.speed.fit import Observation
 from vramprobe.speed.step import Kernel
-from vramprobe.speed.work import Work, work_of
+from vramprobe.speed.work import PACKED_BYTES, Work, work_of
 
 #: Why a row is no case. A row that has several reasons gets the first in this order.
 Reason = Literal[
@@ -149,6 +150,12 @@ class SpeedRow(BaseModel):
 FIRST_FLASH, FIRST_FLASH_SLOWER = ("llm-foundry",), 2.0
 #: Sources on transformers' Trainer of 2023 to 2025, whose checkpoints repeat a layer whole.
 _REENTRANT = ("fms-acceleration", "qwen-readme")
+#: AutoGPTQ of 2023 unpacks a weight by operators of torch (shift 0.5→4, cast 4→1, mask 1→1, less zeros 1→1, scaled 1→2:
+#: 16.5 bytes; as transformers' norms, which are casts and broadcasts too, 1.4 times as slow as simple kernels), in the
+#: forward and its repeat; backward finds it in 16 bit.
+_UNPACKS_BY_TORCH, _UNPACKING_BYTES = ("qwen-readme",), 23.0
+#: Training engines, with kernels of their own, whose master weights are fp32 and cast when gathered.
+_ENGINES = ("llm-foundry", "fms-fsdp", "tinyllama", "internevo")
 #: A source's word for an optimizer whose step is torch's foreach, many kernels; torchtune's AdamW is fused.
 _FOREACH = ("adamw_torch(HF default)", "adamw", "AdamW")
 
@@ -161,7 +168,7 @@ class SpeedCase:
     gpu: catalog.Gpu
     num_gpus: int
     sharding: Sharding
-    fused: bool  # norms, rotary embedding, activation and loss in few kernels: compiled, Liger's, or the library's own
+    fused: Fusion
     kernel: Kernel
     tokens_per_second: float  # of one GPU
 
@@ -205,7 +212,7 @@ def case_of(row: SpeedRow) -> SpeedCase | NoCase:
         gpu=catalog.find_gpu(_CARDS[row.gpu or ""]),
         num_gpus=row.n_gpus or 1,
         sharding=_sharding(row.sharding or "none") or "ddp",
-        fused=_is_fused(row),
+        fused=_fused(row),
         kernel="gptq" if "gptq" in (row.quant or "") else "bitsandbytes",
         tokens_per_second=row.tokens_per_s_per_gpu or 0.0,
     )
@@ -263,11 +270,12 @@ def _batch(row: SpeedRow) -> tuple[int | None, int | None]:
     return row.batch_size, row.seq_len
 
 
-def _is_fused(row: SpeedRow) -> bool:
+def _fused(row: SpeedRow) -> Fusion:
     """By what the row says, and of training engines by what they are made of."""
     said = row.fused_kernels or ""
-    own = row.family in ("llm-foundry", "internevo", "fms-fsdp", "tinyllama")
-    return own or any(word in said for word in ("foak", "liger", "compile", "TE", "FA2"))
+    if row.family in _ENGINES or any(word in said for word in ("compile", "TE", "FA2")):
+        return "all"
+    return "kernels" if "foak" in said or "liger" in said else "none"
 
 
 def _spec(row: SpeedRow, config: dict[str, Any], batch: int | None, length: int | None) -> CellSpec:
@@ -278,7 +286,7 @@ def _spec(row: SpeedRow, config: dict[str, Any], batch: int | None, length: int 
     if row.optimizer in _FOREACH and row.family != "torchtune":
         words["optim"] = "adamw_torch"
     words["autocast"] = "bf16" if "amp" in (row.dtype or "") or method == "qlora" else "none"
-    if method == "full" and row.family in ("llm-foundry", "fms-fsdp", "tinyllama", "internevo"):
+    if method == "full" and row.family in _ENGINES:
         words["dtype"], words["autocast"] = "fp32", "bf16"  # fp32 master weights, cast when gathered
     if method == "qlora":
         words |= {"quant": "nf4", "kbit_prep": "peft" if "baseline-peft-bnb" in row.notes else "none"}
@@ -386,6 +394,11 @@ def has_unknown_links(row: SpeedRow, case: SpeedCase) -> bool:
 def _work(row: SpeedRow, case: SpeedCase) -> Work:
     """As its source's libraries of the day do it."""
     work = work_of(case.spec, fused=case.fused, is_reentrant=row.family in _REENTRANT)
+    if case.kernel == "gptq" and row.family in _UNPACKS_BY_TORCH:
+        uses = 2 if case.spec.gradient_checkpointing else 1
+        weights = work.dequantised_bytes / (PACKED_BYTES * (1 + uses))
+        unpacked = work.stream_bytes + _UNPACKING_BYTES * uses * weights
+        work = replace(work, dequantised_bytes=0.0, stream_bytes=unpacked)
     times = FIRST_FLASH_SLOWER if row.family in FIRST_FLASH else 1.0
     return replace(
         work,

@@ -247,16 +247,15 @@ class _Roofline:
 
 
 def product_shape(row: Row) -> tuple[int, int, int]:
-    """(m, n, k) of one product: its result's rows and columns, and by its FLOPs what it sums over; without shapes
-    those of a cube of as many FLOPs.
+    """(m, n, k) of one product: its result's rows, of a batch all together, and columns, and by its FLOPs what it sums
+    over; without shapes those of a cube of as many FLOPs.
     """
     shapes, flops = _shapes(row.shapes.partition(" -> ")[2]), max(row.flops // max(row.calls, 1), 1)
     if not shapes or len(shapes[0]) < 2:
         side = max(1, round((flops / 2) ** (1 / 3)))
         return side, side, side
-    *batch, m, n = shapes[0]
-    m *= 1 if row.name.endswith("bmm") else math.prod(batch)
-    return m, n, max(1, flops // (2 * math.prod(shapes[0])))
+    *rows, n = shapes[0]
+    return math.prod(rows), n, max(1, flops // (2 * math.prod(shapes[0])))
 
 
 def attention_shape(row: Row) -> tuple[int, int]:

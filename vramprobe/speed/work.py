@@ -12,29 +12,32 @@ from typing import NamedTuple
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import CellSpec
+from vramprobe.speed.elementwise import (
+    BESIDE_ATTENTION,
+    FIRST_OF_LAYER,
+    LAST_OF_ATTENTION,
+    LAST_OF_MLP,
+    Fusion,
+    elementwise,
+    loss_bytes,
+)
+from vramprobe.speed.tower import BLOCKS, VISUAL, TowerWork, tower_of
 from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
 from vramprobe.trainers import TRAINERS
 
-#: Bytes that eager kernels read and write per element, forward; the backward does twice as much. An RMS norm of
-#: transformers is six kernels through fp32: 2→4, 4→4, 4→, 4→4, 4→2, 2→2. A layer norm is one kernel of torch's.
-_RMS_NORM_BYTES, _FUSED_NORM_BYTES = 36, 4
-#: x·cos + rotate(x)·sin: a negation and a concatenation of halves, two products, a sum.
-_ROTARY_BYTES, _FUSED_ROTARY_BYTES = 20, 4
-#: silu, then a product: 2→2, 2+2→2. Fused: one kernel. An MLP without a gate has its one activation.
-_GATED_BYTES, _FUSED_GATED_BYTES, _ACTIVATION_BYTES = 10, 6, 4
-_RESIDUAL_BYTES = 6
-_LAST_OF_MLP = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj")
-#: Per logit, forward and backward together: to fp32, log-softmax, its gradient, back to 16 bit. Fused: read, written
-#: once each way.
-_LOSS_BYTES, _FUSED_LOSS_BYTES = 32, 8
 #: Per element: a scale, a sum into the base's output; the input is read for the product.
 _ADAPTER_OUT_BYTES = 10
-#: Kernels of a layer, forward, beside its products; an adapter's and a packed weight's are counted with them.
-_EAGER_KERNELS, _FUSED_KERNELS = 34, 10
+#: Of a linear layer's input in fp32 that is multiplied in 16 bit: each layer casts it for itself.
+_CAST_BYTES = 6
+#: Kernels of an adapter, of a packed weight, of a weight that is cast.
 _ADAPTER_KERNELS, _PACKED_KERNELS, _CAST_KERNELS = 5, 2, 1
 _BACKWARD = 2.0  # of elementwise bytes and of kernels, over the forward's
 #: FlashAttention-2's backward recomputes the scores: five products for the forward's two.
 _ATTENTION_BACKWARD = 2.5
+#: Of a packed weight, each time: read, and written in 16 bit.
+PACKED_BYTES = 2.5
+#: Per score in memory, forward, beside its two products: scaled, masked, softmax to fp32, cast.
+_SCORE_BYTES = 20.0
 
 
 class Product(NamedTuple):
@@ -69,7 +72,7 @@ class Work:
 
     num_tokens: int
     products: tuple[Product, ...]
-    attention_flops: float  # forward, with what checkpointing repeats
+    attention_flops: float  # forward, with what checkpointing repeats; eager attention is among the products
     attention_backward_flops: float
     attention_bytes: float
     length: int  # keys of a sequence
@@ -90,18 +93,17 @@ class Work:
         return sum(product.flops * product.count for product in self.products)
 
 
-def work_of(spec: CellSpec, *, fused: bool | None = None, is_reentrant: bool = False) -> Work:
-    """The work of a cell's step on one GPU; ``fused``: norms, rotations, activations and loss in few kernels, as
-    torch.compile makes them (None: as the cell says); ``is_reentrant``: checkpoints repeat a layer whole, as older
-    transformers' do. Raises UnsupportedArchitecture without arithmetic for the model.
+def work_of(spec: CellSpec, *, fused: Fusion | None = None, is_reentrant: bool = False) -> Work:
+    """The work of a cell's step on one GPU; ``fused``: None as the cell says; ``is_reentrant``: checkpoints repeat a
+    layer whole, as older transformers' do. Raises UnsupportedArchitecture without arithmetic for the model.
     """
-    return _count(spec, spec.torch_compile if fused is None else fused, is_reentrant)
+    return _count(spec, fused or ("all" if spec.torch_compile else "none"), is_reentrant)
 
 
-def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
+def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
     arch = architecture(spec.architecture)
     stored = tensors(spec, arch)
-    tokens, length = spec.num_tokens, spec.seq_len
+    tokens, length = spec.num_tokens, spec.row_tokens
     again = _further_forwards(spec)
     targets = lora_targets(spec, arch)
     full = spec.method == "full"
@@ -109,25 +111,41 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
     wide = 4 if spec.dtype == "fp32" or spec.kbit_prep != "none" else 2  # of the residual stream
 
     products: list[Product] = []
-    adapter_stream, adapter_kernels = 0.0, 0.0
+    linear_stream, adapter_kernels = 0.0, 0.0
     copies_of_products = 0.0
+    tower = tower_of(spec, arch, dense)
+    has_norm_behind = any("post_feedforward_layernorm" in one.name for one in arch.parameters)
+    takes_first = FIRST_OF_LAYER + (BESIDE_ATTENTION if arch.model_type in ("gpt_neox", "falcon") else ())
     for linear in arch.linears:
-        rows = tokens * _share_of_tokens(arch, linear.name)
-        copies, is_adapted = linear.num_copies, linear.name in targets
+        is_visual = linear.name.startswith(VISUAL)
+        rows = tower.rows(linear.name) if is_visual else tokens * _share_of_tokens(arch, linear.name)
+        if not rows:
+            continue
+        is_frozen = is_visual and spec.freeze_vision
+        copies, is_adapted = linear.num_copies, linear.name in targets and not is_frozen
         # torch's checkpoint stops once it has all that backward wants: not what the last layer of an MLP gives
-        stops = linear.name.endswith(_LAST_OF_MLP) and not is_adapted and not is_reentrant
+        stops = linear.name.endswith(LAST_OF_MLP) and not (is_adapted or is_reentrant or has_norm_behind)
         repeats = again - (1 if stops and spec.gradient_checkpointing else 0)
-        products += _uses(rows, linear.num_out, linear.num_in, dense, copies, repeats, trains=full)
+        trains = full and not is_frozen
+        if is_visual and not (tower.hands_on and linear.name.startswith(BLOCKS)):
+            repeats = 0  # mergers are outside of checkpoints
+        # before the first adapter nothing trains: no gradient of what the first layer takes, but for a checkpoint
+        hands_on = full or spec.gradient_checkpointing or not linear.name.endswith(takes_first)
+        backward = copies * (1.0 if hands_on else 1.0 - 1.0 / arch.num_layers)
+        backward = copies * float(tower.hands_on) if is_visual else backward
+        products += _uses(rows, linear.num_out, linear.num_in, dense, copies, repeats, trains=trains, backward=backward)
         copies_of_products += copies
+        if wide > dense and (spec.kbit_prep != "none" or not linear.name.endswith(LAST_OF_MLP + LAST_OF_ATTENTION)):
+            linear_stream += _CAST_BYTES * rows * linear.num_in * copies
         if is_adapted:
             rank = spec.lora_r or 1
             width = 4 if spec.lora_dtype == "fp32" and spec.autocast == "none" else 2
-            products += _uses(rows, rank, linear.num_in, width, copies, again, trains=True)
+            products += _uses(rows, rank, linear.num_in, width, copies, again, trains=True, backward=backward)
             products += _uses(rows, linear.num_out, rank, width, copies, again, trains=True)
             elements = rows * (_ADAPTER_OUT_BYTES * linear.num_out + (6 * linear.num_in if width == 4 else 0))
             if spec.lora_dropout:
                 elements += 5 * rows * linear.num_in
-            adapter_stream += elements * copies
+            linear_stream += elements * copies
             adapter_kernels += _ADAPTER_KERNELS * copies
     for stack in (p for p in arch.parameters if p.role == "experts"):
         share = (arch.experts.per_token / arch.experts.num) if arch.experts else 1.0
@@ -137,21 +155,28 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
     head_repeats = 1 if spec.fuses_head else 0  # whose tiles are made again in backward
     head_repeats += TRAINERS[spec.trainer].num_forwards - 1
     products += _uses(tokens, arch.num_outputs, arch.head_width, dense, 1, head_repeats, trains=full)
+    products += _patches(tower, trains=full and not spec.freeze_vision, width=dense)
     model_flops = sum(product.flops * product.copies for product in products)
 
+    passes = 1 + again + _BACKWARD
     attention = sum(_attention_flops(arch, spec.num_rows, length, layer) for layer in range(arch.num_layers))
     queries = arch.num_heads * arch.head_size
     keys = arch.num_kv_heads * arch.head_size
     attention_bytes = 2.0 * tokens * (2 * queries + 2 * keys) * arch.num_layers * (1 + again + _BACKWARD)
-    if spec.attn == "eager":  # scores, mask, softmax in fp32, cast, product
-        attention_bytes += 20.0 * spec.num_rows * arch.num_heads * length * length * arch.num_layers * (1 + again + 2)
+    if eager := spec.attn == "eager":
+        products += _scores(arch, spec.num_rows, length, dense, again)
+        attention_bytes = _SCORE_BYTES * spec.num_rows * arch.num_heads * length**2 * arch.num_layers * passes
 
-    layer_bytes, layer_kernels = _elementwise(arch, tokens, wide, fused)
-    passes = 1 + again + _BACKWARD
-    fused_loss = fused or spec.fused_linear_cross_entropy or spec.fuses_head
-    loss = (_FUSED_LOSS_BYTES if fused_loss else _LOSS_BYTES) * float(tokens) * arch.num_outputs
-    stream = layer_bytes * arch.num_layers * passes + loss + adapter_stream * passes
+    layer, layer_kernels = elementwise(arch, tokens, (wide, wide if spec.kbit_prep != "none" else dense), fused)
+    fused_loss = fused != "none" or spec.fused_linear_cross_entropy or spec.fuses_head
+    loss = loss_bytes(fused_loss) * float(tokens) * arch.num_outputs
+    stream = (layer.forward * (1 + again) + layer.backward) * arch.num_layers + loss + linear_stream * passes
     stream += 4.0 * tokens * arch.head_width * wide / 2
+    seen, seen_back = 1 + again * tower.hands_on, float(tower.hands_on)
+    stream += tower.moved.forward * seen + tower.moved.backward * seen_back
+    attention_bytes += tower.attention_bytes * (seen + _BACKWARD * seen_back)
+    attended = tower.attention_flops * seen + (0.0 if eager else attention * (1 + again))
+    attended_back = _ATTENTION_BACKWARD * (tower.attention_flops * seen_back + (0.0 if eager else attention))
 
     quantised = sum(float(t.numel) * t.num_copies for t in stored if t.quantised)
     frozen_wide = sum(
@@ -166,26 +191,36 @@ def _count(spec: CellSpec, fused: bool, is_reentrant: bool) -> Work:
     )
     per_layer = layer_kernels * arch.num_layers + copies_of_products + adapter_kernels
     per_layer += (_PACKED_KERNELS * copies_of_products) if spec.quant != "none" else 0
-    per_layer += (_CAST_KERNELS * copies_of_products) if spec.autocast != "none" and not fused else 0
+    per_layer += (_CAST_KERNELS * copies_of_products) if spec.autocast != "none" and fused != "all" else 0
     trained = [t for t in stored if t.trained]
     return Work(
         num_tokens=tokens,
         products=tuple(products),
-        attention_flops=attention * (1 + again),
-        attention_backward_flops=attention * _ATTENTION_BACKWARD,
+        attention_flops=attended,
+        attention_backward_flops=attended_back,
         attention_bytes=attention_bytes,
         length=length,
         head_size=arch.head_size,
         stream_bytes=stream,
-        dequantised_bytes=2.5 * quantised * (2 + again),
+        dequantised_bytes=PACKED_BYTES * quantised * (2 + again),
         cast_bytes=6.0 * frozen_wide * (1 + again),
-        num_kernels=per_layer * (1 + again + _BACKWARD) + 40,
+        num_kernels=per_layer * (1 + again + _BACKWARD) + 40 + tower.num_kernels * (seen + _BACKWARD * seen_back),
         optimizer_bytes=_optimizer_bytes(spec, trained),
         gathered_bytes=_gathered_bytes(spec, stored),
         gradient_bytes=float(sum(t.numel * t.num_copies * _gradient_width(spec, t) for t in trained)),
         num_layers=arch.num_layers,
-        model_flops=model_flops + attention * (1 + _ATTENTION_BACKWARD),
+        model_flops=model_flops
+        + attention * (1 + _ATTENTION_BACKWARD)
+        + tower.attention_flops * (1 + _ATTENTION_BACKWARD * seen_back),
     )
+
+
+def _patches(tower: TowerWork, *, trains: bool, width: int) -> list[Product]:
+    """The convolution that makes patches of pixels, and the gradient of its weight."""
+    if not tower.num_patches:
+        return []
+    forward = Product(tower.num_patches, tower.width, tower.patch_numel, width, 1)
+    return [forward, Product(tower.width, tower.patch_numel, tower.num_patches, width, 1)] if trains else [forward]
 
 
 def _further_forwards(spec: CellSpec) -> int:
@@ -194,12 +229,22 @@ def _further_forwards(spec: CellSpec) -> int:
 
 
 def _uses(
-    rows: float, num_out: float, num_in: float, width: int, copies: float, repeats: int, *, trains: bool
+    rows: float,
+    num_out: float,
+    num_in: float,
+    width: int,
+    copies: float,
+    repeats: int,
+    *,
+    trains: bool,
+    backward: float | None = None,
 ) -> list[Product]:
-    """Of so many linear layers: forward, the gradient of their input, and that of their weight where it trains."""
+    """Of so many linear layers: forward, the gradient of their input (of ``backward`` of them, None: of all), and that
+    of their weight where it trains.
+    """
     found = [
         Product(rows, num_out, num_in, width, copies, repeats),
-        Product(rows, num_in, num_out, width, copies),
+        Product(rows, num_in, num_out, width, copies if backward is None else backward),
     ]
     return [*found, Product(num_out, num_in, rows, width, copies)] if trains else found
 
@@ -220,27 +265,13 @@ def _attention_flops(arch: Architecture, batch: int, length: int, layer: int) ->
     return 2.0 * batch * arch.num_heads * width * scores
 
 
-def _elementwise(arch: Architecture, tokens: int, wide: int, fused: bool) -> tuple[float, float]:
-    """(bytes, kernels) of a layer's forward beside its products and attention."""
-    hidden = arch.head_width
-    queries, keys = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
-    is_rms = arch.model_type not in ("gpt2", "gpt_neox", "opt", "bloom", "falcon")
-    norms = sum(p.role == "norm" and p.per_layer and p.name.endswith("weight") for p in arch.parameters)
-    norm_bytes = _RMS_NORM_BYTES if is_rms and not fused else _FUSED_NORM_BYTES
-    moved = norms * norm_bytes * hidden + 2 * _RESIDUAL_BYTES * hidden
-    if arch.rotary_size:
-        moved += (_FUSED_ROTARY_BYTES if fused else _ROTARY_BYTES) * (queries + keys)
-    per_token = arch.experts.per_token if arch.experts else 1
-    inner = arch.experts.width if arch.experts else _mlp_width(arch)
-    gated = is_rms
-    one = (_FUSED_GATED_BYTES if fused else _GATED_BYTES) if gated else _ACTIVATION_BYTES
-    moved += one * inner * per_token
-    return float(tokens) * moved * wide / 2, _FUSED_KERNELS if fused else _EAGER_KERNELS if is_rms else 16
-
-
-def _mlp_width(arch: Architecture) -> int:
-    """What the last linear layer of the MLP takes."""
-    return next((linear.num_in for linear in arch.linears if linear.name.endswith(_LAST_OF_MLP)), 4 * arch.head_width)
+def _scores(arch: Architecture, rows: int, length: int, width: int, repeats: int) -> list[Product]:
+    """Eager attention: whole squares of scores, then their product with the values; as many again for each gradient."""
+    m, layers = rows * arch.num_heads * length, arch.num_layers
+    found = []
+    for n, k in ((length, arch.head_size), (arch.value_size or arch.head_size, length)):
+        found += [Product(m, n, k, width, layers, repeats), Product(m, n, k, width, 2 * layers)]
+    return found
 
 
 def _gradient_width(spec: CellSpec, tensor: Tensor) -> int:

@@ -137,6 +137,8 @@ _MODULES: dict[str, set[str] | None] = {
         "product_share", "_product_share", "attention_share", "_attention_share", "sent_bytes_per_second",
         "_linked_alike", "_between",
     },
+    "speed.elementwise": None,
+    "speed.tower": None,
     "speed.work": None,
     "speed.step": None,
     "recommend.prices": {"Offer"},

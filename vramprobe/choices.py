@@ -19,8 +19,9 @@ Attention = Literal["sdpa", "eager", "flash_attention_2"]
 KbitPrep = Literal["none", "peft", "trl"]
 Device = Literal["cuda", "cpu"]
 #: How head and loss are computed: by the model's own forward, from all logits; or by TRL's fused head (its
-#: ``chunked_nll``, and its ``nll`` since logits are no longer made), from tiles of them.
-Loss = Literal["nll", "chunked_nll"]
+#: ``chunked_nll``, and its ``nll`` since logits are no longer made), from tiles of them; or by Cut Cross-Entropy's
+#: kernels, which make none.
+Loss = Literal["nll", "chunked_nll", "cut_cross_entropy"]
 #: Who computes the loss of a micro-batch, and of what (trainers.py).
 Trainer = Literal[tuple(TRAINERS)]
 Weights = Literal["random", "pretrained"]

@@ -181,8 +181,10 @@ OPTIONS: dict[str, Option] = {
     ),
     "loss": Option(
         str,
-        f"Head and loss: {_words(Loss)}, TRL's from tiles of the logits (default nll: the model's own).",
-        "how head and loss were computed: nll (the model's own forward), chunked_nll (TRL's, tiles of the logits)",
+        f"Head and loss: {_words(Loss)}; TRL's tiles of the logits, or Cut Cross-Entropy's kernels (default nll: the "
+        "model's own).",
+        "how head and loss were computed: nll (the model's own forward), chunked_nll (TRL's, tiles of the logits), "
+        "cut_cross_entropy (kernels without logits)",
         is_recipe=True,
     ),
     "trainer": Option(

@@ -238,7 +238,12 @@ class CellSpec(BaseModel):
         """The option by which it does, as in ``loss chunked_nll``; empty where it does not."""
         if self.trainer != "sft":
             return f"trainer {self.trainer}"
-        return f"loss {self.loss}" if self.loss != "nll" else ""
+        return f"loss {self.loss}" if self.loss == "chunked_nll" else ""
+
+    @property
+    def other_head(self) -> str:
+        """The option by which head and loss are another library's than the model's; empty where they are its own."""
+        return self.of_trl or ("" if self.loss == "nll" else f"loss {self.loss}")
 
     @property
     def fuses_head(self) -> bool:

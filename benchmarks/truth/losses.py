@@ -1,7 +1,7 @@
 """Losses and trainers by arithmetic against emulated runs: ``python benchmarks/truth/losses.py`` (rebuilds losses.csv
 and its .md).
 
-Each cell runs on an emulated GPU by TRL's own code (``vramprobe run --emulate``, records under ``out/losses``), and is
+Each cell runs on an emulated GPU by TRL's or Cut Cross-Entropy's own code (``vramprobe run --emulate``, records under ``out/losses``), and is
 predicted. It runs those that the csv lacks (10 s each). ``--check`` predicts all anew and compares. What TRL's whole
 trainer takes was read from ``vramprobe profile``: COMMANDS. Emulated, not measured on a GPU.
 """
@@ -33,7 +33,7 @@ CKPT, TWO = {"gradient_checkpointing": True}, {"num_layers": 2}
 def cell(model: str, method: str, batch_size: int, seq_len: int, **more: Any) -> Words:
     """A cell's words."""
     sizes = {"batch_size": batch_size, "seq_len": seq_len}
-    what = {} if "trainer" in more else {"loss": "chunked_nll"}
+    what = {} if "trainer" in more or "loss" in more else {"loss": "chunked_nll"}
     return {"model": model, "method": method, **sizes, "timing_steps": 0} | what | more
 
 
@@ -52,6 +52,19 @@ LOSSES = [
     cell("smollm2-360m", "lora", 1, 512, lora_dropout=0.05),
     cell("qwen3-0.6b", "full", 1, 2048, optim="adamw_bnb_8bit", **TWO),
     cell("llama-3.2-1b", "full", 2, 1024, autocast="bf16", **CKPT),
+]
+CUT = {"loss": "cut_cross_entropy"}
+LOSSES_WITHOUT_LOGITS = [
+    cell("llama-3.2-1b", "full", 2, 512, **CUT, **TWO),
+    cell("llama-3.2-1b", "lora", 2, 512, **CUT, **TWO),
+    cell("llama-3.2-1b", "lora", 3, 2048, **CUT, **CKPT),
+    cell("llama-3.2-1b", "full", 2, 1024, autocast="bf16", **CUT, **CKPT),
+    cell("qwen2.5-0.5b", "full", 4, 1024, **CUT, **CKPT),
+    cell("qwen2.5-0.5b", "full", 8, 1024, grad_accum=2, num_layers=4, **CUT),
+    cell("qwen2.5-1.5b", "qlora", 2, 4096, kbit_prep="none", **CUT, **CKPT),
+    cell("gemma-2-2b", "lora", 2, 1024, **CUT, **TWO, **CKPT),
+    cell("llama-3.1-8b", "qlora", 1, 4096, kbit_prep="trl", num_layers=4, **CUT, **CKPT),
+    cell("qwen3-0.6b", "full", 1, 2048, optim="adamw_bnb_8bit", **CUT, **TWO),
 ]
 TRAINERS = {
     "dpo": [
@@ -100,7 +113,7 @@ TRAINERS = {
         cell("smollm2-135m", "full", 1, 512, trainer="reward", recipe="fp32", num_layers=4),
     ],
 }
-CELLS = LOSSES + [words for cells in TRAINERS.values() for words in cells]
+CELLS = LOSSES + LOSSES_WITHOUT_LOGITS + [words for cells in TRAINERS.values() for words in cells]
 _LIKE_PEFT = {"lora_targets": "q_v", **CKPT}
 #: (TRL's command, GiB allocated in its profile, the cell that has its options).
 COMMANDS: list[tuple[str, float, Words]] = [
@@ -178,6 +191,16 @@ def page(rows: list[Words]) -> str:
         *as_markdown([*head, "with loss nll, GiB"], "lrrrrr", lines),
         "",
         "The last column is the same cell with all logits, by arithmetic.",
+        "",
+    ]
+    lines, worst = compared(LOSSES_WITHOUT_LOGITS, by_cell, {"loss": "nll"})
+    text += [
+        "## `--loss cut_cross_entropy`",
+        "",
+        f"{len(lines)} cells, run by Axolotl's build of `cut-cross-entropy`. Allocated memory differs by at most",
+        f"{worst:.3f} %. The last column is the same cell with all logits, by arithmetic.",
+        "",
+        *as_markdown([*head, "with loss nll, GiB"], "lrrrrr", lines),
         "",
     ]
     for name, cells in TRAINERS.items():

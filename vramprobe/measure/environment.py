@@ -25,6 +25,7 @@ PACKAGES = ("vramprobe", "torch", "transformers", "peft", "bitsandbytes", "accel
 #: Those that only a cell with a fused loss runs.
 _OF_A_FUSED_LOSS = ("liger-kernel", "triton")
 _OF_TRL = ("trl", "triton")
+_OF_CUT = ("cut-cross-entropy", "triton")
 
 
 def capture(
@@ -69,7 +70,9 @@ def capture(
 def more_packages(spec: CellSpec) -> tuple[str, ...]:
     """Those that this cell runs and most others do not: cells that have the same are measured in one environment."""
     more = _OF_A_FUSED_LOSS if spec.fused_linear_cross_entropy else ()
-    return more + (_OF_TRL if spec.uses_trl else ())
+    if spec.other_head:
+        more += _OF_TRL if spec.uses_trl else _OF_CUT
+    return more
 
 
 def instrument_for(spec: CellSpec) -> Instrument:

@@ -243,10 +243,10 @@ def load_libraries(spec: CellSpec) -> None:
         from vramprobe.workload.fused_loss import load_liger
 
         load_liger()
-    if spec.uses_trl:
-        from vramprobe.workload.loss import load_trl
+    if spec.other_head:
+        from vramprobe.workload.loss import load_library
 
-        load_trl(spec)
+        load_library(spec)
 
 
 def _train(

@@ -208,7 +208,7 @@ def predicted(
                 one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
             )
         except UnsupportedArchitecture:
-            if engine == "formula" or one.sharding is not None or one.uses_trl:  # which no simulation has
+            if engine == "formula" or one.sharding is not None or one.other_head:  # which no simulation has
                 raise
     from vramprobe.predict import trace_engine as trace  # loads torch
 

@@ -222,7 +222,7 @@ def details_in_words(spec: CellSpec) -> str:
     parts += ["padded"] if spec.padding else []
     parts += ["compiled"] if spec.torch_compile else []
     parts += ["fused loss"] if spec.fused_linear_cross_entropy else []
-    parts += [spec.of_trl] if spec.uses_trl else []
+    parts += [spec.other_head] if spec.other_head else []
     parts += [f"allocator {spec.alloc_conf}"] if spec.alloc_conf else []
     parts += [f"on {spec.limit_vram}"] if spec.limit_vram else []
     return ", ".join(parts)

@@ -33,6 +33,10 @@ _NO_FUSED_LOSS = (
     "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoehybrid", "helium", "internlm3", "lfm2",
     "minimax_m2", "ministral3", "nemotron_h", "olmoe", "opt", "seed_oss", "t5",
 )  # fmt: skip
+#: Families that Cut Cross-Entropy's patch for transformers leaves out (Axolotl's fork, 5f0c7a7).
+_NO_CUT = (
+    "bloom", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_h1", "gpt2", "gpt_neox", "helium", "internlm3", "opt", "t5",
+)  # fmt: skip
 
 
 def lora_target_names(spec: Cell) -> list[str] | None:
@@ -48,7 +52,7 @@ def lora_target_names(spec: Cell) -> list[str] | None:
 
 def reasons_against(spec: Cell) -> list[str]:
     """Why this combination cannot run; empty when it can."""
-    rules = _method_rules(spec) + _trl_rules(spec) + _precision_rules(spec) + _device_rules(spec)
+    rules = _method_rules(spec) + _other_head_rules(spec) + _precision_rules(spec) + _device_rules(spec)
     return [reason for broken, reason in rules if broken] + _architecture_reasons(spec)
 
 
@@ -89,8 +93,8 @@ def _method_rules(spec: Cell) -> list[tuple[bool, str]]:
     ]
 
 
-def _trl_rules(spec: Cell) -> list[tuple[bool, str]]:
-    what, is_run = spec.of_trl, spec.uses_trl
+def _other_head_rules(spec: Cell) -> list[tuple[bool, str]]:
+    what, is_run = spec.other_head, spec.other_head != ""
     return [
         (
             is_run and spec.fused_linear_cross_entropy,
@@ -105,7 +109,7 @@ def _trl_rules(spec: Cell) -> list[tuple[bool, str]]:
             f"{what}: TRL switches every dropout off; leave lora_dropout out",
         ),
         (
-            spec.fuses_head and "lm_head" in (lora_target_names(spec) or ()),
+            (spec.fuses_head or spec.loss == "cut_cross_entropy") and "lm_head" in (lora_target_names(spec) or ()),
             f"{what} reads the head's own weight and passes its adapter by; leave lm_head out of lora_targets",
         ),
         (
@@ -118,6 +122,23 @@ def _trl_rules(spec: Cell) -> list[tuple[bool, str]]:
             f"{what} leaves padded tokens out, which is not followed here; leave padding out",
         ),
         (is_run and spec.device == "cpu", f"{what} is run on GPUs alone; it needs device cuda"),
+        *_cut_rules(spec),
+    ]
+
+
+def _cut_rules(spec: Cell) -> list[tuple[bool, str]]:
+    """Of Cut Cross-Entropy's kernels, and of the patch that puts them into a model."""
+    what, cuts = spec.other_head, spec.loss == "cut_cross_entropy"
+    return [
+        (
+            cuts and spec.dtype == "fp32",
+            f"{what}: its kernels take a head of 16 bits; load in bf16, with autocast or without",
+        ),
+        (
+            cuts and spec.kbit_prep == "peft",
+            f"{what}: kbit_prep peft raises the head to fp32, which its kernels do not take; use kbit_prep none or trl",
+        ),
+        (cuts and spec.model_type in _NO_CUT, f"{what}: its library has no patch for {spec.model_type}; leave it out"),
     ]
 
 

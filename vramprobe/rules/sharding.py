@@ -193,6 +193,7 @@ def _run_rules(spec: Cell) -> list[tuple[bool, str]]:
     """What vramprobe does not run on several GPUs, though it may predict it."""
     given, has_ranks = f"num_gpus {spec.num_gpus}", rules_of(spec.sharding).has_ranks
     depth = catalog.depth_of(spec.architecture) or spec.num_gpus
+    reads_head = spec.fused_linear_cross_entropy or spec.loss == "cut_cross_entropy"
     return [
         (spec.num_gpus > MAX_RANKS, f"{given}: at most {MAX_RANKS} ranks can be run"),
         (
@@ -220,9 +221,10 @@ def _run_rules(spec: Cell) -> list[tuple[bool, str]]:
         ),
         (spec.torch_compile, "torch_compile is not run on several GPUs; leave it out"),
         (
-            spec.fused_linear_cross_entropy and spec.sharding != "ddp",
-            f"fused_linear_cross_entropy reads the head's weight past the module that would gather it, and is not run "
-            f"under {spec.sharding}; leave it out, or use sharding ddp",
+            reads_head and spec.sharding != "ddp",
+            f"{'fused_linear_cross_entropy' if spec.fused_linear_cross_entropy else spec.other_head} reads the head's "
+            f"weight past the module that would gather it, and is not run under {spec.sharding}; leave it out, or use "
+            "sharding ddp",
         ),
         (
             "fp16" in (spec.dtype, spec.autocast),

@@ -232,9 +232,10 @@ def _check(spec: CellSpec) -> AllocatorConfig:
         raise NotSimulated("limit_vram holds a real GPU's memory; leave it out and name the card with --gpu")
     if spec.torch_compile:
         raise NotSimulated("torch_compile cannot be simulated: what a compiler fuses is not known; measure the cell")
-    if spec.uses_trl:
+    if spec.other_head:
+        library = "TRL" if spec.uses_trl else "Cut Cross-Entropy"
         raise NotSimulated(
-            f"{spec.of_trl} cannot be simulated: TRL's code takes no fake tensors; predict it with the "
+            f"{spec.other_head} cannot be simulated: {library}'s code takes no fake tensors; predict it with the "
             "formula engine, or measure the cell, on an emulated GPU say (--emulate)"
         )
     if spec.padding and spec.attn == "flash_attention_2":

@@ -13,6 +13,7 @@ from vramprobe.terms.cell.parameters import part_of
 from vramprobe.terms.models import falcon, gpt_oss, llama, mla, preference, relatives, variants, vision
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
+from vramprobe.terms.models.cut_cross_entropy import cut_cross_entropy
 from vramprobe.terms.models.experts import mixture
 from vramprobe.terms.models.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.models.modules import Model
@@ -37,6 +38,8 @@ def forward(model: Model) -> Value:
     with tape.cause("logits", saved="logits"):
         if model.setup.loss == "chunked_nll":
             loss = chunked_nll(model, hidden)
+        elif model.setup.loss == "cut_cross_entropy":
+            loss = cut_cross_entropy(model, hidden)
         elif model.setup.loss == "liger":
             loss = fused_linear_cross_entropy(model, hidden)
         else:

@@ -61,7 +61,7 @@ def _require_known(spec: CellSpec, division: Division) -> None:
             f"there is no arithmetic for {spec.of_trl} under {division.sharding}, but under "
             f"{', '.join(COUNTED_WITH_TRL)}; run it, on emulated GPUs say: vramprobe measure --emulate"
         )
-    if spec.fused_linear_cross_entropy:
+    if spec.fused_linear_cross_entropy or spec.loss == "cut_cross_entropy":
         raise UnsupportedArchitecture(
             f"a rank of {spec.model} cannot be counted under {division.sharding} with a fused loss, which reads the "
             "head's weight past its own module; ddp can"

@@ -82,7 +82,7 @@ def why_not_fourth(spec: CellSpec) -> list[str]:
         (spec.device != "cuda", f"device {spec.device}"),
         (spec.attn == "eager", "attn eager"),
         (spec.fused_linear_cross_entropy, "fused_linear_cross_entropy"),
-        (spec.uses_trl, spec.of_trl),
+        (spec.other_head != "", spec.other_head),
         (spec.dora, "dora"),
         (spec.quant == "int8", "quant int8"),
         (spec.num_gpus > 1, f"num_gpus {spec.num_gpus}"),

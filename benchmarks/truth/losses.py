@@ -1,9 +1,9 @@
 """Losses and trainers by arithmetic against emulated runs: ``python benchmarks/truth/losses.py`` (rebuilds losses.csv
 and its .md).
 
-Each cell runs on an emulated GPU by TRL's or Cut Cross-Entropy's own code (``vramprobe run --emulate``, records under ``out/losses``), and is
-predicted. It runs those that the csv lacks (10 s each). ``--check`` predicts all anew and compares. What TRL's whole
-trainer takes was read from ``vramprobe profile``: COMMANDS. Emulated, not measured on a GPU.
+Each cell runs on an emulated GPU by TRL's or Cut Cross-Entropy's own code (``vramprobe run --emulate``, records under
+``out/losses``), and is predicted. It runs those that the csv lacks (10 s each). ``--check`` predicts all anew and
+compares. What TRL's whole trainer takes was read from ``vramprobe profile``: COMMANDS. Emulated, not measured on a GPU.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ def test_arithmetic_is_what_it_allocates_on_an_emulated_gpu(tmp_path: Path) -> N
 
 
 def test_it_has_a_number_for_each_word_and_token_in_place_of_logits() -> None:
-    """Of a short row, whose loss is most of the step: both gradients, what each token keeps, the words' average logits and
-    their order."""
+    """Of a short row: both gradients, what tokens keep, the words' average logits and their order."""
     cell = make_spec(model="llama-3.2-1b", method="full", batch_size=1, seq_len=8, num_layers=2, **CUT)
     found = {(one.phase, one.label): one.terms for one in moments(cell)}
     tokens, words, width = 8, 128_256, 2048

@@ -1,5 +1,5 @@
-"""The models that ``vramprobe profile --empty-weights`` knows and the catalog does not: encoders, embedding and
-vision-language models. Those whose images are counted are simulated as well.
+"""The models that ``vramprobe profile --empty-weights`` knows and the catalog does not: encoders, embedding,
+vision-language and speech models. Those whose images are counted are simulated as well.
 
 In: a name as users write it. Out: a frozen ProfiledModel with its config.json's place, or None. Touches no network.
 """
@@ -14,7 +14,7 @@ from typing import Literal
 
 from vramprobe.catalog.shipped import csv_rows, data_file, split
 
-Kind = Literal["encoder", "embedding", "vision-language"]
+Kind = Literal["encoder", "embedding", "vision-language", "speech"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,6 @@ def find_profiled(name: str) -> ProfiledModel | None:
 
 def _kind(text: str) -> Kind:
     match text:
-        case "encoder" | "embedding" | "vision-language":
+        case "encoder" | "embedding" | "vision-language" | "speech":
             return text
     raise AssertionError(f"profiled/MODELS.csv: kind {text!r}")

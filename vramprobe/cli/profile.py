@@ -59,6 +59,10 @@ def profile(
             help="Pixels of a replaced dataset's images (default 640x480); with --empty-weights.",
         ),
     ] = None,
+    audio_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds of sound in a replaced dataset's rows (default 30); with --empty-weights."),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -158,6 +162,11 @@ def profile(
         raise SpecError(
             f"--image-size {image_size} is how large the images are that --empty-weights makes: add it, or drop this"
         )
+    if audio_seconds is not None and not empty_weights:
+        raise SpecError(
+            f"--audio-seconds {audio_seconds:g} is how long the sound is that --empty-weights makes: add it, or drop "
+            "this"
+        )
     host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
     if host_memory is not None and emulate is None and from_folder is None:
         raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")
@@ -184,7 +193,7 @@ def profile(
         phases=emulate is not None and not (steps_only or verify),
         speed=speed,
         one_rank=_one_rank(command or [], emulate, only_rank, world_size),
-        stand_ins=stand_ins(seq_len, image_size) if empty_weights else None,
+        stand_ins=stand_ins(seq_len, image_size, audio_seconds) if empty_weights else None,
         requests=None if whole and requests is None else requests_of(requests, command or []),
     )
     if bool(command) == (from_folder is not None):

@@ -1,7 +1,7 @@
 """What stands in for weights and rows that are not there: what the processes of a command are told of it.
 
-In: the length of a row, the size of an image. Out: a part of ``run.json`` that empty/ reads: the configs that ship, by
-id and slug, and which columns well-known datasets have. Runs nothing.
+In: the length of a row, the size of an image, that of a sound. Out: a part of ``run.json`` that empty/ reads: the
+configs that ship, by id and slug, and which columns well-known datasets have. Runs nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from vramprobe.catalog.shipped import csv_rows, data_file, split
 #: (name in the process, folder, module), as emulate/values/hook.py takes hooks.
 HOOK = ("vramprobe_empty", str(Path(__file__).with_name("empty")), "start")
 DEFAULT_SEQ_LEN = 2048
+DEFAULT_AUDIO_SECONDS = 30.0  # the window of Whisper, and of encoders made from it
 
 
-def stand_ins(seq_len: int | None = None, image_size: str | None = None) -> dict[str, Any]:
-    """For ``--empty-weights`` with rows of ``seq_len`` tokens and images of ``image_size``. Raises SpecError."""
+def stand_ins(
+    seq_len: int | None = None, image_size: str | None = None, audio_seconds: float | None = None
+) -> dict[str, Any]:
+    """For ``--empty-weights`` with rows of ``seq_len`` tokens, images of ``image_size``, sound of ``audio_seconds``.
+
+    Raises SpecError.
+    """
     models: dict[str, dict[str, Any]] = {}
     for one in list_profiled():  # before the catalog's, which has some of them without their vision tower
         about = {"hf_id": one.hf_id, "config": str(one.config), "dtype": one.dtype, "pooling": one.pooling}
@@ -41,6 +47,7 @@ def stand_ins(seq_len: int | None = None, image_size: str | None = None) -> dict
     return {
         "seq_len": seq_len or DEFAULT_SEQ_LEN,
         "image_size": parse_image_size(image_size or DEFAULT_IMAGE_SIZE),
+        "audio_seconds": audio_seconds or DEFAULT_AUDIO_SECONDS,
         "models": models,
         "datasets": datasets,
     }

@@ -277,6 +277,7 @@ class Replaced(_Frozen):
         "tokenizer",
         "processor",
         "video processor",
+        "audio decoder",
         "image tokens",
         "sentence embedding",
         "dataset",

@@ -220,7 +220,8 @@ def _write_tokenizer(folder, config, read):
     if config.get("model_type") in _ENCODERS:
         named = {**named, **tokenizer.ENCODER}
     length = getattr(text, "max_position_embeddings", None)
-    tokenizer.write(folder, text.vocab_size, ids, length, placed=placed, words=words, named=named)
+    kind = (processors.of(config) or {}).get("tokenizer")
+    tokenizer.write(folder, text.vocab_size, ids, length, placed=placed, words=words, named=named, kind=kind)
     return f"one of bytes and English words, {text.vocab_size:,} tokens, with a chat template"
 
 

@@ -58,19 +58,31 @@ FAMILIES = {
         "processor": "Llama4Processor",
     },
 }
+#: The same of models that hear.
+SPEECH = {
+    "whisper": {"processor": "WhisperProcessor", "tokenizer": "WhisperTokenizer"},
+    "qwen2_audio": {
+        "placed": {"audio_token_index": "<|AUDIO|>"},
+        "words": ["<|audio_bos|>", "<|audio_eos|>"],
+        "processor": "Qwen2AudioProcessor",
+    },
+}
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 _HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _SCALED = {"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True}
 
 
 def of(config):
-    """The family of a config.json that has a vision tower; None for one that has not, or is not known here."""
-    return FAMILIES.get(config.get("model_type")) if config.get("vision_config") is not None else None
+    """The family of a config.json that has a vision tower, or hears; None for one that has not, or is not known."""
+    kind = config.get("model_type")
+    return SPEECH.get(kind) or (FAMILIES.get(kind) if config.get("vision_config") is not None else None)
 
 
 def write(folder, config, read):
     """Into ``folder``; ``read``: the config as transformers' class, whose defaults stand in. -> what it is."""
     family = of(config)
+    if config["model_type"] in SPEECH:
+        return _write_speech(folder, family, getattr(read, "audio_config", read))
     images, processor = _settings(config["model_type"], read)
     images["processor_class"] = family["processor"]
     for name, content in (("preprocessor_config.json", images), ("processor_config.json", processor)):
@@ -84,9 +96,32 @@ def write(folder, config, read):
 def tokens(config, read):
     """(id → word, other words, attribute → word) that the tokenizer must have; ``read`` as in :func:`write`."""
     family = of(config) or {}
+    if config.get("model_type") == "whisper":
+        return _whisper_tokens(read), [], {}
     ids = {config.get(key, getattr(read, key, None)): word for key, word in family.get("placed", {}).items()}
     placed = {number: word for number, word in ids.items() if isinstance(number, int)}
     return placed, family.get("words", []), family.get("named", {})
+
+
+def _write_speech(folder, family, read):
+    """A feature extractor of Whisper's, with the settings of openai/whisper-large-v3 (stored file 9937374558)."""
+    sounds = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": read.num_mel_bins}
+    sounds |= {"sampling_rate": 16000, "hop_length": 160, "n_fft": 400, "chunk_length": 30, "padding_value": 0.0}
+    sounds |= {"processor_class": family["processor"], "return_attention_mask": "placed" in family}
+    with open(os.path.join(folder, "preprocessor_config.json"), "w", encoding="utf-8") as out:
+        json.dump(sounds, out)
+    return f"{family['processor']}, 30 s to a window, {read.num_mel_bins} bands"
+
+
+def _whisper_tokens(read):
+    """The ids after the text's: its end, the transcript's begin, languages, tasks, times (openai's tokenizer.py)."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    first, tasks = read.eos_token_id, ("translate", "transcribe", "startoflm", "startofprev", "nocaptions")
+    number = read.vocab_size - first - len(tasks) - 1504  # its end, the begin, no times, and 1,501 times
+    names = ["endoftext", "startoftranscript", *list(LANGUAGES)[:number], *tasks, "notimestamps"]
+    names += [f"{hundredth / 100:.2f}" for hundredth in range(0, 3001, 2)]
+    return {first + at: f"<|{name}|>" for at, name in enumerate(names)}
 
 
 def chat(family):

@@ -11,10 +11,13 @@ import os
 import re
 import sys
 
-from . import images
+from . import audio, images
 
 #: Columns of images: one, or a list of one.
 IMAGES = ("image", "images")
+AUDIO = "audio"
+#: Tokens of a transcript, at most: Whisper's decoder reads 448, its marks among them.
+_TRANSCRIPT = 400
 NUM_ROWS, NUM_OTHER_ROWS = 512, 64
 SPLITS = ("train", "test", "validation")
 _ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -42,7 +45,7 @@ def serve(module, asked, told):
             options = inspect.signature(plain).bind(path, *words, **options).arguments
             if not _is_missing(path, options, error):
                 raise
-            made, said = _made(path, options, asked)
+            made, said = _made(path, options, asked, told.folder)
         told.replaced("dataset", path, said)
         return made
 
@@ -61,8 +64,8 @@ def _is_missing(path, options, error):
     return bool(names & _NOT_THERE) or "Couldn't find cache for" in str(error)
 
 
-def _made(path, options, asked):
-    from datasets import Dataset, DatasetDict, Image, IterableDatasetDict
+def _made(path, options, asked, folder):
+    from datasets import Audio, Dataset, DatasetDict, Image, IterableDatasetDict
 
     of_path = asked["datasets"].get(path.lower(), {})
     known = of_path.get(str(options.get("name") or ""), of_path.get(""))
@@ -75,12 +78,18 @@ def _made(path, options, asked):
         picture = {"bytes": images.png(width, height), "path": None}
         row |= {column: [picture] if isinstance(row[column], list) else picture for column in pictured}
         said += f"; one image of {width} × {height} pixels a row (--image-size)"
+    if AUDIO in row:
+        seconds = asked["audio_seconds"]
+        row[AUDIO] = {"bytes": None, "path": audio.silence(folder, seconds)}
+        said += f"; {seconds:g} s of silence a row (--audio-seconds), its text at most {_TRANSCRIPT} tokens"
 
     def split(name):
         count = NUM_ROWS if name.startswith("train") else NUM_OTHER_ROWS
         made = Dataset.from_dict({column: [value] * count for column, value in row.items()})
         for column in pictured:
             made = made.cast_column(column, [Image()] if isinstance(row[column], list) else Image())
+        if AUDIO in row:
+            made = made.cast_column(AUDIO, Audio())
         return made.to_iterable_dataset() if options.get("streaming") else made
 
     wanted = options.get("split")
@@ -103,6 +112,8 @@ def guessed(path):
         return "prompt"
     if re.search(r"vlm|llava|vsft|-vl-|vqa", name):
         return "messages_images"
+    if re.search(r"speech|whisper|voice|librispeech|asr|fleurs|audio", name):
+        return "audio_text"
     if re.search(r"nli|msmarco|embed|retriev|pairs?\b|sentence", name):
         return "pair"
     if re.search(r"alpaca|dolly", name):
@@ -148,6 +159,8 @@ def row_of(form, length):
             "chosen": [_said(answered)],
             "rejected": [_said(answered)],
         },
+        "audio_text": {"audio": None, "text": _words(min(length, _TRANSCRIPT))},
+        "audio_sentence": {"audio": None, "sentence": _words(min(length, _TRANSCRIPT)), "locale": "en"},
         "problem_image": {"image": None, "problem": asked, "solution": answered},
     }[form]
 

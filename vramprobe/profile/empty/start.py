@@ -20,6 +20,8 @@ _KINDS = (
     ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
     ("transformers.models.auto.processing_auto", "AutoProcessor"),
     ("transformers.models.auto.image_processing_auto", "AutoImageProcessor"),
+    ("transformers.models.auto.feature_extraction_auto", "AutoFeatureExtractor"),
+    ("transformers.feature_extraction_utils", "FeatureExtractionMixin"),
 )
 _is_installed = False
 
@@ -39,7 +41,7 @@ def install():
         return
     if not asked:
         return
-    from . import folders, hub, processors, rows
+    from . import audio, folders, hub, processors, rows
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     told = Told(folder)
@@ -47,6 +49,7 @@ def install():
     serve = {
         "huggingface_hub.file_download": repositories.serve,
         "datasets.load": lambda module: rows.serve(module, asked, told),
+        "datasets.features.audio": lambda module: audio.serve(module, folder=folder, told=told),
         "transformers.processing_utils": lambda module: processors.serve(
             module, repositories=repositories, told=told, image_size=asked["image_size"]
         ),

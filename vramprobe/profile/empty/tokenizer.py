@@ -29,9 +29,9 @@ _MARKS = (
 ENCODER = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
 
 
-def write(folder, vocab_size, special_ids=None, max_length=None, *, placed=None, words=(), named=None):
+def write(folder, vocab_size, special_ids=None, max_length=None, *, placed=None, words=(), named=None, kind=None):
     """``special_ids``: of bos, eos and pad, None where the model has none or it is not known. Further special tokens:
-    ``placed`` at an id, ``words`` anywhere, ``named`` by an attribute of the tokenizer.
+    ``placed`` at an id, ``words`` anywhere, ``named`` by an attribute of the tokenizer. ``kind``: its class.
     """
     named, words = named or {}, [*words, *(named or {}).values()]
     vocabulary, merges, special = _vocabulary(vocab_size, special_ids or {}, placed or {}, words)
@@ -58,7 +58,7 @@ def write(folder, vocab_size, special_ids=None, max_length=None, *, placed=None,
                   "vocab": dict(by_id), "merges": merges},
     }  # fmt: skip
     about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": kind or "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT,
         "model_max_length": max_length or 1 << 30,

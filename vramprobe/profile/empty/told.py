@@ -17,7 +17,7 @@ class Told:
     """The file of one run."""
 
     def __init__(self, folder):
-        self._path = os.path.join(folder, FILE)
+        self.folder, self._path = folder, os.path.join(folder, FILE)
 
     def replaced(self, kind, what, by):
         """``kind``: those of records/profile.py."""

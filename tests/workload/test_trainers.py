@@ -58,11 +58,12 @@ def test_arithmetic_is_what_trl_allocates_on_an_emulated_gpu(trainer: str, tmp_p
 
 @exhaustive
 def test_on_two_gpus_trl_divides_and_copies_the_models_as_counted(tmp_path: Path) -> None:
-    """Each rank is run: a reference is whole beside DDP, and one unit under FSDP2; all are alike."""
+    """Each rank is run: a reference is whole beside DDP, and one unit under FSDP2; all have nearly the same."""
     records = swept(tmp_path, RANKS, cards="H100-SXM x2")
     assert [record.outcome.kind for record in records] == ["ok"] * 5
     for record in records:
-        assert len({rank.peak.allocated_bytes for rank in record.ranks}) == 1
+        for rank in record.ranks:  # blocks that are not split differ with what each rank has loaded
+            assert rank.peak.allocated_bytes == pytest.approx(record.peak.allocated_bytes, rel=0.001)
         words = record.spec.model_dump(exclude={"architecture"}, exclude_none=True, exclude_defaults=True)
         found = api.predict(gpu="H100-SXM", **words)
         assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+if "server" in sys.argv[1]:  # the trainer has the first GPU, the server the second
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+
 import torch
 from datasets import Dataset
 from peft import LoraConfig
@@ -50,8 +53,7 @@ def four_bits():
 
 
 def served(told):
-    """vLLM's server on the second GPU, as TRL starts it; the trainer has the first."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    """vLLM's server on the second GPU, as TRL starts it."""
     words = ["vllm-serve", "--model", told["model"], "--gpu_memory_utilization", str(told["utilization"])]
     words += ["--max_model_len", str(told["completion"] + 512)]
     return subprocess.Popen(

@@ -7,8 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from profile_factory import write_launcher
 
 from vramprobe.emulate import values
+from vramprobe.profile.analyse import analyse
 from vramprobe.profile.engines.failures import why_not
 from vramprobe.profile.engines.vllm import memory_of
 from vramprobe.profile.raw import read_run
@@ -138,3 +140,9 @@ _TRL = "TRL currently supports vLLM versions from 0.22.0 to 0.31.0. You have ver
 def test_a_wrong_release_and_a_missing_library_are_one_line(log: list[str], said: str) -> None:
     assert said in (why_not(log) or "")
     assert why_not(["ImportError: libx.so.1: cannot open shared object file", "TypeError"]) is None
+
+
+@pytest.mark.parametrize("exit_status", [0, 1])
+def test_only_a_command_that_failed_is_told_why(tmp_path: Path, exit_status: int) -> None:
+    write_launcher(tmp_path, exit_status=exit_status, tail=[_TRL.format("0.32.0")])
+    assert any("this TRL supports" in one for one in analyse(tmp_path).warnings) == (exit_status == 1)

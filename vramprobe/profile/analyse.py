@@ -116,7 +116,8 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     first = run.ranks[0] if run.ranks else None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")
-    if not launcher.get("stopped") and (why := why_not(_tail(launcher))):
+    failed = launcher.get("exit_status") and not launcher.get("stopped")
+    if failed and (why := why_not(_tail(launcher))):
         warnings.append(why)
     emulation, environment = _emulation(run, first), _environment(launcher, first)
     time = step_time(run, warnings.append)

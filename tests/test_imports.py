@@ -165,6 +165,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
             "vramprobe.cli.options",
             "vramprobe.cli.predict",
             "vramprobe.cli.results",
+            "vramprobe.cli.techniques",
             "vramprobe.cli.contribute",
             "vramprobe.cli.launch",
             "vramprobe.cli.campaigns",

@@ -24,6 +24,7 @@ COMMANDS = (
     "evaluate results/cpu/sizes -o results/cpu/sizes/evaluation",
     "report results/emulated/records.jsonl.xz -o results/emulated --fit vramprobe/data/fits/emulated.json "
     "--claims results/claims/claims.csv",
+    "techniques -o results/techniques",
 )
 
 

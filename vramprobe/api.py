@@ -308,6 +308,14 @@ def report(
     return publish(Path(out), files, check=check)
 
 
+def techniques_report(out: str | Path, *, check: bool = False) -> list[Path]:
+    """Write what each technique saved and costs as tables, a plot and a page; ``check`` is :func:`report`'s."""
+    from vramprobe.report import publish
+    from vramprobe.report.techniques import build
+
+    return publish(Path(out), build(shlex.join(["vramprobe", "techniques", "-o", str(out)])), check=check)
+
+
 def dataset(results: str | Path, out: str | Path, *, push: str | None = None, check: bool = False) -> list[Path]:
     """Write all records under ``results`` as Parquet with a card, and ``push`` both to this data set of the hub.
 

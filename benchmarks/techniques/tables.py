@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import as_csv, as_markdown, write_or_check
-from benchmarks.techniques import guides, picture
+from benchmarks.techniques import guides
 from benchmarks.techniques.runs import fingerprint
+from vramprobe.report.plots.techniques import plot
 from vramprobe.techniques.matrix import matrix, parts
 from vramprobe.techniques.registry import (
     FRAMEWORKS,
@@ -24,6 +25,7 @@ from vramprobe.techniques.registry import (
     remarks_of,
     techniques,
 )
+from vramprobe.techniques.savings import saving_of
 from vramprobe.units import GIB
 
 HERE = Path(__file__).resolve().parent
@@ -49,7 +51,7 @@ def write(entries: Entries, *, check: bool) -> None:
         HERE / "techniques.csv": as_csv([*rows, *several], COLUMNS),
         SHIPPED: as_csv([*rows, *several], COLUMNS),
     }
-    made |= {HERE / name: content for name, content in picture.files(rows).items()}
+    made |= {HERE / name: content for name, content in plot([saving_of(row) for row in rows]).items()}
     write_or_check(made, "techniques/techniques.py", check=check)
 
 

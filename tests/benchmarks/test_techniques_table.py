@@ -1,4 +1,4 @@
-"""The table of techniques: fresh, its frontier by a known answer, an error told in its own words."""
+"""The table of techniques: fresh, an error told in its own words."""
 
 from __future__ import annotations
 
@@ -15,22 +15,6 @@ def test_the_tables_are_what_the_journal_says(script: Script) -> None:
     with pytest.raises(SystemExit) as stopped:
         script("techniques.tables").write(script("techniques.techniques").entries(), check=True)
     assert stopped.value.code == 0
-
-
-def test_the_frontier_has_those_that_no_other_beats(script: Script) -> None:
-    gib = 2**30
-
-    def row(name: str, peak: int, seconds: float) -> dict[str, object]:
-        return {
-            "technique": name,
-            "base_bytes": 10 * gib,
-            "peak_bytes": peak * gib,
-            "base_seconds": 1.0,
-            "seconds": seconds,
-        }
-
-    rows = [row("slow", 2, 2.0), row("free", 8, 1.0), row("worse", 9, 1.5), row("costs", 11, 0.5)]
-    assert [one["technique"] for one in script("techniques.picture").frontier(rows)] == ["free", "slow"]
 
 
 def test_a_run_that_failed_is_told_by_its_error(script: Script) -> None:

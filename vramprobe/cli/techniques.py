@@ -1,15 +1,17 @@
 """``vramprobe techniques``: what each memory-saving technique saves, what it costs, and how it is switched on.
 
-In: a kind, or a cell and a GPU. Out: the registry with its emulated savings, or a ranking for the cell: text or JSON.
+In: a kind, or a cell and a GPU. Out: the registry with its emulated savings, or a ranking for the cell: text, JSON or a
+page.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import Json, flag, print_json, takes_a_cell
+from vramprobe.cli.options import Check, Json, flag, print_json, takes_a_cell
 from vramprobe.options import RANK_OPTIONS
 
 _NEEDED = ("model", "method", "batch_size", "seq_len")
@@ -24,12 +26,23 @@ def techniques(
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Which techniques combine: what ran together, and what is refused.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the tables, the plot and a page into this folder.")
+    ] = None,
+    check: Check = False,
     json_output: Json = False,
 ) -> None:
     """List what each memory-saving technique saves, or rank them for a cell: --model, --method, …, --gpu."""
     from vramprobe.cli import display_techniques
     from vramprobe.techniques.registry import of_kind
 
+    if out is not None or check:
+        if out is None or cell or gpu or kind or matrix:
+            raise typer.BadParameter(
+                "-o and --check are of all techniques: give -o FOLDER, and nothing else beside it."
+            )
+        _write(out, check=check, as_json=json_output)
+        return
     if matrix:
         if cell or gpu or kind:
             raise typer.BadParameter("--matrix is of all techniques: leave --kind, --gpu and the cell's options out.")
@@ -56,3 +69,15 @@ def techniques(
         print_json(found.model_dump(mode="json"))
     else:
         display_techniques.print_ranking(found)
+
+
+def _write(out: Path, *, check: bool, as_json: bool) -> None:
+    from vramprobe import api
+
+    written = api.techniques_report(out, check=check)
+    if as_json:
+        print_json([str(path) for path in written])
+    elif check:
+        print(f"fresh: {len(written)} files are what the techniques' table gives")
+    else:
+        print(f"{len(written)} files in {out}; open {out / 'index.html'} in a browser")

@@ -7,9 +7,11 @@ emulated, seconds predicted; a run that gave none says why.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from vramprobe.techniques.registry import techniques
 
@@ -65,7 +67,7 @@ _NUMBERS = {
 def runs() -> tuple[Saving, ...]:
     """Every run of one technique beside its own base, then those beside other bases and of several together."""
     text = (files("vramprobe") / "data" / "techniques.csv").read_text(encoding="utf-8")
-    return tuple(_saving(row) for row in csv.DictReader(text.splitlines()))
+    return tuple(map(saving_of, csv.DictReader(text.splitlines())))
 
 
 def savings() -> dict[str, Saving]:
@@ -74,6 +76,7 @@ def savings() -> dict[str, Saving]:
     return {one.technique: one for one in runs() if own.get(one.technique) == one.base}
 
 
-def _saving(row: dict[str, str]) -> Saving:
-    numbers = {name: kind(row[name]) for name, kind in _NUMBERS.items() if row[name]}
+def saving_of(row: Mapping[str, Any]) -> Saving:
+    """A row of the table."""
+    numbers = {name: kind(row[name]) for name, kind in _NUMBERS.items() if row.get(name) not in ("", None)}
     return Saving(**{name: value for name, value in row.items() if name not in _NUMBERS}, **numbers)

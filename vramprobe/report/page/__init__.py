@@ -91,14 +91,14 @@ def page(content: Content, engine_script: str) -> str:
 
 def _text(content: Content, engine_script: str) -> str:
     """The page, however large."""
-    engine, script, style = engine_script, "\n".join(map(_part, _SCRIPTS)), _part("page.css")
+    engine, script, style = engine_script, "\n".join(map(part, _SCRIPTS)), part("page.css")
     assert "</script" not in (engine + script).lower(), "a script ends its own element"
     assert "</style" not in style.lower(), "the style ends its own element"
-    return Template(_part("page.html")).substitute(
+    return Template(part("page.html")).substitute(
         style=style,
         engine_script=engine,
         script=script,
-        policy=_policy([engine, script], style),
+        policy=policy([engine, script], style),
         engine_data=json_for_html({**content.engine, "links": dict(content.links)}),
         predictor=_linked(escape(content.predictor), content.links),
         word=escape(content.word.capitalize()),
@@ -107,7 +107,7 @@ def _text(content: Content, engine_script: str) -> str:
             f'<li><a href="#chapter-{number}">{escape(one.title)}</a></li>'
             for number, one in enumerate(content.chapters, start=1)
         ),
-        plots="\n".join(map(_plot, content.plots)),
+        plots="\n".join(map(picture, content.plots)),
         has_plots="" if content.plots else "hidden",
         provenance="".join(f"<li>{escape(line)}</li>" for line in content.provenance),
         command=escape(content.command),
@@ -120,7 +120,7 @@ def json_for_html(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
     return resources.files("vramprobe.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -131,7 +131,7 @@ def _linked(text: str, links: Mapping[str, str]) -> str:
     return text
 
 
-def _policy(scripts: Sequence[str], style: str) -> str:
+def policy(scripts: Sequence[str], style: str) -> str:
     """Nothing but the page's own scripts, style and pictures; no connection, no form, no frame."""
     digests = " ".join(f"'{_digest(script)}'" for script in scripts)
     return (
@@ -144,7 +144,7 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _plot(plot: Plot) -> str:
+def picture(plot: Plot) -> str:
     """As an image: two plots may use the same ids, and what is in an image runs no script."""
     data = base64.b64encode(plot.svg.encode()).decode()
     return (

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -82,3 +85,20 @@ def end_left_behind(test: str | None = None) -> list[str]:
     for process in left:  # a signal is on its way for a moment, too
         _comes_true(lambda killed: not is_alive(killed), process)
     return found
+
+
+def run_until(
+    words: Sequence[str],
+    log: Path,
+    is_enough: Callable[[], bool] | None,
+    end: Callable[[subprocess.Popen[bytes]], None] = lambda process: os.killpg(process.pid, signal.SIGKILL),
+    **options: Any,
+) -> tuple[int, str]:
+    """(status, output) of a command in a session of its own, ended by ``end`` once ``is_enough``; None: by itself."""
+    with log.open("w") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True, **options)
+    while process.poll() is None and (is_enough is None or not is_enough()):
+        time.sleep(0.1)
+    if is_enough is not None:
+        end(process)
+    return process.wait(), log.read_text()

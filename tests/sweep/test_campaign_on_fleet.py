@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from factories import TINY_LLAMA_PATH
-from processes import is_alive
+from processes import is_alive, run_until
 
 from vramprobe.records import store
 from vramprobe.sweep import stages
@@ -61,14 +59,9 @@ def test_kill_9_of_a_campaign_on_a_fleet_loses_no_record_and_doubles_none(on: st
     def num_records() -> int:
         return sum(len(stages.read_records(folder)) for folder in (tmp_path / "out").glob("*"))
 
-    for wanted in (3, 9, None):
-        with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(words, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
-        while process.poll() is None and (wanted is None or num_records() < wanted):
-            time.sleep(0.1)
-        if wanted is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait() == (0 if wanted is None else -signal.SIGKILL), (tmp_path / "log").read_text()
+    for is_enough in (lambda: num_records() >= 3, lambda: num_records() >= 9, None):
+        status, said = run_until(words, tmp_path / "log", is_enough, cwd=tmp_path)
+        assert status == (0 if is_enough is None else -signal.SIGKILL), said
     found = Counter(record.fingerprint for record in store.read(tmp_path / "out").records)
     assert sorted(found.values()) == [1] * 10
     assert len(json.loads((tmp_path / "out" / "held-out" / stages.PREDICTIONS).read_text())) == 2

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from command_line import HERE, vramprobe
 from emulated import require_emulation
+from processes import run_until
 from typer.testing import CliRunner
 
 from vramprobe import api
@@ -138,14 +138,9 @@ def test_a_preempted_job_goes_on_from_what_the_bucket_has(tmp_path: Path) -> Non
     def num_records() -> int:
         return sum(file.read_bytes().count(b'"outcome"') for file in (tmp_path / "bucket").rglob("records.jsonl"))
 
-    for wanted in (2, 7, None):
-        with (tmp_path / "log").open("w") as log:
-            job = subprocess.Popen(["bash", "-c", script], env=env, stdout=log, stderr=log, start_new_session=True)
-        while job.poll() is None and (wanted is None or num_records() < wanted):
-            time.sleep(0.1)
-        if wanted is not None:
-            os.killpg(job.pid, signal.SIGKILL)
-        assert job.wait() == (0 if wanted is None else -signal.SIGKILL), (tmp_path / "log").read_text()
+    for is_enough in (lambda: num_records() >= 2, lambda: num_records() >= 7, None):
+        status, said = run_until(["bash", "-c", script], tmp_path / "log", is_enough, env=env)
+        assert status == (0 if is_enough is None else -signal.SIGKILL), said
     contents = store.read(tmp_path / "bucket")
     found = Counter(record.fingerprint for record in contents.records)
     assert found == Counter(row.spec.fingerprint for row in task.plan.rows)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from command_line import HERE
 from factories import TINY_LLAMA_PATH, make_spec
+from processes import run_until
 
 from vramprobe.errors import MissingDependency
 from vramprobe.records import store
@@ -80,18 +79,18 @@ def test_without_its_head_node_a_sweep_ends_and_goes_on_with_a_new_one(tmp_path:
     (tmp_path / "some.yaml").write_text(f"cells: [{{{cells}, timing_steps: 0}}]")
     words = [sys.executable, "-m", "vramprobe", "run", "some.yaml", "--device", "cpu", "--on", "ray", "--out", "out"]
 
-    for wanted in (3, None):
+    for is_enough in (lambda: len(read_records(tmp_path / "out")) >= 3, None):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         cluster.add_node(num_cpus=1, include_dashboard=False, memory=4 * GIB)
         env = os.environ | {"RAY_ADDRESS": cluster.address, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
-        with (tmp_path / "log").open("w") as log:
-            command = subprocess.Popen(words, cwd=tmp_path, env=env | {"PYTHONPATH": HERE}, stdout=log, stderr=log)
-        while command.poll() is None and (wanted is None or len(read_records(tmp_path / "out")) < wanted):
-            time.sleep(0.1)
-        if wanted is not None:
-            cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
-        status, said = command.wait(), (tmp_path / "log").read_text()
+
+        def end(_: Any, head: Any = cluster.head_node) -> None:
+            head.kill_all_processes(check_alive=False, allow_graceful=False)
+
+        status, said = run_until(words, tmp_path / "log", is_enough, end, cwd=tmp_path, env=env | {"PYTHONPATH": HERE})
         cluster.shutdown()
-        assert status == 0 if wanted is None else status and "Failed to connect to GCS within 5 seconds" in said, said
+        assert status == 0 if is_enough is None else status and "Failed to connect to GCS within 5 seconds" in said, (
+            said
+        )
     found = Counter(record.fingerprint for record in store.read(tmp_path / "out").records)
     assert sorted(found.values()) == [1] * 13

@@ -154,19 +154,13 @@ def profile(
         raise SpecError(
             "--empty-weights is for an emulated card, where nothing is computed: add --emulate GPU, or drop it"
         )
-    if seq_len is not None and not empty_weights:
-        raise SpecError(
-            f"--seq-len {seq_len} is how long the rows are that --empty-weights makes: add it, or drop this"
-        )
-    if image_size is not None and not empty_weights:
-        raise SpecError(
-            f"--image-size {image_size} is how large the images are that --empty-weights makes: add it, or drop this"
-        )
-    if audio_seconds is not None and not empty_weights:
-        raise SpecError(
-            f"--audio-seconds {audio_seconds:g} is how long the sound is that --empty-weights makes: add it, or drop "
-            "this"
-        )
+    for option, value, what in (
+        ("--seq-len", seq_len, "how long the rows are"),
+        ("--image-size", image_size, "how large the images are"),
+        ("--audio-seconds", audio_seconds and f"{audio_seconds:g}", "how long the sound is"),
+    ):
+        if value is not None and not empty_weights:
+            raise SpecError(f"{option} {value} is {what} that --empty-weights makes: add it, or drop this")
     host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
     if host_memory is not None and emulate is None and from_folder is None:
         raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")

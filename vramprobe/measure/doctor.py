@@ -27,7 +27,7 @@ from vramprobe.measure.selftest import CPU_BLOCK_BYTES
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.spec import resolve
-from vramprobe.units import GIB, MIB, format_bytes, format_seconds
+from vramprobe.units import GIB, MIB, format_bytes, format_seconds, plural
 
 _IMPORT_SECONDS, _SELF_TEST_SECONDS, _CELL_SECONDS = 180.0, 180.0, 300.0
 #: The driver and NVML may round to their own pages, and load a kernel meanwhile.
@@ -97,7 +97,7 @@ def _verdict(case: Case, findings: list[Finding]) -> str:
     how = "cells are forked" if is_forked else "cells are spawned"
     overhead = "" if case.overhead_seconds is None else f", {format_seconds(case.overhead_seconds)} overhead per cell"
     warnings = sum(finding.status == "warning" for finding in findings)
-    noted = f"; {warnings} warning{'s' if warnings > 1 else ''} above" if warnings else ""
+    noted = f"; {plural(warnings, 'warning')} above" if warnings else ""
     return f"ready to measure on {where}: {how}{overhead}{noted}"
 
 

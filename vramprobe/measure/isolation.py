@@ -252,7 +252,7 @@ def _needed_packages(spec: CellSpec, *, runs: bool) -> list[str]:
     needed += ["deepspeed"] if rules_of(spec.sharding).uses_deepspeed else []
     needed += ["liger_kernel"] if spec.fused_linear_cross_entropy else []
     needed += ["trl"] if spec.uses_trl and runs else []  # a simulation refuses it
-    needed += ["cut_cross_entropy"] if spec.other_head and not spec.uses_trl and runs else []
+    needed += ["cut_cross_entropy"] if spec.loss == "cut_cross_entropy" and runs else []
     return needed
 
 

@@ -33,7 +33,7 @@ from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.speed.counted import CountedTime
 from vramprobe.speed.rates import GPUS_PER_MACHINE
 from vramprobe.speed.step import Figure
-from vramprobe.units import format_bytes
+from vramprobe.units import format_bytes, plural
 
 _NOT_COUNTED = "not counted: storage, egress, downloads, evaluation, checkpoints, data loading, runs that fail"
 
@@ -218,7 +218,7 @@ def _notes(
     run: RawRun, record: ProfileRecord, length: RunLength, seen: int, sizes: Sequence[int], options: Sequence[Option]
 ) -> list[str]:
     fewest = sizes[0]
-    notes = [f"{length.steps_on(fewest):,} steps on {fewest} GPU{'s' if fewest > 1 else ''}, by {length.said}"]
+    notes = [f"{length.steps_on(fewest):,} steps on {plural(fewest, 'GPU')}, by {length.said}"]
     if len(sizes) > 1 and not length.is_data:
         notes.append(
             "each number of GPUs takes the same steps, so that more GPUs train more samples: give --tokens to compare "

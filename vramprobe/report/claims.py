@@ -16,7 +16,7 @@ from vramprobe.literature.claims import VERDICTS, Judgement
 from vramprobe.literature.claims.judge import TOLERANCE, Case, amount, text_of
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.report.formats import files_of, markdown
-from vramprobe.units import published
+from vramprobe.units import plural, published
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ def in_words(verdicts: Iterable[str]) -> str:
     """How many claims got each verdict."""
     counts = Counter(verdicts)
     kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    return f"{counts.total()} claim{'s' if counts.total() != 1 else ''}: {kinds or 'none'}"
+    return f"{plural(counts.total(), 'claim')}: {kinds or 'none'}"
 
 
 def says(claim: Claim) -> str:

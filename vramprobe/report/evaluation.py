@@ -14,6 +14,7 @@ from vramprobe.report.columns import provenance
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.report.formats import files_of
 from vramprobe.report.plots import PICTURES, predicted
+from vramprobe.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,7 @@ def evaluation_document(found: Evaluation, command: str = "") -> Document:
     tables = [Table(title="Errors by group", columns=_SUMMARY_COLUMNS, rows=rows_of(summaries))]
     tables += [Table(title="Verdicts by GPU", columns=_CARD_COLUMNS, rows=rows_of(wrong))] if len(wrong) else []
     about = (
-        f"{len(found.folds)} fold{'s' if len(found.folds) > 1 else ''}: {'; '.join(found.folds)}. Error is predicted "
+        f"{plural(len(found.folds), 'fold')}: {'; '.join(found.folds)}. Error is predicted "
         "less measured, of the measured; coverage is the share of measured values inside their interval."
     )
     document = Document(
@@ -62,7 +63,7 @@ def remarks(found: Evaluation) -> list[str]:
     """What the tables do not show: verdicts that are right, extrapolation, lower bounds, what says nothing."""
     lines = []
     if right := [card for card in found.cards if not _is_wrong(card)]:
-        sizes = f"{len(right)} size{'s' if len(right) > 1 else ''} of GPU"
+        sizes = f"{plural(len(right), 'size')} of GPU"
         lines.append(f"Every verdict is right for {sizes}, {right[0].gpu} the smallest.")
     num_extrapolated = sum(score.is_extrapolated and score.tier == "allocated" for score in found.scores)
     if num_extrapolated:

@@ -30,10 +30,12 @@ _PICTURE = Picture("techniques", "GiB saved against predicted time lost, a panel
 
 def build(command: str) -> dict[str, bytes]:
     """index.html, techniques.svg, and the table as Markdown, CSV, LaTeX and HTML."""
-    ran = [one for one in runs() if one.saved_bytes is not None]
-    alone = sorted((one for one in ran if one in set(savings().values())), key=_order)
-    others = [one for one in ran if one not in set(alone)]
-    without = [_why(one) for one in techniques().values() if _has_no_number(one)]
+    found, ran = savings(), [one for one in runs() if one.saved_bytes is not None]
+    is_alone = set(found.values())
+    alone = sorted((one for one in ran if one in is_alone), key=_order)
+    others = [one for one in ran if one not in is_alone]
+    with_number = {one.technique for one in alone}
+    without = [_why(one, found.get(one.id)) for one in techniques().values() if one.id not in with_number]
     tables = [
         *(_beside(name, [one for one in alone if one.base == name]) for name in bases()),
         Table(title="Several together, and beside other runs", columns=_COLUMNS, rows=list(map(_row, others))),
@@ -69,11 +71,7 @@ def _beside(name: str, found: list[Saving]) -> Table:
 
 def _order(one: Saving) -> tuple[int, int]:
     """By kind, the largest saving first."""
-    return KINDS.index(techniques()[one.technique].kind), -(one.saved_bytes or 0)
-
-
-def _has_no_number(one: Technique) -> bool:
-    return one.id not in savings() or savings()[one.id].saved_bytes is None
+    return KINDS.index(techniques()[one.technique].kind), -one.saved_bytes
 
 
 def _row(one: Saving) -> dict[str, Any]:
@@ -96,8 +94,7 @@ def _row(one: Saving) -> dict[str, Any]:
     }
 
 
-def _why(one: Technique) -> dict[str, Any]:
-    ran = savings().get(one.id)
+def _why(one: Technique, ran: Saving | None) -> dict[str, Any]:
     why = one.left_out or (ran.outcome if ran else "") or "not run yet"
     return {"technique": one.name, "kind": one.kind, "package": one.package, "why": why}
 

@@ -1,7 +1,12 @@
 """The hooks of a loop's phases, as libraries meet them."""
 
 import pickle
+import warnings
 
+import pytest
+import torch
+
+from vramprobe.profile.hook import marks as marks_module
 from vramprobe.profile.hook.marks import Marks
 
 
@@ -10,3 +15,19 @@ def test_pickled_guards_take_no_hooks_along() -> None:
     marks = object.__new__(Marks)
     marks._phases = lambda: None  # as a lock, it cannot be pickled
     assert vars(pickle.loads(pickle.dumps(marks))) == {}
+
+
+def test_a_torch_that_does_not_warn_of_global_hooks_is_watched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.4 has no _has_any_global_hook."""
+    monkeypatch.delattr(torch.nn.modules.module, "_has_any_global_hook", raising=False)
+    with warnings.catch_warnings():
+        before = list(warnings.filters)
+        marks_module._let_compile_ignore_our_hooks()
+        assert warnings.filters == before
+
+
+def test_torch_compile_is_not_heard_of_our_hooks() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        marks_module._let_compile_ignore_our_hooks()
+        warnings.warn("Using `torch.compile(module)` when there are global hooks on modules", stacklevel=1)

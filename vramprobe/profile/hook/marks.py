@@ -29,8 +29,7 @@ class Marks:
         self._has_closure = False  # within an optimizer's step that computes the loss itself
         self._roots = set()
         self.optimizers = {}  # by id, from their first step's beginning on
-        if not torch.nn.modules.module._has_any_global_hook():  # which are then ours alone
-            warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+        _let_compile_ignore_our_hooks()
         self._discovery, self._is_settled = None, False  # settled: all that take part in a step are known
         self._discover()
         optim.register_optimizer_step_pre_hook(self._before_step)
@@ -146,6 +145,12 @@ class Marks:
                     self._phases.mark("other")
 
         return watched
+
+
+def _let_compile_ignore_our_hooks():
+    """torch.compile warns of global hooks; of ours it need not. torch 2.4 does not know, and does not warn."""
+    if not getattr(torch.nn.modules.module, "_has_any_global_hook", lambda: True)():
+        warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
 
 
 def _is_traced(args):

@@ -40,6 +40,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def requests_at_once(number: float, length_tokens: int) -> str:
+    """What a KV cache holds, e.g. ``2.50 requests of 8,192 tokens``."""
+    return f"{number:,.2f} requests of {length_tokens:,} tokens"
+
+
 def format_bytes(num_bytes: int | None) -> str:
     """Human text in binary units, e.g. ``7.32 GiB``; ``-`` where the value is unknown."""
     if num_bytes is None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from vramprobe.units import requests_at_once
+
 if TYPE_CHECKING:
     from vramprobe.records.engine import Answer, EngineMemory, ServedOn
 
@@ -34,7 +36,7 @@ def print_engine(console: Console, engine: EngineMemory) -> None:
     if engine.kv_cache_blocks is not None:
         console.print(f"  {'KV cache':<22} {engine.kv_cache_blocks:,} blocks")
     if engine.max_concurrency is not None and engine.length_tokens is not None:
-        console.print(f"  {'concurrency':<22} {engine.max_concurrency:.2f} requests of {engine.length_tokens:,} tokens")
+        console.print(f"  {'concurrency':<22} {requests_at_once(engine.max_concurrency, engine.length_tokens)}")
 
 
 def print_served(console: Console, one: ServedOn) -> None:
@@ -43,7 +45,7 @@ def print_served(console: Console, one: ServedOn) -> None:
         longest = one.longest_request_tokens
         console.print(f"fits on {one.gpu}" + (f": longest request {longest:,} tokens" if longest else ""))
         return
-    requests = f"{one.max_concurrency:.2f} requests of {one.length_tokens:,} tokens"
+    requests = requests_at_once(one.max_concurrency, one.length_tokens)
     settings = (
         f"each of these makes one fit: {', '.join(one.settings)}" if one.settings else "no one option makes one fit"
     )

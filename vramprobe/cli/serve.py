@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vramprobe.cli.options import flag, print_json, takes_given
-from vramprobe.units import format_bytes
+from vramprobe.units import format_bytes, requests_at_once
 
 if TYPE_CHECKING:
     from vramprobe.predict.serve import Served
@@ -83,7 +83,7 @@ def _print(found: Served) -> None:
         print(f"  {'CUDA graphs':<16} {format_bytes(found.graph_bytes):>12}  {place}")
     print(f"\nKV cache: {found.kv_cache_tokens:,} tokens, {found.kv_cache_blocks:,} blocks")
     if found.verdict == "fits":
-        print(f"{found.max_concurrency:.2f} requests of {found.max_model_len:,} tokens at once: fits")
+        print(f"{requests_at_once(found.max_concurrency, found.max_model_len)} at once: fits")
     else:
         print(f"no request of {found.max_model_len:,} tokens fits, and vLLM refuses to start: does not fit")
     if found.longest_request_tokens:

@@ -22,6 +22,7 @@ from vramprobe.emulate.build import CACHE_VARIABLE, cache_errors, cache_folder, 
 from vramprobe.emulate.installation import OLDEST_TORCH, installation_in, require_platform
 from vramprobe.emulate.values.hook import PTH_LINE
 from vramprobe.errors import MissingDependency, VramprobeError
+from vramprobe.records.whole_file import replacing
 
 NEEDED_BYTES = 6_000_000_000  # 2.8 GB stay; the rest is pip's download, its cache and its unpacking
 PINS = "emulated_environment.txt"
@@ -107,9 +108,8 @@ def _make(folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
     again = ["--force-reinstall"] if held else []
     _run([str(python), *_PIP, *again, *packages], "pip install")
     (_site(folder) / "vramprobe.pth").write_text(PTH_LINE)
-    temporary = folder / f"{_READY}.part"
-    temporary.write_text(json.dumps(wanted))
-    temporary.replace(folder / _READY)
+    with replacing(folder / _READY) as part:
+        part.write_text(json.dumps(wanted))
     say(f"ready: {python}")
 
 

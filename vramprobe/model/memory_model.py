@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, get_args
@@ -20,6 +18,7 @@ from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
+from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec, Method
 from vramprobe.terms import CAUSES, Moment
 from vramprobe.units import KIB, MIB
@@ -264,16 +263,13 @@ def save_fit(model: MemoryModel, path: str | Path) -> None:
     """Write the model as readable JSON. Raises FitError where that cannot be; a fit that was there stays then."""
     text = model.model_dump_json(indent=2) + "\n"
     whole = Path(path).resolve()
-    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
     try:
         if whole.exists() and not whole.is_file():
             whole.write_text(text)  # a device or a pipe
         else:
-            part.write_text(text)
-            part.replace(whole)
+            with replacing(whole) as part:
+                part.write_text(text)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise FitError(f"cannot write the fit to {path}: {error.strerror}; name another file with --out") from error
 
 

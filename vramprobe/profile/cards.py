@@ -25,7 +25,7 @@ from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.simulate.allocator.compiled import counting_allocator
 from vramprobe.simulate.allocator.config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
-from vramprobe.units import MIB, format_bytes
+from vramprobe.units import MIB, format_bytes, requests_at_once
 
 #: Ampere's and everything since: flash attention, bf16, the same choice of kernels by the libraries.
 _SAME_KERNELS = (8, 0)
@@ -239,7 +239,7 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
 
 
 def _said_of_cache(one: ServedOn) -> str:
-    requests = f"{one.max_concurrency:,.2f} requests of {one.length_tokens:,} tokens"
+    requests = requests_at_once(one.max_concurrency, one.length_tokens)
     if one.kv_cache_gib <= 0:
         return "weights and activations alone take more than the engine may"
     if one.verdict == "fits":

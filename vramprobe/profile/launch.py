@@ -30,6 +30,7 @@ from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
 from vramprobe.profile.requests import Client, Requests, require_free_port
+from vramprobe.records.whole_file import replacing
 from vramprobe.sweep.signals import signals_that_end
 
 #: What site_folder (emulate/values/hook.py) puts into the command's processes, beside the values' own.
@@ -112,10 +113,9 @@ def run(
 
 def write_told(folder: Path, told: Mapping[str, Any]) -> None:
     """``run.json``, whole or not at all. Raises StoreError."""
-    part = folder / "run.json.part"
     try:
-        part.write_text(json.dumps(told), encoding="utf-8")
-        part.replace(folder / "run.json")
+        with replacing(folder / "run.json") as part:
+            part.write_text(json.dumps(told), encoding="utf-8")
     except OSError as error:
         raise StoreError(
             f"the profile cannot be kept in {folder}: {error.strerror}; give a --folder elsewhere"

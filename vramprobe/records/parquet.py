@@ -11,7 +11,6 @@ import importlib.util
 import itertools
 import json
 import lzma
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from vramprobe.errors import MissingDependency, SpecError, StoreError
 from vramprobe.records import columns, store
 from vramprobe.records.frames import records_frame
 from vramprobe.records.record import RunRecord
+from vramprobe.records.whole_file import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,14 +42,11 @@ def export(results: str | Path, out: str | Path, *, on_batch: Callable[[int], No
     if out.suffix != SUFFIX:
         raise SpecError(f"{out} given; name a file that ends in {SUFFIX}")
     files = store.journals(results)
-    part = out.with_name(f"{out.name}.{os.getpid()}.part")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        stack.callback(part.unlink, missing_ok=True)
+    with replacing(out) as part:
         num_rows = _write(part, _batches(_records(files)), sorted(_packages(files)), on_batch)
         if not num_rows:
             raise StoreError(f"{results} holds no record; run a sweep first: vramprobe run quickstart")
-        part.replace(out)
     return num_rows
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from vramprobe.model.fit import fit as fit_records
 from vramprobe.model.memory_model import MemoryModel, save_fit
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
+from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.boundary import Boundary, boundary_of, predicted_counts, with_count
 from vramprobe.sweep.campaign import Campaign, Stage
@@ -282,6 +282,5 @@ def compared(folder: Path) -> tuple[dict[str, float], int]:
 def write_json(file: Path, content: Any) -> None:
     """Replace the file in one step, so that a kill leaves the old or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(file)
+    with replacing(file) as part:
+        part.write_text(json.dumps(content, indent=1) + "\n")

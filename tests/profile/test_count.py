@@ -212,14 +212,19 @@ def test_products_of_bitsandbytes_are_counted() -> None:
     assert flops_of("bitsandbytes::int8_linear_matmul", given, None) == ("product", 2 * 64 * 512 * 256)
 
 
-def test_a_library_whose_base_class_hands_out_its_functions_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bitsandbytes 0.43: ``lib`` is of a class that inherits ``__getattr__``."""
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module as it is in a profiled process."""
     values = ModuleType("vramprobe_values")
     values.imports = ModuleType("vramprobe_values.imports")  # type: ignore[attr-defined]
     values.imports.when_imported = lambda name, then: None
     for name, module in (("vramprobe_values", values), ("vramprobe_values.imports", values.imports)):
         monkeypatch.setitem(sys.modules, name, module)
-    kernels = importlib.import_module("vramprobe.profile.hook.count.kernels")
+    return importlib.import_module("vramprobe.profile.hook.count.kernels")
+
+
+def test_a_library_whose_base_class_hands_out_its_functions_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes 0.43: ``lib`` is of a class that inherits ``__getattr__``."""
+    kernels = _kernels(monkeypatch)
 
     class Native:
         def __getattr__(self, name: str) -> Any:
@@ -244,8 +249,37 @@ def test_a_library_whose_base_class_hands_out_its_functions_is_counted(monkeypat
             self.rows.append(row)
 
     module, count = SimpleNamespace(lib=OfCuda()), Counting()
-    kernels._watch_library(module, count)
+    kernels._watch_library(module)
+    kept = module.lib.cdequantize_blockwise_fp16_nf4  # as foak keeps it, before there is a count
+    monkeypatch.setattr(kernels, "_count", count)
     assert module.lib.cdequantize_blockwise_bf16_nf4(0, 0, 64, 4096) == "cdequantize_blockwise_bf16_nf4"
+    kept(0, 0, 64, 4096)
     assert [(row["name"], row["read"], row["written"]) for row in count.rows] == [
-        ("bitsandbytes::cdequantize_blockwise_bf16_nf4", 2048, 8192)
+        ("bitsandbytes::cdequantize_blockwise_bf16_nf4", 2048, 8192),
+        ("bitsandbytes::cdequantize_blockwise_fp16_nf4", 2048, 8192),
     ]
+
+
+TTIR = """
+tt.func public @_norm({x}: !tt.ptr<f16> {{tt.divisibility = 16 : i32}}, {n}: i32, {y}: !tt.ptr<f16>, {r}: !tt.ptr<f32>)
+    attributes {{noinline = false}} {{
+  %0 = tt.splat {x} : !tt.ptr<f16> -> tensor<64x!tt.ptr<f16>>
+  %1 = tt.addptr %0, %offsets : tensor<64x!tt.ptr<f16>>, tensor<64xi32>
+  %2 = tt.load %1, %mask : tensor<64x!tt.ptr<f16>>
+  %3 = tt.splat {y} : !tt.ptr<f16> -> tensor<64x!tt.ptr<f16>>
+  tt.store %3, %2 : tensor<64x!tt.ptr<f16>>
+}}
+"""
+
+
+@pytest.mark.parametrize("names", [("%x_ptr", "%n", "%y_ptr", "%r_ptr"), ("%arg0", "%arg1", "%arg2", "%arg3")])
+def test_what_a_triton_kernel_touches_is_known_by_the_places_of_its_pointers(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton 3.0 calls all arguments argN; a pointer that is only handed over is neither loaded nor stored."""
+    kernels = _kernels(monkeypatch)
+    given = dict(zip("xnyr", names, strict=True))
+    assert kernels.touched(TTIR.format(**given)) == ({0}, {1})
+    tensors = [torch.zeros(64, dtype=torch.float16), torch.zeros(32, dtype=torch.float16), torch.zeros(8)]
+    kernel = SimpleNamespace(asm={"ttir": TTIR.format(**given)})
+    assert kernels._bytes_of_kernel(kernel, tensors) == (128, 64)

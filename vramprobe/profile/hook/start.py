@@ -41,6 +41,10 @@ def _start(folder, torch):
             from .host import note_mapped_files
 
             note_mapped_files(torch)
+            if asked.get("speed"):
+                from .count import kernels
+
+                kernels.watch()
         _name_phases(folder, asked)
         torch.cuda._lazy_call(lambda: _watch(folder, asked))
     except Exception as error:  # somebody else's process goes on without

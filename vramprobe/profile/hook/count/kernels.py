@@ -1,7 +1,7 @@
 """Kernels that reach the driver past torch's dispatcher: Triton's JIT, Inductor's, bitsandbytes' C library.
 
-In: a StepCount. Out: its rows of these kernels. Bytes of a Triton kernel: each tensor that it is given once, by whether
-its compiled code (TTIR) loads or stores it; without its code, read once.
+In: the process's StepCount, once it has one. Out: its rows of these kernels. Bytes of a Triton kernel: each tensor that
+it is given once, by whether its compiled code (TTIR) loads or stores it; without its code, read once.
 """
 
 import re
@@ -16,25 +16,35 @@ _POINTER = re.compile(r"(%\w+)(?::\d+)? = (?:tt\.(?:addptr|splat|broadcast|bitca
 _BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-def watch(count):
-    """Wrap what launches by itself, as soon as it has been imported."""
-    when_imported("triton.runtime.jit", lambda module: _wrap(module.JITFunction, count, _name_of_jit))
+_count = None
+
+
+def watch():
+    """Wrap what launches by itself, as soon as it has been imported: some keep bitsandbytes' functions from then on."""
+    when_imported("triton.runtime.jit", lambda module: _wrap(module.JITFunction, _name_of_jit))
     when_imported(
         "torch._inductor.runtime.triton_heuristics",
-        lambda module: _wrap(module.CachingAutotuner, count, lambda one: getattr(one.fn, "__name__", "inductor")),
+        lambda module: _wrap(module.CachingAutotuner, lambda one: getattr(one.fn, "__name__", "inductor")),
     )
-    when_imported("bitsandbytes.cextension", lambda module: _watch_library(module, count))
+    when_imported("bitsandbytes.cextension", _watch_library)
+
+
+def count_into(count):
+    """What is launched from now on is of this StepCount."""
+    global _count
+    _count = count
 
 
 def _name_of_jit(one):
     return getattr(one.fn, "__name__", "triton")
 
 
-def _wrap(owner, count, name_of):
+def _wrap(owner, name_of):
     run = owner.run
 
     def watched(self, *args, **kwargs):
-        if not count.is_on or kwargs.get("warmup"):
+        count = _count
+        if count is None or not count.is_on or kwargs.get("warmup"):
             return run(self, *args, **kwargs)
         name = f"triton::{name_of(self)}"
         begun, kernel = count.begin(name), None
@@ -45,9 +55,8 @@ def _wrap(owner, count, name_of):
         if launched:
             names = getattr(self, "arg_names", ())
             bound = dict(zip(names, args, strict=False)) | kwargs
-            tensors = [(name, one) for name in names or bound for one in tensors_of(bound.get(name))]
-            read, written = _bytes_of_kernel(kernel, tensors or [("", one) for one in tensors_of(args)])
-            count.note(_row(name, [one for _, one in tensors] or tensors_of(args), read, written, launched))
+            tensors = [one for name in names or bound for one in tensors_of(bound.get(name))] or tensors_of(args)
+            count.note(_row(name, tensors, *_bytes_of_kernel(kernel, tensors), launched))
         return kernel
 
     owner.run = watched
@@ -73,17 +82,18 @@ _touched = {}  # by kernel
 def _bytes_of_kernel(kernel, tensors):
     text = (getattr(kernel, "asm", None) or {}).get("ttir") if kernel is not None else None
     if not text:
-        return sum(size_of(one) for _, one in tensors), 0
+        return sum(map(size_of, tensors)), 0
     if id(kernel) not in _touched:
         _touched[id(kernel)] = (kernel, touched(text))
     loaded, stored = _touched[id(kernel)][1]
-    return tuple(sum(size_of(one) for name, one in tensors if name in which) for which in (loaded, stored))
+    return tuple(sum(size_of(one) for at, one in enumerate(tensors) if at in which) for which in (loaded, stored))
 
 
 def touched(ttir):
-    """TTIR → (names of the arguments that it loads from, those that it stores to)."""
+    """TTIR → (which of its pointers it loads from, which it stores to), by their places: Triton 3.0 names none."""
     header = re.search(r"tt\.func .*?\((.*?)\)\s*(?:attributes|\{)", ttir, re.S)
-    origin = {name: name for name in re.findall(r"(%\w+): !tt\.ptr<", header.group(1) if header else "")}
+    pointers = re.findall(r"(%\w+): !tt\.ptr<", header.group(1) if header else "")
+    origin = {name: at for at, name in enumerate(pointers)}
     loaded, stored = set(), set()
     for line in map(str.strip, ttir.splitlines()):
         if "iter_args" in line:
@@ -94,18 +104,18 @@ def touched(ttir):
             if word in line:
                 operands = re.findall(r"%[\w#]+", line.split(word, 1)[1])
                 base = next((origin[one] for one in operands if one in origin), None)
-                for found in into if base else ():
-                    found.add(base[1:])
+                for found in into if base is not None else ():
+                    found.add(base)
         made = _POINTER.match(line)
         if made:
             operands = re.findall(r"%[\w#]+", made.group(2))
             base = next((origin[one] for one in operands if one in origin), None)
-            if base:
+            if base is not None:
                 origin[made.group(1)] = base
     return loaded, stored
 
 
-def _watch_library(module, count):
+def _watch_library(module):
     """bitsandbytes by ctypes, where no operator of torch's stands around the call (before 0.46)."""
     library = getattr(module, "lib", None)
     kind, wrapped = type(library), {}
@@ -118,7 +128,7 @@ def _watch_library(module, count):
         if not _CALL_OF_BITSANDBYTES.match(item) or not callable(found):
             return found
         if item not in wrapped:
-            wrapped[item] = _Called(found, item, count)
+            wrapped[item] = _Called(found, item)
         return wrapped[item]
 
     kind.__getattr__ = getting
@@ -127,8 +137,8 @@ def _watch_library(module, count):
 class _Called:
     """A function of the C library; ctypes' own attributes (argtypes, restype) are the function's."""
 
-    def __init__(self, function, name, count):
-        self.__dict__.update(_function=function, _name=name, _count=count)
+    def __init__(self, function, name):
+        self.__dict__.update(_function=function, _name=name)
 
     def __getattr__(self, name):
         return getattr(self._function, name)
@@ -137,8 +147,8 @@ class _Called:
         setattr(self._function, name, value)
 
     def __call__(self, *args):
-        count = self._count
-        if not count.is_on or count.is_within:
+        count = _count
+        if count is None or not count.is_on or count.is_within:
             return self._function(*args)
         begun = count.begin(f"bitsandbytes::{self._name}")
         try:

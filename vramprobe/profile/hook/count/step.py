@@ -49,7 +49,7 @@ class StepCount:
         self._moved, self._order = {}, []
         self._products = 0  # calls
         self.is_on = False
-        kernels.watch(self)
+        kernels.count_into(self)
         phases.on_step.append(self._step_ended)
 
     def _step_ended(self, step):
